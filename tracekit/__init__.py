@@ -1,0 +1,138 @@
+"""Trace recording for ML training.
+
+Markers, counters and torch.profiler traces of every rank, on one clock, in one Perfetto timeline::
+
+    from tracekit import JSONTraceHandler, Profiler
+
+    with Profiler(trace_handlers=[JSONTraceHandler("traces/{run_id}/rank{rank}.json")]) as profiler:
+        for batch in profiler.iterate(loader, "dataloader"):
+            with profiler.marker("forward"):
+                ...
+            profiler.step(samples=len(batch))
+
+then ``tracekit merge -o merged.json.gz traces/RUN/``.
+
+Names are loaded when they are first used, so that importing tracekit costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tracekit.errors import (
+        CommandError,
+        ConfigError,
+        HandlerError,
+        MergeError,
+        MissingExtraError,
+        StorageError,
+        TimeError,
+        TraceFormatError,
+        TracekitError,
+    )
+    from tracekit.events import Counter, EventBatch, Instant, SliceBegin, SliceEnd
+    from tracekit.handlers.base import Recording, Summary, TraceHandler
+    from tracekit.handlers.chrome_json import JSONTraceHandler
+    from tracekit.handlers.flight_recorder import FlightRecorder
+    from tracekit.handlers.memory import MemoryTraceHandler
+    from tracekit.merge import MergeReport, merge_traces
+    from tracekit.recording.lifecycle import active_profiler, marker
+    from tracekit.recording.marker import Marker
+    from tracekit.recording.profiler import Profiler
+    from tracekit.recording.schedule import ProfilerAction, cyclic_schedule
+    from tracekit.recording.source import Source
+    from tracekit.recovery import RecoveryReport, recover_trace
+    from tracekit.sources.system import SystemProfiler
+    from tracekit.sources.torch_profiler import TorchProfiler
+    from tracekit.timestamp import Time, Timestamp, TimeUnit, ensure_time
+    from tracekit.validation import ValidationReport, validate_trace
+    from tracekit.version import __version__
+
+__all__ = [
+    "CommandError",
+    "ConfigError",
+    "Counter",
+    "EventBatch",
+    "FlightRecorder",
+    "HandlerError",
+    "Instant",
+    "JSONTraceHandler",
+    "Marker",
+    "MemoryTraceHandler",
+    "MergeError",
+    "MergeReport",
+    "MissingExtraError",
+    "Profiler",
+    "ProfilerAction",
+    "Recording",
+    "RecoveryReport",
+    "SliceBegin",
+    "SliceEnd",
+    "Source",
+    "StorageError",
+    "Summary",
+    "SystemProfiler",
+    "Time",
+    "TimeError",
+    "TimeUnit",
+    "Timestamp",
+    "TorchProfiler",
+    "TraceFormatError",
+    "TraceHandler",
+    "TracekitError",
+    "ValidationReport",
+    "__version__",
+    "active_profiler",
+    "cyclic_schedule",
+    "ensure_time",
+    "marker",
+    "merge_traces",
+    "recover_trace",
+    "validate_trace",
+]
+
+_HOME = {
+    "tracekit.errors": (
+        "CommandError",
+        "ConfigError",
+        "HandlerError",
+        "MergeError",
+        "MissingExtraError",
+        "StorageError",
+        "TimeError",
+        "TraceFormatError",
+        "TracekitError",
+    ),
+    "tracekit.events": ("Counter", "EventBatch", "Instant", "SliceBegin", "SliceEnd"),
+    "tracekit.handlers.base": ("Recording", "Summary", "TraceHandler"),
+    "tracekit.handlers.chrome_json": ("JSONTraceHandler",),
+    "tracekit.handlers.flight_recorder": ("FlightRecorder",),
+    "tracekit.handlers.memory": ("MemoryTraceHandler",),
+    "tracekit.merge": ("MergeReport", "merge_traces"),
+    "tracekit.recording.lifecycle": ("active_profiler", "marker"),
+    "tracekit.recording.marker": ("Marker",),
+    "tracekit.recording.profiler": ("Profiler",),
+    "tracekit.recording.schedule": ("ProfilerAction", "cyclic_schedule"),
+    "tracekit.recording.source": ("Source",),
+    "tracekit.recovery": ("RecoveryReport", "recover_trace"),
+    "tracekit.sources.system": ("SystemProfiler",),
+    "tracekit.sources.torch_profiler": ("TorchProfiler",),
+    "tracekit.timestamp": ("Time", "TimeUnit", "Timestamp", "ensure_time"),
+    "tracekit.validation": ("ValidationReport", "validate_trace"),
+    "tracekit.version": ("__version__",),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(module), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

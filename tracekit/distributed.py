@@ -1,0 +1,239 @@
+"""Which process this is: rank, world size, node, host, attempt, run; and which source said so."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["RUN_ID_VARIABLE", "ProcessInfo", "detect_process"]
+
+logger = logging.getLogger("tracekit")
+
+RUN_ID_VARIABLE: Final = "TRACEKIT_RUN_ID"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessInfo:
+    """One process of a training run.
+
+    Attributes:
+        run_id: The same on every rank of a run, and different for every run.
+        rank: Global rank, 0 .. world_size - 1.
+        local_rank: Rank among the processes of this host.
+        world_size: Number of ranks.
+        node: Number of the host among the hosts of the run.
+        host: Host name.
+        pid: Process id.
+        attempt: How often the launcher has restarted this rank: 0 for the first run.
+        boot_id: The kernel's id of this boot, or None; processes with the same one share their clocks.
+        source: What the rank was read from: "arguments", "torch.distributed", "torchrun", "slurm", "openmpi", "pmi", or
+            "default" where nothing said anything.
+        restartable: The launcher may start this rank again under the same run id.
+    """
+
+    run_id: str
+    rank: int
+    local_rank: int
+    world_size: int
+    node: int
+    host: str
+    pid: int
+    attempt: int
+    boot_id: str | None
+    source: str
+    restartable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Launcher:
+    """The environment variables of one launcher; the first name that is set counts."""
+
+    source: str
+    rank: tuple[str, ...]
+    world_size: tuple[str, ...]
+    local_rank: tuple[str, ...]
+    node: tuple[str, ...]
+    local_world_size: tuple[str, ...]
+
+
+_LAUNCHERS: Final = (
+    # The launcher nearest to the process first: torchrun inside a SLURM job sets RANK and inherits SLURM_PROCID.
+    _Launcher(
+        "torchrun", ("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("GROUP_RANK", "NODE_RANK"), ("LOCAL_WORLD_SIZE",)
+    ),
+    _Launcher("slurm", ("SLURM_PROCID",), ("SLURM_NTASKS", "SLURM_NPROCS"), ("SLURM_LOCALID",), ("SLURM_NODEID",), ()),
+    _Launcher(
+        "openmpi",
+        ("OMPI_COMM_WORLD_RANK",),
+        ("OMPI_COMM_WORLD_SIZE",),
+        ("OMPI_COMM_WORLD_LOCAL_RANK",),
+        ("OMPI_COMM_WORLD_NODE_RANK",),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    _Launcher("pmi", ("PMI_RANK", "PMIX_RANK"), ("PMI_SIZE",), ("MPI_LOCALRANKID",), (), ("MPI_LOCALNRANKS",)),
+)
+
+
+def detect_process(
+    *,
+    rank: int | None = None,
+    local_rank: int | None = None,
+    world_size: int | None = None,
+    node: int | None = None,
+    attempt: int | None = None,
+    run_id: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> ProcessInfo:
+    """Find out which process this is.
+
+    The rank comes from the arguments, else from torch.distributed if it is initialised, else from the environment that
+    torchrun, SLURM, Open MPI or a PMI launcher sets, else it is 0.
+
+    Args:
+        rank: Global rank, when the caller knows better.
+        local_rank: Rank on this host, likewise.
+        world_size: Number of ranks, likewise.
+        node: Number of this host, likewise.
+        attempt: How often this rank was restarted, likewise.
+        run_id: Name of the run, the same on every rank; else ``TRACEKIT_RUN_ID``, else the launcher's job id, else one made
+            from the start time of this run on this host.
+        environ: Environment variables; those of the process if None.
+
+    Raises:
+        ConfigError: A variable or an argument is no number, or the rank is not below the world size.
+    """
+    environ = os.environ if environ is None else environ
+    for launcher in _LAUNCHERS:
+        found_rank = _number(environ, launcher.rank)
+        if found_rank is not None and not (launcher.source == "slurm" and _interactive(environ)):
+            source = launcher.source
+            found_size = _number(environ, launcher.world_size)
+            found_local = _number(environ, launcher.local_rank)
+            found_node = _number(environ, launcher.node)
+            local_size = _number(environ, launcher.local_world_size)
+            break
+    else:
+        source, found_rank, found_size, found_local, found_node, local_size = "default", 0, 1, 0, 0, 1
+    initialised = _torch_distributed()
+    if initialised is not None:
+        if source != "default" and initialised != (found_rank, found_size):
+            logger.warning(
+                "tracekit: torch.distributed says rank %d of %d, %s says rank %s of %s; taking torch.distributed's",
+                *initialised,
+                source,
+                found_rank,
+                found_size,
+            )
+        found_rank, found_size = initialised
+        source = "torch.distributed"
+    if rank is not None:
+        source = "arguments"
+    the_rank = _given("rank", rank, found_rank)
+    the_size = _given("world_size", world_size, max(found_size or 1, the_rank + 1 if world_size is None else 1))
+    if the_rank >= the_size:
+        raise ConfigError(
+            f"rank {the_rank} is not below world_size {the_size}; pass rank= and world_size= that fit together"
+        )
+    the_local = _given("local_rank", local_rank, the_rank if found_local is None else found_local)
+    if found_node is None:
+        found_node = the_rank // local_size if local_size else 0
+    the_attempt = _number(environ, ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")) or 0
+    return ProcessInfo(
+        run_id=run_id or _run_id(environ, the_size),
+        rank=the_rank,
+        local_rank=the_local,
+        world_size=the_size,
+        node=_given("node", node, found_node),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        attempt=_given("attempt", attempt, the_attempt),
+        boot_id=_boot_id(),
+        source=source,
+        restartable=(_number(environ, ("TORCHELASTIC_MAX_RESTARTS",)) or 0) > 0,
+    )
+
+
+def _given(name: str, argument: int | None, found: int | None) -> int:
+    value = found if argument is None else argument
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ConfigError(f"{name} must be a whole number from 0 on, not {value!r}")
+    return value
+
+
+def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    for name in names:
+        text = environ.get(name)
+        if text:
+            try:
+                return int(text)
+            except ValueError:
+                raise ConfigError(f"environment variable {name} must be a whole number, not {text!r}") from None
+    return None
+
+
+def _interactive(environ: Mapping[str, str]) -> bool:
+    """Tell whether this is a shell that salloc or srun --pty opened: SLURM's variables then describe no rank."""
+    return environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
+
+
+def _torch_distributed() -> tuple[int, int] | None:
+    """Return (rank, world size) if torch.distributed is initialised in this process. Never imports torch."""
+    module: Any = sys.modules.get("torch.distributed")
+    try:
+        if module is not None and module.is_available() and module.is_initialized():
+            return int(module.get_rank()), int(module.get_world_size())
+    except (AttributeError, RuntimeError, ValueError):
+        return None  # half imported, or a fake process group without ranks
+    return None
+
+
+def _run_id(environ: Mapping[str, str], world_size: int) -> str:
+    """Return a name that the ranks of one run agree on without talking to each other, and other runs do not have."""
+    given = environ.get(RUN_ID_VARIABLE)
+    if given:
+        return given
+    elastic = environ.get("TORCHELASTIC_RUN_ID")
+    if elastic and elastic != "none":  # what torchrun says when nobody named the run
+        return elastic
+    for name in ("SLURM_JOB_ID", "PMIX_NAMESPACE", "PBS_JOBID", "LSB_JOBID", "JOB_ID"):
+        job = environ.get(name)
+        if job:
+            step = environ.get("SLURM_STEP_ID") if name == "SLURM_JOB_ID" else None
+            return f"{job}.{step}" if step else job
+    if world_size == 1:
+        return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    # The ranks of one host have one parent, the launcher; several hosts agree at least on the rendezvous, and a
+    # name that an earlier run used is refused by the handlers, which never write into a file that is there.
+    launcher = _launcher_start()
+    if launcher and _number(environ, ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")) == world_size:
+        return launcher
+    address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    return f"{address}-{port}" if address and port else launcher or "run"
+
+
+def _launcher_start() -> str | None:
+    """Return start time and pid of the parent process, or None where /proc does not tell."""
+    parent = os.getppid()
+    try:
+        started = Path(f"/proc/{parent}").stat().st_ctime
+    except OSError:
+        return None
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(started))}-{parent}"
+
+
+def _boot_id() -> str | None:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,226 @@
+"""Events: how they are recorded (flat fixed-width records) and how handlers see them (values).
+
+A *record* is `WIDTH` consecutive entries of one flat list, because appending a tuple's items with one ``list.extend`` is
+the cheapest way in Python to keep an event: it is atomic under the interpreter lock, leaves no container for the garbage
+collector to visit, and needs no lock. The entries are::
+
+    label, time, kind_or_end, track_or_values
+
+======================  =====================  =========================================
+kind_or_end             time                   track_or_values
+======================  =====================  =========================================
+>= 0: a whole slice     its start              track; kind_or_end is its end
+`INSTANT`               when it happened       track
+`COUNTER`               when it was taken      the values, ``{series: number}``
+`BEGIN`                 start of a slice       track; the slice is still open
+`END`                   end of such a slice    track
+======================  =====================  =========================================
+
+Times are monotonic ns; labels and tracks are indices into the tables of the `EventBatch`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tracekit.timestamp import Timestamp
+
+__all__ = [
+    "BEGIN",
+    "COUNTER",
+    "END",
+    "INSTANT",
+    "WIDTH",
+    "Counter",
+    "Event",
+    "EventBatch",
+    "Instant",
+    "Label",
+    "SliceBegin",
+    "SliceEnd",
+    "Timestamps",
+    "Track",
+]
+
+WIDTH: Final = 4
+INSTANT: Final = -1
+COUNTER: Final = -2
+BEGIN: Final = -3
+END: Final = -4
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What an event is called.
+
+    Attributes:
+        name: Any text.
+        categories: Categories, for filtering.
+        args: Arguments that every event of this label carries, for example the exception that ended a slice.
+    """
+
+    name: str
+    categories: tuple[str, ...] = ()
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """Where slices and instants stand: a thread, or a lane for what would overlap on a thread's own track.
+
+    Attributes:
+        tid: The thread's native id, or a number from `LANE_TID` on for a lane, which is no thread of the system.
+        name: Readable name.
+        sort_index: Order among the tracks of the process.
+    """
+
+    tid: int
+    name: str
+    sort_index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SliceBegin:
+    """A slice starts. Times are ns since the epoch."""
+
+    label: Label
+    track: Track
+    timestamp: Timestamp
+    wall_clock_time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SliceEnd:
+    """The innermost open slice of the track ends."""
+
+    label: Label
+    track: Track
+    timestamp: Timestamp
+    wall_clock_time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """Something happened at one moment."""
+
+    label: Label
+    track: Track
+    timestamp: Timestamp
+    wall_clock_time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """Values of one or more series at one moment."""
+
+    label: Label
+    values: Mapping[str, float]
+    timestamp: Timestamp
+    wall_clock_time_ns: int
+
+
+Event = SliceBegin | SliceEnd | Instant | Counter
+
+
+class Timestamps:
+    """Which training `Timestamp` was current when: events carry a time only, and find their timestamp by it.
+
+    That keeps the recording path free of it. One thread (the training thread) appends, one (the writer) reads and forgets;
+    each step is one operation on a list, atomic under the interpreter lock.
+    """
+
+    __slots__ = ("_log",)
+
+    def __init__(self, first: Timestamp, monotonic_ns: int = 0) -> None:
+        self._log: list[tuple[int, Timestamp]] = [(monotonic_ns, first)]
+
+    def append(self, monotonic_ns: int, timestamp: Timestamp) -> None:
+        """Say that ``timestamp`` is current from ``monotonic_ns`` on."""
+        self._log.append((monotonic_ns, timestamp))
+
+    def at(self, monotonic_ns: int) -> Timestamp:
+        """Return the timestamp that was current at a time."""
+        return self._log[self._index(monotonic_ns)][1]
+
+    def since(self, monotonic_ns: int) -> list[tuple[int, Timestamp]]:
+        """Return the one current at a time and all later ones, each with the time it became current."""
+        return self._log[self._index(monotonic_ns) :]
+
+    def forget_before(self, monotonic_ns: int) -> None:
+        """Drop what no event from ``monotonic_ns`` on can need."""
+        del self._log[: self._index(monotonic_ns)]
+
+    def _index(self, monotonic_ns: int) -> int:
+        return max(bisect_right(self._log, monotonic_ns, key=_time) - 1, 0)
+
+
+def _time(entry: tuple[int, Timestamp]) -> int:
+    return entry[0]
+
+
+@dataclass(frozen=True, slots=True)
+class EventBatch:
+    """The events of one flush, as a handler gets them.
+
+    Iterate over it for values in time order (per track: starts before finishes, properly nested), or read ``records`` where
+    every nanosecond counts.
+
+    Attributes:
+        records: Flat records, `WIDTH` entries each; see the head of this module. In no particular order.
+        labels: Table of labels; grows, never changes.
+        tracks: Table of tracks; grows, never changes.
+        timestamps: Which training time was current when.
+        offset_ns: What to add to a record's time to get ns since the epoch.
+        cut_ns: The monotonic time of the flush: every event up to it has been delivered, and slices that started before it
+            and have not ended are open. 0 where it is not known.
+    """
+
+    records: Sequence[Any]
+    labels: Sequence[Label]
+    tracks: Sequence[Track]
+    timestamps: Timestamps
+    offset_ns: int
+    cut_ns: int = 0
+
+    def __len__(self) -> int:
+        return len(self.records) // WIDTH
+
+    def __iter__(self) -> Iterator[Event]:
+        """Yield the events in time order.
+
+        At equal times a finish comes before a start, an outer start before an inner one, and a slice of no duration is whole.
+        """
+        edges: list[tuple[int, int, int, int, int, Any]] = []  # time, phase, tie, kind, label, track or values
+        records = self.records
+        for position in range(0, len(records), WIDTH):
+            label, time_ns, kind, what = records[position : position + WIDTH]
+            if kind >= 0:
+                # Equal starts: the longer slice is the outer one. Equal ends: the one that started last is the inner one.
+                # A slice of no duration starts and ends after what ends, and inside what starts, at that time.
+                empty = kind == time_ns
+                edges.append((time_ns, 1, -kind, BEGIN, label, what))
+                edges.append((kind, 2 if empty else 0, -time_ns, END, label, what))
+            elif kind == BEGIN:
+                edges.append((time_ns, 1, -(1 << 63), BEGIN, label, what))
+            elif kind == END:
+                edges.append((time_ns, 0, 0, END, label, what))
+            else:
+                edges.append((time_ns, 3, 0, kind, label, what))
+        edges.sort(key=lambda edge: edge[:3])
+        timestamps, offset_ns, labels, tracks = self.timestamps, self.offset_ns, self.labels, self.tracks
+        for time_ns, _, _, kind, label, what in edges:
+            timestamp = timestamps.at(time_ns)
+            wall_ns = time_ns + offset_ns
+            if kind == BEGIN:
+                yield SliceBegin(labels[label], tracks[what], timestamp, wall_ns)
+            elif kind == END:
+                yield SliceEnd(labels[label], tracks[what], timestamp, wall_ns)
+            elif kind == INSTANT:
+                yield Instant(labels[label], tracks[what], timestamp, wall_ns)
+            else:
+                yield Counter(labels[label], what, timestamp, wall_ns)

@@ -1,0 +1,126 @@
+"""File-name templates: ``traces/{run_id}/rank{rank}.json``, checked so that no two processes share a file."""
+
+from __future__ import annotations
+
+import re
+import string
+from typing import TYPE_CHECKING, Final
+
+from tracekit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tracekit.distributed import ProcessInfo
+    from tracekit.timestamp import Timestamp
+
+__all__ = ["FileName"]
+
+_FIELDS: Final = ("run_id", "rank", "local_rank", "world_size", "node", "host", "pid", "attempt", "epoch", "batch")
+_MAX_ALTERNATIVES: Final = 100_000
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._+@=-]+")
+
+
+class FileName:
+    """A file name with fields to fill in, each with a format if wanted (``{rank:05d}``).
+
+    The fields are ``{run_id} {rank} {local_rank} {world_size} {node} {host} {pid} {attempt} {epoch} {batch}``.
+
+    Args:
+        template: Path or URL with such fields.
+        number: Name of one more field, for what writes several files: ``part`` or ``dump``.
+
+    Raises:
+        ConfigError: The template is empty, not well formed, or has a field of another name.
+    """
+
+    __slots__ = ("_number", "fields", "template")
+
+    def __init__(self, template: str, number: str | None = None) -> None:
+        if not isinstance(template, str) or not template:
+            raise ConfigError(f"a file name must be a text that is not empty, not {template!r}")
+        try:
+            fields = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+        except ValueError as error:
+            raise ConfigError(
+                f"file name {template!r}: {error}; write {{{{ and }}}} for braces that are meant"
+            ) from None
+        accepted = _FIELDS if number is None else (*_FIELDS, number)
+        for name in sorted(fields - set(accepted)):
+            known = " ".join(f"{{{field}}}" for field in accepted)
+            raise ConfigError(f"file name {template!r}: there is no field {{{name}}}; the fields are {known}")
+        self.template = template
+        self.fields = frozenset(fields)
+        self._number = number
+
+    @property
+    def numbered(self) -> bool:
+        """Whether the name differs from one number of ``format`` to the next."""
+        return self._number in self.fields
+
+    @property
+    def per_window(self) -> bool:
+        """Whether the name differs from one recording window to the next."""
+        return bool(self.fields & {"batch", "epoch"})
+
+    def check(self, process: ProcessInfo) -> None:
+        """Refuse a template that would let two ranks, or two attempts of one rank, share a file.
+
+        Raises:
+            ConfigError: It would; the message names the field that is missing.
+        """
+        fields = self.fields
+        by_host = bool(fields & {"host", "node"})
+        if process.world_size > 1 and "rank" not in fields and not (by_host and fields & {"pid", "local_rank"}):
+            raise ConfigError(
+                f"file name {self.template!r} is the same for all {process.world_size} ranks; put {{rank}} into it"
+            )
+        if (process.restartable or process.attempt) and not fields & {"attempt", "pid"}:
+            raise ConfigError(
+                f"file name {self.template!r} is the same for every attempt of a rank, and the launcher restarts "
+                "ranks; put {attempt} into it"
+            )
+
+    def format(self, process: ProcessInfo, timestamp: Timestamp, number: int = 0) -> str:
+        """Fill in the fields, ``number`` into the ``part`` or ``dump``.
+
+        Text values lose what could leave their folder or upset a shell.
+        """
+        values: dict[str, int | str] = {
+            "run_id": _safe(process.run_id),
+            "rank": process.rank,
+            "local_rank": process.local_rank,
+            "world_size": process.world_size,
+            "node": process.node,
+            "host": _safe(process.host),
+            "pid": process.pid,
+            "attempt": process.attempt,
+            "epoch": int(timestamp.epoch),
+            "batch": int(timestamp.batch),
+        }
+        if self._number is not None:
+            values[self._number] = number
+        try:
+            return self.template.format(**values)
+        except (ValueError, IndexError, AttributeError, TypeError) as error:
+            raise ConfigError(f"file name {self.template!r}: {error}") from None
+
+    def alternatives(self, process: ProcessInfo, timestamp: Timestamp, number: int = 0) -> Iterator[tuple[int, str]]:
+        """Yield the name, and what to take instead where it is taken, each with its number.
+
+        A numbered name gets the next numbers; another one ``-2``, ``-3`` ... in front of its suffix.
+        """
+        if self.numbered:
+            for following in range(number, number + _MAX_ALTERNATIVES):
+                yield following, self.format(process, timestamp, following)
+            return
+        path = self.format(process, timestamp)
+        yield 0, path
+        folder, slash, name = path.rpartition("/")
+        stem, dot, suffix = name.partition(".json")
+        for following in range(2, _MAX_ALTERNATIVES):
+            yield following, f"{folder}{slash}{stem}-{following}{dot}{suffix}"
+
+
+def _safe(text: str) -> str:
+    return _UNSAFE.sub("_", text).lstrip(".") or "_"

@@ -1,0 +1,247 @@
+"""Files, globs, folders and URLs: the only module that imports fsspec, and only for what is not a local path.
+
+Local paths take the standard library, so that recording to a local disk never pays for fsspec's import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob as _glob
+import os
+import tempfile
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from tracekit.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "atomic_write",
+    "basename",
+    "exists",
+    "expand",
+    "is_remote",
+    "open_read",
+    "same_file",
+    "size_bytes",
+    "upload",
+    "without_secrets",
+]
+
+
+def is_remote(path: str) -> bool:
+    """Tell whether ``path`` is a URL that needs fsspec (``s3://``, ``memory://`` ...), not a local path."""
+    return "://" in path and not path.startswith("file://")
+
+
+def _local(path: str) -> str:
+    return path.removeprefix("file://")
+
+
+def without_secrets(path: str) -> str:
+    """Return ``path`` as it may be printed: without user information and query of a URL."""
+    if not is_remote(path):
+        return path
+    scheme, rest = path.split("://", 1)
+    rest = rest.split("?", 1)[0]
+    host, slash, tail = rest.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{tail}"
+
+
+def basename(path: str) -> str:
+    """Return the last component of a path or URL."""
+    return PurePosixPath(path.split("?", 1)[0]).name if is_remote(path) else Path(_local(path)).name
+
+
+def _filesystem(path: str) -> tuple[Any, str]:
+    """Return fsspec's file system for a URL, and the path in it."""
+    try:
+        import fsspec.core
+    except ImportError as error:  # pragma: no cover - fsspec is a core dependency
+        raise StorageError(
+            f"{without_secrets(path)}: reading and writing URLs needs fsspec: pip install fsspec"
+        ) from error
+    try:
+        filesystem, inner = fsspec.core.url_to_fs(path)
+    except (ImportError, ValueError) as error:
+        # fsspec's own message names the package to install ("Install s3fs to access S3") or the unknown protocol.
+        raise StorageError(f"{without_secrets(path)}: {error}") from error
+    return filesystem, str(inner)
+
+
+def _explain(path: str, error: BaseException, what: str) -> StorageError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
+    return StorageError(f"{without_secrets(path)}: cannot {what}: {reason}")
+
+
+def exists(path: str) -> bool:
+    """Tell whether a file, folder or object of that name is there."""
+    if not is_remote(path):
+        return Path(_local(path)).exists()
+    filesystem, inner = _filesystem(path)
+    try:
+        return bool(filesystem.exists(inner))
+    except Exception as error:
+        raise _explain(path, error, "be reached") from error
+
+
+def size_bytes(path: str) -> int | None:
+    """Return the size of a file, or None where the storage does not tell."""
+    try:
+        if not is_remote(path):
+            return Path(_local(path)).stat().st_size
+        filesystem, inner = _filesystem(path)
+        size = filesystem.size(inner)
+        return None if size is None else int(size)
+    except Exception as error:
+        raise _explain(path, error, "be read") from error
+
+
+def same_file(first: str, second: str) -> bool:
+    """Tell whether two names are one file: by inode for local files, by name for URLs."""
+    if is_remote(first) or is_remote(second):
+        return first.rstrip("/") == second.rstrip("/")
+    try:
+        return os.path.samefile(_local(first), _local(second))
+    except OSError:
+        return Path(_local(first)).absolute() == Path(_local(second)).absolute()
+
+
+def open_read(path: str) -> BinaryIO:
+    """Open a file or URL for reading bytes.
+
+    Raises:
+        StorageError: It is not there or cannot be read.
+    """
+    try:
+        if not is_remote(path):
+            return Path(_local(path)).open("rb")
+        filesystem, inner = _filesystem(path)
+        return cast("BinaryIO", filesystem.open(inner, "rb"))
+    except StorageError:
+        raise
+    except Exception as error:
+        raise _explain(path, error, "be read") from error
+
+
+def expand(pattern: str, suffixes: tuple[str, ...]) -> list[str]:
+    """Return the files that a path, a glob or a folder stands for, sorted by name.
+
+    A folder stands for every file below it whose name ends with one of ``suffixes``; hidden files are passed over.
+    A plain file stands for itself, whatever its name.
+
+    Raises:
+        StorageError: Nothing is there: no such file, a glob that matches nothing, a folder without such files.
+    """
+    if is_remote(pattern):
+        return _expand_remote(pattern, suffixes)
+    path = Path(_local(pattern))
+    try:
+        if path.is_dir():
+            found = sorted(
+                os.fspath(file)
+                for file in path.rglob("*")
+                if file.name.endswith(suffixes) and not _hidden(file.relative_to(path)) and file.is_file()
+            )
+            if not found:
+                raise StorageError(f"{pattern}: the folder holds no {' or '.join(suffixes)} file")
+            return found
+        if path.exists():
+            return [_local(pattern)]
+        if _glob.has_magic(_local(pattern)):
+            found = sorted(file for file in _glob.glob(_local(pattern), recursive=True) if Path(file).is_file())
+            if not found:
+                raise StorageError(f"{pattern}: the pattern matches no file")
+            return found
+    except OSError as error:
+        raise _explain(pattern, error, "be read") from error
+    raise StorageError(f"{pattern}: no such file or folder")
+
+
+def _hidden(relative: Path) -> bool:
+    return any(part.startswith(".") for part in relative.parts)
+
+
+def _expand_remote(pattern: str, suffixes: tuple[str, ...]) -> list[str]:
+    filesystem, inner = _filesystem(pattern)
+    try:
+        if _glob.has_magic(inner):
+            found = filesystem.glob(inner)
+        elif filesystem.isdir(inner):
+            found = [name for name in filesystem.find(inner) if str(name).endswith(suffixes)]
+        elif filesystem.exists(inner):
+            return [pattern]
+        else:
+            raise StorageError(f"{without_secrets(pattern)}: no such file or folder")
+    except StorageError:
+        raise
+    except Exception as error:
+        raise _explain(pattern, error, "be read") from error
+    if not found:
+        raise StorageError(f"{without_secrets(pattern)}: nothing there ends with {' or '.join(suffixes)}")
+    return sorted(str(filesystem.unstrip_protocol(name)) for name in found)
+
+
+@contextlib.contextmanager
+def atomic_write(path: str, *, overwrite: bool = True) -> Iterator[BinaryIO]:
+    """Give a binary file whose content appears under ``path`` whole, when the block ends, or not at all.
+
+    Local files are written beside their place, synced and renamed. Remote ones are written to a local temporary file and
+    uploaded, since an object store shows (or, on an error inside the block, commits) half an object otherwise.
+
+    Args:
+        path: Where the file shall be. Missing local folders are made.
+        overwrite: Whether a file that is already there may be replaced.
+
+    Raises:
+        StorageError: It cannot be written, or is there and ``overwrite`` is False.
+    """
+    if not overwrite and exists(path):
+        raise StorageError(
+            f"{without_secrets(path)}: already exists; choose another name, or pass --force to replace it"
+        )
+    remote = is_remote(path)
+    target = Path(tempfile.gettempdir()) / basename(path) if remote else Path(_local(path))
+    try:
+        if not remote:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    except OSError as error:
+        raise _explain(path, error, "be written") from error
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            if not remote:
+                os.fsync(file.fileno())
+        if remote:
+            upload(temporary, path)
+        else:
+            # mkstemp makes files 0600; a result that people share keeps what their umask allows.
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(temporary, 0o666 & ~umask)
+            os.replace(temporary, target)
+    except OSError as error:
+        raise _explain(path, error, "be written") from error
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def upload(local: str, url: str) -> None:
+    """Copy a local file to a URL as one object, which is visible only when complete.
+
+    Raises:
+        StorageError: The storage refused or could not be reached.
+    """
+    filesystem, inner = _filesystem(url)
+    try:
+        parent = inner.rpartition("/")[0]
+        if parent:
+            filesystem.makedirs(parent, exist_ok=True)
+        filesystem.put_file(local, inner)
+    except Exception as error:
+        raise _explain(url, error, "be written") from error

@@ -1,0 +1,140 @@
+"""For tests of trace handlers and of code that records: a contract suite, a recording to feed handlers with, a clock to set.
+
+Needs pytest for `TraceHandlerContract` only.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from tracekit.clock import Clock
+from tracekit.errors import HandlerError
+from tracekit.handlers.base import Recording, TraceHandler
+from tracekit.handlers.memory import MemoryTraceHandler
+from tracekit.recording.profiler import Profiler
+from tracekit.recording.schedule import cyclic_schedule
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["FakeClock", "TraceHandlerContract", "record_sample"]
+
+
+class FakeClock:
+    """Time that a test sets: pass ``FakeClock().clock`` to a `Profiler`. Every reading advances it by ``tick_ns``.
+
+    Attributes:
+        monotonic_ns: The monotonic clock.
+        wall_ns: The wall clock; set it back or forth to play a step of the clock.
+        tick_ns: What each reading of the monotonic clock adds to both.
+    """
+
+    def __init__(
+        self, *, wall_ns: int = 1_800_000_000_000_000_000, monotonic_ns: int = 5_000_000_000, tick_ns: int = 0
+    ) -> None:
+        self.wall_ns = wall_ns
+        self.monotonic_ns = monotonic_ns
+        self.tick_ns = tick_ns
+        self._lock = threading.Lock()
+
+    @property
+    def clock(self) -> Clock:
+        """This clock as the profiler takes it."""
+        return Clock(wall_ns=lambda: self.wall_ns, monotonic_ns=self._read)
+
+    def _read(self) -> int:
+        with self._lock:  # so that no two threads read the same time
+            self.advance(self.tick_ns)
+            return self.monotonic_ns
+
+    def advance(self, ns: int) -> None:
+        """Let time go on, on both clocks."""
+        self.monotonic_ns += ns
+        self.wall_ns += ns
+
+
+def record_sample(*handlers: TraceHandler, folder: Path | None = None) -> None:
+    """Record a short run that has everything a handler can get.
+
+    That is: nested and recursive slices, instants, counters, two epochs, two recording windows, an exception, a trace file,
+    and a slice that is open across a flush.
+
+    Args:
+        *handlers: Who gets it.
+        folder: Where the trace file is written; none is told of without.
+    """
+    time = FakeClock(tick_ns=1000)
+    schedule = cyclic_schedule(warmup=1, active=1, repeat=1)
+    with Profiler(handlers, schedule, clock=time.clock, rank=0, run_id="sample", flush_interval=3600) as profiler:
+        for _ in range(2):
+            with profiler.marker("epoch", categories=("loop",)):
+                for batch in profiler.iterate(range(3), "dataloader"):
+                    with profiler.marker("forward", categories=("model", "compute"), record_instant_on_start=True):
+                        with profiler.marker("layer"), profiler.marker("layer"):
+                            time.advance(10_000)
+                        profiler.flush()
+                    try:
+                        with profiler.marker("loss"):
+                            raise ArithmeticError
+                    except ArithmeticError:
+                        pass
+                    profiler.marker("saw a batch").instant()
+                    profiler.marker("loss").counter({"train": 1.5 / (batch + 1), "nothing": float("nan")})
+                    profiler.step(samples=4, tokens=128)
+            profiler.next_epoch()
+        if folder is not None:
+            trace = folder / "torch-rank0.json"
+            trace.write_text('{"traceEvents": []}')
+            profiler.record_chrome_json_trace_file(str(trace))
+
+
+class TraceHandlerContract:
+    """What every trace handler must keep to; subclass it in a test module and say how to make a handler.
+
+    Example::
+
+    class TestMyHandler(TraceHandlerContract):
+        def make_handler(self, tmp_path):
+            return MyHandler(tmp_path / "trace.txt")
+    """
+
+    def make_handler(self, tmp_path: Path) -> TraceHandler:
+        """Return a new handler that may use the folder ``tmp_path``."""
+        raise NotImplementedError("TraceHandlerContract: define make_handler(self, tmp_path) in your test class")
+
+    def test_takes_a_whole_recording_without_failing(self, tmp_path: Path) -> None:
+        """No method raises, whatever it is given; the profiler would only count that, so it is looked for."""
+        handler = self.make_handler(tmp_path)
+        reference = MemoryTraceHandler()
+        record_sample(handler, reference, folder=tmp_path)
+        assert reference.stats is not None
+        assert not reference.stats.failures, reference.stats.failures
+
+    def test_does_not_disturb_the_handlers_beside_it(self, tmp_path: Path) -> None:
+        """The events that another handler gets are the same with and without this one."""
+        alone, beside = MemoryTraceHandler(), MemoryTraceHandler()
+        record_sample(alone)
+        record_sample(self.make_handler(tmp_path), beside)
+        assert [event.label.name for event in alone.events] == [event.label.name for event in beside.events]
+
+    def test_closes_without_an_event(self, tmp_path: Path) -> None:
+        """A run that is over before anything was recorded is no failure."""
+        handler, reference = self.make_handler(tmp_path), MemoryTraceHandler()
+        with Profiler([handler, reference], rank=0, run_id="empty"):
+            pass
+        assert reference.stats is not None
+        assert not reference.stats.failures
+
+    def test_closes_after_it_was_opened_only(self, tmp_path: Path) -> None:
+        """Close follows open when another handler refuses to start."""
+
+        class Refuses(TraceHandler):
+            def open(self, recording: Recording) -> None:
+                raise OSError("not today")
+
+        handler = self.make_handler(tmp_path)
+        with suppress(HandlerError):
+            Profiler([handler, Refuses()], rank=0, run_id="refused").start()
+            raise AssertionError("the profiler started although a handler could not be opened")
