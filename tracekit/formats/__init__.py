@@ -1,0 +1,1 @@
+"""Trace formats: bytes to events and back, and nothing else."""

@@ -1,0 +1,95 @@
+"""The bytes of a file or URL, unpacked when they are gzip, in pieces of bounded size."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Final
+
+from tracekit.errors import StorageError
+from tracekit.storage import open_read, without_secrets
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["PIECE_BYTES", "ByteStream"]
+
+PIECE_BYTES: Final = 256 * 1024
+"""How much is unpacked at once: large enough to amortise a call, small enough to stay in the processor's cache."""
+
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+_GZIP_WBITS: Final = 31
+
+
+class ByteStream:
+    """Reads a file, plain or gzip. Gzip is recognised by its content, may have several members, and may be cut.
+
+    Use from one thread at a time.
+
+    Attributes:
+        path: The file, as it may be printed.
+        compressed: Whether the file is gzip.
+        damage: Why unpacking stopped early ("the gzip data is cut off", ...), or None. What was unpacked until then
+            counts.
+
+    Raises:
+        StorageError: The file is not there or cannot be read.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = without_secrets(path)
+        self.damage: str | None = None
+        self._file = open_read(path)
+        self._packed = self._read_file()
+        self.compressed = self._packed.startswith(_GZIP_MAGIC)
+        self._inflater = zlib.decompressobj(_GZIP_WBITS) if self.compressed else None
+
+    def __enter__(self) -> ByteStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def read(self) -> bytes:
+        """Return the next piece, at most about `PIECE_BYTES`; empty at the end."""
+        if self._inflater is None:
+            piece, self._packed = self._packed or self._read_file(), b""
+            return piece
+        while self.damage is None:
+            if not self._packed:
+                self._packed = self._read_file()
+                if not self._packed:
+                    if not self._inflater.eof:
+                        self.damage = "the gzip data is cut off"
+                    break
+            if self._inflater.eof and not self._next_member():
+                continue
+            try:
+                piece = self._inflater.decompress(self._packed, PIECE_BYTES)
+            except zlib.error as error:
+                self.damage = f"the gzip data is damaged ({error})"
+                break
+            self._packed = self._inflater.unconsumed_tail or self._inflater.unused_data
+            if piece:
+                return piece
+        return b""
+
+    def _next_member(self) -> bool:
+        """Start on the member that follows a complete one; gzip files may end with zeros as padding."""
+        self._packed = self._packed.lstrip(b"\0")
+        if not self._packed:
+            return False
+        self._inflater = zlib.decompressobj(_GZIP_WBITS)
+        return True
+
+    def _read_file(self) -> bytes:
+        try:
+            return self._file.read(PIECE_BYTES)
+        except Exception as error:
+            # An object store has exceptions of its own.
+            raise StorageError(f"{self.path}: cannot be read: {error}") from error

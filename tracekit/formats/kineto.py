@@ -1,0 +1,81 @@
+"""What Kineto, the library below torch.profiler, means by the words in its traces.
+
+Sources: pytorch/kineto ``libkineto/src/output_json.cpp`` and ``ActivityType.cpp``; the traces of each generation.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+__all__ = ["GPU_CATEGORIES", "gpu_of_label", "is_kineto", "rank_in_name", "rank_of_header"]
+
+GPU_CATEGORIES: Final = frozenset(
+    f'"{name}"'.encode()
+    for name in (
+        "kernel",
+        "Kernel",
+        "gpu_memcpy",
+        "Memcpy",
+        "gpu_memset",
+        "Memset",
+        "gpu_user_annotation",
+        "cuda_sync",
+        "cuda_event",
+        "hardware_counters",
+        "mtia_ccp_events",
+        "collective_comm",
+    )
+)
+"""Categories (as JSON text) of events that happen on a device, not on a thread of the process."""
+
+_KINETO_KEYS: Final = frozenset({"schemaVersion", "deviceProperties", "distributedInfo", "traceName", "trace_id"})
+
+# Names in use: rank-3.json.gz (Megatron), rank3_trace.json (torchtitan), prof_rank-3.json.gz (verl), trace-rank-3.json
+# (TensorRT-LLM), worker3_step_12....pt.trace.json (torch's own examples).
+_RANK_NAME: Final = re.compile(
+    r"(?:^|[^a-zA-Z])(?:global[-_]?)?rank[-_=]?(\d{1,7})(?!\d)|^worker(\d{1,7})(?=[_.])", re.IGNORECASE
+)
+# sglang: ID-TP-0-DP-0-PP-0-EP-0.trace.json.gz; only the first dimension alone is a rank.
+_SGLANG_NAME: Final = re.compile(r"-TP-(\d{1,7})((?:-(?:DP|PP|EP)-\d+)*)\.", re.IGNORECASE)
+_GPU_LABEL: Final = re.compile(r"(?:GPU|XPU|HPU|MTIA|PrivateUse1)\s+(\d+)\s*", re.IGNORECASE)
+
+
+def is_kineto(header: dict[str, Any]) -> bool:
+    """Tell whether the keys beside ``traceEvents`` are those of a torch.profiler trace."""
+    return not _KINETO_KEYS.isdisjoint(header)
+
+
+def rank_of_header(header: dict[str, Any]) -> tuple[int, str] | None:
+    """Return the rank that a trace states about itself, and the key that says so."""
+    info = header.get("distributedInfo")
+    own = header.get("tracekit")
+    places = [
+        (info.get("rank") if isinstance(info, dict) else None, "distributedInfo.rank"),
+        (own.get("rank") if isinstance(own, dict) else None, "tracekit.rank"),
+        (header.get("rank"), "rank"),
+        (header.get("global_rank"), "global_rank"),
+    ]
+    for value, key in places:
+        if isinstance(value, str) and value.isdecimal():
+            return int(value), key
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value, key
+    return None
+
+
+def rank_in_name(name: str) -> int | None:
+    """Return the rank that a file name states, after the conventions in use, or None."""
+    match = _RANK_NAME.search(name)
+    if match:
+        return int(match[1] or match[2])
+    match = _SGLANG_NAME.search(name)
+    if match and not any(int(number) for number in re.findall(r"\d+", match[2])):
+        return int(match[1])
+    return None
+
+
+def gpu_of_label(label: str) -> int | None:
+    """Return the device number of a ``process_labels`` text such as "GPU 3", or None."""
+    match = _GPU_LABEL.fullmatch(label)
+    return int(match[1]) if match else None

@@ -1,0 +1,76 @@
+r"""The words of a rank trace: what tracekit writes for one process, and what readers look for.
+
+A rank trace is Chrome's Trace Event Format in its *array* form, one event a line::
+
+    [
+    {"ph":"M","name":"tracekit_metadata","pid":4711,"tid":4711,"args":{"rank":0,...,"baseTimeNanoseconds":...}},
+    {"ph":"M","name":"process_name",...},
+    {"ph":"X","name":"forward","cat":"model","ts":4360038729919.997,"dur":1234.567,"pid":4711,"tid":4711,"args":{...}},
+    ...
+    {"ph":"M","name":"tracekit_summary",...}
+    ]
+
+* The array form, because Perfetto loads an array that was cut anywhere and refuses a cut object. ``tracekit_metadata``
+  is in the first write, so a file that exists is never empty and always says whose it is.
+* ``ts`` and ``dur`` are microseconds with exactly three decimals, written from integer nanoseconds.
+  Absolute time in ns = ``baseTimeNanoseconds + ts * 1000``. The base is Kineto's own grid (see `base_time_ns`), so that
+  a rank trace and torch.profiler's traces need no shift, and every ``ts`` stays exact as a double.
+* Slices are ``X``; a slice that was open when an earlier part of the file was written is a ``B`` there and an ``E``
+  later, so that a process that hangs or is killed shows what it was in. On one (pid, tid) slices nest and never overlap.
+* tracekit's own metadata are ``M`` events whose names Perfetto does not know and passes over.
+
+Source of the rules: the Trace Event Format document; Perfetto's importer (``json_trace_tokenizer.cc``).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = [
+    "BASE_TIME_KEY",
+    "CLOCK_ANCHOR_EVENT",
+    "CLOCK_STEP_EVENT",
+    "COMPANION_EVENT",
+    "DUMP_EVENT",
+    "FORMAT_VERSION",
+    "GRID_SECONDS",
+    "METADATA_EVENT",
+    "SUMMARY_EVENT",
+    "TIMESTAMP_EVENT",
+    "base_time_ns",
+]
+
+FORMAT_VERSION: Final = 1
+
+METADATA_EVENT: Final = "tracekit_metadata"
+"""First event of the file. ``args``: see ``schemas/rank_metadata.schema.json``."""
+
+TIMESTAMP_EVENT: Final = "tracekit_timestamp"
+"""The training `Timestamp` from ``ts`` on; ``args`` is its state dict."""
+
+CLOCK_ANCHOR_EVENT: Final = "tracekit_clock_anchor"
+"""A pair of readings: ``args`` {"wall_ns", "monotonic_ns", "error_ns"}."""
+
+CLOCK_STEP_EVENT: Final = "tracekit_clock_step"
+"""The wall clock was set: ``args`` {"step_ns", "monotonic_ns"}; the file's own timeline goes on unbroken."""
+
+COMPANION_EVENT: Final = "tracekit_companion"
+"""Another trace file of the same process: ``args`` {"file": its name}."""
+
+DUMP_EVENT: Final = "tracekit_dump"
+"""The file is a dump of a flight recorder: ``args`` {"reasons", "events": kept, "dropped": events older than these}."""
+
+SUMMARY_EVENT: Final = "tracekit_summary"
+"""Last event of a file that was closed: ``args`` holds the counts of what was written and what was lost."""
+
+BASE_TIME_KEY: Final = "baseTimeNanoseconds"
+"""Kineto's name for the base that every ``ts`` of a file is relative to; tracekit uses the same."""
+
+GRID_SECONDS: Final = 7_889_238
+"""A quarter of a year, the grid of Kineto's bases (libkineto's ChromeTraceLogger, kineto PR #928)."""
+
+
+def base_time_ns(wall_ns: int) -> int:
+    """Return the base for a trace that starts at ``wall_ns``: Kineto's grid, in ns since the epoch."""
+    grid_ns = GRID_SECONDS * 1_000_000_000
+    return wall_ns // grid_ns * grid_ns

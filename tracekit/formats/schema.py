@@ -1,0 +1,79 @@
+"""The JSON Schemas of what tracekit writes: finding them and compiling them.
+
+They are kept in the top-level folder ``schemas``, which the package reaches as ``tracekit/schemas`` (a link in a
+checkout, a folder of its own in an installed package). This is the only module that imports jsonschema, when first
+needed.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["MERGE_REPORT", "RANK_METADATA", "TRACE_EVENT", "compile_schema", "load_schema"]
+
+TRACE_EVENT: Final = "trace_event"
+RANK_METADATA: Final = "rank_metadata"
+MERGE_REPORT: Final = "merge_report"
+
+_ALL: Final = (TRACE_EVENT, RANK_METADATA, MERGE_REPORT)
+
+
+@cache
+def load_schema(name: str) -> dict[str, Any]:
+    """Return a schema as plain data.
+
+    Args:
+        name: `TRACE_EVENT`, `RANK_METADATA` or `MERGE_REPORT`.
+
+    Raises:
+        FileNotFoundError: There is no schema of that name.
+    """
+    text = resources.files("tracekit").joinpath("schemas").joinpath(f"{name}.schema.json").read_bytes()
+    schema: dict[str, Any] = json.loads(text)
+    return schema
+
+
+@cache
+def compile_schema(name: str) -> Callable[[Any], str | None]:
+    """Return a function that says what is wrong with a value, or None when it fits the schema.
+
+    Of several errors it tells the deepest, which is the most exact one. Safe to call from several threads.
+
+    Raises:
+        MissingExtraError: jsonschema is not installed.
+    """
+    # An extra, imported when it is first needed.
+    try:
+        from jsonschema import Draft202012Validator
+        from jsonschema.exceptions import best_match
+        from referencing import Registry, Resource
+    except ImportError as error:
+        raise MissingExtraError("jsonschema", "validate", "Checking against the schemas") from error
+    # The schemas refer to each other by $id; nothing is ever fetched.
+    registry: Registry[Any] = Registry()
+    for other in _ALL:
+        try:
+            schema = load_schema(other)
+        except FileNotFoundError:
+            continue
+        registry = registry.with_resource(schema["$id"], Resource.from_contents(schema))
+    validator = Draft202012Validator(load_schema(name), registry=registry)
+
+    def wrong(value: Any) -> str | None:
+        error = best_match(validator.iter_errors(value))
+        if error is None:
+            return None
+        place = error.json_path.removeprefix("$").removeprefix(".")
+        # A message quotes the value it is about, which may be long.
+        message = error.message if len(error.message) <= 200 else f"{error.message[:90]} ... {error.message[-90:]}"
+        return f"{place}: {message}" if place else message
+
+    return wrong

@@ -1,0 +1,578 @@
+"""A streaming, tolerant reader of Trace Event Format files: bytes in, runs of events out.
+
+It reads the array form and the object form, plain or gzip, of bounded memory whatever the size. Fields that a tool need
+not look at stay undecoded bytes, so what is not changed is never touched and decimals stay exact. What a strict parser
+refuses is repaired event by event, or dropped and counted: the reader never stops at a broken event and never loses one
+silently.
+
+How a run is cut: the text between the first two events is remembered (Kineto: newline, indent, brace, comma), each
+piece of the file is cut at its last occurrence, and the part before is decoded as one JSON array. A wrong cut, inside a
+string or inside arguments, cannot pass, since the part before it is then no complete array; it is read event by event.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from tracekit.errors import TraceFormatError
+from tracekit.formats.byte_stream import ByteStream
+from tracekit.formats.json_repair import object_end, repair_object, repair_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+__all__ = [
+    "UNSET",
+    "Event",
+    "Finding",
+    "Raw",
+    "TraceReader",
+    "decode_json",
+    "decode_or_none",
+    "decode_raw_list",
+    "encode_events",
+    "encode_json",
+]
+
+_MAX_HEADER_BYTES: Final = 16 * 1024 * 1024
+_MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
+_MAX_REPAIR_BYTES: Final = 1024 * 1024
+# How far the end of an event is looked for where it probably is not; less with every event that cannot be read, so that
+# the time stays linear in the size of the file, whatever is in it.
+_LEAST_REACH_BYTES: Final = 512
+# After so many events in a row that cannot be read, and without a known layout, none is repaired any more.
+_MAX_MISSES: Final = 1000
+_SHORT_REACH_BYTES: Final = 16 * 1024
+
+# The name of `Event.extra` in msgspec's eyes; no event has such a key.
+_EXTRA: Final = "tracekit: extra"
+_EXTRA_KEY: Final = b'"tracekit: extra":'
+_UTF8_BOM: Final = b"\xef\xbb\xbf"
+_EVENTS_KEY: Final = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*(\[|null)')
+_GUESSED_BETWEEN: Final = re.compile(
+    rb'\n[ \t]*\}[ \t]*,[ \t\r]*\n\s*\{|\}[ \t]*,[ \t\r]*\n?[ \t]*\{[ \t]*"(?:ph|name|cat|pid|tid|ts|args)"'
+)
+_SEPARATOR: Final = re.compile(rb"[\s,]*")
+_BETWEEN: Final = re.compile(rb'\s*,\s*\{(?:[ \t]*"[^"\\]{1,20}")?')
+_BETWEEN_LINES: Final = re.compile(rb"[ \t\r]*,[ \t\r]*\n\s*\{")
+_EVENT_START: Final = re.compile(rb'\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|args)"\s*:')
+_TORN: Final = re.compile(rb'\{\s*\\"(?:ph|name|cat|pid|tid|ts|dur|id|args)\\"\s*:')
+
+
+class Event(Struct, forbid_unknown_fields=True, gc=False, omit_defaults=True):
+    """One event. Every field but ``ph``, ``pid`` and ``tid`` is the JSON text of the value, or UNSET.
+
+    The fields are those of the Trace Event Format document; whatever else an event holds is in ``extra``.
+    """
+
+    ph: str | UnsetType = UNSET
+    cat: Raw | UnsetType = UNSET
+    name: Raw | UnsetType = UNSET
+    pid: int | str | float | UnsetType | None = UNSET
+    tid: int | str | float | UnsetType | None = UNSET
+    ts: Raw | UnsetType = UNSET
+    dur: Raw | UnsetType = UNSET
+    id: Raw | UnsetType = UNSET
+    id2: Raw | UnsetType = UNSET
+    bind_id: Raw | UnsetType = UNSET
+    bp: Raw | UnsetType = UNSET
+    s: Raw | UnsetType = UNSET
+    scope: Raw | UnsetType = UNSET
+    flow_in: Raw | UnsetType = UNSET
+    flow_out: Raw | UnsetType = UNSET
+    tts: Raw | UnsetType = UNSET
+    tdur: Raw | UnsetType = UNSET
+    cname: Raw | UnsetType = UNSET
+    sf: Raw | UnsetType = UNSET
+    stack: Raw | UnsetType = UNSET
+    args: Raw | UnsetType = UNSET
+    extra: dict[str, Raw] | UnsetType = msgspec.field(default=UNSET, name=_EXTRA)
+
+
+@dataclass(slots=True)
+class Finding:
+    """Something wrong in a file, counted.
+
+    Attributes:
+        kind: A word for it, for example "unescaped_quote".
+        offset_bytes: Where it was met first, in the unpacked file.
+        count: How often.
+        detail: A sentence, or what stood there.
+        event: At which event it was met first, counted from 1; None when it is not in the events.
+    """
+
+    kind: str
+    offset_bytes: int
+    count: int
+    detail: str
+    event: int | None = None
+
+
+_decode_run = msgspec.json.Decoder(list[Event]).decode
+_decode_event = msgspec.json.Decoder(Event).decode
+_decode_raw_dict = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_any = msgspec.json.Decoder().decode
+decode_raw_list = msgspec.json.Decoder(list[Raw]).decode
+"""Decode a JSON array, leaving each item as the text it is."""
+_encoder = msgspec.json.Encoder()
+_FIELDS: Final = frozenset(Event.__struct_fields__) - {"extra"}
+_REFUSED: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
+
+
+def decode_json(text: bytes | Raw) -> Any:
+    """Decode any JSON value.
+
+    Raises:
+        ValueError: It is no JSON, not valid UTF-8, or nested too deeply.
+    """
+    try:
+        return _decode_any(text)
+    except _REFUSED as error:
+        raise ValueError(str(error)) from error
+
+
+def decode_or_none(text: Raw | UnsetType) -> Any:
+    """Decode a field of an event; None where it is absent or cannot be decoded."""
+    if text is UNSET:
+        return None
+    try:
+        return decode_json(text)
+    except ValueError:
+        return None
+
+
+def encode_json(value: Any) -> bytes:
+    """Encode a value as compact JSON (``Raw`` parts verbatim)."""
+    return _encoder.encode(value)
+
+
+def encode_events(events: list[Event]) -> bytes:
+    """Return the events as JSON objects separated by ``,`` (and, between runs that hold unknown keys, a newline)."""
+    text = _encoder.encode(events)[1:-1]
+    if _EXTRA_KEY not in text:
+        return text
+    return b",\n".join(_encode_event(event) for event in events)
+
+
+def _encode_event(event: Event) -> bytes:
+    if event.extra is UNSET:
+        return _encoder.encode(event)
+    extra, event.extra = event.extra, UNSET
+    text = _encoder.encode(event)[:-1] + b"," + _encoder.encode(extra)[1:]
+    event.extra = extra
+    return text
+
+
+class TraceReader:
+    """Reads one trace. Iterate `runs` once, to its end; then everything else is complete. One thread at a time.
+
+    Args:
+        path: A file or URL; ``.json``, ``.json.gz``, ``.json.tmp``: the content decides, not the name.
+
+    Attributes:
+        path: The file, as it may be printed.
+        form: "array" or "object".
+        compressed: Whether the file is gzip.
+        header: The top-level keys other than ``traceEvents``, decoded. Those before the events are there from the
+            start, those after them once `runs` has ended.
+        repairs: What was wrong and could be repaired, without loss.
+        drops: Events that could not be read and are lost; ``count`` is the number of places, each one event or more.
+        events: How many events were read so far.
+        run_offset_bytes: Where in the unpacked file the run begins that was yielded last.
+        bytes_read: How much of the unpacked file was read so far.
+
+    Raises:
+        StorageError: The file is not there or cannot be read.
+        TraceFormatError: It is no trace.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._stream = ByteStream(path)
+        self.path = self._stream.path
+        self.compressed = self._stream.compressed
+        self.form = "array"
+        self.header: dict[str, Any] = {}
+        self.events = 0
+        self.run_offset_bytes = 0
+        self.bytes_read = 0
+        self._reading: list[Event] | None = None  # what was read of the piece that is read event by event
+        self._findings: dict[tuple[bool, str], Finding] = {}
+        self._separator: bytes | None = None
+        self._separator_tail = 0
+        self._buffer = b""
+        self._offset = 0
+        self._ended = False
+        self._in_step = True
+        self._reach_bytes = _SHORT_REACH_BYTES
+        self._misses = 0
+        try:
+            self._open()
+        except BaseException:
+            self._stream.close()
+            raise
+
+    def __enter__(self) -> TraceReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file. It is also closed when `runs` ends."""
+        self._stream.close()
+
+    @property
+    def repairs(self) -> list[Finding]:
+        """What was repaired, in order of kind."""
+        return [self._findings[key] for key in sorted(self._findings) if not key[0]]
+
+    @property
+    def drops(self) -> list[Finding]:
+        """What was lost, in order of kind."""
+        return [self._findings[key] for key in sorted(self._findings) if key[0]]
+
+    def runs(self) -> Iterator[list[Event]]:
+        """Yield the events of the file, run by run, in the order of the file.
+
+        Raises:
+            StorageError: The file can no longer be read.
+        """
+        try:
+            yield from self._runs()
+        finally:
+            self._stream.close()
+
+    # The head of the file, up to the first event.
+
+    def _open(self) -> None:
+        if not self._more():
+            raise TraceFormatError(self.path, self._stream.damage or "the file is empty")
+        if self._buffer.startswith(_UTF8_BOM):
+            self._skip(len(_UTF8_BOM))
+            self._note("byte_order_mark", 0, "UTF-8 byte order mark")
+        while not self._buffer.lstrip():
+            if not self._more():
+                raise TraceFormatError(self.path, "the file holds nothing but white space")
+        self._skip(len(self._buffer) - len(self._buffer.lstrip()))
+        if self._buffer.startswith(b"["):
+            self._skip(1)
+            self._check_array()
+        elif self._buffer.startswith(b"{"):
+            self.form = "object"
+            self._read_head()
+        else:
+            raise TraceFormatError(
+                self.path, "this is no trace: JSON traces begin with [ or {", offset_bytes=self._offset
+            )
+
+    def _check_array(self) -> None:
+        while not self._buffer.strip(b" \t\r\n,") and self._more():
+            pass
+        first = self._buffer.lstrip(b" \t\r\n,")[:1]
+        if first not in (b"{", b"]", b""):
+            raise TraceFormatError(self.path, "this is no trace: the array holds no events", offset_bytes=self._offset)
+
+    def _read_head(self) -> None:
+        searched = 0
+        while True:
+            match = _EVENTS_KEY.search(self._buffer, searched)
+            if match:
+                break
+            # The key itself may be cut by the end of the piece.
+            searched = max(0, len(self._buffer) - 64)
+            if len(self._buffer) > _MAX_HEADER_BYTES or not self._more():
+                raise TraceFormatError(
+                    self.path,
+                    f"this is no trace: no traceEvents in its first {len(self._buffer)} bytes"
+                    + (f" ({self._stream.damage})" if self._stream.damage else ""),
+                )
+        self._read_header(self._buffer[: match.start()].rstrip(b" \t\r\n,") + b"}", self._offset)
+        if match[1] == b"null":
+            self._ended = True
+        self._skip(match.end())
+
+    def _read_header(self, text: bytes, offset: int) -> None:
+        text, kinds = repair_text(text)
+        try:
+            header = _decode_any(text)
+        except _REFUSED:
+            repaired = repair_object(text, 0, len(text))
+            header = {}
+            if repaired is not None:
+                kinds += repaired[2]
+                try:
+                    header = _decode_any(repaired[0])
+                except _REFUSED:
+                    repaired = None
+            if repaired is None:
+                kinds = []
+                header = self._read_header_lines(text)
+                self._note("unreadable_header", offset, "some of the keys beside traceEvents cannot be read", lost=True)
+        for kind in kinds:
+            self._note(kind, offset, "in the keys beside traceEvents")
+        if isinstance(header, dict):
+            self.header.update(header)
+
+    @staticmethod
+    def _read_header_lines(text: bytes) -> dict[str, Any]:
+        """Read what can be read of a header that cannot be repaired as a whole: one key a line, as Kineto writes it."""
+        found: dict[str, Any] = {}
+        for line in text.splitlines():
+            with contextlib.suppress(*_REFUSED):
+                found.update(_decode_any(b"{" + line.strip().strip(b",{}") + b"}"))
+        return found
+
+    # The events.
+
+    def _runs(self) -> Iterator[list[Event]]:
+        wanted = 0
+        while not self._ended and self._more():
+            # An event larger than a piece: read on until the buffer has doubled, so that the work stays linear.
+            if len(self._buffer) >= wanted:
+                yield from self._take(self._cut(), final=False)
+                wanted = 2 * len(self._buffer)
+        if not self._ended:
+            yield from self._take(len(self._buffer), final=True)
+        if self._ended:
+            self._read_tail()
+        else:
+            what = self._stream.damage or f"the {self.form} is not closed"
+            self._note("cut_file", self._offset, what)
+
+    def _take(self, cut: int, *, final: bool) -> Iterator[list[Event]]:
+        """Decode the buffer up to ``cut``; what does not form events yet stays in the buffer."""
+        text = self._buffer[:cut]
+        self.run_offset_bytes = self._offset
+        used = cut
+        body, kinds = repair_text(text)
+        events = None
+        if not kinds:  # what is repaired is told by event and byte, so it is read event by event
+            with contextlib.suppress(*_REFUSED):
+                events = _decode_run(b"[" + body.strip(b" \t\r\n,") + b"]")
+        if events is None:
+            events, used = self._read_one_by_one(text, final=final)
+        else:
+            self._in_step = True
+            self._reach_bytes = _SHORT_REACH_BYTES
+            self._misses = 0
+        self._reading = None
+        self._skip(used)
+        self.events += len(events)
+        if events:
+            yield events
+
+    def _cut(self) -> int:
+        """Return where the last event in the buffer that is known to be complete ends, or the end of the buffer."""
+        buffer = self._buffer
+        if self._separator is None:
+            self._learn_separator()
+        if self._separator is not None:
+            at = buffer.rfind(self._separator)
+            if at >= 0:
+                return at + len(self._separator) - self._separator_tail
+        # The layout is unknown or has changed: let the reading event by event find the ends.
+        return len(buffer)
+
+    def _learn_separator(self) -> None:
+        start = self._buffer.find(b"{")
+        end = object_end(self._buffer, start, len(self._buffer)) if start >= 0 else -1
+        between = _BETWEEN_LINES.match(self._buffer, end) or _BETWEEN.match(self._buffer, end) if end > 0 else None
+        if between is None:
+            # The first event is broken, or cut by the end of the piece.
+            guess = _GUESSED_BETWEEN.search(self._buffer)
+            if guess is not None:
+                self._separator = guess[0]
+                self._separator_tail = len(guess[0]) - guess[0].index(b"}") - 1
+            return
+        # White space before the closing brace is part of the layout: "\n  }".
+        close = end - 1
+        while close > start and self._buffer[close - 1] in b" \t\r\n":
+            close -= 1
+        self._separator = self._buffer[close : between.end()]
+        self._separator_tail = between.end() - end
+
+    def _read_one_by_one(self, text: bytes, *, final: bool) -> tuple[list[Event], int]:
+        """Read events singly, repairing what is broken.
+
+        Returns:
+            The events, and how much of ``text`` is dealt with; the rest needs more of the file.
+        """
+        events: list[Event] = []
+        self._reading = events
+        at = 0
+        while True:
+            space = _SEPARATOR.match(text, at)
+            start = space.end() if space else at
+            if events and b"," not in text[at:start] and text[start : start + 1] == b"{" and at > 0:
+                self._note("missing_comma", self._offset + start, "between two events")
+            at = start
+            if at >= len(text):
+                return events, len(text)
+            if text[at] == ord("]"):
+                if b"," in text[at - 1 : at] or (space and b"," in space[0]):
+                    self._note("trailing_comma", self._offset + at, "after the last event")
+                self._ended = True
+                return events, at
+            if text[at] == ord("{"):
+                end = self._read_event(text, at, events, final=final)
+                if end > 0:
+                    at = end
+                    continue
+                if end == 0 and not final and len(text) - at < _MAX_EVENT_BYTES:
+                    return events, at
+            resume = self._resume(text, at + 1)
+            if resume < 0:
+                if not final and len(text) - at < _MAX_EVENT_BYTES:
+                    return events, at
+                resume = len(text)
+            whole = text[at] == ord("{")
+            kind = ("cut_event" if final and resume == len(text) else "broken_event") if whole else "not_an_event"
+            self._note(kind, self._offset + at, text[at : at + 60].decode(errors="replace"), lost=True)
+            self._in_step = False
+            self._reach_bytes = max(self._reach_bytes // 2, _LEAST_REACH_BYTES)
+            self._misses += 1
+            at = resume
+
+    def _read_event(self, text: bytes, start: int, events: list[Event], *, final: bool) -> int:
+        """Read one event and append it.
+
+        Returns:
+            Where it ends; 0 when it may be complete with more of the file; -1 when it cannot be read.
+        """
+        # The repair must not run past the event; where the layout is known, the next separator is its limit.
+        limit = min(len(text), start + _MAX_REPAIR_BYTES)
+        separator = -1 if self._separator is None else text.find(self._separator, start, limit)
+        if self._separator is not None and separator >= 0:
+            end = separator + len(self._separator) - self._separator_tail
+            event = self._decode_one(text[start:end], start)
+            if event is not None:
+                events.append(event)
+                return end
+            repaired = self._repair_one(text, start, end, events)
+            if repaired > 0:
+                return repaired
+            reach = end + self._reach_bytes
+        else:
+            # After an event that could not be read, quotes may be odd for long: do not search all of the text each time.
+            reach = len(text) if self._in_step else start + self._reach_bytes
+        end = object_end(text, start, min(len(text), reach))
+        if end > 0:
+            event = self._decode_one(text[start:end], start)
+            if event is not None:
+                events.append(event)
+                return end
+        if separator >= 0:
+            return -1
+        patience = _MAX_REPAIR_BYTES if self._in_step else self._reach_bytes
+        if end < 0 and not final and len(text) - start < patience:
+            return 0
+        if self._misses > _MAX_MISSES:
+            return -1
+        return self._repair_one(text, start, limit if self._in_step else min(limit, reach), events)
+
+    def _repair_one(self, text: bytes, start: int, limit: int, events: list[Event]) -> int:
+        """Repair one event and append it; returns where it ends, or -1."""
+        repaired = repair_object(text, start, limit)
+        if repaired is None or _TORN.search(repaired[0]):
+            return -1
+        body, end, kinds = repaired
+        event = self._decode_one(body, start)
+        if event is None:
+            return -1
+        for kind in kinds:
+            self._note(kind, self._offset + start, "in an event")
+        events.append(event)
+        return end
+
+    def _decode_one(self, text: bytes, start: int) -> Event | None:
+        text, kinds = repair_text(text)
+        try:
+            event = _decode_event(text)
+        except _REFUSED:
+            try:
+                event = self._decode_unusual(text)
+            except _REFUSED:
+                return None
+        for kind in kinds:
+            self._note(kind, self._offset + start, "in an event")
+        return event
+
+    @staticmethod
+    def _decode_unusual(text: bytes) -> Event:
+        """Decode an event with keys that the format does not know, or a ``pid`` or ``tid`` of an odd type."""
+        fields = _decode_raw_dict(text)
+        known: dict[str, Any] = {key: value for key, value in fields.items() if key in _FIELDS}
+        extra = {key: value for key, value in fields.items() if key not in _FIELDS}
+        for key in ("ph", "pid", "tid"):
+            if key in known:
+                value = _decode_any(known[key])
+                known[key] = value if isinstance(value, (str, int, float)) and not isinstance(value, bool) else None
+        if not isinstance(known.get("ph", ""), str):
+            known["ph"] = str(known["ph"])
+        return Event(**known, extra=extra or UNSET)
+
+    def _resume(self, text: bytes, at: int) -> int:
+        """Return where the next event may begin, or -1."""
+        if self._separator is not None:
+            separator = text.find(self._separator, at)
+            torn = text.find(b'{"ph"', at)
+            if separator >= 0 and not 0 <= torn < separator:
+                return separator + len(self._separator) - self._separator_tail
+        match = _EVENT_START.search(text, at)
+        return match.start() if match else -1
+
+    # The end of the file.
+
+    def _read_tail(self) -> None:
+        """Read what follows the closing bracket: the further keys of the object form."""
+        if self._buffer.startswith(b"]"):
+            self._skip(1)
+        offset = self._offset
+        while self._more():
+            if len(self._buffer) > _MAX_HEADER_BYTES:
+                self._note("data_after_end", offset, "data after the events is passed over", lost=True)
+                self._skip(len(self._buffer))
+        text = self._buffer.strip(b" \t\r\n\0")
+        if self.form == "object":
+            if self._stream.damage or not text.endswith(b"}"):
+                self._note("cut_file", offset, self._stream.damage or "the object is not closed")
+                text = text.rstrip(b",") + b"}"
+            text = b"{" + text.lstrip(b", \t\r\n")
+            end = object_end(text, 0, len(text))
+            if 0 < end < len(text):
+                self._note("data_after_end", offset + end, "data after the object is passed over", lost=True)
+                text = text[:end]
+            self._read_header(text, offset)
+        elif self._stream.damage:
+            self._note("cut_file", offset, self._stream.damage)
+        elif text:
+            self._note("data_after_end", offset, "data after the array's closing bracket is passed over", lost=True)
+
+    # Small helpers.
+
+    def _more(self) -> bool:
+        piece = self._stream.read()
+        self._buffer += piece
+        self.bytes_read += len(piece)
+        return bool(piece)
+
+    def _skip(self, count: int) -> None:
+        self._buffer = self._buffer[count:]
+        self._offset += count
+
+    def _note(self, kind: str, offset: int, detail: str, *, lost: bool = False) -> None:
+        finding = self._findings.get((lost, kind))
+        if finding is None:
+            event = None if self._reading is None else self.events + len(self._reading) + 1
+            self._findings[lost, kind] = Finding(kind, offset, 1, detail, event)
+        else:
+            finding.count += 1
