@@ -1,0 +1,106 @@
+"""Where markers put their records: one flat list, the labels, and the track of every thread.
+
+This is the recording half of a seam (fixed-width records in; bytes out in the handlers): a compiled buffer can take its
+place without a change elsewhere.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.events import Label, Track
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["LANE_TID", "RecordBuffer"]
+
+LANE_TID: Final = 1 << 30
+"""Lanes get tids from here on. Linux's own are below 2**22; Perfetto takes up to 2**32 - 1."""
+
+
+class RecordBuffer:
+    """Records of one profiler, its labels and tracks.
+
+    Thread-safe: every change is one operation of a list or dict, atomic under the interpreter lock; labels are made under a
+    lock, off the recording path.
+
+    Attributes:
+        records: The flat list of records (see `tracekit.events`); markers call ``extend`` on it.
+        labels: Label of every label number.
+        tracks: Track of every track number.
+        track_of_thread: Track number by ``threading.get_ident()``. A plain dict, the cheapest to look into; where a thread
+            is missing, `thread_track` makes its track.
+    """
+
+    __slots__ = ("_label_numbers", "_local", "_lock", "labels", "records", "track_of_thread", "tracks")
+
+    def __init__(self) -> None:
+        self.records: list[Any] = []
+        self.labels: list[Label] = []
+        # Track 0 stands for "no track", so that a marker can use 0 for "not open".
+        self.tracks: list[Track] = [Track(0, "")]
+        self.track_of_thread: dict[int, int] = {}
+        self._local = threading.local()
+        self._label_numbers: dict[Any, int] = {}
+        # Re-entrant: a signal handler or a finaliser may make a marker while this thread makes one.
+        self._lock = threading.RLock()
+
+    def label(self, name: str, categories: tuple[str, ...] = (), args: Mapping[str, str] | None = None) -> int:
+        """Return the number of a label, making it when it is new."""
+        key = (name, categories, tuple(args.items()) if args else None)
+        number = self._label_numbers.get(key)
+        if number is None:
+            with self._lock:
+                number = self._label_numbers.get(key)
+                if number is None:
+                    self.labels.append(Label(name, categories, dict(args or {})))
+                    number = self._label_numbers[key] = len(self.labels) - 1
+        return number
+
+    def new_track(self, name: str, tid: int | None = None) -> int:
+        """Make a track; without a tid it is a lane and gets a number that no thread has."""
+        with self._lock:
+            number = len(self.tracks)
+            self.tracks.append(Track(LANE_TID + number if tid is None else tid, name, sort_index=number))
+            return number
+
+    def thread_track(self) -> int:
+        """Return the track of the thread that runs, making it at its first event.
+
+        It is forgotten when the thread ends, which shows by its thread-local values being dropped: idents are used again at
+        once, and a new thread must not record on a dead one's track.
+        """
+        ident = threading.get_ident()
+        number = self.track_of_thread.get(ident)
+        if number is None:
+            number = self.new_track(_thread_name(ident), threading.get_native_id())
+            self.track_of_thread[ident] = number
+            self._local.farewell = _Farewell(self.track_of_thread, ident)
+        return number
+
+    def take(self, count: int) -> list[Any]:
+        """Remove and return the first ``count`` entries; markers may go on appending meanwhile."""
+        taken = self.records[:count]
+        del self.records[:count]
+        return taken
+
+
+class _Farewell:
+    """Lives in a thread's local values; forgets the thread's track when they are dropped with the thread."""
+
+    __slots__ = ("_ident", "_tracks")
+
+    def __init__(self, tracks: dict[int, int], ident: int) -> None:
+        self._tracks = tracks
+        self._ident = ident
+
+    def __del__(self) -> None:
+        self._tracks.pop(self._ident, None)
+
+
+def _thread_name(ident: int) -> str:
+    """Return a thread's name without making a dummy Thread for one that Python did not start."""
+    thread = threading._active.get(ident)  # type: ignore[attr-defined]  # noqa: SLF001 - current_thread() would make one
+    return str(thread.name) if thread is not None else f"thread {threading.get_native_id()}"

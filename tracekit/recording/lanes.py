@@ -1,0 +1,163 @@
+"""Keeps the slices of every track properly nested, and shows slices that are still open.
+
+Viewers draw a track as a stack: two slices on it either nest or do not touch (Trace Event Format; Perfetto before v57 drops
+what overlaps). Threads give that by themselves as long as markers are closed in the order they were opened. Interleaved asyncio
+tasks, generators and free use of ``start`` and ``finish`` break it; what would overlap then gets a lane of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.events import BEGIN, END, WIDTH
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracekit.recording.buffer import RecordBuffer
+
+__all__ = ["Lanes", "OpenSlice"]
+
+OpenSlice = tuple[int, int, int]
+"""(label, start in monotonic ns, track)"""
+
+_STILL_OPEN: Final = sys.maxsize
+
+
+class Lanes:
+    """Arranges the records of each flush; used by one thread, the writer's."""
+
+    __slots__ = ("_announced", "_buffer", "_cut_ns", "_lanes")
+
+    def __init__(self, buffer: RecordBuffer) -> None:
+        self._buffer = buffer
+        self._announced: dict[tuple[int, int], tuple[int, int]] = {}  # (start, track): (label, lane) of a begun slice
+        self._lanes: dict[int, list[int]] = {}  # track: the lanes beside it
+        self._cut_ns = 0  # the last flush: slices that started before it and had not ended are announced
+
+    def arrange(self, records: list[Any], opened: Sequence[OpenSlice], cut_ns: int) -> list[Any]:
+        """Return the records, with starts of open slices added and nothing overlapping on any track.
+
+        Args:
+            records: Whole slices that ended up to the cut, instants and counters up to it. Slices of one track are in the
+                order in which they ended. Changed in place.
+            opened: The slices that are open at the cut.
+            cut_ns: The monotonic time of this flush.
+        """
+        ended, tangled = self._look(records, opened)
+        cut_short: list[Any] = []
+        for track in tangled:
+            # In front, since what is cut short ends at the same time as what was around it, and must end first.
+            cut_short[:0] = self._untangle(track, records, opened)
+        for position in ended:
+            key = (records[position + 1], records[position + 3])
+            announced = self._announced.pop(key, None)
+            if announced is not None:
+                records[position + 1 : position + WIDTH] = (records[position + 2], END, announced[1])
+        for label, start, track in opened:
+            if (start, track) not in self._announced:
+                self._announced[start, track] = (label, track)
+                records += (label, start, BEGIN, track)
+        self._cut_ns = cut_ns
+        return cut_short + records if cut_short else records
+
+    def _look(self, records: list[Any], opened: Sequence[OpenSlice]) -> tuple[list[int], set[int]]:
+        """Find the positions of slices that were open at the last cut, and the tracks on which slices overlap.
+
+        Slices come in the order of their ends, so that one is nested if those it does not contain ended before it started.
+        """
+        cut_ns = self._cut_ns
+        ended: list[int] = []
+        tangled: set[int] = set()
+        stacks: dict[int, list[int]] = {}  # track: end, start, end, start ... of slices that nothing contains yet
+        for position in range(2, len(records), WIDTH):
+            end = records[position]
+            if end < 0:
+                continue
+            start = records[position - 1]
+            track = records[position + 1]
+            if start <= cut_ns:
+                ended.append(position - 2)
+            stack = stacks.get(track)
+            if stack is None:
+                stacks[track] = [end, start]
+                continue
+            while stack and stack[-1] >= start:
+                stack.pop()
+                stack.pop()
+            if stack and stack[-2] > start:
+                tangled.add(track)
+            stack.append(end)
+            stack.append(start)
+        for _, start, track in sorted(opened, key=_start, reverse=True):
+            stack = stacks.setdefault(track, [])
+            while stack and stack[-1] >= start:
+                del stack[-2:]
+            if stack and stack[-2] > start:
+                tangled.add(track)
+            stack += (_STILL_OPEN, start)
+        return ended, tangled
+
+    def _untangle(self, track: int, records: list[Any], opened: Sequence[OpenSlice]) -> list[Any]:
+        """Give the slices of one track lanes on which they nest, the outer and the earlier first.
+
+        Returns:
+            Ends of slices whose start is out already, and which cannot stay on their lane to their end; innermost first.
+        """
+        slices: list[tuple[int, int, int, int]] = [  # start, -end, position (-1: open), label
+            (records[position + 1], -records[position + 2], position, records[position])
+            for position in range(0, len(records), WIDTH)
+            if records[position + 3] == track and records[position + 2] >= 0
+        ]
+        slices += [(start, -_STILL_OPEN, -1, label) for label, start, where in opened if where == track]
+        slices.sort()
+        cut_short: list[Any] = []
+        ends: dict[int, list[int]] = {}  # lane: ends of the slices that are open on it at the time looked at
+        to_place: list[tuple[int, int, int, int, int]] = []  # start on its lane, -end, position, label, true start
+        # First those whose start is out: all of them were open at the last flush, each inside the one before on its lane.
+        for start, minus_end, position, label in slices:
+            announced = self._announced.get((start, track))
+            if announced is None:
+                to_place.append((start, minus_end, position, label, start))
+                continue
+            lane = announced[1]
+            around = ends.setdefault(lane, [])
+            if around and around[-1] < -minus_end:
+                # What is around it ends first: end it there as well, and go on beside it.
+                cut_short[:0] = (label, around[-1], END, lane)
+                to_place.append((around[-1], minus_end, position, label, start))
+                around.append(around[-1])
+            else:
+                around.append(-minus_end)
+        to_place.sort()
+        for start, minus_end, position, label, true_start in to_place:
+            lane = self._free_lane(track, ends, start, -minus_end)
+            if position >= 0:
+                self._announced.pop((true_start, track), None)
+                records[position + 1] = start
+                records[position + 3] = lane
+            else:
+                self._announced[true_start, track] = (label, lane)
+                records += (label, start, BEGIN, lane)
+        return cut_short
+
+    def _free_lane(self, track: int, ends: dict[int, list[int]], start: int, end: int) -> int:
+        """Return the first lane of a track on which (start, end) nests, and take it."""
+        lanes = self._lanes.setdefault(track, [])
+        for lane in (track, *lanes):
+            taken = ends.setdefault(lane, [])
+            while taken and taken[-1] <= start:
+                taken.pop()
+            if not taken or taken[-1] >= end:
+                taken.append(end)
+                return lane
+        name = f"{self._buffer.tracks[track].name} · overlap {len(lanes) + 1}"
+        lane = self._buffer.new_track(name)
+        lanes.append(lane)
+        ends[lane] = [end]
+        return lane
+
+
+def _start(slice_: OpenSlice) -> int:
+    return slice_[1]

@@ -1,0 +1,148 @@
+"""The state of the process: which profiler is active, the module-level markers, forks and the end of the interpreter.
+
+All of tracekit's global state is here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from typing import TYPE_CHECKING, Final
+
+from tracekit.recording.compiling import pass_over_markers
+from tracekit.recording.marker import MARKER_TYPES, Marker
+from tracekit.recording.schedule import ProfilerAction
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from tracekit.recording.profiler import Profiler
+
+__all__ = ["DEFAULT_ACTIONS", "MarkerTable", "activate", "active_profiler", "deactivate", "marker"]
+
+DEFAULT_ACTIONS: Final = frozenset({ProfilerAction.WARMUP, ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE})
+"""What a marker records in unless told otherwise: everything but SKIP."""
+
+
+class MarkerTable:
+    """Markers by everything that makes them different, so that asking again gives the same one.
+
+    Thread-safe: two threads that ask for a new marker at once get the same one.
+    """
+
+    __slots__ = ("_by_key",)
+
+    def __init__(self) -> None:
+        self._by_key: dict[tuple[object, ...], Marker] = {}
+
+    def __iter__(self) -> Iterator[Marker]:
+        return iter(list(self._by_key.values()))
+
+    def get(
+        self,
+        name: str,
+        categories: Sequence[str] = (),
+        actions: Iterable[ProfilerAction] = DEFAULT_ACTIONS,
+        record_instant_on_start: bool = False,
+        record_instant_on_finish: bool = False,
+    ) -> tuple[Marker, bool]:
+        """Return the marker, and whether it was made just now."""
+        categories = (categories,) if isinstance(categories, str) else tuple(categories)
+        key = (str(name), categories, frozenset(actions), bool(record_instant_on_start), bool(record_instant_on_finish))
+        marker = self._by_key.get(key)
+        if marker is not None:
+            return marker, False
+        new = Marker(*key[:3], record_instant_on_start=key[3], record_instant_on_finish=key[4])
+        marker = self._by_key.setdefault(key, new)  # atomic
+        return marker, marker is new
+
+
+_active: list[Profiler] = []
+"""Profilers that have been started and not stopped, the innermost last."""
+
+_module_markers: Final = MarkerTable()
+"""Markers made by `tracekit.marker`, which record into the innermost active profiler."""
+
+_known: Final[weakref.WeakSet[Profiler]] = weakref.WeakSet()
+"""Every profiler that was started, for forked children and for the end of the interpreter."""
+
+
+def active_profiler() -> Profiler | None:
+    """Return the innermost profiler that has been started and not stopped, or None."""
+    return _active[-1] if _active else None
+
+
+def marker(
+    name: str,
+    categories: Sequence[str] = (),
+    actions: Iterable[ProfilerAction] = DEFAULT_ACTIONS,
+    record_instant_on_start: bool = False,
+    record_instant_on_finish: bool = False,
+) -> Marker:
+    """Return a marker that records into whichever profiler is active when it is used, and costs next to nothing else.
+
+    For libraries, and for code that is imported before a profiler exists::
+
+        @tracekit.marker("collate")
+        def collate(samples): ...
+
+    Args: as for `Profiler.marker`. Thread-safe.
+    """
+    found, is_new = _module_markers.get(name, categories, actions, record_instant_on_start, record_instant_on_finish)
+    if is_new and _active:
+        _active[-1].adopt(found)
+    return found
+
+
+def activate(profiler: Profiler) -> None:
+    """Make a profiler the active one: the module-level markers record into it."""
+    if not _known:
+        _register_hooks()
+    _known.add(profiler)
+    if _active:
+        _active[-1].release(_module_markers)
+    _active.append(profiler)
+    for found in _module_markers:
+        profiler.adopt(found)
+
+
+def deactivate(profiler: Profiler) -> None:
+    """Take a profiler out; the one that was active before gets the module-level markers back."""
+    if profiler not in _active:
+        return
+    innermost = _active[-1] is profiler
+    _active.remove(profiler)
+    if innermost:
+        profiler.release(_module_markers)
+        if _active:
+            for found in _module_markers:
+                _active[-1].adopt(found)
+
+
+_hooks_registered = False
+
+
+def _register_hooks() -> None:
+    global _hooks_registered  # noqa: PLW0603 - hooks of the interpreter cannot be taken back, so they are set once
+    if _hooks_registered:
+        return
+    _hooks_registered = True
+    atexit.register(_at_exit)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _at_exit() -> None:
+    for profiler in reversed(_active.copy()):
+        profiler.stop()
+
+
+def _after_fork_in_child() -> None:
+    # No logging here: another thread of the parent may have held the lock of a logging handler (dd-trace-py #18900).
+    for profiler in list(_known):
+        profiler.abandon_in_child()
+    _active.clear()
+
+
+pass_over_markers(MARKER_TYPES, marker)

@@ -1,0 +1,371 @@
+"""Marker: names a piece of code, and records a slice each time it runs.
+
+The recording path is measured in nanoseconds, and three things follow:
+
+* A marker has a class for each of its states (`Marker` when nothing is recorded, `RecordingMarker` ...); the profiler sets
+  ``__class__`` when the schedule passes from one action to the next, so that no state is asked for on the way in or out.
+* The start of the one open slice stands in the marker's own slots. Only recursion, a second thread or a second task takes
+  the slow way, with a stack per thread and task.
+* There is no lock. CPython changes threads at calls and at backward jumps only, so a test and the store after it, with no
+  call in between, are one step. The comments "atomic" mark where that is used.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+
+from tracekit.events import COUNTER, INSTANT
+from tracekit.recording.decorate import decorate
+from tracekit.recording.tasks import TaskTracks, current_owner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping
+    from types import TracebackType
+
+    from tracekit.recording.buffer import RecordBuffer
+    from tracekit.recording.schedule import ProfilerAction
+
+    F = TypeVar("F", bound=Callable[..., Any])
+
+__all__ = ["MARKER_TYPES", "Marker", "MarkerObserver"]
+
+_get_ident = threading.get_ident
+
+
+class MarkerObserver:
+    """What is told of a marker's events at once, on the recording thread; stands in front of inline handlers."""
+
+    def begin(self, marker: Marker, track: int, monotonic_ns: int) -> None:
+        """A slice starts."""
+
+    def end(self, marker: Marker, track: int, monotonic_ns: int, label: int) -> None:
+        """A slice ends."""
+
+    def instant(self, marker: Marker, track: int, monotonic_ns: int) -> None:
+        """An instant was recorded."""
+
+    def counter(self, marker: Marker, monotonic_ns: int, values: Mapping[str, float]) -> None:
+        """A counter was recorded."""
+
+
+class Marker:
+    """Records slices, instants and counters under one name. Made by `Profiler.marker` or `tracekit.marker`.
+
+    Use it as ``with marker:``, ``async with marker:``, a decorator (of functions, generators, coroutines and async
+    generators), or by `start` and `finish`. One marker may be open any number of times at once: recursively, in many
+    threads, in many asyncio tasks. Whether a slice is recorded is decided at its start; the finish of one that is not
+    recorded does nothing. An exception in the body is not swallowed; it closes the slice and its type is kept as the
+    slice's argument ``exception``.
+
+    After a fork the child's markers record nothing until a profiler starts there.
+
+    Attributes:
+        name: What the slice is called.
+        categories: Categories of its events.
+        actions: The schedule's actions during which it records.
+    """
+
+    # This class is the idle state: `_skipped` counts slices that are open and not recorded, so that their finish, which
+    # may come when the marker records again, is not taken for the finish of a recorded one.
+    __slots__ = (
+        "__weakref__",
+        "_buffer",
+        "_carried",
+        "_clock",
+        "_contended",
+        "_extend",
+        "_label",
+        "_observer",
+        "_skipped",
+        "_stacks",
+        "_start",
+        "_task_tracks",
+        "_track",
+        "_tracks",
+        "actions",
+        "categories",
+        "name",
+        "record_instant_on_finish",
+        "record_instant_on_start",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        categories: tuple[str, ...],
+        actions: frozenset[ProfilerAction],
+        *,
+        record_instant_on_start: bool = False,
+        record_instant_on_finish: bool = False,
+    ) -> None:
+        self.name = name
+        self.categories = categories
+        self.actions = actions
+        self.record_instant_on_start = record_instant_on_start
+        self.record_instant_on_finish = record_instant_on_finish
+        self._skipped = 0
+        self._carried = 0  # how many of the skipped ones were open when recording began
+        # The slot: when its slice started, and on which track. 0 is free; 1 is taken by a start that is under way;
+        # 2 keeps it from being taken while there is anything on the stacks.
+        self._start = 0
+        self._track = 0
+        self._contended = 0  # how many slices are on the stacks, plus _carried
+        self._stacks: dict[Hashable, list[tuple[int, int]]] = {}  # (start, track) by thread and task
+        self._label = 0
+        self._observer: MarkerObserver | None = None
+        self._buffer: RecordBuffer | None = None
+        self._extend: Callable[[tuple[Any, ...]], None] = _discard
+        self._tracks: dict[int, int] = {}
+        self._clock: Callable[[], int] = time.perf_counter_ns
+        self._task_tracks: TaskTracks | None = None
+
+    def __repr__(self) -> str:
+        return f"<Marker {self.name!r}>"
+
+    # ---- slices -------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Marker:
+        if self._start:
+            self._push(0, 0)  # inside a slice that is recorded: its finish must find this one on top
+        else:
+            self._skipped += 1  # atomic
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._start:
+            self._exit_slow(exc_type, self._clock())  # some slice started while this was recording
+        else:
+            self._skipped -= 1
+
+    def start(self) -> None:
+        """Start a slice; `finish` ends it."""
+        self.__enter__()
+
+    def finish(self) -> None:
+        """End the slice that this thread (or asyncio task) started last. Without one it does nothing."""
+        if self._skipped or self._start:
+            self._exit_slow(None, self._clock())  # which looks whose slice it is
+
+    async def __aenter__(self) -> Marker:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.__exit__(exc_type, exc, traceback)
+
+    def _push(self, start: int, track: int) -> None:
+        self._contended += 1
+        if not self._start:
+            self._start = 2  # atomic with the lines above: from now on every start goes the slow way
+        self._stacks.setdefault(current_owner(), []).append((start, track))
+
+    def _enter_slow(self, track: int = 0) -> None:
+        """Start a slice while another of this marker is open, or on a track of its own."""
+        track = track or self._thread_track()
+        start = self._clock()
+        self._push(start, track)
+        if self.record_instant_on_start:
+            self._extend((self._label, start, INSTANT, track))
+        if self._observer is not None:
+            self._observer.begin(self, track, start)
+
+    def _exit_slow(self, exc_type: type[BaseException] | None, end: int) -> None:
+        """End a slice when more than the one in the slot is open: the newest of this thread and task."""
+        key = current_owner()
+        stack = self._stacks.get(key)
+        start = track = 0
+        if stack:
+            start, track = stack.pop()
+            if not stack:
+                self._stacks.pop(key, None)
+            self._contended -= 1
+        elif self._start > 2 and self._track == self._tracks.get(_get_ident()):
+            start, track = self._start, self._track
+            self._start = 2  # freed below, when nothing else is open
+        else:  # it was not recorded, or never started
+            if self._carried:
+                self._carried -= 1
+                self._contended -= 1
+            if self._skipped:
+                self._skipped -= 1
+        if self._start == 2 and not self._contended:
+            self._start = 0
+        if start:
+            self._record(start, end, track, exc_type)
+
+    def _thread_track(self) -> int:
+        """Return the track of this thread, which may be new."""
+        return self._buffer.thread_track() if self._buffer is not None else 0
+
+    def _record(self, start: int, end: int, track: int, exc_type: type[BaseException] | None) -> None:
+        label = self._label
+        if exc_type is not None and self._buffer is not None:
+            label = self._buffer.label(self.name, self.categories, {"exception": exc_type.__qualname__})
+        self._extend((label, start, end, track))
+        if self.record_instant_on_finish:
+            self._extend((self._label, end, INSTANT, track))
+        if self._observer is not None:
+            self._observer.end(self, track, end, label)
+
+    def open_slices(self) -> list[tuple[int, int, int]]:
+        """Return (label, start, track) of every slice that is being recorded now; for the writer."""
+        stacks = list(self._stacks.values())
+        found = [(self._label, start, track) for stack in stacks for start, track in list(stack) if start]
+        start, track = self._start, self._track
+        if start > 2:
+            found.append((self._label, start, track))
+        return found
+
+    # ---- instants and counters ----------------------------------------------------------------------------------------
+
+    def instant(self) -> None:
+        """Record that something happened now."""
+
+    def counter(self, values: Mapping[str, float]) -> None:
+        """Record the values of one or more series now.
+
+        Args:
+            values: Number by series name. Anything that is no finite number is left out and counted.
+        """
+
+    # ---- decorator ----------------------------------------------------------------------------------------------------
+
+    @overload
+    def __call__(self, function: F) -> F: ...
+    @overload
+    def __call__(self, function: None = None) -> Callable[[F], F]: ...
+    def __call__(self, function: F | None = None) -> F | Callable[[F], F]:
+        """Decorate a function: each call is a slice. Return values, exceptions and signatures stay as they are.
+
+        A generator gets a slice for each time it runs (from being asked for a value to giving it), since between those
+        its caller runs; an async generator likewise. ``@marker`` and ``@marker()`` are the same.
+        """
+        if function is None:
+            return cast("Callable[[F], F]", self)
+        return cast("F", decorate(self, function))
+
+    # ---- attached to a profiler ---------------------------------------------------------------------------------------
+
+    def attach(self, buffer: RecordBuffer, clock: Callable[[], int], task_tracks: TaskTracks) -> None:
+        """Record into a buffer from now on; still idle until `set_recording`."""
+        self._buffer = buffer
+        self._label = buffer.label(self.name, self.categories)
+        self._extend = buffer.records.extend
+        self._tracks = buffer.track_of_thread
+        self._clock = clock
+        self._task_tracks = task_tracks
+
+    def set_recording(self, recording: bool, observer: MarkerObserver | None = None) -> None:
+        """Pass to the recording or to the idle state. Slices that are open stay what they were at their start."""
+        self._observer = observer
+        if not recording:
+            self.__class__ = Marker
+            self._contended -= self._carried
+            self._carried = 0
+            if self._start == 2 and not self._contended:
+                self._start = 0
+            return
+        if self.__class__ is Marker and self._skipped:
+            # Their finishes must not be taken for those of recorded slices: send every finish the slow way.
+            self._carried = self._skipped
+            self._contended += self._carried
+            self._start = self._start or 2
+        observed = observer is not None or self.record_instant_on_start or self.record_instant_on_finish
+        self.__class__ = _recording_classes(self._clock)[observed]
+
+    def detach(self) -> None:
+        """Forget the profiler; its slices that are open become unrecorded ones. Called when its last records are taken."""
+        self.set_recording(recording=False)
+        self._skipped += sum(map(len, self._stacks.values())) + (self._start > 2)
+        self._buffer = None
+        self._extend = _discard
+        self._start = self._contended = 0
+        self._stacks.clear()
+        self._tracks = {}
+
+
+@functools.cache
+def _recording_classes(clock: Callable[[], int]) -> tuple[type[Marker], type[Marker]]:
+    """Return the classes of a marker that records by a clock: alone, and while something observes it.
+
+    The clock is a variable of this function, because reading one costs half of reading an attribute, twice a slice. All
+    profilers but those of tests have the same clock, and so the same two classes.
+    """
+
+    class RecordingMarker(Marker):
+        """A marker while it records."""
+
+        __slots__ = ()
+
+        def __enter__(self) -> Marker:
+            if not self._start:
+                self._start = 1  # atomic with the test (on 3.10 because the branch that is taken here does not jump)
+                try:
+                    self._track = self._tracks[_get_ident()]
+                except KeyError:
+                    self._track = self._thread_track()
+                self._start = clock()
+                return self
+            self._enter_slow()
+            return self
+
+        def __exit__(
+            self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+        ) -> None:
+            end = clock()
+            if exc_type is None and not self._contended:
+                self._extend((self._label, self._start, end, self._track))
+                self._start = 2 if self._contended else 0  # atomic: somebody may have come since the test above
+                return
+            self._exit_slow(exc_type, end)
+
+        async def __aenter__(self) -> Marker:
+            assert self._task_tracks is not None
+            self._enter_slow(self._task_tracks.track())
+            return self
+
+        def instant(self) -> None:
+            try:
+                self._extend((self._label, clock(), INSTANT, self._tracks[_get_ident()]))
+            except KeyError:
+                self._extend((self._label, clock(), INSTANT, self._thread_track()))
+
+        def counter(self, values: Mapping[str, float]) -> None:
+            self._extend((self._label, clock(), COUNTER, {**values}))
+
+    class ObservedMarker(RecordingMarker):
+        """A marker that also records instants at its slices' edges, or that something observes at once."""
+
+        __slots__ = ()
+
+        def __enter__(self) -> Marker:
+            self._enter_slow()
+            return self
+
+        def instant(self) -> None:
+            now, track = clock(), self._thread_track()
+            self._extend((self._label, now, INSTANT, track))
+            if self._observer is not None:
+                self._observer.instant(self, track, now)
+
+        def counter(self, values: Mapping[str, float]) -> None:
+            now, values = clock(), {**values}
+            self._extend((self._label, now, COUNTER, values))
+            if self._observer is not None:
+                self._observer.counter(self, now, values)
+
+    return RecordingMarker, ObservedMarker
+
+
+def _discard(_record: tuple[Any, ...]) -> None:
+    """Stand in for a buffer's ``extend`` while there is no buffer."""
+
+
+MARKER_TYPES = (Marker, *_recording_classes(time.perf_counter_ns))
+"""The classes that a marker can have, by its state."""

@@ -1,0 +1,520 @@
+"""Profiler: owns the training time, the schedule, the markers, the sources and the writer."""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from tracekit.clock import SYSTEM_CLOCK, Clock, Timeline
+from tracekit.distributed import ProcessInfo, detect_process
+from tracekit.errors import ConfigError, HandlerError, TimeError, TracekitError
+from tracekit.events import WIDTH, Timestamps
+from tracekit.handlers.base import Recording, Summary, TraceHandler
+from tracekit.naming import FileName
+from tracekit.recording.buffer import RecordBuffer
+from tracekit.recording.compiling import pass_over_profilers
+from tracekit.recording.failures import Failures
+from tracekit.recording.inline import InlineHandlers, WithoutEvents
+from tracekit.recording.lifecycle import DEFAULT_ACTIONS, MarkerTable, activate, deactivate
+from tracekit.recording.schedule import CyclicSchedule, ProfilerAction
+from tracekit.recording.source import Source
+from tracekit.recording.tasks import TaskTracks
+from tracekit.recording.writer import Writer
+from tracekit.timestamp import Timestamp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from types import TracebackType
+
+    from tracekit.recording.lanes import OpenSlice
+    from tracekit.recording.marker import Marker
+    from tracekit.recording.schedule import Schedule
+
+__all__ = ["Profiler"]
+
+logger = logging.getLogger("tracekit")
+T = TypeVar("T")
+
+_ACTIVE: Final = (ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE)
+
+
+class Profiler:
+    """Records what a training loop does, and gives it to trace handlers.
+
+    Example::
+
+        with Profiler(trace_handlers=[JSONTraceHandler("traces/{run_id}/rank{rank}.json")]) as profiler:
+            for batch in profiler.iterate(loader, "dataloader"):
+                with profiler.marker("forward"):
+                    ...
+                profiler.step(samples=len(batch))
+
+    Wrong arguments raise `ConfigError` here or in `start`. After that nothing raises into the training loop: failures are
+    logged once and counted (``TRACEKIT_STRICT=1`` raises them), and nothing on the loop's path waits for storage.
+
+    Threads: markers may be used from any thread; `start`, `step`, `next_epoch`, `next_iteration` and `stop` belong to the
+    training thread. Fork: a forked child records nothing until it starts a profiler of its own.
+
+    Args:
+        trace_handlers: Where the events go; one handler or several.
+        schedule: When to record: `cyclic_schedule`, or any function of the `Timestamp` at the start of a batch that returns
+            a `ProfilerAction`. None records always.
+        sources: What records beside the markers: `TorchProfiler`, `SystemProfiler`, or `Source` subclasses of your own.
+        timestamp: The training time to start from, when a run is resumed from a checkpoint.
+        record_batches: Whether every `step` records the batch as a slice, on a track of its own.
+        flush_interval: Seconds between deliveries to the handlers; what a killed process can lose.
+        max_buffered_events: How many events are kept at most while the handlers do not keep up (a storage that hangs). The
+            newest beyond that are dropped at the next `step`, and counted. One event takes about 100 bytes.
+        shutdown_timeout: Seconds that `stop` waits for the handlers at most.
+        run_id, rank, local_rank, world_size, node, attempt: Which process this is, where the environment does not tell;
+            see `tracekit.distributed.detect_process`.
+        clock: The clocks to read; for tests.
+
+    Raises:
+        ConfigError: An argument is wrong.
+    """
+
+    def __init__(
+        self,
+        trace_handlers: TraceHandler | Sequence[TraceHandler] = (),
+        schedule: Schedule | None = None,
+        *,
+        sources: Source | Sequence[Source] = (),
+        timestamp: Timestamp | None = None,
+        record_batches: bool = True,
+        flush_interval: float = 0.2,
+        max_buffered_events: int = 1_000_000,
+        shutdown_timeout: float = 10.0,
+        run_id: str | None = None,
+        rank: int | None = None,
+        local_rank: int | None = None,
+        world_size: int | None = None,
+        node: int | None = None,
+        attempt: int | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._handlers = _all_of(TraceHandler, "trace_handlers", trace_handlers)
+        self._sources = _all_of(Source, "sources", sources)
+        if schedule is not None and not callable(schedule):
+            raise ConfigError(
+                f"schedule must be a function of the Timestamp, such as cyclic_schedule(...), not {schedule!r}"
+            )
+        if timestamp is not None and not isinstance(timestamp, Timestamp):
+            raise ConfigError(f"timestamp must be a Timestamp, not {timestamp!r}")
+        if flush_interval <= 0 or shutdown_timeout <= 0:
+            raise ConfigError("flush_interval and shutdown_timeout are seconds, and must be above 0")
+        if not isinstance(max_buffered_events, int) or max_buffered_events < 1:
+            raise ConfigError(f"max_buffered_events must be a whole number above 0, not {max_buffered_events!r}")
+        self._timestamp = timestamp or Timestamp()
+        if timestamp is not None and isinstance(schedule, CyclicSchedule):
+            schedule = schedule.resumed_at(timestamp)
+        self._schedule = schedule
+        self._record_batches = record_batches
+        self._flush_interval_s = flush_interval
+        self._max_buffered = max_buffered_events * WIDTH
+        self._shutdown_timeout_s = shutdown_timeout
+        self._identity: dict[str, Any] = {
+            "run_id": run_id,
+            "rank": rank,
+            "local_rank": local_rank,
+            "world_size": world_size,
+            "node": node,
+            "attempt": attempt,
+        }
+        self._clock = clock
+        self._failures = Failures()
+        self._buffer = RecordBuffer()
+        self._task_tracks = TaskTracks(self._buffer)
+        self._markers = MarkerTable()
+        self._attached: list[Marker] = []
+        self._by_name: dict[str, Marker] = {}
+        self._action = ProfilerAction.SKIP
+        self._window_open = False
+        self._state = "new"
+        self._process: ProcessInfo | None = None
+        self._writer: Writer | None = None
+        self._timeline: Timeline | None = None
+        self._timestamps = Timestamps(self._timestamp)
+        self._observer: InlineHandlers | None = None
+        self._broken_sources: set[int] = set()
+        self._batch_start_ns = 0
+        self._batch_label = self._buffer.label("batch", ("training loop",))
+        self._batch_track = self._buffer.new_track("training loop")
+
+    # ---- life ---------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Profiler:
+        self.start()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop(exc)
+
+    def start(self) -> None:
+        """Open the handlers and the sources, and begin to record.
+
+        Raises:
+            ConfigError: The profiler was started before, or a handler or source cannot work as it is set up.
+            TracekitError: A handler cannot be opened, for example for lack of a folder it may write to.
+        """
+        if self._state != "new":
+            raise ConfigError(f"this Profiler was {self._state} before; make a new one for every recording")
+        self._process = detect_process(**self._identity)
+        for source in self._sources:
+            source.check(self)
+        self._timeline = timeline = Timeline(self._clock)
+        self._open_handlers(Recording(self._process, timeline.anchor, self._timestamp))
+        self._batch_start_ns = self._clock.monotonic_ns()
+        self._timestamps = Timestamps(self._timestamp, self._batch_start_ns)
+        self._state = "started"
+        deferred = [handler for handler in self._handlers if not handler.inline]
+        inline = [handler for handler in self._handlers if handler.inline]
+        if inline:
+            self._observer = InlineHandlers(inline, self._timestamps, timeline, self._failures)
+        # Inline handlers get their events from the observer, and everything else from the writer like the others.
+        delivered = deferred + [WithoutEvents(handler) for handler in inline]
+        self._writer = Writer(
+            self._buffer,
+            delivered,
+            timeline,
+            self._timestamps,
+            self._open_slices,
+            self._failures,
+            self._flush_interval_s,
+        )
+        self._writer.start()
+        activate(self)
+        self._begin_batch(self._decide())
+        for source in self._sources:
+            self._guard(source, source.open, self, self._action)
+        self._post("epoch_start", self._timestamp)
+        self._post("batch_start", self._timestamp)
+
+    def stop(self) -> None:
+        """Save what is open, deliver the rest, close the handlers, and stop recording. A second call does nothing.
+
+        Waits for the handlers for ``shutdown_timeout`` seconds at most.
+        """
+        self._stop(None)
+
+    def _stop(self, ended_by: BaseException | None) -> None:
+        if self._state != "started" or self._writer is None:
+            return
+        self._state = "stopped"
+        for source in self._sources:
+            try:
+                source.close()
+            except Exception as error:  # noqa: BLE001 - a source's failure must not reach training
+                self.report_failure(type(source).__name__, error)
+        self._set_markers(recording=False)
+        for handler in self._handlers:
+            try:
+                handler.stopping(ended_by)
+            except Exception as failure:  # noqa: BLE001 - a handler's failure must not reach training
+                self.report_failure(f"{type(handler).__name__}.stopping", failure)
+        if not self._writer.close(self._shutdown_timeout_s):
+            logger.warning(
+                "tracekit: the trace handlers did not finish within %g s and are left behind; what they had not "
+                "written is lost (shutdown_timeout= gives them longer)",
+                self._shutdown_timeout_s,
+            )
+        deactivate(self)
+        for marker in self._attached:
+            marker.detach()
+        self._failures.raise_pending()
+
+    def flush(self, timeout: float = 10.0) -> bool:
+        """Return when everything recorded until now has been delivered and written out by the handlers.
+
+        Args:
+            timeout: Seconds to wait at most.
+
+        Returns:
+            Whether it was done in time; False also when the profiler does not run.
+        """
+        if self._writer is None or self._state != "started":
+            return False
+        done = self._writer.flush(timeout)
+        self._failures.raise_pending()
+        return done
+
+    @property
+    def stats(self) -> Summary:
+        """What has been delivered so far, what was lost and what went wrong."""
+        return self._writer.summary() if self._writer is not None else Summary(0, 0, 0, {}, {})
+
+    # ---- the training loop --------------------------------------------------------------------------------------------
+
+    @property
+    def timestamp(self) -> Timestamp:
+        """The current training time."""
+        return self._timestamp
+
+    @property
+    def action(self) -> ProfilerAction:
+        """What the schedule says for the batch that is running."""
+        return self._action
+
+    @property
+    def process(self) -> ProcessInfo:
+        """Who this process is: rank, host, run id ... Known once the profiler was started."""
+        if self._process is None:
+            raise ConfigError("the process is known when the profiler has been started")
+        return self._process
+
+    def step(self, samples: int = 0, tokens: int = 0) -> None:
+        """Pass to the next batch; call it once at the end of each.
+
+        Args:
+            samples: How many samples the batch had.
+            tokens: How many tokens it had. A count that is no whole number from 0 on is reported and taken for 0.
+        """
+        now_ns = self._clock.monotonic_ns()
+        duration = timedelta(microseconds=(now_ns - self._batch_start_ns) // 1000 if self._state == "started" else 0)
+        try:
+            self._timestamp = self._timestamp.to_next_batch(samples=samples, tokens=tokens, duration=duration)
+        except TimeError as error:  # a wrong count must not end a run that goes well otherwise
+            self.report_failure("step", error)
+            self._timestamp = self._timestamp.to_next_batch(duration=duration)
+        if self._state != "started":
+            return
+        if self._record_batches and self._action is not ProfilerAction.SKIP:
+            self._buffer.records.extend((self._batch_label, self._batch_start_ns, now_ns, self._batch_track))
+        self._timestamps.append(now_ns, self._timestamp)
+        self._batch_start_ns = now_ns
+        self._post("batch_end", self._timestamp)
+        action = self._decide()
+        finished = self._action
+        self._window_open = self._window_open or finished in _ACTIVE
+        if self._window_open and (finished is ProfilerAction.ACTIVE_AND_SAVE or action not in _ACTIVE):
+            self._end_window(action, now_ns)
+        else:
+            self._pass_to(finished, action)
+        self._post("batch_start", self._timestamp)
+        if len(self._buffer.records) > self._max_buffered:
+            self._drop_newest()
+        self._failures.raise_pending()
+
+    def next_epoch(self) -> None:
+        """Pass to the next epoch; call it after the last `step` of each."""
+        now_ns = self._next("to_next_epoch")
+        if now_ns is None:
+            return
+        self._post("epoch_end", self._timestamp)
+        action = self._decide()
+        counts_through = isinstance(self._schedule, CyclicSchedule) and self._schedule.per == "run"
+        if self._window_open and not counts_through:
+            self._end_window(action, now_ns)
+        elif action is not self._action:
+            # The last step has asked the schedule for a batch that never came; its place takes the first of this epoch.
+            self._pass_to(self._action, action)
+        self._post("epoch_start", self._timestamp)
+
+    def next_iteration(self) -> None:
+        """Pass to the next iteration, where a run groups its epochs into such (as PPO does)."""
+        self._next("to_next_iteration")
+
+    def iterate(self, iterable: Iterable[T], name: str = "dataloader", categories: Sequence[str] = ()) -> Iterator[T]:
+        """Yield from an iterable, recording a slice for each time it is asked for a value.
+
+        If the iterable has a length, a schedule that counts per epoch learns the length of the epoch from it, and saves its
+        window with the last batch.
+        """
+        with suppress(TypeError):
+            self._learn_epoch_length(len(iterable))  # type: ignore[arg-type]
+        marker = self.marker(name, categories)
+        iterator = iter(iterable)
+        while True:
+            with marker:
+                try:
+                    value = next(iterator)
+                except StopIteration:
+                    return
+            yield value
+
+    def _drop_newest(self) -> None:
+        """Bound the memory while the writer is stuck in a handler."""
+        assert self._writer is not None
+        records = self._buffer.records
+        excess = len(records) - self._max_buffered
+        del records[self._max_buffered :]
+        if not self._writer.overflowed:
+            logger.warning("tracekit: the trace handlers do not keep up; events beyond max_buffered_events are dropped")
+        self._writer.overflowed += excess // WIDTH
+
+    def _next(self, transition: str) -> int | None:
+        now_ns = self._clock.monotonic_ns()
+        self._timestamp = getattr(self._timestamp, transition)()
+        if self._state != "started":
+            return None
+        self._timestamps.append(now_ns, self._timestamp)
+        return now_ns
+
+    def _learn_epoch_length(self, batches: int) -> None:
+        # Only before the first batch of an epoch: an evaluation in its middle has a loader of another length.
+        schedule = self._schedule
+        if (
+            isinstance(schedule, CyclicSchedule)
+            and schedule.per == "epoch"
+            and schedule.epoch_length != batches > 0
+            and int(self._timestamp.batch_in_epoch) == 0
+        ):
+            self._schedule = schedule.with_epoch_length(batches)
+            if self._state == "started":
+                action = self._decide()
+                if action is not self._action:
+                    self._pass_to(self._action, action)
+
+    def _decide(self) -> ProfilerAction:
+        """Ask the schedule what the batch that begins shall be."""
+        if self._schedule is None:
+            return ProfilerAction.ACTIVE
+        try:
+            action = self._schedule(self._timestamp)
+            if not isinstance(action, ProfilerAction):
+                raise ConfigError(f"the schedule returned {action!r}, which is no ProfilerAction")
+        except Exception as error:  # noqa: BLE001 - a user's function; its failure must not stop training
+            self.report_failure("schedule", error)
+            return ProfilerAction.SKIP
+        return action
+
+    def _end_window(self, action: ProfilerAction, now_ns: int) -> None:
+        self._window_open = False
+        self._pass_to(ProfilerAction.ACTIVE_AND_SAVE, action)
+        if self._writer is not None and self._timeline is not None:
+            self._writer.post("window_end", self._timestamp, self._timeline.wall_ns(now_ns), cut_ns=now_ns)
+
+    def _pass_to(self, finished: ProfilerAction, action: ProfilerAction) -> None:
+        self._begin_batch(action)
+        for source in self._sources:
+            self._guard(source, source.step, finished, action)
+
+    def _begin_batch(self, action: ProfilerAction) -> None:
+        if action is not self._action:
+            self._action = action
+            self._set_markers()
+
+    # ---- markers ------------------------------------------------------------------------------------------------------
+
+    def marker(
+        self,
+        name: str,
+        categories: Sequence[str] = (),
+        actions: Iterable[ProfilerAction] = DEFAULT_ACTIONS,
+        record_instant_on_start: bool = False,
+        record_instant_on_finish: bool = False,
+    ) -> Marker:
+        """Return the marker of that name; the same arguments give the same marker.
+
+        Args:
+            name: What its slices are called.
+            categories: Categories for filtering; one text or several.
+            actions: The schedule's actions during which it records; by default all but SKIP.
+            record_instant_on_start: Also record an instant at the start of each slice.
+            record_instant_on_finish: Also record one at its finish.
+        """
+        if not categories and actions is DEFAULT_ACTIONS and not (record_instant_on_start or record_instant_on_finish):
+            try:
+                return self._by_name[name]
+            except KeyError:
+                marker, is_new = self._markers.get(name)
+                self._by_name[name] = marker
+        else:
+            marker, is_new = self._markers.get(
+                name, categories, actions, record_instant_on_start, record_instant_on_finish
+            )
+        if is_new:
+            self.adopt(marker)
+        return marker
+
+    def adopt(self, marker: Marker) -> None:
+        """Have a marker record into this profiler."""
+        marker.attach(self._buffer, self._clock.monotonic_ns, self._task_tracks)
+        self._attached.append(marker)
+        if self._state == "started":
+            marker.set_recording(self._action in marker.actions, self._observer)
+
+    def release(self, markers: Iterable[Marker]) -> None:
+        """Let go of markers, so that another profiler can have them."""
+        released = {id(marker) for marker in markers}
+        if self._writer is not None:
+            self._writer.flush(self._shutdown_timeout_s)
+        for marker in self._attached:
+            if id(marker) in released:
+                marker.detach()
+        self._attached = [marker for marker in self._attached if id(marker) not in released]
+
+    def _set_markers(self, *, recording: bool = True) -> None:
+        for marker in list(self._attached):
+            marker.set_recording(recording and self._action in marker.actions, self._observer)
+
+    def _open_slices(self) -> list[OpenSlice]:
+        return [slice_ for marker in list(self._attached) for slice_ in marker.open_slices()]
+
+    # ---- for sources and handlers -------------------------------------------------------------------------------------
+
+    def format_path(self, template: str) -> str:
+        """Fill in a file-name template for this process and the current training time."""
+        return FileName(template).format(self.process, self._timestamp)
+
+    def record_chrome_json_trace_file(self, filepath: str) -> None:
+        """Tell every trace handler of a finished Chrome JSON trace of this process."""
+        self._post("process_chrome_json_trace_file", os.fspath(filepath))
+
+    def report_failure(self, who: str, error: BaseException) -> None:
+        """Count a failure of a source and log it once."""
+        self._failures.report(who, error)
+
+    def _post(self, method: str, *args: Any) -> None:
+        if self._writer is not None:
+            self._writer.post(method, *args)
+
+    def _guard(self, source: Source, method: Any, *args: Any) -> None:
+        if id(source) in self._broken_sources:
+            return
+        try:
+            method(*args)
+        except Exception as error:  # noqa: BLE001 - a source's failure must not reach training
+            self._broken_sources.add(id(source))
+            self.report_failure(type(source).__name__, error)
+
+    def _open_handlers(self, recording: Recording) -> None:
+        opened: list[TraceHandler] = []
+        try:
+            for handler in self._handlers:
+                opened.append(handler)
+                handler.open(recording)
+        except Exception as error:
+            for handler in opened:
+                with suppress(Exception):
+                    handler.close()
+            if isinstance(error, TracekitError):
+                raise
+            raise HandlerError(f"{type(opened[-1]).__name__} cannot be opened: {error}") from error
+
+    def abandon_in_child(self) -> None:
+        """Forget the parent's recording in a forked child."""
+        if self._state == "started":
+            self._state = "forked"
+            for marker in self._attached:
+                marker.detach()
+            if self._writer is not None:
+                self._writer.abandon()
+
+
+def _all_of(kind: Callable[..., T], name: str, value: T | Sequence[T]) -> list[T]:
+    assert isinstance(kind, type)
+    values = [value] if isinstance(value, kind) else value
+    if not isinstance(values, list | tuple) or not all(isinstance(item, kind) for item in values):
+        raise ConfigError(f"{name} must be a {kind.__name__} or a list of them, not {value!r}")
+    if len({id(item) for item in values}) < len(values):
+        raise ConfigError(f"{name} names one {kind.__name__} twice")
+    return list(values)
+
+
+pass_over_profilers(Profiler)

@@ -1,0 +1,170 @@
+"""When to record: actions, and the cyclic schedule that chooses one for each batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from tracekit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tracekit.timestamp import Timestamp
+
+__all__ = ["CyclicSchedule", "ProfilerAction", "Schedule", "cyclic_schedule"]
+
+
+class ProfilerAction(enum.Enum):
+    """What the profiler does during one batch."""
+
+    SKIP = "skip"
+    """Record nothing."""
+    WARMUP = "warmup"
+    """Record markers; torch.profiler warms up and keeps nothing."""
+    ACTIVE = "active"
+    """Record everything."""
+    ACTIVE_AND_SAVE = "active_and_save"
+    """Record everything, and save the window when this batch ends."""
+
+
+Schedule: TypeAlias = "Callable[[Timestamp], ProfilerAction]"
+"""Any function of the training time at the start of a batch; it is asked once for each batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CyclicSchedule:
+    """The value that `cyclic_schedule` returns: call it with the training time to get the action of that batch.
+
+    Immutable, so any thread may call it, and every rank that is given the same numbers gets the same windows.
+
+    Attributes:
+        skip_first: Batches to skip before the first cycle.
+        wait: Batches of each cycle that are skipped.
+        warmup: Batches of each cycle that warm up.
+        active: Batches of each cycle that are recorded.
+        repeat: Number of cycles; 0 is for ever.
+        per: Whether counting begins again with every epoch, or goes on through the run.
+        epoch_length: Batches in an epoch, or None where it is not known. Used only per epoch.
+        resumed_batch: Batches that were over when the run was resumed: of the resumed epoch, or of the run.
+        resumed_epoch: The epoch in which the run was resumed. Used only per epoch.
+    """
+
+    skip_first: int = 0
+    wait: int = 0
+    warmup: int = 1
+    active: int = 4
+    repeat: int = 1
+    per: Literal["epoch", "run"] = "epoch"
+    epoch_length: int | None = None
+    resumed_batch: int = 0
+    resumed_epoch: int = 0
+
+    def __post_init__(self) -> None:
+        _check_integer("skip_first", self.skip_first, 0)
+        _check_integer("wait", self.wait, 0)
+        _check_integer("warmup", self.warmup, 0)
+        _check_integer("active", self.active, 1)
+        _check_integer("repeat", self.repeat, 0, note=" (0 is for ever)")
+        _check_integer("resumed_batch", self.resumed_batch, 0)
+        _check_integer("resumed_epoch", self.resumed_epoch, 0)
+        if self.epoch_length is not None:
+            _check_integer("epoch_length", self.epoch_length, 1, note=", or None where it is not known")
+        if self.per not in ("epoch", "run"):
+            raise ConfigError(f'cyclic_schedule: per must be "epoch" or "run", not {self.per!r}')
+
+    def __call__(self, timestamp: Timestamp) -> ProfilerAction:
+        """Return the action of the batch that begins at ``timestamp``."""
+        per_epoch = self.per == "epoch"
+        batch = int(timestamp.batch_in_epoch) if per_epoch else int(timestamp.batch)
+        first = self.skip_first
+        if not per_epoch or int(timestamp.epoch) == self.resumed_epoch:
+            first += self.resumed_batch
+        length = self.wait + self.warmup + self.active
+        if batch < first or (self.repeat and batch >= first + length * self.repeat):
+            return ProfilerAction.SKIP
+        phase = (batch - first) % length
+        if phase < self.wait:
+            return ProfilerAction.SKIP
+        last = self.epoch_length - 1 if per_epoch and self.epoch_length is not None else None
+        if last is not None and batch > last:
+            return ProfilerAction.SKIP  # the profiler asks for the next batch before it is known that there is none
+        if phase < self.wait + self.warmup:
+            # A warm-up whose first active batch lies behind the end of the epoch would be for nothing.
+            window_start = batch - phase + self.wait + self.warmup
+            return ProfilerAction.SKIP if last is not None and window_start > last else ProfilerAction.WARMUP
+        if phase == length - 1 or batch == last:
+            return ProfilerAction.ACTIVE_AND_SAVE
+        return ProfilerAction.ACTIVE
+
+    def with_epoch_length(self, batches: int | None) -> CyclicSchedule:
+        """Return the same schedule for epochs of that many batches, so that a window is saved with the last of them.
+
+        Args:
+            batches: The length of the data loader in batches, or None where it is not known: then the profiler ends
+                an open window when the epoch ends.
+        """
+        return dataclasses.replace(self, epoch_length=batches)
+
+    def resumed_at(self, timestamp: Timestamp) -> CyclicSchedule:
+        """Return the same schedule, counted from where a run was resumed.
+
+        ``skip_first`` then counts from there, so that a resumed run is profiled at all (composer#2986). Per epoch this
+        holds for the resumed epoch only, and later epochs are counted from their own start.
+
+        Args:
+            timestamp: The training time at which the checkpoint was loaded.
+        """
+        batch = timestamp.batch_in_epoch if self.per == "epoch" else timestamp.batch
+        return dataclasses.replace(self, resumed_batch=int(batch), resumed_epoch=int(timestamp.epoch))
+
+
+def cyclic_schedule(
+    *,
+    skip_first: int = 0,
+    wait: int = 0,
+    warmup: int = 1,
+    active: int = 4,
+    repeat: int = 1,
+    per: Literal["epoch", "run"] = "epoch",
+    epoch_length: int | None = None,
+) -> CyclicSchedule:
+    """Return a schedule of cycles: skip ``wait`` batches, warm up for ``warmup``, record ``active``; names as in torch.
+
+    A cycle's last active batch is ``ACTIVE_AND_SAVE``. Per epoch, so is an active batch that is known to be the last
+    of its epoch; where the length of the epoch is not known, the profiler itself ends an open window with the epoch.
+
+    Example:
+        >>> schedule = cyclic_schedule(wait=1, warmup=1, active=3, repeat=2)   # two windows in every epoch
+        >>> schedule = cyclic_schedule(skip_first=100, active=5, per="run")    # one window in the whole run
+
+    Args:
+        skip_first: Batches to skip before the first cycle, 0 or more.
+        wait: Batches of each cycle to skip, 0 or more.
+        warmup: Batches of each cycle in which torch.profiler warms up, 0 or more.
+        active: Batches of each cycle to record, 1 or more.
+        repeat: Number of cycles, 0 for ever.
+        per: "epoch" starts again with every epoch; "run" counts through the whole run, and its windows may reach over
+            the end of an epoch.
+        epoch_length: Batches in an epoch, where known.
+
+    Raises:
+        ConfigError: An argument is not an integer in its range; the message names it.
+    """
+    return CyclicSchedule(
+        skip_first=skip_first,
+        wait=wait,
+        warmup=warmup,
+        active=active,
+        repeat=repeat,
+        per=per,
+        epoch_length=epoch_length,
+    )
+
+
+def _check_integer(name: str, value: object, least: int, *, note: str = "") -> None:
+    # bool is an int to Python, and active=True is a mistake all the same.
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"cyclic_schedule: {name} must be an integer of {least} or more{note}, not {value!r}")

@@ -1,0 +1,68 @@
+"""asyncio tasks: what an open slice belongs to, and which track a task's slices stand on."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from tracekit.recording.buffer import RecordBuffer
+
+__all__ = ["TaskTracks", "current_owner", "current_task"]
+
+
+class TaskTracks:
+    """Tracks for asyncio tasks: the tasks of one thread that are alive at once share as few lanes as can be.
+
+    A task gets the first free lane of its thread at its first ``async with``, and leaves it when it is done.
+    """
+
+    __slots__ = ("_buffer", "_free", "_lane_count", "_of_task")
+
+    def __init__(self, buffer: RecordBuffer) -> None:
+        self._buffer = buffer
+        self._of_task: dict[Any, int] = {}
+        self._free: dict[int, list[int]] = {}
+        self._lane_count: dict[int, int] = {}
+
+    def track(self) -> int:
+        """Return the running task's track, or the thread's where no task runs."""
+        ident = threading.get_ident()
+        task = current_task()
+        if task is None:
+            return self._buffer.thread_track()
+        track = self._of_task.get(task)
+        if track is None:
+            free = self._free.setdefault(ident, [])
+            if free:
+                free.sort(reverse=True)
+                track = free.pop()
+            else:
+                number = self._lane_count[ident] = self._lane_count.get(ident, 0) + 1
+                thread = self._buffer.tracks[self._buffer.thread_track()].name
+                track = self._buffer.new_track(f"{thread} · task {number}")
+            self._of_task[task] = track
+            task.add_done_callback(functools.partial(self._leave, ident))
+        return track
+
+    def _leave(self, ident: int, task: Any) -> None:
+        track = self._of_task.pop(task, None)
+        if track is not None:
+            self._free[ident].append(track)
+
+
+def current_task() -> Any:
+    """Return the running asyncio task, or None. Never imports asyncio."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None or asyncio._get_running_loop() is None:  # noqa: SLF001 - current_task() raises without a loop
+        return None
+    return asyncio.current_task()
+
+
+def current_owner() -> Hashable:
+    """Return what a slice belongs to while it is open: its thread, and its task where there is one."""
+    return threading.get_ident(), current_task()
