@@ -1,0 +1,1 @@
+"""Trace handlers: where recorded events go."""

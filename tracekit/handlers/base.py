@@ -1,0 +1,176 @@
+"""TraceHandler: the interface between the recorder and whatever takes its events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from tracekit.events import Counter, Instant, SliceBegin, SliceEnd
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tracekit.clock import Anchor, ClockStep
+    from tracekit.distributed import ProcessInfo
+    from tracekit.events import EventBatch
+    from tracekit.timestamp import Timestamp
+
+__all__ = ["Recording", "Summary", "TraceHandler"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What a handler is told when recording starts.
+
+    Attributes:
+        process: Who this process is.
+        anchor: The reading of the clocks that every time of this recording is derived from.
+        timestamp: The training time at the start.
+    """
+
+    process: ProcessInfo
+    anchor: Anchor
+    timestamp: Timestamp
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a profiler has recorded, and what went wrong.
+
+    Attributes:
+        slices: How many slices were delivered to the handlers.
+        instants: How many instants.
+        counters: How many counter events.
+        dropped: How much was lost, by reason.
+        failures: How often a handler, a source or the schedule failed, by who failed.
+    """
+
+    slices: int
+    instants: int
+    counters: int
+    dropped: Mapping[str, int]
+    failures: Mapping[str, int]
+
+
+class TraceHandler:
+    """Takes the events of a profiler. Subclass it and override what you need; everything does nothing by default.
+
+    Delivery: `open` is called on the thread that starts the profiler, and may raise (a wrong path, a missing package) to stop
+    it from starting; `stopping` is called on the thread that stops it. Everything else is called from the profiler's
+    writer thread, one call at a time, within about the flush
+    interval (200 ms) of the event. Per recording thread, events come in time order, starts before finishes, properly
+    nested; every finish has had its start; a slice that stays open longer than the flush interval has its start delivered
+    before its finish.
+
+    With ``inline = True`` the ``process_*_event`` methods are called on the recording thread instead, inside the marker, at
+    the moment of the event: for mirroring into NVTX or ``record_function``. Keep such a handler short and thread-safe.
+
+    A method that raises is counted and logged once, and never reaches the training loop; after ten failures in a row the
+    handler is called no more. Handlers are not used in forked children.
+
+    `tracekit.testing.TraceHandlerContract` is a test suite for handlers of your own.
+    """
+
+    inline: ClassVar[bool] = False
+
+    # ---- life ---------------------------------------------------------------------------------------------------------
+
+    def open(self, recording: Recording) -> None:
+        """Get ready; the first call. Raise to stop the profiler from starting."""
+
+    def stopping(self, error: BaseException | None) -> None:
+        """Take back what belongs to the thread that stops the profiler, such as a signal handler that `open` has set.
+
+        Called before the last events are delivered, and before `close`.
+
+        Args:
+            error: The exception that leaves the profiler's ``with`` block, if one does.
+        """
+
+    def flush(self) -> None:
+        """Bring what was delivered to where it survives this process."""
+
+    def close(self) -> None:
+        """Finish; the last call, also after failures."""
+
+    # ---- events, one by one -------------------------------------------------------------------------------------------
+
+    def process_duration_event(
+        self, name: str, categories: Sequence[str], is_start: bool, timestamp: Timestamp, wall_clock_time_ns: int
+    ) -> None:
+        """Take the start or the finish of a slice.
+
+        Args:
+            name: The marker's name.
+            categories: Its categories.
+            is_start: True at the start, False at the finish.
+            timestamp: The training time at that moment.
+            wall_clock_time_ns: That moment, ns since the epoch.
+        """
+
+    def process_instant_event(
+        self, name: str, categories: Sequence[str], timestamp: Timestamp, wall_clock_time_ns: int
+    ) -> None:
+        """Take something that happened at one moment."""
+
+    def process_counter_event(
+        self,
+        name: str,
+        categories: Sequence[str],
+        timestamp: Timestamp,
+        wall_clock_time_ns: int,
+        values: Mapping[str, float],
+    ) -> None:
+        """Take the values of one or more series; they are finite numbers."""
+
+    def process_chrome_json_trace_file(self, filepath: str) -> None:
+        """Take a finished Chrome JSON trace of this process, for example one of torch.profiler. Do not change the file."""
+
+    # ---- events, a batch at a time ------------------------------------------------------------------------------------
+
+    def process_events(self, batch: EventBatch) -> None:
+        """Take the events of one flush.
+
+        Calls the methods above one event at a time; override it to be faster, or for what they do not tell: tracks and
+        arguments.
+        """
+        for event in batch:
+            label = event.label
+            if isinstance(event, SliceBegin | SliceEnd):
+                self.process_duration_event(
+                    label.name,
+                    label.categories,
+                    isinstance(event, SliceBegin),
+                    event.timestamp,
+                    event.wall_clock_time_ns,
+                )
+            elif isinstance(event, Instant):
+                self.process_instant_event(label.name, label.categories, event.timestamp, event.wall_clock_time_ns)
+            else:
+                assert isinstance(event, Counter)
+                self.process_counter_event(
+                    label.name, label.categories, event.timestamp, event.wall_clock_time_ns, event.values
+                )
+
+    # ---- the training loop and the clocks -----------------------------------------------------------------------------
+
+    def batch_start(self, timestamp: Timestamp) -> None:
+        """A batch begins."""
+
+    def batch_end(self, timestamp: Timestamp) -> None:
+        """A batch has ended; the timestamp already names the next one."""
+
+    def epoch_start(self, timestamp: Timestamp) -> None:
+        """An epoch begins."""
+
+    def epoch_end(self, timestamp: Timestamp) -> None:
+        """An epoch has ended; the timestamp already names the next one."""
+
+    def window_end(self, timestamp: Timestamp, wall_clock_time_ns: int) -> None:
+        """A recording window of the schedule is complete; all its events have been delivered."""
+
+    def clock_anchor(self, anchor: Anchor, step: ClockStep | None) -> None:
+        """The clocks were read again; ``step`` tells when the wall clock was found to have been set."""
+
+    def summary(self, summary: Summary) -> None:
+        """What was recorded and what was lost; called once before `close`."""

@@ -1,0 +1,245 @@
+"""JSONTraceHandler: streams the rank trace as Chrome JSON, to files that open in Perfetto whenever they are looked at."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit import storage
+from tracekit.errors import ConfigError, StorageError
+from tracekit.events import WIDTH
+from tracekit.formats.rank_trace import COMPANION_EVENT
+from tracekit.handlers.base import Recording, Summary, TraceHandler
+from tracekit.handlers.live_file import make_folder
+from tracekit.handlers.open_slices import OpenSlices
+from tracekit.handlers.rank_file import RankFile, RankFiles, clock_metadata, trace_name
+from tracekit.handlers.rotation import Retention, Rotation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tracekit.clock import Anchor, ClockStep
+    from tracekit.events import EventBatch
+    from tracekit.timestamp import Time, Timestamp
+
+__all__ = ["JSONTraceHandler"]
+
+logger = logging.getLogger("tracekit")
+
+DEFAULT_NAME = "traces/{run_id}/rank{rank}-attempt{attempt}.json"
+DEFAULT_PARTS_NAME = "traces/{run_id}/rank{rank}-attempt{attempt}-part{part:04d}.json"
+
+_SUMMARY_BYTES: Final = 1000  # about what the last lines of a recording take
+
+
+class JSONTraceHandler(TraceHandler):
+    """Streams the events of this rank to a Chrome JSON file, for `tracekit merge` and ui.perfetto.dev.
+
+    The file is there under its name, and opens, from the start of the recording on; what was flushed survives the death of
+    the process. A name that ends with ``.gz`` is written plain and compressed when it is complete, and one on a remote
+    storage (``s3://`` ...) is written to a temporary local folder and uploaded when it is complete, because a cut gzip
+    does not open and an object cannot be appended to.
+
+    Long runs go to several files: with ``{epoch}`` or ``{batch}`` in the name, every recording window of the schedule gets
+    one of its own (and all go to one without); with a ``rotate_...`` argument, a new one begins whenever one is full. Every
+    file opens and merges by itself, and `tracekit merge` puts them together again. A slice that is open when a file ends is
+    finished there and goes on in the next. A new file begins between two flushes, so that one can be larger or longer than
+    asked for by what one flush holds. If it cannot be made, the old one is written on.
+
+    Local files are made with mode 0600, in folders of mode 0700, and never overwrite another file: where a name is taken, the
+    first file of a recording is refused, and later ones get the next number. A failed write (a full disk) loses the events of
+    that flush, which are counted in the summary; the file stays whole, and writing resumes as soon as it can.
+
+    Args:
+        filename: Path or URL with the fields ``{run_id} {rank} {local_rank} {world_size} {node} {host} {pid} {attempt}
+            {epoch} {batch} {part}``. Refused if it would let two ranks, or two attempts of one, share a file.
+        rotate_bytes: Begin a new file when one has this size, before compression. Rotation needs ``{part}`` in the name,
+            which counts the files from 0.
+        rotate_seconds: Begin a new file when one holds events of this time.
+        rotate_every: Begin a new file after this much training: ``"1ep"``, ``"500ba"``, ``"1e9tok"``.
+        num_traces_to_keep: Keep only this many finished files of this recording and remove the oldest; None keeps all.
+        max_total_bytes: Keep the files of this recording, the one being written included, below this size together by
+            removing the oldest. The summary tells what was removed. With a remote name, both limits are for the local files
+            that could not be uploaded; what was uploaded stays.
+
+    Raises:
+        ConfigError: An argument is wrong; from `open`, also: the file exists already.
+        StorageError: From `open`: the file or its folder cannot be made.
+    """
+
+    def __init__(
+        self,
+        filename: str | os.PathLike[str] = DEFAULT_NAME,
+        *,
+        rotate_bytes: int | None = None,
+        rotate_seconds: float | None = None,
+        rotate_every: Time | str | None = None,
+        num_traces_to_keep: int | None = None,
+        max_total_bytes: int | None = None,
+    ) -> None:
+        self._rotation = Rotation.of(rotate_bytes, rotate_seconds, rotate_every)
+        name = DEFAULT_PARTS_NAME if self._rotation and filename == DEFAULT_NAME else os.fspath(filename)
+        self._name = trace_name(name, "part")
+        self._retention = Retention(num_traces_to_keep, max_total_bytes)
+        if self._rotation is not None and not self._name.numbered:
+            raise ConfigError(f"file name {name!r} is the same for every file of a rotation; put {{part}} into it")
+        if self._retention and self._rotation is None and not self._name.per_window:
+            raise ConfigError(
+                "num_traces_to_keep and max_total_bytes need several files to choose from: rotate_bytes=, rotate_seconds= "
+                "or rotate_every=, or {epoch} or {batch} in the file name"
+            )
+        if rotate_bytes is not None and max_total_bytes is not None and max_total_bytes < 2 * rotate_bytes:
+            raise ConfigError(
+                f"max_total_bytes ({max_total_bytes}) must be at least twice rotate_bytes ({rotate_bytes}): the file being "
+                "written is never removed"
+            )
+        self._files = RankFiles(self._name, self._retention)
+        self._recording: Recording | None = None
+        self._file: RankFile | None = None
+        self._since: tuple[int, Timestamp] | None = None  # when the events of the file begin; None before the first
+        self._delivered_ns = 0  # up to when the file holds everything
+        self._cut_ns = 0  # where the last file was cut
+        self._open_slices = OpenSlices()
+        self._tables: EventBatch | None = None  # an empty batch: labels, tracks and timestamps for the open slices
+        self._waiting: list[tuple[str, Mapping[str, Any]]] = []  # metadata for a file that is not there yet
+        self._lost_events = 0
+        self._refused = False  # a new file could not be made
+        self._summary: Summary | None = None
+
+    @property
+    def paths(self) -> list[str]:
+        """The files that were written and not removed again, the one being written last."""
+        return self._files.paths
+
+    # ---- life ---------------------------------------------------------------------------------------------------------
+
+    def open(self, recording: Recording) -> None:
+        """Make the file, so that a wrong name or folder shows before training starts."""
+        self._name.check(recording.process)
+        self._recording = recording
+        if not self._name.per_window:
+            self._file = self._files.begin(recording, recording.timestamp, first=True)
+        else:
+            path = self._name.format(recording.process, recording.timestamp)
+            if not storage.is_remote(path):
+                make_folder(Path(path).parent, path)
+
+    def process_events(self, batch: EventBatch) -> None:
+        """Write a batch, to a new file where one is due."""
+        if not batch:
+            return
+        newest = None if self._rotation is None else _newest(batch)
+        if self._file is None or (newest is not None and self._is_full(self._file, *newest)):
+            # The first batch names its file; it began when this batch's first event happened.
+            self._begin_file(batch.timestamps.at(min(batch.records[1::WIDTH])), batch)
+        if newest is not None or self._name.per_window:
+            self._open_slices.follow(batch.records)
+            self._tables = dataclasses.replace(batch, records=())
+        if newest is not None:
+            # A start may be told later than others after it.
+            self._delivered_ns = max(newest[0], batch.cut_ns, self._delivered_ns)
+            self._since = self._since or newest
+        if self._file is None:
+            self._lost_events += len(batch)
+            return
+        self._file.write_events(batch)
+        if self._retention:
+            self._files.make_room(live_bytes=self._file.size_bytes)
+
+    def window_end(self, timestamp: Timestamp, wall_clock_time_ns: int) -> None:
+        """Complete the window's file, if each has its own."""
+        if self._name.per_window and self._file is not None and self._recording is not None:
+            self._cut_ns = wall_clock_time_ns - self._recording.anchor.offset_ns
+            self._end_file(self._file)
+            self._file = None
+
+    def process_chrome_json_trace_file(self, filepath: str) -> None:
+        """Note in the rank trace which other traces this process has written."""
+        self._metadata(COMPANION_EVENT, {"file": storage.basename(filepath)})
+
+    def clock_anchor(self, anchor: Anchor, step: ClockStep | None) -> None:
+        """Note the readings of the clocks, for the merge."""
+        for name, args in clock_metadata(anchor, step):
+            self._metadata(name, args)
+
+    def summary(self, summary: Summary) -> None:
+        """Keep the counts for the end of the file."""
+        self._summary = summary
+
+    def close(self) -> None:
+        """Complete the file."""
+        if self._file is not None:
+            file, self._file = self._file, None
+            self._finish(file, last=True)
+
+    # ---- files --------------------------------------------------------------------------------------------------------
+
+    def _is_full(self, file: RankFile, newest_ns: int, now: Timestamp) -> bool:
+        """Tell whether a batch that ends at this time shall go to a new file."""
+        if self._rotation is None or self._since is None:
+            return False
+        since_ns, since = self._since
+        return self._rotation.due(file.size_bytes, newest_ns - since_ns, since, now)
+
+    def _begin_file(self, timestamp: Timestamp, batch: EventBatch) -> None:
+        """Go on in a new file; in the old one, if there is one and no new one can be made."""
+        assert self._recording is not None
+        try:
+            new = self._files.begin(self._recording, timestamp)
+        except (ConfigError, StorageError) as error:
+            if not self._refused:
+                consequence = "the old one is written on" if self._file else "events are lost and counted"
+                logger.warning("tracekit: no new trace file can be made (%s); %s until it can", error, consequence)
+            self._refused = True
+            return
+        self._refused = False
+        if self._file is not None:
+            self._cut_ns = self._delivered_ns
+            self._end_file(self._file)
+        self._file, self._since = new, None
+        resumed = self._open_slices.begins(self._cut_ns)
+        if resumed:
+            new.write_events(dataclasses.replace(batch, records=resumed), count=False)
+        for name, args in self._waiting:
+            new.write_metadata(name, args)
+        self._waiting.clear()
+
+    def _end_file(self, file: RankFile) -> None:
+        """Complete a file that another one will follow, at the time of the cut."""
+        ended = self._open_slices.ends(self._cut_ns)
+        if ended and self._tables is not None:
+            file.write_events(dataclasses.replace(self._tables, records=ended), count=False)
+        self._finish(file)
+
+    def _finish(self, file: RankFile, *, last: bool = False) -> None:
+        self._lost_events += file.lost_events
+        counts: dict[str, Any] | None = None
+        if last and self._summary is not None:  # the other files have none: their run goes on
+            # What has to go for this file goes first, so that the summary can tell.
+            self._files.make_room(
+                coming=0 if storage.is_remote(file.path) else 1, live_bytes=file.size_bytes + _SUMMARY_BYTES
+            )
+            counts = dataclasses.asdict(self._summary)
+            if self._lost_events:
+                counts["dropped"]["events that could not be written"] = self._lost_events
+            if self._retention.removed["files"]:
+                counts["removed"] = self._retention.removed
+        self._files.finish(file, counts)
+        if not last or storage.is_remote(file.path):
+            self._files.make_room()
+
+    def _metadata(self, name: str, args: Mapping[str, Any]) -> None:
+        if self._file is not None:
+            self._file.write_metadata(name, args)
+        elif self._name.per_window:
+            self._waiting.append((name, args))
+
+
+def _newest(batch: EventBatch) -> tuple[int, Timestamp]:
+    """Return the time of the last event of a batch, and the training time then."""
+    starts, ends = batch.records[1::WIDTH], batch.records[2::WIDTH]
+    newest_ns = max(max(starts), max(ends))  # noqa: PLW3301 - not flattened: a call with 10,000 arguments
+    return newest_ns, batch.timestamps.at(newest_ns)

@@ -1,0 +1,267 @@
+"""FlightRecorder: keeps the last seconds in memory, and writes them out when something has happened."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit import storage
+from tracekit.errors import ConfigError, StorageError
+from tracekit.formats.rank_trace import COMPANION_EVENT, DUMP_EVENT
+from tracekit.handlers.base import Recording, TraceHandler
+from tracekit.handlers.event_ring import EventRing
+from tracekit.handlers.live_file import make_folder
+from tracekit.handlers.rank_file import RankFiles, clock_metadata, trace_name
+from tracekit.handlers.rotation import Retention, positive
+from tracekit.handlers.triggers import ExceptionTrigger, SignalTrigger, SlowSteps
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tracekit.clock import Anchor, ClockStep
+    from tracekit.events import EventBatch
+    from tracekit.timestamp import Timestamp
+
+__all__ = ["FlightRecorder"]
+
+logger = logging.getLogger("tracekit")
+
+DEFAULT_NAME = "traces/{run_id}/rank{rank}-attempt{attempt}-dump{dump:03d}.json"
+_LEAST_BYTES: Final = 4 << 20
+_COOL_DOWN_NS: Final = 60_000_000_000
+_LAST_WORDS_S: Final = 1.0
+
+
+class FlightRecorder(TraceHandler):
+    """Keeps the last seconds of events in memory and writes them as a rank trace when it is told to, or something happens.
+
+    A dump is a complete rank trace, for `tracekit merge`, `tracekit validate` and ui.perfetto.dev, with a ``tracekit_dump``
+    event that says why it was made. Slices that were running where the kept interval begins are in it with their true start,
+    and those that run at its end are open, so that a hang shows where it hangs. Dumps are written by the profiler's writer
+    thread: at the second flush after the cause, so that everything before it is in, or when the profiler stops. Nothing waits
+    for them. They never overwrite a file; where a name is taken, the next number is used.
+
+    An event takes 32 bytes in memory (a counter about 300); nothing is encoded or written before a dump.
+
+    A dump for a slow step or for an exception in a thread is followed by at least a minute, or ``seconds`` if that is longer,
+    without another such dump.
+
+    What a signal can and cannot do: it is noticed also while the main thread waits in C code that has let go of the
+    interpreter lock, as collectives and kernel launches of torch do. While C code *holds* the lock, no Python runs and the
+    dump comes when it lets go, or not at all; ``faulthandler`` and py-spy show the stack of such a hang. Send the signal to
+    the rank's own process: spawned workers do not know it, and the system ends them.
+
+    Args:
+        filename: Path or URL with the fields of `JSONTraceHandler` and ``{dump}``, which counts the dumps from 0. It needs
+            ``{dump}`` or ``{batch}``.
+        seconds: How far back a dump goes, to one flush interval.
+        max_bytes: How much memory the events take at most, about; the oldest are dropped beyond that.
+        on_signal: Dump on this signal, such as ``signal.SIGUSR1``. The handler that was set before is still called. Needs
+            the profiler to be started on the main thread.
+        on_exception: Dump when an exception leaves the profiler's ``with`` block. This takes no hook.
+        excepthooks: Also dump on exceptions that nobody catches, in any thread, by chaining ``sys.excepthook`` and
+            ``threading.excepthook``; they are set back when the profiler stops.
+        slow_step: Dump after a batch that took this many times longer than the median of the 64 before it; from the 17th on.
+        on_close: Dump when the profiler stops.
+        num_traces_to_keep: Keep only this many dumps of this recording and remove the oldest; None keeps all.
+
+    Raises:
+        ConfigError: An argument is wrong; from `open`, also: the signal cannot be had.
+        StorageError: From `open`: the folder cannot be made.
+    """
+
+    def __init__(
+        self,
+        filename: str | os.PathLike[str] = DEFAULT_NAME,
+        *,
+        seconds: float = 30.0,
+        max_bytes: int = 64 << 20,
+        on_signal: int | None = None,
+        on_exception: bool = True,
+        excepthooks: bool = False,
+        slow_step: float | None = None,
+        on_close: bool = False,
+        num_traces_to_keep: int | None = None,
+    ) -> None:
+        self._name = trace_name(filename, "dump")
+        if not self._name.numbered and "batch" not in self._name.fields:
+            raise ConfigError(f"file name {self._name.template!r} is the same for every dump; put {{dump}} into it")
+        positive("seconds", seconds)
+        positive("max_bytes", max_bytes, whole=True)
+        if max_bytes < _LEAST_BYTES:
+            raise ConfigError(f"max_bytes must be at least {_LEAST_BYTES} (4 MiB), not {max_bytes}")
+        self._signal = None if on_signal is None else SignalTrigger(on_signal)
+        self._exceptions = ExceptionTrigger(self._uncaught) if excepthooks else None
+        self._slow_steps = None if slow_step is None else SlowSteps(slow_step)
+        self._files = RankFiles(self._name, Retention(num_traces_to_keep))
+        self._on_exception = on_exception
+        self._on_close = on_close
+        self._ring = EventRing(round(seconds * 1e9), max_bytes)
+        self._cool_down_ns = max(_COOL_DOWN_NS, round(seconds * 1e9))
+        self._recording: Recording | None = None
+        self._timestamp: Timestamp | None = None
+        self._requests: deque[tuple[str, int, threading.Event | None]] = (
+            deque()
+        )  # why, made during which flush, who waits
+        self._flushes = 0
+        self._quiet_until_ns = 0
+        self._metadata: deque[tuple[str, Mapping[str, Any]]] = deque(maxlen=64)
+
+    @property
+    def paths(self) -> list[str]:
+        """The dumps that were written and not removed again, the newest last."""
+        return self._files.paths
+
+    def dump(self, reason: str = "asked for") -> None:
+        """Have the kept events written to a file of their own.
+
+        Thread-safe, and never waits: the file is there after two flush intervals, or when the profiler has stopped.
+
+        Args:
+            reason: Why, for the trace.
+        """
+        self._request(str(reason))
+
+    # ---- life ---------------------------------------------------------------------------------------------------------
+
+    def open(self, recording: Recording) -> None:
+        """Make the folder, so that a wrong one shows before training starts, and set the hooks that were asked for."""
+        self._name.check(recording.process)
+        self._recording = recording
+        self._timestamp = recording.timestamp
+        path = self._name.format(recording.process, recording.timestamp)
+        if not storage.is_remote(path):
+            make_folder(Path(path).parent, path)
+        if self._signal is not None:
+            self._signal.install()
+        if self._exceptions is not None:
+            self._exceptions.install()
+
+    def stopping(self, error: BaseException | None) -> None:
+        """Take the hooks back, on the thread that may; note the exception that ends the recording."""
+        if error is not None and self._on_exception and not isinstance(error, (SystemExit, GeneratorExit)):
+            self._request(f"exception: {_shown(error)}")
+        self._take_hooks_back()
+
+    def flush(self) -> None:
+        """Write the dumps that are due."""
+        self._flushes += 1
+        if self._signal is not None and self._signal.arrived():
+            self._request(f"signal {self._signal.name}", flush=self._flushes - 1)
+        due = []
+        # One that was made after the last delivery has to wait for the next one: what led to it is to be in.
+        while self._requests and self._requests[0][1] + 2 <= self._flushes:
+            due.append(self._requests.popleft())
+        self._serve(due)
+
+    def close(self) -> None:
+        """Write the dumps that are still due, and take the hooks back."""
+        self._take_hooks_back()
+        if self._on_close and self._recording is not None:
+            self._request("the recording ends")
+        due = list(self._requests)
+        self._requests.clear()
+        self._serve(due)
+
+    def _take_hooks_back(self) -> None:
+        if self._signal is not None:
+            if self._signal.arrived():
+                self._request(f"signal {self._signal.name}")
+            self._signal.remove()
+        if self._exceptions is not None:
+            self._exceptions.remove()
+
+    # ---- what is kept -------------------------------------------------------------------------------------------------
+
+    def process_events(self, batch: EventBatch) -> None:
+        """Keep a batch."""
+        self._ring.add(batch)
+
+    def process_chrome_json_trace_file(self, filepath: str) -> None:
+        """Keep the name, for the merge."""
+        self._metadata.append((COMPANION_EVENT, {"file": storage.basename(filepath)}))
+
+    def clock_anchor(self, anchor: Anchor, step: ClockStep | None) -> None:
+        """Keep the readings of the clocks, for the merge."""
+        self._metadata.extend(clock_metadata(anchor, step))
+
+    def batch_start(self, timestamp: Timestamp) -> None:
+        """Keep the training time."""
+        self._timestamp = timestamp
+
+    def batch_end(self, timestamp: Timestamp) -> None:
+        """Look whether the batch was slow."""
+        if self._slow_steps is None:
+            return
+        took_s = timestamp.batch_wct.total_seconds()
+        usual_s = self._slow_steps.usual_s(took_s)
+        if usual_s is not None:
+            # Its events are delivered after this and before the next flush.
+            self._request_quietly(
+                f"slow step: batch {int(timestamp.batch) - 1} took {took_s:.3f} s, usual are {usual_s:.3f} s",
+                flush=self._flushes - 1,
+            )
+
+    # ---- dumps --------------------------------------------------------------------------------------------------------
+
+    def _request(self, reason: str, *, flush: int | None = None, done: threading.Event | None = None) -> None:
+        self._requests.append((reason, self._flushes if flush is None else flush, done))
+
+    def _request_quietly(self, reason: str, *, flush: int | None = None) -> None:
+        """Ask for a dump unless there was one of this kind a short time ago."""
+        newest_ns = self._ring.newest_ns
+        if newest_ns >= self._quiet_until_ns:
+            self._quiet_until_ns = newest_ns + self._cool_down_ns
+            self._request(reason, flush=flush)
+
+    def _uncaught(self, error: BaseException, of_main_thread: bool) -> None:
+        if self._recording is None or self._recording.process.pid != os.getpid():
+            return  # a forked child has the hook, and no writer
+        if not of_main_thread:
+            self._request_quietly(f"exception in thread {threading.current_thread().name}: {_shown(error)}")
+            return
+        done = threading.Event()
+        self._request(f"exception: {_shown(error)}", done=done)
+        # The process is about to end, and the hook that is called next may end it at once.
+        done.wait(_LAST_WORDS_S)
+
+    def _serve(self, due: list[tuple[str, int, threading.Event | None]]) -> None:
+        if not due:
+            return
+        try:
+            self._write(list(dict.fromkeys(reason for reason, _, _ in due)))
+        except (ConfigError, StorageError, OSError) as error:
+            logger.warning("tracekit: the flight recorder's dump cannot be written: %s", error)
+        finally:
+            for _, _, done in due:
+                if done is not None:
+                    done.set()
+
+    def _write(self, reasons: list[str]) -> None:
+        assert self._recording is not None
+        assert self._timestamp is not None
+        ring = self._ring
+        file = self._files.begin(self._recording, self._timestamp)
+        file.write_metadata(DUMP_EVENT, {"reasons": reasons, "events": ring.events, "dropped": ring.dropped})
+        for name, args in list(self._metadata):
+            file.write_metadata(name, args)
+        for batch in ring.batches():
+            file.write_events(batch)
+        self._files.finish(file)
+        self._files.make_room()
+        if file.lost_events:
+            logger.warning("tracekit: %s lacks %d events that could not be written", file.path, file.lost_events)
+        else:
+            logger.info("tracekit: %s: %d events (%s)", file.path, file.events, "; ".join(reasons))
+
+
+def _shown(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - a user's __str__ may do anything
+        text = ""
+    return f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__

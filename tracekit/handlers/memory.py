@@ -1,0 +1,82 @@
+"""MemoryTraceHandler: keeps the events in memory, for notebooks and tests."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from tracekit.errors import ConfigError
+from tracekit.events import Counter, Event, Instant, SliceBegin, SliceEnd
+from tracekit.handlers.base import Recording, Summary, TraceHandler
+
+if TYPE_CHECKING:
+    from tracekit.events import EventBatch
+
+__all__ = ["MemoryTraceHandler"]
+
+
+class MemoryTraceHandler(TraceHandler):
+    """Keeps the last events in memory.
+
+    Read it after `Profiler.flush` or `Profiler.stop`. Thread-safe to read: each property returns a new list.
+
+    Args:
+        max_events: How many events to keep at most, a slice being two; the oldest go first, and are counted in `dropped`.
+    """
+
+    def __init__(self, max_events: int = 1_000_000) -> None:
+        if not isinstance(max_events, int) or max_events < 1:
+            raise ConfigError(f"max_events must be a whole number above 0, not {max_events!r}")
+        self._events: deque[Event] = deque(maxlen=max_events)
+        self.dropped = 0
+        self.trace_files: list[str] = []
+        """Paths of the Chrome JSON traces that other parts of this process have written."""
+        self.recording: Recording | None = None
+        self.stats: Summary | None = None
+        """What the profiler recorded and lost; filled in when it stops."""
+
+    def open(self, recording: Recording) -> None:
+        """Keep who this process is."""
+        self.recording = recording
+
+    def process_events(self, batch: EventBatch) -> None:
+        """Keep a batch."""
+        for event in batch:
+            if len(self._events) == self._events.maxlen:
+                self.dropped += 1
+            self._events.append(event)
+
+    def process_chrome_json_trace_file(self, filepath: str) -> None:
+        """Keep the path."""
+        self.trace_files.append(filepath)
+
+    def summary(self, summary: Summary) -> None:
+        """Keep the counts."""
+        self.stats = summary
+
+    @property
+    def events(self) -> list[Event]:
+        """Every event, in the order of delivery."""
+        return list(self._events)
+
+    @property
+    def slices(self) -> list[tuple[SliceBegin, SliceEnd]]:
+        """Start and finish of every slice that is complete, in the order of their finishes."""
+        open_slices: dict[int, list[SliceBegin]] = {}
+        found: list[tuple[SliceBegin, SliceEnd]] = []
+        for event in list(self._events):
+            if isinstance(event, SliceBegin):
+                open_slices.setdefault(id(event.track), []).append(event)
+            elif isinstance(event, SliceEnd) and open_slices.get(id(event.track)):
+                found.append((open_slices[id(event.track)].pop(), event))
+        return found
+
+    @property
+    def instants(self) -> list[Instant]:
+        """Every instant."""
+        return [event for event in list(self._events) if isinstance(event, Instant)]
+
+    @property
+    def counters(self) -> list[Counter]:
+        """Every counter."""
+        return [event for event in list(self._events) if isinstance(event, Counter)]

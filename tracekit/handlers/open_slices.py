@@ -1,0 +1,61 @@
+"""OpenSlices: which slices have begun and not ended, at the place between two batches where one file ends and another begins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tracekit.events import BEGIN, END, WIDTH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["OpenSlices"]
+
+
+class OpenSlices:
+    """Follows the starts and finishes of the slices that stay open from one batch to the next.
+
+    A batch says of every slice that is open at its end that it has started, so this is all that reaches across that end.
+    """
+
+    __slots__ = ("_by_track",)
+
+    def __init__(self) -> None:
+        self._by_track: dict[int, list[tuple[int, int]]] = {}  # track: (label, start ns), the outermost first
+
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (label, start in monotonic ns, track), outer slices before inner ones."""
+        for track, slices in self._by_track.items():
+            for label, start_ns in slices:
+                yield label, start_ns, track
+
+    def follow(self, records: Sequence[Any]) -> None:
+        """Take in the records of a batch (see `tracekit.events`)."""
+        kinds = records[2::WIDTH]
+        if BEGIN not in kinds and END not in kinds:
+            return
+        edges = [
+            (records[at * WIDTH + 1], kind, records[at * WIDTH], records[at * WIDTH + 3])
+            for at, kind in enumerate(kinds)
+            if kind in (BEGIN, END)
+        ]
+        # Stable: at one time, what ends stands before what begins.
+        for time_ns, kind, label, track in sorted(edges, key=lambda edge: edge[0]):
+            slices = self._by_track.setdefault(track, [])
+            if kind == BEGIN:
+                slices.append((label, time_ns))
+            elif slices:
+                slices.pop()
+        self._by_track = {track: slices for track, slices in self._by_track.items() if slices}
+
+    def begins(self, at_ns: int | None = None) -> list[Any]:
+        """Return records that start every open slice, outer ones first: at a time, or at their own when it is None."""
+        return [
+            entry
+            for label, start_ns, track in self
+            for entry in (label, start_ns if at_ns is None else at_ns, BEGIN, track)
+        ]
+
+    def ends(self, at_ns: int) -> list[Any]:
+        """Return records that finish every open slice at a time, inner ones first."""
+        return [entry for label, _, track in reversed(list(self)) for entry in (label, at_ns, END, track)]

@@ -1,0 +1,157 @@
+"""When a handler begins a new file (`Rotation`), and which of its finished files it keeps (`Retention`)."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tracekit.errors import ConfigError, TimeError
+from tracekit.timestamp import Time, TimeUnit, ensure_time
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tracekit.timestamp import Timestamp
+
+__all__ = ["Retention", "Rotation", "positive"]
+
+logger = logging.getLogger("tracekit")
+
+
+def positive(name: str, value: Any, *, whole: bool = False) -> None:
+    """Refuse what is no number above 0.
+
+    Raises:
+        ConfigError: It is not; the message names it.
+    """
+    number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    if not number or not value > 0 or (not whole and not math.isfinite(value)):
+        raise ConfigError(f"{name} must be a {'whole ' if whole else ''}number above 0, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """When a file is full.
+
+    Attributes:
+        limit_bytes: From this size on, before compression; None: whatever its size.
+        limit_ns: When its events span this time; None: however long.
+        every: After this much training; None: whatever the training time.
+    """
+
+    limit_bytes: int | None = None
+    limit_ns: int | None = None
+    every: Time | None = None
+
+    @classmethod
+    def of(
+        cls, rotate_bytes: int | None, rotate_seconds: float | None, rotate_every: Time | str | None
+    ) -> Rotation | None:
+        """Check the arguments of a handler; None when it shall not rotate.
+
+        Raises:
+            ConfigError: One is wrong.
+        """
+        if rotate_bytes is not None:
+            positive("rotate_bytes", rotate_bytes, whole=True)
+        if rotate_seconds is not None:
+            positive("rotate_seconds", rotate_seconds)
+        every = None
+        if rotate_every is not None:
+            try:
+                every = ensure_time(rotate_every)
+            except TimeError as error:
+                raise ConfigError(f"rotate_every: {error}") from None
+            if every.unit in (TimeUnit.SECOND, TimeUnit.DURATION) or every.value <= 0:
+                raise ConfigError(
+                    f"rotate_every must count epochs, batches, samples or tokens, such as '1ep' or '500ba', not "
+                    f"{rotate_every!r}; rotate_seconds= goes by time"
+                )
+        if rotate_bytes is None and rotate_seconds is None and every is None:
+            return None
+        return cls(rotate_bytes, None if rotate_seconds is None else round(rotate_seconds * 1e9), every)
+
+    def due(self, size_bytes: int, span_ns: int, since: Timestamp, now: Timestamp) -> bool:
+        """Tell whether a file is full.
+
+        Args:
+            size_bytes: Its size.
+            span_ns: The time from its first events to the next ones.
+            since: The training time of its first events.
+            now: The training time of the next ones.
+        """
+        return (
+            (self.limit_bytes is not None and size_bytes >= self.limit_bytes)
+            or (self.limit_ns is not None and span_ns >= self.limit_ns)
+            or (self.every is not None and now.get(self.every.unit) - since.get(self.every.unit) >= self.every)
+        )
+
+
+class Retention:
+    """Removes the oldest finished files of this process beyond a number or a total size. Used by one thread.
+
+    Files of other processes, of earlier attempts and of earlier runs are never touched.
+
+    Args:
+        keep: How many files are kept; None keeps all.
+        max_total_bytes: What they may take together, the one being written included; None: whatever they take.
+
+    Attributes:
+        removed: The files that were removed, and how much they took; for the summary.
+    """
+
+    def __init__(self, keep: int | None = None, max_total_bytes: int | None = None) -> None:
+        if keep is not None:
+            positive("num_traces_to_keep", keep, whole=True)
+        if max_total_bytes is not None:
+            positive("max_total_bytes", max_total_bytes, whole=True)
+        self._keep = keep
+        self._max_total_bytes = max_total_bytes
+        self._files: deque[tuple[Path, int]] = deque()
+        self._total_bytes = 0
+        self.removed = {"files": 0, "bytes": 0}
+
+    def __bool__(self) -> bool:
+        """Tell whether there is a limit at all."""
+        return self._keep is not None or self._max_total_bytes is not None
+
+    def add(self, path: Path) -> None:
+        """Take in a finished file, the newest."""
+        if not self:
+            return
+        try:
+            size_bytes = path.stat().st_size
+        except OSError:  # somebody has taken it away
+            return
+        self._files.append((path, size_bytes))
+        self._total_bytes += size_bytes
+
+    def make_room(self, *, coming: int = 0, live_bytes: int | None = None) -> list[Path]:
+        """Remove the oldest files until the limits hold, but never the newest. Returns what was removed; raises nothing.
+
+        Args:
+            coming: How many files are about to be finished.
+            live_bytes: Size of the file that is being written, which is the newest then; None when there is none.
+        """
+        gone = []
+        spared = 1 if live_bytes is None else 0
+        while len(self._files) > spared and (
+            (self._keep is not None and len(self._files) + coming > self._keep)
+            or (self._max_total_bytes is not None and self._total_bytes + (live_bytes or 0) > self._max_total_bytes)
+        ):
+            path, size_bytes = self._files.popleft()
+            self._total_bytes -= size_bytes
+            try:
+                path.unlink()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                logger.warning("tracekit: %s should be removed and cannot be: %s", path, error.strerror or error)
+                continue
+            self.removed["files"] += 1
+            self.removed["bytes"] += size_bytes
+            gone.append(path)
+        return gone

@@ -1,0 +1,234 @@
+"""What tells a flight recorder to dump: a signal, an exception that nobody catches, a slow step."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import statistics
+import sys
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+__all__ = ["ExceptionTrigger", "SignalTrigger", "SlowSteps"]
+
+_FREE_SIGNALS: Final = {
+    number for name in ("SIGUSR1", "SIGUSR2") if (number := getattr(signal, name, None)) is not None
+} | (set(range(signal.SIGRTMIN, signal.SIGRTMAX + 1)) if hasattr(signal, "SIGRTMIN") else set())
+"""Signals that mean what the program wants them to; the others end a process, and must go on to do so."""
+
+_NEVER_CAUGHT: Final = frozenset({"SIGKILL", "SIGSTOP", "SIGSEGV", "SIGFPE", "SIGBUS", "SIGILL", "SIGABRT"})
+
+
+class SignalTrigger:
+    """Notices a signal, also while the main thread is in C code that has let go of the interpreter lock.
+
+    Python runs signal handlers on the main thread only, between two of its instructions: not while it waits for a collective
+    or a kernel. So the signal is noticed in two ways, by a Python handler and by Python's wakeup descriptor, to which the
+    interpreter's C handler writes at once; `arrived`, called on another thread, looks at both. Asyncio may take the descriptor
+    away (``loop.add_signal_handler``); then the Python handler remains. While C code holds the interpreter lock no Python
+    runs in any thread, and the signal is noticed afterwards.
+
+    The Python handler that was there before is called as before. One that was set outside of Python (``faulthandler.register``)
+    is replaced, as Python does not tell of it: set it after this one, with ``chain=True``. Forked children are left with a
+    handler that does nothing of its own.
+
+    Raises:
+        ConfigError: There is no such signal, or it cannot be caught.
+    """
+
+    def __init__(self, number: int) -> None:
+        try:
+            self.name = signal.Signals(number).name
+        except (ValueError, TypeError):
+            self.name = f"signal {number}"
+        valid = isinstance(number, int) and not isinstance(number, bool) and number in signal.valid_signals()
+        if not valid or self.name in _NEVER_CAUGHT:
+            raise ConfigError(f"on_signal must be a signal that can be caught, such as signal.SIGUSR1, not {number!r}")
+        self._number = number
+        self._pid = -1  # of the process that has installed it; -1: not installed
+        self._previous: Any = signal.SIG_DFL
+        self._handler = self._on_signal  # one object, to be known again
+        self._pipe: tuple[int, int] | None = None  # read and write end; nothing is written without it
+        self._called = False
+        self._call_expected = False
+        self._lock = threading.Lock()  # so that the pipe is not closed while it is read
+
+    def install(self) -> None:
+        """Begin to notice it; on the main thread.
+
+        Raises:
+            ConfigError: This is not the main thread, or the signal would no longer end the process.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigError(
+                "on_signal: Python sets signal handlers on the main thread only; start the profiler there"
+            )
+        previous = signal.getsignal(self._number)
+        if previous is None or (previous == signal.SIG_DFL and self._number not in _FREE_SIGNALS):
+            raise ConfigError(
+                f"on_signal: a dump in the place of what {self.name} does by itself would change what becomes of this "
+                "process; use signal.SIGUSR1 or SIGUSR2, or set a handler of your own first, which is called as well"
+            )
+        self._previous = previous
+        self._pid = os.getpid()
+        read_end, write_end = os.pipe()
+        os.set_blocking(read_end, False)
+        os.set_blocking(write_end, False)
+        taken = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        if taken == -1:
+            self._pipe = read_end, write_end
+            if hasattr(os, "register_at_fork"):
+                os.register_at_fork(after_in_child=_ChildSide(self))
+        else:  # somebody else's
+            signal.set_wakeup_fd(taken)
+            os.close(read_end)
+            os.close(write_end)
+        signal.signal(self._number, self._handler)
+
+    def arrived(self) -> bool:
+        """Tell whether the signal has come since the last call. Thread-safe."""
+        with self._lock:
+            return self._arrived()
+
+    def _arrived(self) -> bool:
+        # In this order: when the handler has been called, what it was woken with is in the pipe already.
+        called, self._called = self._called, False
+        written = False
+        if self._pipe is not None:
+            with contextlib.suppress(BlockingIOError):
+                written = self._number in os.read(self._pipe[0], 65536)
+        if called and self._call_expected and not written:
+            self._call_expected = False  # the main thread has come to a signal that was noticed before
+            return False
+        if written:
+            self._call_expected = not called
+        return called or written
+
+    def remove(self) -> None:
+        """Notice it no more. Elsewhere than on the main thread, the handler stays, and only calls the one before it."""
+        if self._pid != os.getpid():
+            return
+        self._pid = -1
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(self._number) is self._handler:
+            signal.signal(self._number, self._previous)
+        with self._lock:
+            self._release_pipe()
+
+    def _release_pipe(self) -> None:
+        if self._pipe is None:
+            return
+        current = signal.set_wakeup_fd(-1)
+        if current == self._pipe[1]:
+            for end in self._pipe:
+                os.close(end)
+        else:
+            # Somebody else's, who may put ours back: it stays open, so that nothing is written to a file of its number.
+            signal.set_wakeup_fd(current)
+        self._pipe = None
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._called = True
+        if callable(self._previous):
+            self._previous(number, frame)
+        elif self._pid == -1 and signal.getsignal(number) is self._handler:
+            # Removed on another thread, which could not set the signal back; what it means is made up for now.
+            signal.signal(number, self._previous)
+            signal.raise_signal(number)
+
+
+class _ChildSide:
+    """Takes the wakeup descriptor out of a forked child, whose signals would be noticed by the parent."""
+
+    __slots__ = ("_trigger",)
+
+    def __init__(self, trigger: SignalTrigger) -> None:
+        self._trigger = weakref.ref(trigger)
+
+    def __call__(self) -> None:
+        trigger = self._trigger()
+        if trigger is not None:
+            # Not under the lock, which a thread that is not in the child may have held.
+            trigger._release_pipe()  # noqa: SLF001 - two halves of one thing
+
+
+class ExceptionTrigger:
+    """Notices exceptions that nobody catches, in the main thread and in others.
+
+    Chains ``sys.excepthook`` and ``threading.excepthook``: what was there before is called after. Hooks that others set later
+    stay; then this one stays as well, and only calls the one before it.
+
+    Args:
+        notice: Called with the exception and whether it ends the main thread, on the thread that it ends.
+    """
+
+    def __init__(self, notice: Callable[[BaseException, bool], None]) -> None:
+        self._notice: Callable[[BaseException, bool], None] | None = notice
+        self._previous = sys.excepthook
+        self._previous_of_threads = threading.excepthook
+        self._hook, self._hook_of_threads = self._on_exception, self._on_exception_in_thread
+
+    def install(self) -> None:
+        """Begin to notice them."""
+        self._previous, sys.excepthook = sys.excepthook, self._hook
+        self._previous_of_threads, threading.excepthook = threading.excepthook, self._hook_of_threads
+
+    def remove(self) -> None:
+        """Notice them no more; on any thread."""
+        self._notice = None
+        if sys.excepthook is self._hook:
+            sys.excepthook = self._previous
+        if threading.excepthook is self._hook_of_threads:
+            threading.excepthook = self._previous_of_threads
+
+    def _on_exception(self, kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+        try:
+            if self._notice is not None:
+                self._notice(error, True)
+        finally:
+            self._previous(kind, error, traceback)
+
+    def _on_exception_in_thread(self, args: Any) -> None:
+        try:
+            if self._notice is not None and args.exc_value is not None and args.exc_type is not SystemExit:
+                self._notice(args.exc_value, False)
+        finally:
+            self._previous_of_threads(args)
+
+
+class SlowSteps:
+    """Tells slow batches by the running median of those before.
+
+    Args:
+        factor: A batch that takes longer than this times the median is slow.
+        window: How many batches the median is of.
+        least: How many there must be before any is slow; the first batches of a run are slow by nature.
+
+    Raises:
+        ConfigError: The factor is not above 1.
+    """
+
+    def __init__(self, factor: float, *, window: int = 64, least: int = 16) -> None:
+        if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not 1 < factor < float("inf"):
+            raise ConfigError(
+                f"slow_step must be a number above 1, the times by which a step is longer than usual, not {factor!r}"
+            )
+        self._factor = factor
+        self._least = least
+        self._durations_s: deque[float] = deque(maxlen=window)
+
+    def usual_s(self, duration_s: float) -> float | None:
+        """Take in the duration of a batch; returns the median of those before it if it is slow, else None."""
+        median_s = statistics.median(self._durations_s) if len(self._durations_s) >= self._least else None
+        self._durations_s.append(duration_s)
+        return median_s if median_s is not None and duration_s > self._factor * median_s else None

@@ -1,0 +1,1 @@
+"""What feeds events without user code: torch.profiler, system counters."""

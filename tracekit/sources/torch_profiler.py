@@ -1,0 +1,294 @@
+"""torch.profiler under tracekit's schedule: one trace file for each recorded window."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gzip
+import importlib
+import importlib.util
+import logging
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit import storage
+from tracekit.errors import ConfigError, HandlerError, MissingExtraError, StorageError
+from tracekit.naming import FileName
+from tracekit.recording.schedule import ProfilerAction
+from tracekit.recording.source import Source
+from tracekit.sources.torch_window import TorchWindow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tracekit.recording.source import Recorder
+
+__all__ = ["TorchProfiler"]
+
+TRACE_SUFFIXES: Final = (".json.gz", ".json")
+MEMORY_TIMELINE_SUFFIXES: Final = (".raw.json.gz", ".json.gz", ".json", ".html")
+
+_GZIP_LEVEL: Final = 3
+"""Six times as fast as gzip's own default for a file a third larger; the training thread waits for it."""
+
+logger = logging.getLogger("tracekit")
+
+
+class TorchProfiler(Source):
+    """Runs torch.profiler under the profiler's schedule, and saves one Chrome JSON trace for each window.
+
+    A window is what lies between the first active batch and the end of ``ACTIVE_AND_SAVE``, of the epoch or of the run.
+    In its file the slice of a batch is named ``ProfilerStep#N``, N being tracekit's ``batch``, and the top-level key
+    "tracekit" says the rank, world size, run id, host, pid, attempt, and the epoch and batch that the window began with.
+    (Kineto cannot write quotes and backslashes; they become ``'`` and ``/`` there.)
+
+    Files appear whole or not at all, and never replace one that is there: then a counter is put before the suffix.
+    Writing happens on the training thread when a window ends, about a second for 50 MB of trace. torch waits for the
+    devices then, which is its own doing. Without a schedule a window lasts as long as an epoch, in memory.
+
+    torch can run one profiler at a time and crashes the process where two are mixed. A window in which another torch
+    profiler (torch.compile's autotuning uses it, too) was started is given up and reported. An error of torch.profiler
+    is reported and turns this source off for the rest of the run; an error in writing costs that one trace.
+
+    Args:
+        filename: Name of the traces, a path or URL with the placeholders of `Recorder.format_path`, filled in when the
+            window begins. Ends in ``.json`` or ``.json.gz``, and names ``{batch}`` and, in a run of several ranks,
+            ``{rank}``.
+        activities: ``torch.profiler.ProfilerActivity`` values or their names ("cpu", "cuda"); None is what torch supports.
+        record_shapes: Record the shapes of the operators' inputs.
+        profile_memory: Record allocations.
+        with_stack: Record the Python stack; slow, and large traces.
+        with_flops: Estimate floating point operations.
+        with_modules: Record the module hierarchy (TorchScript only).
+        experimental_config: A ``torch._C._profiler._ExperimentalConfig``, passed on as it is.
+        memory_timeline: Name of torch's memory timelines, ending in ``.html`` (needs matplotlib), ``.json``,
+            ``.json.gz`` or ``.raw.json.gz``. Needs ``record_shapes``, ``profile_memory`` and ``with_stack``.
+
+    Raises:
+        ConfigError: An argument is wrong, or matplotlib is missing where it is needed.
+        MissingExtraError: torch is not installed.
+    """
+
+    def __init__(
+        self,
+        filename: str | os.PathLike[str] = "traces/{run_id}/torch-rank{rank}-{batch}.json.gz",
+        *,
+        activities: Iterable[Any] | None = None,
+        record_shapes: bool = False,
+        profile_memory: bool = False,
+        with_stack: bool = False,
+        with_flops: bool = False,
+        with_modules: bool = False,
+        experimental_config: Any = None,
+        memory_timeline: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._filename = _check_template("filename", filename, TRACE_SUFFIXES)
+        self._memory_timeline: str | None = None
+        if memory_timeline is not None:
+            self._memory_timeline = _check_template("memory_timeline", memory_timeline, MEMORY_TIMELINE_SUFFIXES)
+            needed = {"record_shapes": record_shapes, "profile_memory": profile_memory, "with_stack": with_stack}
+            missing = ", ".join(f"{name}=True" for name, given in needed.items() if not given)
+            if missing:
+                raise ConfigError(f"TorchProfiler: memory_timeline also needs {missing}")
+            if self._memory_timeline.endswith(".html") and importlib.util.find_spec("matplotlib") is None:
+                raise ConfigError(
+                    "TorchProfiler: a memory timeline in HTML needs matplotlib: pip install matplotlib, or choose .json.gz"
+                )
+        self._torch = _import_torch()
+        self._options: dict[str, Any] = {
+            "activities": _activities(self._torch, activities),
+            "record_shapes": record_shapes,
+            "profile_memory": profile_memory,
+            "with_stack": with_stack,
+            "with_flops": with_flops,
+            "with_modules": with_modules,
+            "experimental_config": experimental_config,
+        }
+        self._recorder: Recorder | None = None
+        self._window: TorchWindow | None = None
+        self._off = False
+        self._given_up = False
+        self._pid = -1
+
+    def check(self, recorder: Recorder) -> None:
+        """Refuse names that two ranks or two windows would share, and folders that cannot be written."""
+        if not self._torch.autograd.kineto_available():
+            raise ConfigError("TorchProfiler: this build of torch has no Kineto, and cannot record traces")
+        for template in (self._filename, self._memory_timeline):
+            if template is None:
+                continue
+            name = FileName(template)
+            if "batch" not in name.fields:
+                raise ConfigError(f"file name {template!r} is the same for every window; put {{batch}} into it")
+            # Attempts of one rank follow one another, and a file that is there is never replaced.
+            name.check(dataclasses.replace(recorder.process, attempt=0, restartable=False))
+            _check_folder(recorder.format_path(template))
+
+    def open(self, recorder: Recorder, action: ProfilerAction) -> None:
+        """Begin the first window where the first batch asks for it."""
+        self._recorder = recorder
+        self._pid = os.getpid()
+        self._off = self._given_up = False
+        # torch imports this, 800 modules and some seconds, when a profile first starts: better now than between two batches.
+        with contextlib.suppress(Exception):
+            importlib.import_module("torch._inductor.config")
+        self._pass(ProfilerAction.SKIP, action)
+
+    def step(self, finished: ProfilerAction, action: ProfilerAction) -> None:
+        """End, go on with, or begin a window."""
+        self._pass(finished, action)
+
+    def close(self) -> None:
+        """Save the window that is open."""
+        self._pass(ProfilerAction.SKIP, ProfilerAction.SKIP, closing=True)
+
+    def _pass(self, finished: ProfilerAction, action: ProfilerAction, *, closing: bool = False) -> None:
+        recorder, window = self._recorder, self._window
+        # A forked child has a copy of a window whose torch session belongs to its parent.
+        if recorder is None or self._off or os.getpid() != self._pid:
+            return
+        if finished is ProfilerAction.ACTIVE_AND_SAVE or action is ProfilerAction.SKIP:
+            self._given_up = False
+        if window is not None and (finished is ProfilerAction.ACTIVE_AND_SAVE or not window.goes_on_with(action)):
+            self._end(recorder, window, closing=closing)
+        if self._off or self._given_up or action is ProfilerAction.SKIP:
+            return
+        try:
+            if self._window is not None:
+                self._window.step(action, recorder)
+            else:
+                # Assigned before it starts, so that a start which fails half-way is cleared up.
+                self._window = TorchWindow(self._torch, self._options, self._filename, self._memory_timeline)
+                self._window.start(action, recorder)
+        except Exception as error:  # noqa: BLE001 - whatever torch throws, training goes on
+            # Until its end: half a window, begun without a warm-up, would mislead.
+            self._given_up = True
+            self._abandon(recorder, self._window, error)
+
+    def _end(self, recorder: Recorder, window: TorchWindow, *, closing: bool) -> None:
+        """Stop a window, and save it if there is anything in it."""
+        self._window = None
+        try:
+            window.stop()
+            # The schedule is asked for the next batch before it is known whether there is one. A window that such a
+            # batch opened is not kept; but at the end of the run, it may be the batch that failed.
+            batches = int(recorder.timestamp.batch) - window.first_batch
+            if window.recording and (batches > 0 or (closing and not window.is_empty)):
+                self._save(recorder, window)
+        except Exception as error:  # noqa: BLE001 - whatever torch or the storage throws, training goes on
+            self._abandon(recorder, window, error)
+        finally:
+            window.free()
+
+    def _abandon(self, recorder: Recorder, window: TorchWindow | None, error: Exception) -> None:
+        self._window = None
+        if window is not None:
+            window.abandon()
+        # A lost session and a full disk pass; what torch throws it will throw again.
+        if not isinstance(error, (HandlerError, StorageError)):
+            self._off = True
+            logger.warning("tracekit: torch.profiler failed; TorchProfiler is off for the rest of the run")
+        recorder.report_failure("TorchProfiler", error)
+
+    def _save(self, recorder: Recorder, window: TorchWindow) -> None:
+        with tempfile.TemporaryDirectory(prefix="tracekit-torch-") as folder:
+            # torch can write a trace only once, so it goes to a local file first, and from there to its place.
+            exported = Path(folder) / storage.basename(window.path).removesuffix(".gz")
+            window.export(exported)
+            _check_complete(exported)
+            path = _put(exported, window.path, compress=window.path.endswith(".gz"))
+            recorder.record_chrome_json_trace_file(path)
+            if window.memory_path is not None:
+                # torch chooses the format by the suffix, and compresses by itself.
+                timeline = Path(folder) / storage.basename(window.memory_path)
+                window.export_memory_timeline(timeline)
+                _put(timeline, window.memory_path, compress=False)
+
+
+def _put(source: Path, target: str, *, compress: bool) -> str:
+    """Copy a finished file to its place, under a name that is not taken, and return that name."""
+    suffix = next(ending for ending in MEMORY_TIMELINE_SUFFIXES if target.endswith(ending))
+    path, number = target, 0
+    while storage.exists(path):
+        number += 1
+        path = f"{target.removesuffix(suffix)}.{number}{suffix}"
+    if number:
+        taken, chosen = storage.without_secrets(target), storage.without_secrets(path)
+        logger.warning("tracekit: %s already exists; the new file is %s", taken, chosen)
+    with source.open("rb") as file, storage.atomic_write(path, overwrite=False) as out:
+        if not compress:
+            shutil.copyfileobj(file, out, 1 << 20)
+            return path
+        # torch's own compression takes 20 times as long: the highest level, and line by line.
+        with gzip.GzipFile(filename="", mode="wb", fileobj=out, compresslevel=_GZIP_LEVEL) as packed:
+            shutil.copyfileobj(file, packed, 1 << 20)
+    return path
+
+
+def _check_complete(trace: Path) -> None:
+    """Raise where torch did not write a whole trace: Kineto does not tell of a full disk (its writes are unchecked)."""
+    try:
+        with trace.open("rb") as file:
+            file.seek(-min(64, trace.stat().st_size), os.SEEK_END)
+            whole = file.read().rstrip().endswith(b"}")
+    except FileNotFoundError:
+        whole = False
+    if not whole:
+        raise StorageError(
+            f"{trace}: torch.profiler wrote no whole trace there; is the disk full? (TMPDIR moves the folder)"
+        )
+
+
+def _check_template(argument: str, template: object, suffixes: tuple[str, ...]) -> str:
+    if isinstance(template, os.PathLike):
+        template = os.fspath(template)
+    if not isinstance(template, str) or not template.endswith(suffixes):
+        raise ConfigError(
+            f"TorchProfiler: {argument} must be a name ending in {' or '.join(suffixes)}, not {template!r}"
+        )
+    return FileName(template).template
+
+
+def _check_folder(path: str) -> None:
+    """Refuse a local folder that can neither be made nor written to; URLs are tried when the first trace is written."""
+    if storage.is_remote(path):
+        return
+    folder = Path(path.removeprefix("file://")).absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        raise ConfigError(f"file name {path!r}: {folder} is no folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"file name {path!r}: there is no permission to write to {folder}")
+
+
+def _activities(torch: Any, activities: Iterable[Any] | None) -> list[Any] | None:
+    if activities is None:
+        return None
+    kinds = torch.profiler.ProfilerActivity
+    accepted = ", ".join(sorted(repr(name.lower()) for name in kinds.__members__))
+    found = []
+    for activity in [activities] if isinstance(activities, str) else activities:
+        if isinstance(activity, str):
+            if activity.upper() not in kinds.__members__:
+                raise ConfigError(f"TorchProfiler: activities has no {activity!r}; accepted are {accepted}")
+            found.append(kinds.__members__[activity.upper()])
+        elif isinstance(activity, (kinds, dict)):
+            found.append(activity)
+        else:
+            raise ConfigError(f"TorchProfiler: activities must be ProfilerActivity values or names, not {activity!r}")
+    if not found:
+        raise ConfigError(f"TorchProfiler: activities is empty; accepted are {accepted}, or None for all")
+    return found
+
+
+def _import_torch() -> Any:
+    try:
+        import torch
+        import torch.profiler
+    except ImportError:
+        raise MissingExtraError("torch", "torch", "TorchProfiler") from None
+    return torch

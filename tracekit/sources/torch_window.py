@@ -1,0 +1,205 @@
+"""One recorded window of torch.profiler, and the guard of its session."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.errors import HandlerError
+from tracekit.formats.rank_trace import FORMAT_VERSION
+from tracekit.recording.schedule import ProfilerAction
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from tracekit.recording.source import Recorder
+
+__all__ = ["METADATA_KEY", "TorchWindow"]
+
+METADATA_KEY: Final = "tracekit"
+"""Top-level key of the trace under which its rank, run and first batch are written."""
+
+_RECORDING: Final = (ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE)
+
+_TORCH_ACTIONS: Final = {
+    ProfilerAction.SKIP: "NONE",
+    ProfilerAction.WARMUP: "WARMUP",
+    ProfilerAction.ACTIVE: "RECORD",
+    ProfilerAction.ACTIVE_AND_SAVE: "RECORD_AND_SAVE",
+}
+
+
+class _Token(int):
+    """Stands in for torch's flag ``_is_profiler_enabled``, with the same truth."""
+
+
+class TorchWindow:
+    """One run of torch.profiler: warm-up, then recording.
+
+    Each window has a ``torch.profiler.profile`` of its own, stopped by its own exit. So no transition between two actions
+    that torch calls incorrect ever happens, wherever a window is cut, and torch's memory is free after each.
+
+    torch has one profiling session in a process. Another profiler that prepares takes it away without a word, and stopping
+    or exporting afterwards is a segmentation fault (torch 2.13). So before every call it is made sure that the session
+    is still this window's: torch's Python flag is set by every profiler that starts or stops, and the window puts its own
+    token there. What cannot be noticed is a foreign profiler that is still warming up when this one begins.
+
+    Args:
+        torch: The module.
+        options: Arguments for ``torch.profiler.profile``.
+        template: File-name template of the trace.
+        memory_template: File-name template of the memory timeline, or None.
+
+    Attributes:
+        path: The template, and the trace's name once recording has begun.
+        memory_path: The same for the memory timeline.
+        recording: Whether it got past the warm-up.
+        first_batch: The batch that the recording began with.
+    """
+
+    def __init__(self, torch: Any, options: Mapping[str, Any], template: str, memory_template: str | None) -> None:
+        self.path = template
+        self.memory_path = memory_template
+        self.recording = False
+        self.first_batch = 0
+        self._torch = torch
+        self._options = options
+        self._action: Any = None
+        self._profile: Any = None
+        self._token: _Token | None = None
+
+    def goes_on_with(self, action: ProfilerAction) -> bool:
+        """Tell whether a batch of that action belongs to this window."""
+        return action in _RECORDING if self.recording else action is not ProfilerAction.SKIP
+
+    def start(self, action: ProfilerAction, recorder: Recorder) -> None:
+        """Begin, with the batch that begins now."""
+        if self._flag or self._torch.autograd._profiler_enabled():  # noqa: SLF001 - the same without torch's Python flag
+            raise HandlerError(
+                "another torch profiler is active, and torch can run only one: this window is not recorded"
+            )
+        self._action = self._torch_action(action)
+        self._profile = self._torch.profiler.profile(schedule=lambda _: self._action, **self._options)
+        self._prepare(action, recorder)
+        self._profile.step_num = int(recorder.timestamp.batch)
+        self._profile.__enter__()
+        self._claim()
+
+    def step(self, action: ProfilerAction, recorder: Recorder) -> None:
+        """Pass to the next batch."""
+        self._make_sure()
+        self._action = self._torch_action(action)
+        self._prepare(action, recorder)
+        # torch adds one, and names the slice of the batch by the sum.
+        self._profile.step_num = int(recorder.timestamp.batch) - 1
+        self._profile.step()
+        self._claim()
+
+    def stop(self) -> None:
+        """End the recording; what was recorded can be exported then."""
+        self._make_sure()
+        self._profile.__exit__(None, None, None)
+        self._disclaim()
+
+    def export(self, path: Path) -> None:
+        """Write the trace; torch can do so once."""
+        self._profile.export_chrome_trace(os.fspath(path))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing but the batch's own slice was recorded; asked after `stop`."""
+        events = self._profile.profiler.kineto_results.events()
+        return all(event.name().startswith("ProfilerStep#") for event in events)
+
+    def export_memory_timeline(self, path: Path) -> None:
+        """Write torch's memory timeline, in the format that the suffix of ``path`` says."""
+        # Unwrapped of torch's notice of deprecation: it is meant for the caller, and the user is told in the docstring.
+        inspect.unwrap(type(self._profile).export_memory_timeline)(self._profile, os.fspath(path))
+
+    def free(self) -> None:
+        """Let go of the recorded events: torch's profile is part of reference cycles, and may be gigabytes."""
+        if self._profile is not None:
+            self._profile.profiler = self._profile.mem_tl = None
+
+    def abandon(self) -> None:
+        """Leave nothing behind after a failure, as far as torch allows."""
+        profile, self._profile = self._profile, None
+        if profile is None:
+            return
+        with contextlib.suppress(Exception):
+            if self._flag is self._token:
+                profile.__exit__(None, None, None)
+            elif profile.step_rec_fn is not None:
+                profile.step_rec_fn.__exit__(None, None, None)
+        with contextlib.suppress(Exception):
+            # The exit failed half-way, and the session is still there and in the way of every other profiler.
+            if self._flag is self._token and self._torch.autograd._profiler_enabled():  # noqa: SLF001
+                profile.profiler.__exit__(None, None, None)
+        self._disclaim()
+
+    def _torch_action(self, action: ProfilerAction) -> Any:
+        return self._torch.profiler.ProfilerAction[_TORCH_ACTIONS[action]]
+
+    def _prepare(self, action: ProfilerAction, recorder: Recorder) -> None:
+        """Fix names and metadata before recording begins: metadata that comes before the trace starts is dropped."""
+        if self.recording or action not in _RECORDING:
+            return
+        self.recording = True
+        self.first_batch = int(recorder.timestamp.batch)
+        self.path = recorder.format_path(self.path)
+        if self.memory_path is not None:
+            self.memory_path = recorder.format_path(self.memory_path)
+        self._profile.preset_metadata_json(METADATA_KEY, _metadata(recorder))
+
+    @property
+    def _flag(self) -> object:
+        return self._torch.autograd.profiler._is_profiler_enabled  # noqa: SLF001 - see the class
+
+    def _claim(self) -> None:
+        self._token = _Token(bool(self._flag))
+        self._torch.autograd.profiler._is_profiler_enabled = self._token  # noqa: SLF001
+
+    def _disclaim(self) -> None:
+        if self._flag is self._token:
+            self._torch.autograd.profiler._is_profiler_enabled = False  # noqa: SLF001
+
+    def _make_sure(self) -> None:
+        if self._flag is not self._token:
+            raise HandlerError(
+                "another torch profiler was started while this window was open, and torch can run only one: "
+                "the window is lost"
+            )
+
+
+def _metadata(recorder: Recorder) -> str:
+    """Return what the trace says about its process and place in the run, as JSON that Kineto can write.
+
+    torch writes ``distributedInfo`` by itself, but only where a process group is initialised.
+    """
+    process = recorder.process
+    return json.dumps(
+        {
+            "format_version": FORMAT_VERSION,
+            "rank": process.rank,
+            "local_rank": process.local_rank,
+            "world_size": process.world_size,
+            "run_id": _plain(process.run_id),
+            "host": _plain(process.host),
+            "pid": process.pid,
+            "attempt": process.attempt,
+            "epoch": int(recorder.timestamp.epoch),
+            "batch": int(recorder.timestamp.batch),
+        },
+        # Kineto turns every backslash into a slash, and so would break the escapes.
+        ensure_ascii=False,
+    )
+
+
+def _plain(text: str) -> str:
+    """Replace what JSON would have to escape: quotes, backslashes, control characters, lone surrogates."""
+    text = text.encode("utf-8", "replace").decode("utf-8").replace('"', "'").replace("\\", "/")
+    return "".join(character if character.isprintable() else "?" for character in text)
