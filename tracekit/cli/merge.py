@@ -1,0 +1,78 @@
+"""``tracekit merge [-o OUT] INPUT...``: the traces of all ranks into one for Perfetto."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Final
+
+from tracekit.cli.progress import ProgressBar
+from tracekit.cli.terminal import printable
+from tracekit.errors import CommandError
+from tracekit.merge import merge_traces
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["prepare_parser", "run"]
+
+_INCOMPLETE: Final = 3
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``tracekit merge``."""
+    parser.add_argument(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help="rank traces of tracekit and torch.profiler traces: files, folders, globs or URLs, .json or .json.gz",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        default="merged.json.gz",
+        help="the file or URL to write, .json or .json.gz (default: %(default)s)",
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="replace the output if it is there already")
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="write nothing when an event would be lost, an input left out, or a clock assumed",
+    )
+    parser.add_argument(
+        "--rank",
+        action="append",
+        default=[],
+        metavar="FILE=N",
+        help="the rank of an input that does not tell its own (repeat for several)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing unless something is wrong")
+    parser.epilog = (
+        "Exit code: 0 everything is merged, 1 failed and nothing written, 2 wrong usage, "
+        "3 merged, but events were lost or inputs left out."
+    )
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Run ``tracekit merge``; return its exit code."""
+    del parser
+    ranks = dict(_rank(text) for text in args.rank)
+    with ProgressBar(enabled=not (args.json or args.quiet)) as bar:
+        report = merge_traces(
+            args.output, args.inputs, overwrite=args.force, strict=args.strict, ranks=ranks, progress=bar.update
+        )
+    if args.json:
+        print(json.dumps(report.to_json(), indent=2))
+    elif not args.quiet or not report.complete:
+        stream = sys.stderr if args.quiet else sys.stdout
+        for line in report.lines():
+            print(printable(line, stream), file=stream)
+    return 0 if report.complete else _INCOMPLETE
+
+
+def _rank(text: str) -> tuple[str, int]:
+    name, equals, number = text.rpartition("=")
+    if not equals or not name or not number.isdecimal():
+        raise CommandError(f"--rank {text}: give it as FILE=N, for example --rank trace.json=3", exit_code=2)
+    return name, int(number)

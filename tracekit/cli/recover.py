@@ -1,0 +1,116 @@
+"""``tracekit recover INPUT...``: cut and damaged traces into clean ones, and what was lost."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.cli.terminal import printable
+from tracekit.errors import CommandError, StorageError, TraceFormatError
+from tracekit.recovery import SUFFIXES, is_other_json, recover_trace
+from tracekit.storage import expand, same_file, without_secrets
+
+if TYPE_CHECKING:
+    import argparse
+
+    from tracekit.recovery import RecoveryReport
+
+__all__ = ["prepare_parser", "run"]
+
+OK: Final = 0
+FAILED: Final = 1
+LOSSES: Final = 3
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``tracekit recover``."""
+    parser.add_argument(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help="traces: files, folders, globs or URLs, .json or .json.gz; whole ones are passed over",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="where to write, for a single input (default: NAME.recovered.json, or .json.gz, beside the input)",
+    )
+    parser.add_argument(
+        "--in-place",
+        action="store_true",
+        help="replace the input when the recovered trace is complete, and keep it as NAME.broken",
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="replace files that are there already")
+    parser.add_argument(
+        "--close-open-slices",
+        action="store_true",
+        help="end the slices that were open at the end at the time of the last event; "
+        "without, they stay open, and Perfetto shows that they did not end",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document with all reports")
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="print nothing unless events are lost or a file failed"
+    )
+    parser.epilog = (
+        "Exit code: 0 whole, or recovered with nothing lost but the torn end; 1 a file failed, nothing was written for it; "
+        "2 wrong usage; 3 recovered, but events were lost in the middle."
+    )
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Run ``tracekit recover``; return its exit code."""
+    del parser
+    files = _files(args.inputs)
+    if args.output is not None and len(files) != 1:
+        raise CommandError(f"-o names one file, and there are {len(files)} inputs; leave it out, or name one input", 2)
+    reports: list[RecoveryReport] = []
+    others: list[str] = []
+    failed: list[tuple[str, str]] = []
+    for path, named in files:
+        try:
+            report = recover_trace(
+                path,
+                args.output,
+                overwrite=args.force,
+                in_place=args.in_place,
+                close_open_slices=args.close_open_slices,
+            )
+        except (StorageError, TraceFormatError) as error:
+            if not named and isinstance(error, TraceFormatError) and is_other_json(path):
+                others.append(without_secrets(path))
+                if not (args.json or args.quiet):
+                    print(printable(f"{without_secrets(path)}: no trace, passed over"))
+                continue
+            failed.append((without_secrets(path), str(error)))
+            print(printable(f"tracekit recover: {error}"), file=sys.stderr)
+            continue
+        reports.append(report)
+        if not args.json and not (args.quiet and report.complete):
+            for line in report.lines():
+                print(printable(line))
+    if args.json:
+        document: dict[str, Any] = {
+            "files": [report.to_json() for report in reports],
+            "no_traces": others,
+            "failed": [{"file": file, "reason": reason} for file, reason in failed],
+        }
+        print(json.dumps(document, indent=2))
+    elif len(files) > 1 and not (args.quiet and not failed and all(report.complete for report in reports)):
+        whole = sum(report.whole for report in reports)
+        print(f"{len(files)} files: {len(reports) - whole} recovered, {whole} whole, {len(failed)} failed")
+    if failed:
+        return FAILED
+    return OK if all(report.complete for report in reports) else LOSSES
+
+
+def _files(inputs: list[str]) -> list[tuple[str, bool]]:
+    """Return each file once, and whether it was named itself (not by folder or glob)."""
+    found: dict[str, bool] = {}
+    for pattern in inputs:
+        files = expand(pattern, SUFFIXES)
+        named = len(files) == 1 and same_file(files[0], pattern)
+        for path in files:
+            found[path] = found.get(path, False) or named
+    return list(found.items())

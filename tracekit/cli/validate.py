@@ -1,0 +1,102 @@
+"""``tracekit validate FILE...``: says whether Perfetto will load a trace, all of it, and whether tracekit's own format holds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Final
+
+from tracekit.cli.terminal import printable
+from tracekit.errors import StorageError, TraceFormatError
+from tracekit.storage import without_secrets
+from tracekit.validation import validate_trace
+
+if TYPE_CHECKING:
+    import argparse
+
+    from tracekit.validation import ValidationReport
+
+__all__ = ["prepare_parser", "run"]
+
+OK: Final = 0
+UNREADABLE: Final = 1
+PROBLEMS: Final = 3
+
+# What is printed may come from a trace, and a terminal obeys control characters (C0, DEL and C1), and text that turns
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``tracekit validate``."""
+    parser.add_argument("files", nargs="+", metavar="FILE", help="trace: a file or URL, .json or .json.gz")
+    parser.add_argument("--strict", action="store_true", help="take warnings for problems too")
+    parser.add_argument("--no-schema", action="store_true", help="do not apply the JSON Schemas")
+    parser.add_argument("--json", action="store_true", help="print one JSON document with all reports")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing for files without problems")
+    parser.epilog = "Exit code: 0 no problems, 1 a file cannot be read, 2 wrong usage, 3 problems found."
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Run ``tracekit validate``; return its exit code."""
+    del parser
+    reports: list[ValidationReport] = []
+    unreadable: list[tuple[str, str]] = []
+    for path in args.files:
+        try:
+            report = validate_trace(path, schema=not args.no_schema)
+        except (StorageError, TraceFormatError, ValueError) as error:
+            unreadable.append((without_secrets(path), str(error)))
+            print(printable(f"tracekit validate: {error}"), file=sys.stderr)
+            continue
+        reports.append(report)
+        if not args.json:
+            _print(report, quiet=args.quiet, strict=args.strict)
+    if args.json:
+        document = {
+            "files": [report.as_dict() for report in reports],
+            "unreadable": [{"file": file, "reason": reason} for file, reason in unreadable],
+        }
+        print(json.dumps(document, indent=2))
+    elif len(args.files) > 1 and not (args.quiet and _all_fine(reports, strict=args.strict)):
+        print(_summary(reports, len(unreadable)))
+    if unreadable:
+        return UNREADABLE
+    return OK if _all_fine(reports, strict=args.strict) else PROBLEMS
+
+
+def _all_fine(reports: list[ValidationReport], *, strict: bool) -> bool:
+    return not any(report.errors or (strict and report.warnings) for report in reports)
+
+
+def _print(report: ValidationReport, *, quiet: bool, strict: bool) -> None:
+    if quiet and _all_fine([report], strict=strict):
+        return
+    shown: dict[str, int] = {}
+    for problem in report.problems:
+        shown[problem.rule] = shown.get(problem.rule, 0) + problem.count
+        print(printable(str(problem)))
+    for rule, count in report.counts.items():
+        if count > shown.get(rule, 0):
+            print(printable(f"{report.file}: [{rule}] {count - shown.get(rule, 0)} more"))
+    verdict = "ok" if not report.errors and not (strict and report.warnings) else "problems"
+    found = [
+        _count(number, word) for number, word in ((report.errors, "error"), (report.warnings, "warning")) if number
+    ]
+    line = f"{report.file}: {verdict}: {_count(report.events, 'event')}"
+    print(printable(", ".join([line, *found])))
+    if report.not_checked:
+        print(printable(f"{report.file}: the schemas were not applied: {report.not_checked}"), file=sys.stderr)
+
+
+def _summary(reports: list[ValidationReport], unreadable: int) -> str:
+    parts = [
+        _count(len(reports) + unreadable, "file"),
+        _count(sum(report.errors for report in reports), "error"),
+        _count(sum(report.warnings for report in reports), "warning"),
+    ]
+    if unreadable:
+        parts.append(f"{unreadable} unreadable")
+    return ", ".join(parts)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"

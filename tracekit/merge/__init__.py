@@ -1,0 +1,8 @@
+"""Many traces into one: every rank's markers, operators, kernels and counters on one clock."""
+
+from __future__ import annotations
+
+from tracekit.merge.engine import merge_traces
+from tracekit.merge.report import MergeReport
+
+__all__ = ["MergeReport", "merge_traces"]

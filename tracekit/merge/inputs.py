@@ -1,0 +1,330 @@
+"""What is to be merged: from the paths that the user named to scanned inputs, each with its rank."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.errors import ConfigError, MergeError, StorageError, TraceFormatError
+from tracekit.formats.kineto import rank_in_name, rank_of_header
+from tracekit.formats.trace_reader import decode_json
+from tracekit.merge.namespaces import CPU, PROFILER
+from tracekit.merge.scan import raw_number, scan
+from tracekit.storage import basename, expand, is_remote, open_read, same_file, size_bytes, without_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tracekit.merge.scan import InputScan
+
+__all__ = ["SUFFIXES", "Input", "Omission", "find_inputs", "gather"]
+
+SUFFIXES: Final = (".json", ".json.gz", ".json.tmp")
+_KIND_ORDER: Final = {"tracekit": 0, "torch": 1, "chrome": 2, "merged": 3}
+_MAX_PLAIN_JSON_BYTES: Final = 16 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class Input:
+    """One input of a merge.
+
+    Attributes:
+        path: The file or URL as it is opened.
+        scan: What the first pass found.
+        rank: Whose it is.
+        rank_source: What said so.
+        merged_processes: For an earlier merge: new pid to (rank, process key, name) of its processes.
+    """
+
+    path: str
+    scan: InputScan
+    rank: int = -1
+    rank_source: str = ""
+    merged_processes: dict[int, tuple[int, tuple[int, int | str], str]] = field(default_factory=dict)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tracekit wrote about the process, in a rank trace or (by its torch source) into a torch trace."""
+        own = self.scan.header.get("tracekit")
+        return self.scan.metadata or (own if self.scan.kind == "torch" and isinstance(own, dict) else {})
+
+    @property
+    def host(self) -> str | None:
+        """The host's name, where the file tells."""
+        host = self.identity.get("host") or self.scan.header.get("host_name")
+        return host if isinstance(host, str) else None
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The real process ids that it recorded."""
+        own = self.identity.get("pid")
+        if isinstance(own, int):
+            return frozenset({own})
+        return frozenset(
+            raw
+            for raw, process in self.scan.processes.items()
+            if isinstance(raw, int) and raw > 0 and process.used and process.label in ("", "CPU") and process.threads
+        )
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """The place in the output; it does not depend on the order in which the inputs were named."""
+        scan = self.scan
+        return (self.rank, _KIND_ORDER[scan.kind], scan.start_ns or scan.lowest_ns or 0, basename(self.path), self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Omission:
+    """A file that is not in the merged trace.
+
+    Attributes:
+        path: The file.
+        reason: Why.
+        harmless: Whether nothing of the run is missing because of it, as for a report that lies among the traces.
+    """
+
+    path: str
+    reason: str
+    harmless: bool
+
+
+def find_inputs(output: str, patterns: Sequence[str]) -> list[tuple[str, bool]]:
+    """Return the files that the patterns stand for, each once, and whether it was named itself (not by folder or glob).
+
+    Raises:
+        ConfigError: Nothing was named, or the output is one of the inputs.
+        StorageError: A pattern stands for nothing.
+    """
+    if not patterns:
+        raise ConfigError("nothing to merge: name trace files, folders, globs or URLs")
+    found: dict[str, bool] = {}
+    for pattern in patterns:
+        files = expand(pattern, SUFFIXES)
+        named = len(files) == 1 and same_file(files[0], pattern)
+        for path in files:
+            if same_file(path, output):
+                if named:
+                    raise ConfigError(
+                        f"{without_secrets(path)}: the output is one of the inputs; choose another name with -o"
+                    )
+                continue
+            key = path if is_remote(path) else str(PurePath(path))
+            found[key] = found.get(key, False) or named
+    unique: list[tuple[str, bool]] = []
+    for path, named in found.items():
+        if not any(PurePath(path).name == PurePath(other).name and same_file(path, other) for other, _ in unique):
+            unique.append((path, named))
+    if not unique:
+        raise ConfigError("nothing to merge: the output itself is the only trace there")
+    return sorted(unique)
+
+
+def gather(
+    files: Sequence[tuple[str, bool]], ranks: Mapping[str, int], progress: Callable[[str, int], None] | None = None
+) -> tuple[list[Input], list[Omission]]:
+    """Scan every file and find out its rank.
+
+    Args:
+        files: As `find_inputs` returns them.
+        ranks: Ranks given by hand, by path or file name.
+        progress: Called with a path and the number of its bytes read.
+
+    Returns:
+        The inputs in the order of the output, and the files that are left out.
+
+    Raises:
+        MergeError: A rank is unknown, or two processes claim one.
+        ConfigError: A rank is given by hand for a file that is not there.
+        TraceFormatError: None of the files is a trace.
+        StorageError: None of the files can be read.
+    """
+    inputs: list[Input] = []
+    omissions: list[Omission] = []
+    errors: list[TraceFormatError | StorageError] = []
+    present = {path for path, _ in files}
+    for path, named in files:
+        copies = {re.sub(r"(\.json(?:\.gz)?)$", rf".recovered{ending}", path) for ending in (".json", ".json.gz")}
+        if not named and not present.isdisjoint(copies):
+            omissions.append(Omission(without_secrets(path), "its recovered copy is merged instead", harmless=True))
+            continue
+        report = None if progress is None else lambda done, path=path: progress(path, done)
+        try:
+            found = scan(path, report)
+        except (TraceFormatError, StorageError) as error:
+            harmless = not named and _is_other_json(path)
+            reason = error.reason if isinstance(error, TraceFormatError) else str(error)
+            omissions.append(Omission(without_secrets(path), "no trace" if harmless else reason, harmless))
+            errors.append(error)
+            continue
+        if found.kind == "merged" and not named:
+            omissions.append(
+                Omission(
+                    without_secrets(path),
+                    "the result of an earlier merge; name the file itself to merge it",
+                    harmless=True,
+                )
+            )
+            continue
+        inputs.append(Input(path, found))
+    if not inputs:
+        if errors:
+            raise errors[0]
+        raise MergeError(f"{omissions[0].path}: {omissions[0].reason}")
+    _find_ranks(inputs, ranks)
+    inputs.sort(key=lambda item: item.order)
+    inputs = _without_copies(inputs, omissions)
+    _check_claims(inputs)
+    return inputs, omissions
+
+
+def _is_other_json(path: str) -> bool:
+    """Tell whether a file is whole, valid JSON that just is no trace."""
+    try:
+        if (size_bytes(path) or 0) > _MAX_PLAIN_JSON_BYTES:
+            return False
+        with open_read(path) as file:
+            decode_json(file.read())
+    except (ValueError, OSError, StorageError):
+        return False
+    return True
+
+
+def _find_ranks(inputs: list[Input], ranks: Mapping[str, int]) -> None:
+    unused = set(ranks)
+    companions: dict[str, int] = {}
+    for item in inputs:
+        rank = item.scan.metadata.get("rank")
+        if isinstance(rank, int):
+            companions.update((basename(name), rank) for name in item.scan.companions)
+    for item in inputs:
+        by_hand = [name for name in ranks if name == item.path or name == basename(item.path) or _same(name, item.path)]
+        unused.difference_update(by_hand)
+        if item.scan.kind == "merged":
+            _read_merged(item)
+        elif by_hand:
+            item.rank, item.rank_source = ranks[by_hand[0]], "--rank"
+        else:
+            found = _stated_rank(item, companions)
+            if found is not None:
+                item.rank, item.rank_source = found
+            elif len(inputs) == 1:
+                item.rank, item.rank_source = 0, "assumed, as it is the only input"
+            else:
+                name = basename(item.path)
+                raise MergeError(
+                    f"{item.scan.path}: the trace does not say its rank, neither inside nor by its name; "
+                    f"pass it with --rank {name}=N"
+                )
+    if unused:
+        raise ConfigError(f"--rank {min(unused)}: no input has this path or file name")
+
+
+def _same(name: str, path: str) -> bool:
+    return not is_remote(path) and PurePath(name).name == PurePath(path).name and same_file(name, path)
+
+
+def _stated_rank(item: Input, companions: Mapping[str, int]) -> tuple[int, str] | None:
+    own = item.scan.metadata.get("rank")
+    if isinstance(own, int) and own >= 0:
+        return own, "tracekit_metadata"
+    stated = rank_of_header(item.scan.header)
+    if stated is not None and stated[1] == "distributedInfo.rank":
+        return stated
+    name = basename(item.path)
+    if name in companions:
+        return companions[name], "tracekit_companion"
+    if stated is not None:
+        return stated
+    in_name = rank_in_name(name)
+    return None if in_name is None else (in_name, "file name")
+
+
+def _read_merged(item: Input) -> None:
+    """Take over the processes of an earlier merge as they were before it."""
+    try:
+        for entry in item.scan.header["tracekit"]["processes"]:
+            kind, value = int(entry["key"][0]), entry["key"][1]
+            if not CPU <= kind <= PROFILER or not isinstance(value, (int, str)):
+                raise ValueError
+            item.merged_processes[int(entry["pid"])] = (int(entry["rank"]), (kind, value), str(entry["name"]))
+        item.rank = min((rank for rank, _, _ in item.merged_processes.values()), default=0)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise MergeError(
+            f"{item.scan.path}: this is an earlier merge, but its table of processes is damaged; merge its inputs instead"
+        ) from error
+    unknown = [
+        raw
+        for raw, process in item.scan.processes.items()
+        if process.used and raw_number(raw) not in item.merged_processes
+    ]
+    if unknown:
+        raise MergeError(
+            f"{item.scan.path}: this is an earlier merge, but its process {unknown[0]} is not in its own table; "
+            "merge its inputs instead"
+        )
+    item.rank_source = "earlier merge"
+
+
+def _without_copies(inputs: list[Input], omissions: list[Omission]) -> list[Input]:
+    """Leave out files that hold the same events as another one, such as a trace and its packed copy."""
+    kept: dict[tuple[Any, ...], Input] = {}
+    result = []
+    for item in inputs:
+        scan = item.scan
+        same = (
+            item.rank,
+            scan.kind,
+            item.pids,
+            item.host,
+            scan.bytes_read,
+            scan.start_ns,
+            scan.lowest_ns,
+            scan.highest_ns,
+            tuple(sorted(scan.phases.items())),
+        )
+        if scan.highest_ns is not None and same in kept:
+            omissions.append(Omission(scan.path, f"holds the same events as {kept[same].scan.path}", harmless=True))
+            continue
+        kept[same] = item
+        result.append(item)
+    return result
+
+
+def _check_claims(inputs: list[Input]) -> None:
+    """Refuse two different processes that claim one rank; a restarted rank and several files of one process are fine."""
+    by_rank: dict[int, list[Input]] = {}
+    for item in inputs:
+        if item.scan.kind in ("tracekit", "torch"):
+            by_rank.setdefault(item.rank, []).append(item)
+    for rank, items in by_rank.items():
+        for position, item in enumerate(items):
+            others = items[:position]
+            if not others or any(_same_process(item, other) or _restarted(item, other) for other in others):
+                continue
+            other = others[0]
+            raise MergeError(
+                f"{other.scan.path} and {item.scan.path} both claim rank {rank}, but are different processes "
+                f"({_who(other)} and {_who(item)}); merge one of them, or tell their ranks with --rank FILE=N"
+            )
+
+
+def _same_process(first: Input, second: Input) -> bool:
+    if first.host and second.host and first.host != second.host:
+        return False
+    if not first.pids or not second.pids:
+        return True
+    return not first.pids.isdisjoint(second.pids)
+
+
+def _restarted(first: Input, second: Input) -> bool:
+    one, two = first.identity, second.identity
+    if not one or not two or one.get("attempt") == two.get("attempt"):
+        return False
+    return bool(one.get("run_id") == two.get("run_id"))
+
+
+def _who(item: Input) -> str:
+    pids = ", ".join(map(str, sorted(item.pids)[:3])) or "unknown"
+    return f"pid {pids}" + (f" on {item.host}" if item.host else "")

@@ -1,0 +1,292 @@
+"""Where everything of every input goes: processes, threads and ids that are unique in the merged trace.
+
+A rank's processes are numbered ``rank * stride + 1, + 2 ...``: CPU processes first, then GPUs, then what the profilers
+add. All files of one rank that know the same real process share it, so that a marker and the operator under it stand on
+one thread's track. Thread ids are kept where Perfetto takes them (1 .. 2**32 - 1), since they are what other tools show.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.errors import MergeError
+from tracekit.formats.kineto import GPU_CATEGORIES, gpu_of_label
+from tracekit.merge.lanes import DROPPED, assign_lanes
+from tracekit.merge.scan import raw_number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from tracekit.merge.inputs import Input
+    from tracekit.merge.scan import ProcessScan, ThreadScan
+
+__all__ = ["InputMap", "Process", "Thread", "Track", "plan"]
+
+_STRIDE: Final = 1000
+_MAX_ID: Final = 2**32 - 1
+_FREE_TIDS: Final = 3 * 2**30
+"""Thread ids from here on are given to tracks that have none a viewer takes; tracekit's own lanes begin at 2**30."""
+
+ProcessKey = tuple[int, int | str]
+"""What a process is within its rank: (kind, its number or name). The order of the kinds is the order of display."""
+CPU, GPU, DEVICE, OVERHEAD, PROFILER = range(5)
+_PSEUDO_PROCESSES: Final = frozenset({"Spans", "Traces", ""})
+
+
+@dataclass(slots=True)
+class Thread:
+    """A track of the merged trace."""
+
+    tid: int
+    name: str | None
+    sort_index: int | None
+    main: bool = False
+    scans: list[tuple[int, ThreadScan]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Process:
+    """A process of the merged trace."""
+
+    rank: int
+    key: ProcessKey
+    pid: int = 0
+    name: str = ""
+    threads: dict[int | str, Thread] = field(default_factory=dict)
+    host: str | None = None
+
+    @property
+    def title(self) -> str:
+        """What the viewer shows: "rank 3 · GPU 1"."""
+        prefix = f"rank {self.rank}"
+        if self.name == prefix or self.name.startswith(f"{prefix} · "):
+            return self.name
+        return f"{prefix} · {self.name}"
+
+
+@dataclass(slots=True)
+class Track:
+    """A track of one input, some of whose slices go to other lanes.
+
+    Attributes:
+        tid: Where the others go.
+        moves: Index of a slice event to the ``tid`` it goes to, or `DROPPED`.
+        starts: Start of a moved slice, ns in the file's time, to its ``tid``: flows that begin or end there follow it.
+    """
+
+    tid: int
+    moves: dict[int, int]
+    starts: dict[int, int]
+    index: int = 0
+
+
+@dataclass(slots=True)
+class InputMap:
+    """How one input is rewritten.
+
+    Attributes:
+        number: Its place among the inputs; the namespace of its flow, async and correlation ids.
+        shift_ns: What is added to its times.
+        processes: ``pid`` as it stands in the file, to (new pid, {``tid`` as it stands there: new tid or `Track`}).
+        shared: Whether another input has tracks in the same process.
+    """
+
+    number: int
+    shift_ns: int
+    processes: dict[Any, tuple[int, dict[Any, int | Track]]]
+    shared: bool
+
+
+def plan(inputs: list[Input], shifts_ns: list[int]) -> tuple[list[Process], list[InputMap], int]:
+    """Give every used process and thread its place.
+
+    Args:
+        inputs: In the order of the output.
+        shifts_ns: What is added to the times of each.
+
+    Returns:
+        The processes in the order of display, a map for each input, and how many slices moved to a lane of their own.
+
+    Raises:
+        MergeError: More processes than 32-bit process ids can name.
+    """
+    processes: dict[tuple[int, ProcessKey], Process] = {}
+    places: list[list[tuple[ProcessScan, Process]]] = []
+    owners: dict[int, set[int]] = {}
+    for number, item in enumerate(inputs):
+        found = []
+        for raw, process_scan in _used(item):
+            rank, key, name = _identify(item, raw, process_scan)
+            process = processes.setdefault((rank, key), Process(rank, key))
+            process.name = _better_name(process.name, name, rank)
+            process.host = process.host or item.host
+            owners.setdefault(id(process), set()).add(number)
+            found.append((process_scan, process))
+        places.append(found)
+    ordered = sorted(
+        processes.values(), key=lambda process: (process.rank, process.key[0], str(process.key[1]).zfill(20))
+    )
+    _number(ordered)
+    for number, found in enumerate(places):
+        for process_scan, process in found:
+            _add_threads(process, process_scan, number)
+    for process in ordered:
+        _number_threads(process)
+    maps = [
+        InputMap(number, shift, {}, any(len(owners[id(process)]) > 1 for _, process in found))
+        for number, (shift, found) in enumerate(zip(shifts_ns, places, strict=True))
+    ]
+    moved = 0
+    tracks: dict[int, Track] = {}
+    for process in ordered:
+        for thread in [thread for thread in process.threads.values() if thread.scans]:
+            moved += _spread(process, thread, shifts_ns, tracks)
+    for number, found in enumerate(places):
+        _fill(maps[number], inputs[number], found, tracks)
+    return ordered, maps, moved
+
+
+def _used(item: Input) -> Iterator[tuple[Any, ProcessScan]]:
+    for raw, process in item.scan.processes.items():
+        # Kineto declares every GPU there could be. The process of a rank trace, and what an earlier merge kept, is real.
+        real = process.used or raw in item.merged_processes or (item.scan.kind == "tracekit" and raw in item.pids)
+        # Other spellings of the same pid (absent, null, 1.0) lead to the same object.
+        if real and isinstance(raw, (int, str)) and raw_number(raw) == raw:
+            yield raw, process
+
+
+def _identify(item: Input, raw: Any, process: ProcessScan) -> tuple[int, ProcessKey, str]:
+    """Return rank, key and name of a process of an input."""
+    known = item.merged_processes.get(raw)
+    if known is not None:
+        return known
+    rank = item.rank
+    if isinstance(raw, str):
+        if raw in _PSEUDO_PROCESSES:
+            return rank, (PROFILER, ""), "profiler"
+        return rank, (DEVICE, raw), process.name or raw
+    if item.scan.kind == "torch":
+        gpu = gpu_of_label(process.label)
+        if gpu is None and not process.label and 0 <= raw < 64:
+            categories = {thread.category for thread in process.threads.values() if thread.category}
+            gpu = raw if categories and categories <= GPU_CATEGORIES else None
+        if gpu is not None:
+            return rank, (GPU, gpu), f"GPU {gpu}"
+        if raw < 0:
+            return rank, (OVERHEAD, raw), "overhead"
+    return rank, (CPU, raw), process.name or f"process {raw}"
+
+
+def _better_name(old: str, new: str, rank: int) -> str:
+    """Prefer a name that says something beyond the rank; of two such, the first in the order of the alphabet."""
+    plain = {"", f"rank {rank}"}
+    if old in plain or new in plain:
+        return (new if old in plain else old) or new
+    return min(old, new)
+
+
+def _number(processes: list[Process]) -> None:
+    counts: dict[int, int] = {}
+    for process in processes:
+        counts[process.rank] = counts.get(process.rank, 0) + 1
+    stride = _STRIDE
+    while stride <= max(counts.values(), default=0):
+        stride *= 10
+    slots: dict[int, int] = {}
+    for process in processes:
+        slot = slots[process.rank] = slots.get(process.rank, 0) + 1
+        process.pid = process.rank * stride + slot
+        if process.pid > _MAX_ID:
+            raise MergeError(
+                f"rank {process.rank} with {counts[process.rank]} processes does not fit: process ids end at {_MAX_ID}; "
+                "merge fewer ranks at once"
+            )
+
+
+def _add_threads(process: Process, scan: ProcessScan, number: int) -> None:
+    for raw, thread_scan in scan.threads.items():
+        if not thread_scan.used or not isinstance(raw, (int, str)) or raw_number(raw) != raw:
+            continue
+        key = _thread_key(process, raw)
+        thread = process.threads.setdefault(key, Thread(0, None, None))
+        thread.main = thread.main or key == process.key[1]
+        name = (thread_scan.name or "").strip() or None
+        if name is not None:
+            # Inputs come in a fixed order, tracekit's rank traces first: their thread names say more.
+            thread.name = thread.name or name
+        if thread.sort_index is None:
+            thread.sort_index = thread_scan.sort_index
+        thread.scans.append((number, thread_scan))
+
+
+def _thread_key(process: Process, raw: int | str) -> int | str:
+    """The profiler's own process takes in three pseudo-processes; one of them has a thread without a name."""
+    return "Record Window" if process.key[0] == PROFILER and raw == "" else raw
+
+
+def _number_threads(process: Process) -> None:
+    taken = {key for key in process.threads if isinstance(key, int) and 0 < key <= _MAX_ID}
+    free = _FREE_TIDS
+    for key, thread in sorted(process.threads.items(), key=lambda item: (isinstance(item[0], str), item[0])):
+        if key in taken:
+            thread.tid = int(key)
+            continue
+        if key == 0 and process.pid not in taken:
+            # What Perfetto itself makes of tid 0: the main thread.
+            thread.tid = process.pid
+        else:
+            while free in taken:
+                free += 1
+            thread.tid = free
+            free += 1
+        if thread.name is None and not (key == 0 and process.key[0] == CPU):
+            thread.name = key if isinstance(key, str) else f"thread {key}"
+
+
+def _spread(process: Process, thread: Thread, shifts_ns: list[int], tracks: dict[int, Track]) -> int:
+    """Move the slices of a track that overlap to lanes of their own; returns how many moved."""
+    parts = [(scan.slices, shifts_ns[number]) for number, scan in thread.scans]
+    moves = assign_lanes(parts)
+    lanes = sorted({lane for part in moves for lane in part.values()} - {DROPPED})
+    taken = {other.tid for other in process.threads.values()}
+    tids = {DROPPED: DROPPED}
+    free = _FREE_TIDS
+    for lane in lanes:
+        while free in taken:
+            free += 1
+        taken.add(free)
+        title = thread.name or f"thread {thread.tid}"
+        suffix = "overlap" if lane == 1 else f"overlap {lane}"
+        process.threads[f"{thread.tid} lane {lane}"] = Thread(free, f"{title} ({suffix})", thread.sort_index)
+        tids[lane] = free
+    for (_, scan), part in zip(thread.scans, moves, strict=True):
+        if part:
+            staying = set()
+            starts = {scan.slices.starts[index]: tids[lane] for index, lane in part.items() if lane != DROPPED}
+            if starts:
+                staying = {
+                    start for index, start in enumerate(scan.slices.starts) if start in starts and index not in part
+                }
+            for start in staying:
+                del starts[start]
+            tracks[id(scan)] = Track(thread.tid, {index: tids[lane] for index, lane in part.items()}, starts)
+        # The times are needed no more.
+        scan.slices.clear()
+    return sum(lane != DROPPED for part in moves for lane in part.values())
+
+
+def _fill(
+    target: InputMap, item: Input, found: Iterable[tuple[ProcessScan, Process]], tracks: dict[int, Track]
+) -> None:
+    by_scan = {id(scan): process for scan, process in found}
+    for raw, process_scan in item.scan.processes.items():
+        process = by_scan.get(id(process_scan))
+        if process is None:
+            continue
+        tids: dict[Any, int | Track] = {}
+        for raw_tid, thread_scan in process_scan.threads.items():
+            thread = process.threads.get(_thread_key(process, raw_number(raw_tid)))
+            if thread is not None:
+                tids[raw_tid] = tracks.get(id(thread_scan), thread.tid)
+        target.processes[raw] = (process.pid, tids)

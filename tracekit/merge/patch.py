@@ -1,0 +1,304 @@
+"""The step that rewrites a run of events for the merged trace: events and a map in, bytes out.
+
+This is the merge's one inner loop, and the seam where a compiled one can take its place. It keeps what need not change
+as the bytes it was, does all arithmetic in integer ns, and leaves out only what no viewer can show, counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.formats.decimal_time import format_all_us, format_us, parse_us
+from tracekit.formats.trace_reader import UNSET, Event, Raw, decode_json, decode_raw_list, encode_events, encode_json
+from tracekit.merge.lanes import DROPPED
+from tracekit.merge.scan import EPOCH_NS, NAMED_METADATA, times_of
+
+if TYPE_CHECKING:
+    from tracekit.merge.namespaces import InputMap, Track
+
+__all__ = ["NAMESPACE", "Patcher"]
+
+NAMESPACE: Final = 10**10
+"""Ids of input n are moved by n * NAMESPACE: room for CUPTI's 32-bit ids, readable, and below 2**53 for 900,000 inputs."""
+
+_DIRECT_IDS: Final = NAMESPACE // 2
+_NO_TIME_LIMIT: Final = -(2**63)
+_MAX_EXTRA_KEYS: Final = 64
+_NAMED: Final = frozenset(f'"{name}"'.encode() for name in NAMED_METADATA)
+_SCOPE_PROCESS: Final = Raw(b'"p"')
+_QUOTE: Final = ord('"')
+_PLAIN_DURATIONS: Final = re.compile(rb"(?:\d+(?:\.\d{1,3})?(?:\n|\Z))*")
+_THREE_DECIMALS: Final = re.compile(rb"(?:\d{1,16}\.\d\d\d(?:\n|\Z))*")
+_NUMBER: Final = rb"-?(?:0|[1-9]\d{0,17})(?:\.\d{1,30})?(?:[eE][+-]?\d{1,2})?"
+_PLAIN_COUNTER: Final = re.compile(rb'\{\s*(?:"[^"\\]*"\s*:\s*' + _NUMBER + rb"\s*(?:,\s*(?!\})|(?=\})))+\}")
+_NUMBER_TEXT: Final = re.compile(r"\s*[+-]?(?:\d{1,18}\.?\d{0,30}|\.\d{1,30})(?:[eE][+-]?\d{1,2})?\s*")
+_ARG_IDS: Final = [
+    # A pattern that begins with plain text is searched for several times as fast.
+    (key, re.compile(rb"(" + key + rb"\s*:\s*)(\d{1,10})(?=[\s,}\]])"))
+    for key in (b'"External id"', b'"external id"', b'"correlation"')
+]
+_HEX: Final = re.compile(rb'"(?:0[xX])?([0-9a-fA-F]{1,15})"')
+
+
+class Patcher:
+    """Rewrites the events of one input, run by run, in the order of the file.
+
+    Attributes:
+        written: How many events were written, by phase.
+        dropped: How many were left out, by reason.
+        repaired: How many were changed so that viewers take them, by kind.
+
+    Args:
+        target: Where everything goes.
+        id_args: Whether ``correlation`` and ``External id`` in ``args`` tie events together, as in Kineto's traces.
+        epoch_only: Whether a time that does not count from the epoch is none: the rule for files without a base.
+    """
+
+    def __init__(self, target: InputMap, *, id_args: bool, epoch_only: bool) -> None:
+        self.written: Counter[str] = Counter()
+        self.dropped: Counter[str] = Counter()
+        self.repaired: Counter[str] = Counter()
+        self._processes = target.processes
+        self._shift_ns = target.shift_ns
+        self._least_ns = max(-target.shift_ns, EPOCH_NS if epoch_only else _NO_TIME_LIMIT)
+        self._offset = target.number * NAMESPACE
+        self._shared = target.shared
+        self._move_arg_ids = id_args and target.number > 0
+        self._odd_ids: dict[bytes, int] = {}
+
+    def patch(self, run: list[Event]) -> bytes:
+        """Return the events of a run as they go into the merged trace: JSON objects with ``,`` between them.
+
+        The events of ``run`` are changed in place.
+        """
+        out: list[Event] = []
+        append = out.append
+        phases = [event.ph for event in run]
+        if "M" in phases:
+            for event in run:
+                if event.ph == "M" and self._metadata(event):
+                    append(event)
+            run = [event for event in run if event.ph != "M"]
+        processes, other, dropped = self._processes, self._other, self.dropped
+        times = times_of(run)
+        plain = self._plain_durations(run)
+        for event, time, moved in zip(run, times, self._move_times(run, times), strict=True):
+            if event.ph != "X":
+                if other(event, time, moved):
+                    append(event)
+                continue
+            pid, tids = processes[event.pid]
+            tid = tids[event.tid]
+            event.pid = pid
+            # Counts the slice events of the track, so before anything is left out.
+            event.tid = tid if type(tid) is int else self._lane(tid)  # type: ignore[arg-type]
+            if type(moved) is str:
+                dropped[moved] += 1
+                continue
+            event.ts = moved  # type: ignore[assignment]
+            if not plain:
+                self._repair_duration(event)
+            if event.bind_id is not UNSET:
+                event.bind_id = self._flow_id(event.bind_id)
+            if event.extra is not UNSET:
+                self._limit_extra(event)
+            append(event)
+        phases = [event.ph for event in out]
+        for phase in set(phases):
+            self.written[phase] += phases.count(phase)  # type: ignore[index]
+        text = encode_events(out)
+        if self._move_arg_ids:
+            offset = self._offset
+            for key, pattern in _ARG_IDS:
+                if key in text:
+                    text = pattern.sub(partial(_move_arg_id, offset), text)
+        return text
+
+    def _other(self, event: Event, time: int | None, moved: Raw | str) -> bool:
+        """Rewrite an event that is neither ``X`` nor ``M``; returns whether it is written."""
+        phase = event.ph
+        if type(phase) is not str or not phase:
+            self.dropped["empty_event" if event.name is UNSET and event.args is UNSET else "no_phase"] += 1
+            return False
+        if len(phase) > 1:
+            # Perfetto goes by the first letter.
+            self.repaired["long_phase"] += 1
+            phase = event.ph = phase[0]
+        if event.extra is not UNSET:
+            self._limit_extra(event)
+        pid, tids = self._processes[event.pid]
+        track = tids[event.tid]
+        event.pid = pid
+        if type(track) is int:
+            event.tid = track
+        elif phase in "XBE":
+            event.tid = self._lane(track)  # type: ignore[arg-type]
+        else:
+            # A flow goes with the slice that it begins or ends at.
+            follows = phase in "stf" and time is not None
+            event.tid = track.starts.get(time, track.tid) if follows else track.tid  # type: ignore[union-attr, arg-type]
+        if type(moved) is str:
+            self.dropped[moved] += 1
+            return False
+        event.ts = moved  # type: ignore[assignment]
+        if event.tid == DROPPED:
+            self.dropped["end_without_begin"] += 1
+            return False
+        if event.bind_id is not UNSET:
+            event.bind_id = self._flow_id(event.bind_id)
+        if phase in "stf":
+            if event.id is UNSET:
+                self.dropped["flow_without_id"] += 1
+                return False
+            event.id = self._flow_id(event.id)
+        elif phase in "ben":
+            self._async_id(event)
+        elif phase == "C":
+            return self._counter(event)
+        elif phase == "X":
+            self._repair_duration(event)
+        elif phase in "iI" and event.s is not UNSET and bytes(event.s) == b'"g"':
+            # A global instant stands on one track of the whole trace, without its rank.
+            event.s = _SCOPE_PROCESS
+        return True
+
+    def _move_times(self, run: list[Event], times: list[int | None]) -> list[Raw | str]:
+        """Return for every event its time in the merged trace, or (as ``str``) why it has none."""
+        shift = self._shift_ns
+        if None not in times and (not times or min(times) >= self._least_ns):  # type: ignore[type-var, operator]
+            if shift or not _THREE_DECIMALS.fullmatch(b"\n".join([event.ts for event in run])):  # type: ignore[misc]
+                self._count_text_times(run)
+                return decode_raw_list(format_all_us([time + shift for time in times]))  # type: ignore[operator, return-value]
+            return [event.ts for event in run]  # type: ignore[misc]
+        moved: list[Raw | str] = []
+        for time in times:
+            if time is None:
+                moved.append("no_time")
+            elif time < self._least_ns:
+                moved.append("time_out_of_range")
+            else:
+                moved.append(Raw(format_us(time + shift)))
+        self._count_text_times([event for event, text in zip(run, moved, strict=True) if type(text) is not str])
+        return moved
+
+    def _count_text_times(self, run: list[Event]) -> None:
+        count = b"\n".join([event.ts for event in run]).count(b'"')  # type: ignore[misc]
+        if count:
+            self.repaired["text_time"] += count // 2
+
+    @staticmethod
+    def _plain_durations(run: list[Event]) -> bool:
+        """Tell whether all durations are numbers with up to three decimals, so that none needs a look."""
+        try:
+            text = b"\n".join([event.dur for event in run if event.ph == "X"])  # type: ignore[misc]
+        except TypeError:
+            return False
+        return _PLAIN_DURATIONS.fullmatch(text) is not None
+
+    def _repair_duration(self, event: Event) -> None:
+        raw = event.dur
+        if raw is not UNSET and _PLAIN_DURATIONS.fullmatch(raw):
+            return
+        duration = None if raw is UNSET else parse_us(bytes(raw))
+        if raw is UNSET:
+            self.repaired["missing_dur"] += 1
+        elif duration is None or duration < 0:
+            self.repaired["bad_dur"] += 1
+        elif bytes(raw)[0] == _QUOTE:
+            self.repaired["text_time"] += 1
+        event.dur = Raw(format_us(max(duration or 0, 0)))
+
+    def _metadata(self, event: Event) -> bool:
+        place = self._processes.get(event.pid)
+        if place is None:
+            self.dropped["unused_process"] += 1
+            return False
+        if event.name is UNSET or bytes(event.name) in _NAMED:
+            self.dropped["rewritten_metadata"] += 1
+            return False
+        pid, tids = place
+        tid = tids.get(event.tid, pid)
+        event.pid, event.tid = pid, tid if type(tid) is int else tid.tid  # type: ignore[union-attr]
+        if event.ts is not UNSET:
+            # Metadata needs no time; one that cannot be moved would stretch the trace.
+            time = parse_us(bytes(event.ts))
+            usable = time is not None and time >= self._least_ns
+            event.ts = Raw(format_us(time + self._shift_ns)) if usable else UNSET  # type: ignore[operator]
+        return True
+
+    def _lane(self, track: Track) -> int:
+        index = track.index
+        track.index = index + 1
+        return track.moves.get(index, track.tid)
+
+    def _flow_id(self, raw: Any) -> Raw:
+        text = bytes(raw)
+        number = -1
+        if text.isdigit():
+            number = int(text)
+        else:
+            # Perfetto reads text as a hexadecimal number.
+            match = _HEX.fullmatch(text)
+            if match:
+                number = int(match[1], 16)
+        if not 0 <= number < _DIRECT_IDS:
+            number = self._odd_ids.setdefault(text, _DIRECT_IDS + len(self._odd_ids))
+        return Raw(b"%d" % (number + self._offset))
+
+    def _async_id(self, event: Event) -> None:
+        """Make the id of an async event one of its process: a plain id belongs to all ranks at once."""
+        value: Any = None
+        if event.id2 is not UNSET:
+            found = _decoded(event.id2)
+            if isinstance(found, dict):
+                value = found.get("local", found.get("global"))
+        if value is None and event.id is not UNSET:
+            value = _decoded(event.id)
+        if value is None:
+            self.repaired["missing_id"] += 1
+            value = "none"
+        event.id = UNSET
+        event.id2 = Raw(encode_json({"local": f"{self._offset}:{value}" if self._shared else str(value)}))
+
+    def _counter(self, event: Event) -> bool:
+        """Keep the values that are numbers; Perfetto's engine loops for ever on NaN and counts an error for others."""
+        if event.args is not UNSET and _PLAIN_COUNTER.fullmatch(event.args):
+            return True
+        args = None if event.args is UNSET else _decoded(event.args)
+        values = {}
+        for key, value in args.items() if isinstance(args, dict) else ():
+            if isinstance(value, str) and _NUMBER_TEXT.fullmatch(value):
+                values[key] = float(value)
+            elif isinstance(value, (int, float)) and abs(value) < 1e300:
+                values[key] = int(value) if isinstance(value, bool) else value
+            else:
+                self.repaired["counter_value_left_out"] += 1
+        if not values:
+            self.dropped["counter_without_number"] += 1
+            return False
+        event.args = Raw(encode_json(values))
+        return True
+
+    def _limit_extra(self, event: Event) -> None:
+        extra: dict[str, Raw] = event.extra  # type: ignore[assignment]
+        if len(extra) > _MAX_EXTRA_KEYS:
+            # Perfetto's engine crashes on an object with a thousand keys that it does not know.
+            self.repaired["unknown_keys_left_out"] += 1
+            event.extra = dict(list(extra.items())[:_MAX_EXTRA_KEYS])
+
+
+def _move_arg_id(offset: int, match: re.Match[bytes]) -> bytes:
+    # Inside a string the key's quote is escaped: that is text.
+    if match.string[match.start() - 1 : match.start()] == b"\\":
+        return match[0]
+    return b"%b%d" % (match[1], int(match[2]) + offset)
+
+
+def _decoded(raw: Any) -> Any:
+    try:
+        return decode_json(raw)
+    except ValueError:
+        return None

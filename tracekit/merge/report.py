@@ -1,0 +1,228 @@
+"""What a merge did: for people as a few lines, for machines as JSON (``schemas/merge_report.schema.json``)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+__all__ = ["Drop", "InputReport", "MergeReport", "OmissionReport", "RankReport", "Repair"]
+
+FORMAT_VERSION: Final = 1
+_LISTED: Final = 12
+_FILE_SAYS: Final = frozenset({"tracekit_metadata", "distributedInfo.rank", "tracekit.rank", "earlier merge"})
+
+REASONS: Final = {
+    "no_time": "events without a usable time",
+    "time_out_of_range": "events with a time far before all others",
+    "end_without_begin": "ends of slices without their begin",
+    "empty_event": "empty events",
+    "no_phase": "events without a phase",
+    "flow_without_id": "flow events without an id",
+    "counter_without_number": "counter events without a number",
+    "unused_process": "declarations of processes without events",
+    "rewritten_metadata": "names and orders, written anew for the merged processes",
+    "broken_event": "events that cannot be read",
+    "cut_event": "events cut off by the end of the file",
+    "not_an_event": "places that hold no event",
+    "data_after_end": "data after the end of the events",
+    "unreadable_header": "keys beside the events that cannot be read",
+}
+"""Reasons to leave an event out, in words."""
+
+_HARMLESS: Final = frozenset({"unused_process", "rewritten_metadata", "empty_event", "end_without_begin"})
+
+
+@dataclass(frozen=True, slots=True)
+class InputReport:
+    """One input: ``generation`` says how its times are written, ``base_time_ns`` is None when its clock is unknown."""
+
+    path: str
+    kind: str
+    rank: int
+    rank_source: str
+    form: str
+    generation: str
+    base_time_ns: int | None
+    host: str | None
+    events: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class OmissionReport:
+    """A file that is not in the merged trace; ``harmless`` when nothing of the run is missing because of it."""
+
+    path: str
+    reason: str
+    harmless: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """A rank: the clock that places it on the timeline, and its processes as the viewer names them."""
+
+    rank: int
+    clock: str
+    processes: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """Something that was repaired without loss; ``offset_bytes`` is where it was met first, None when it is not known."""
+
+    path: str
+    kind: str
+    count: int
+    offset_bytes: int | None
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Events that were left out; ``lost`` when they carried something of the run."""
+
+    path: str
+    reason: str
+    count: int
+    offset_bytes: int | None
+    lost: bool
+
+    @staticmethod
+    def is_loss(reason: str) -> bool:
+        """Tell whether an event left out for this reason carried something of the run."""
+        return reason not in _HARMLESS
+
+
+@dataclass(frozen=True, slots=True)
+class MergeReport:
+    """What a merge read, wrote, repaired and left out. ``events_out`` = ``events_in`` + ``metadata_added`` - dropped.
+
+    Attributes:
+        output: The merged trace.
+        output_bytes: Its size.
+        base_time_ns: What its times are relative to, ns since the epoch; 0 when no input tells its clock.
+        inputs: What was merged, in the order of the output.
+        omitted: What was found and not merged.
+        ranks: The ranks of the merged trace.
+        events_in: Events that were read, by phase.
+        events_out: Events that were written, by phase.
+        metadata_added: Names and orders written for the merged processes and threads; part of ``events_out``.
+        overlaps_moved: Slices moved to a track of their own because they overlap others without nesting.
+        repaired: What was repaired.
+        dropped: What was left out, ``count`` events each (for what could not be read: places in the file).
+        warnings: What a reader of the merged trace must know, such as a clock that had to be assumed.
+    """
+
+    output: str
+    output_bytes: int
+    base_time_ns: int
+    inputs: list[InputReport]
+    omitted: list[OmissionReport]
+    ranks: list[RankReport]
+    events_in: dict[str, int]
+    events_out: dict[str, int]
+    metadata_added: int
+    overlaps_moved: int
+    repaired: list[Repair]
+    dropped: list[Drop]
+    warnings: list[str]
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything that was found is in the merged trace."""
+        return not any(drop.lost for drop in self.dropped) and all(item.harmless for item in self.omitted)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON-ready values."""
+        return {"format_version": FORMAT_VERSION, "complete": self.complete, **asdict(self)}
+
+    def lines(self) -> list[str]:
+        """Return the report as lines for a terminal."""
+        folder = _common_folder([item.path for item in self.inputs])
+        what = f"{_count(len(self.inputs), 'file')} of {_count(len(self.ranks), 'rank')}"
+        counts = _count(sum(self.events_in.values()), "event")
+        whole = ", nothing lost" if self.complete else ""
+        lines = [f"merged {what}{f' from {folder}' if folder else ''}: {counts}{whole}"]
+        lines += _shorten([f"  {_input(item, folder)}" for item in self.inputs])
+        clocks: dict[str, list[int]] = {}
+        for rank in self.ranks:
+            clocks.setdefault(rank.clock, []).append(rank.rank)
+        for clock, members in clocks.items():
+            lines.append(f"clock of {_ranks(members)}: {clock}")
+        if self.overlaps_moved:
+            lines.append(f"{_count(self.overlaps_moved, 'overlapping slice')} moved to tracks named (overlap)")
+        lines += _shorten(
+            [
+                f"repaired: {repair.kind.replace('_', ' ')} {_times(repair.count)} in {repair.path}"
+                + ("" if repair.offset_bytes is None else f", first at byte {repair.offset_bytes}")
+                for repair in self.repaired
+            ]
+        )
+        harmless: dict[str, int] = {}
+        lost = []
+        for drop in self.dropped:
+            words = REASONS.get(drop.reason, drop.reason)
+            if drop.lost:
+                where = "" if drop.offset_bytes is None else f", first at byte {drop.offset_bytes}"
+                lost.append(f"LOST: {drop.count:,} {words} in {drop.path}{where}")
+            elif drop.reason != "rewritten_metadata":
+                harmless[words] = harmless.get(words, 0) + drop.count
+        lines += [f"left out: {count:,} {words}" for words, count in harmless.items()]
+        lines += _shorten(lost)
+        lines += _shorten(
+            [f"{'left out' if item.harmless else 'NOT MERGED'}: {item.path}: {item.reason}" for item in self.omitted]
+        )
+        lines += [f"warning: {warning}" for warning in self.warnings]
+        lines.append(f"wrote {self.output} ({_size(self.output_bytes)})")
+        lines.append(f"next: open https://ui.perfetto.dev and drag {self.output} onto it")
+        return lines
+
+
+def _common_folder(paths: list[str]) -> str:
+    """Return the folder that all paths lie in, ending with a slash; empty where there is none."""
+    first, *others = [path.rpartition("/")[0] for path in paths]
+    return f"{first}/" if first and all(other == first for other in others) else ""
+
+
+def _input(item: InputReport, folder: str) -> str:
+    """Return an input in words; what is as usual (a rank that the file itself tells) is not said."""
+    line = f"rank {item.rank}: {item.path.removeprefix(folder)}, {item.kind}, {_count(item.events, 'event')}"
+    if item.rank_source not in _FILE_SAYS:
+        line += f" (rank: {item.rank_source})"
+    return line
+
+
+def _shorten(lines: list[str]) -> list[str]:
+    """Keep a terminal readable: the first dozen lines of a kind, then how many more there are (--json has them all)."""
+    if len(lines) <= _LISTED:
+        return lines
+    return [*lines[:_LISTED], f"  ... and {len(lines) - _LISTED} more (--json lists all)"]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number:,} times"
+
+
+def _ranks(ranks: list[int]) -> str:
+    """Return "rank 3", "ranks 0-7" or "ranks 0-2, 5"."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    words = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {words}"
+
+
+def _size(size_bytes: int) -> str:
+    size = float(size_bytes)
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.2f} GB"

@@ -1,0 +1,343 @@
+"""First pass over an input: what it is, whose it is, which tracks and times it uses. Nothing is written.
+
+The second pass (`tracekit.merge.patch`) then knows everything that decides how an event is written: the base of all
+inputs, even where a file names its own base after its events; the processes that are really used; the overlaps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.errors import TraceFormatError
+from tracekit.formats.decimal_time import parse_all_us, parse_us
+from tracekit.formats.kineto import is_kineto
+from tracekit.formats.rank_trace import BASE_TIME_KEY, COMPANION_EVENT, METADATA_EVENT
+from tracekit.formats.trace_reader import UNSET, Event, Finding, TraceReader, decode_or_none
+from tracekit.merge.lanes import ANY, BEGIN, END, INVALID, Slices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["EPOCH_NS", "NAMED_METADATA", "InputScan", "ProcessScan", "ThreadScan", "raw_number", "scan", "times_of"]
+
+EPOCH_NS: Final = 10**18
+"""Times from here on (September 2001) are ns since the epoch; smaller ones count from some start."""
+
+NAMED_METADATA: Final = frozenset(
+    {"process_name", "process_labels", "process_sort_index", "thread_name", "thread_sort_index"}
+)
+"""Metadata that the merge writes anew for every process and thread."""
+
+
+@dataclass(slots=True)
+class ThreadScan:
+    """A thread, stream or other track of a process: its name and order as declared, and its slices."""
+
+    name: str | None = None
+    sort_index: int | None = None
+    used: bool = False
+    category: bytes = b""
+    slices: Slices = field(default_factory=Slices)
+
+
+@dataclass(slots=True)
+class ProcessScan:
+    """A ``pid`` of the input.
+
+    Attributes:
+        name: From ``process_name``.
+        label: From ``process_labels``: "CPU", "GPU 3".
+        used: Whether it has any event that is not metadata.
+        threads: Its threads by ``tid`` as it stands in the file.
+    """
+
+    name: str | None = None
+    label: str = ""
+    sort_index: int | None = None
+    used: bool = False
+    threads: dict[Any, ThreadScan] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class InputScan:
+    """What the first pass found out about one input.
+
+    Attributes:
+        path: The file, as the user may see it.
+        kind: "tracekit" (a rank trace), "torch" (torch.profiler), "merged" (an earlier merge), "chrome" (anything else).
+        header: The keys beside ``traceEvents``.
+        metadata: ``args`` of ``tracekit_metadata``, empty where there is none.
+        companions: Names of further trace files of the same process.
+        processes: By ``pid`` as it stands in the file. Spellings that mean the same (absent, null, 0) share one value.
+        phases: How many events of each phase were read.
+        lowest_ns: The earliest time, in the file's own time; None when no event has a time.
+        highest_ns: The latest start.
+        epoch_lowest_ns: The earliest of the times that count from the epoch, or None.
+        decimals: Whether times have decimals.
+        bytes_read: Size of the unpacked input.
+    """
+
+    path: str
+    kind: str
+    form: str
+    header: dict[str, Any]
+    metadata: dict[str, Any]
+    companions: list[str]
+    processes: dict[Any, ProcessScan]
+    phases: Counter[str]
+    lowest_ns: int | None
+    highest_ns: int | None
+    epoch_lowest_ns: int | None
+    decimals: bool
+    bytes_read: int
+    repairs: list[Finding]
+    drops: list[Finding]
+
+    @property
+    def base_ns(self) -> int | None:
+        """What the times of the file are relative to: ns since the epoch (0 for epoch times), None when it is unknown."""
+        base = self.metadata.get(BASE_TIME_KEY, self.header.get(BASE_TIME_KEY))
+        if isinstance(base, str) and base.isdecimal():
+            base = int(base)
+        # Python-written files may say 1.7e18; a double holds that to 256 ns and Kineto's bases are whole seconds.
+        if isinstance(base, float):
+            base = round(base / 1e9) * 10**9
+        if isinstance(base, int) and not isinstance(base, bool) and base > 0:
+            return base
+        return 0 if self.epoch_lowest_ns is not None else None
+
+    @property
+    def generation(self) -> str:
+        """How the times of the file are written, in words for the report."""
+        if self.base_ns is None:
+            return "times without a base"
+        if self.base_ns > 0:
+            return f"times relative to {BASE_TIME_KEY}"
+        return "epoch times with decimals" if self.decimals else "epoch times in whole microseconds"
+
+    @property
+    def start_ns(self) -> int | None:
+        """When the first event happens, ns since the epoch; None when the file's clock is unknown or it holds no times."""
+        base = self.base_ns
+        if base is None:
+            return None
+        lowest = self.epoch_lowest_ns if base == 0 else self.lowest_ns
+        return None if lowest is None else base + lowest
+
+
+def raw_number(value: Any) -> Any:
+    """Return the one spelling of a ``pid`` or ``tid``: 0 where it is absent or null, whole numbers without a fraction."""
+    if value is UNSET or value is None:
+        return 0
+    if isinstance(value, float):
+        return int(value) if abs(value) < 2**63 else 0
+    return value
+
+
+def scan(path: str, progress: Callable[[int], None] | None = None) -> InputScan:
+    """Read an input once.
+
+    Args:
+        path: File or URL.
+        progress: Called with the number of unpacked bytes read so far.
+
+    Raises:
+        StorageError: It cannot be read.
+        TraceFormatError: It is no trace.
+    """
+    with TraceReader(path) as reader:
+        scanner = _Scanner()
+        for run in reader.runs():
+            scanner.take(run)
+            if progress is not None:
+                progress(reader.bytes_read)
+    if not reader.events and reader.drops:
+        raise TraceFormatError(reader.path, "no event in it can be read", offset_bytes=reader.drops[0].offset_bytes)
+    header = reader.header
+    own = header.get("tracekit")
+    if isinstance(own, dict) and "merge" in own:
+        kind = "merged"
+    elif scanner.metadata:
+        kind = "tracekit"
+    else:
+        kind = "torch" if is_kineto(header) else "chrome"
+    return InputScan(
+        path=reader.path,
+        kind=kind,
+        form=reader.form,
+        header=header,
+        metadata=scanner.metadata if kind == "tracekit" else {},
+        companions=scanner.companions,
+        processes=scanner.processes,
+        phases=scanner.phases,
+        lowest_ns=scanner.lowest_ns,
+        highest_ns=scanner.highest_ns,
+        epoch_lowest_ns=scanner.epoch_lowest_ns,
+        decimals=scanner.decimals,
+        bytes_read=reader.bytes_read,
+        repairs=reader.repairs,
+        drops=reader.drops,
+    )
+
+
+def times_of(run: list[Event]) -> list[int | None]:
+    """Return the time of every event of a run in ns, None where it has no usable one."""
+    try:
+        return parse_all_us([event.ts for event in run])  # type: ignore[misc]
+    except TypeError:
+        # An event without ts.
+        return [None if event.ts is UNSET else parse_us(bytes(event.ts)) for event in run]
+
+
+def durations_of(run: list[Event]) -> list[int]:
+    """Return the duration of every event of a run in ns, 0 where it has no usable one or is no ``X``."""
+    texts = [b"0" if event.dur is UNSET else event.dur for event in run]
+    return [max(duration or 0, 0) for duration in parse_all_us(texts)]
+
+
+class _Scanner:
+    def __init__(self) -> None:
+        self.processes: dict[Any, ProcessScan] = {}
+        self.phases: Counter[str] = Counter()
+        self.metadata: dict[str, Any] = {}
+        self.companions: list[str] = []
+        self.lowest_ns: int | None = None
+        self.highest_ns: int | None = None
+        self.epoch_lowest_ns: int | None = None
+        self.decimals = False
+        self._labels: dict[bytes, int] = {}
+        self._tracks: dict[tuple[Any, Any], tuple[Callable[[int], None], Callable[[int], None]]] = {}
+
+    def take(self, run: list[Event]) -> None:
+        """Look at a run of events."""
+        phases = [event.ph for event in run]
+        kinds = set(phases)
+        for kind in kinds:
+            self.phases[kind[:1] if type(kind) is str else ""] += phases.count(kind)
+        if "M" in kinds:
+            for event in run:
+                if event.ph == "M":
+                    self._metadata(event)
+            run = [event for event in run if event.ph != "M"]
+        times = times_of(run)
+        if None in times:
+            self._span([time for time in times if time is not None])
+        else:
+            self._span(times)  # type: ignore[arg-type]
+        durations = durations_of(run)
+        tracks = self._tracks
+        for event, time, duration in zip(run, times, durations, strict=True):
+            if event.ph == "X" and time is not None:
+                try:
+                    add_start, add_duration = tracks[event.pid, event.tid]
+                except KeyError:
+                    add_start, add_duration = self._track(event)
+                add_start(time)
+                add_duration(duration)
+            else:
+                self._other(event, time, duration)
+
+    def _track(self, event: Event) -> tuple[Callable[[int], None], Callable[[int], None]]:
+        """Return what to call for every slice of a track."""
+        slices = self._thread_of(event).slices
+        found = self._tracks[event.pid, event.tid] = (slices.starts.append, slices.durations.append)
+        return found
+
+    def _other(self, event: Event, time: int | None, duration: int) -> None:
+        """Look at an event that is no ``X``, or has no usable time."""
+        phase = event.ph[:1] if type(event.ph) is str else ""
+        slices = self._thread_of(event).slices
+        if phase not in ("X", "B", "E"):
+            return
+        slices.starts.append(time or 0)
+        if time is None:
+            slices.durations.append(INVALID)
+        elif phase == "X":
+            slices.durations.append(duration)
+        else:
+            slices.durations.append(BEGIN if phase == "B" else END)
+            slices.names.append(self._label(event.name))
+            slices.categories.append(self._label(event.cat))
+
+    def _thread_of(self, event: Event) -> ThreadScan:
+        process = self._process(event.pid)
+        thread = process.threads.get(event.tid)
+        if thread is None:
+            thread = self._thread(process, event.tid)
+        if not thread.used:
+            self._first(event, process, thread)
+        return thread
+
+    def _span(self, times: list[int]) -> None:
+        if not times:
+            return
+        low, high = min(times), max(times)
+        self.lowest_ns = low if self.lowest_ns is None else min(low, self.lowest_ns)
+        self.highest_ns = high if self.highest_ns is None else max(high, self.highest_ns)
+        if high >= EPOCH_NS:
+            if low < EPOCH_NS:
+                low = min(time for time in times if time >= EPOCH_NS)
+            self.epoch_lowest_ns = low if self.epoch_lowest_ns is None else min(low, self.epoch_lowest_ns)
+
+    def _label(self, raw: Any) -> int:
+        """Return a number for a name or category, the same for the same text."""
+        # Perfetto takes an empty name for none.
+        return ANY if raw is UNSET or bytes(raw) == b'""' else self._labels.setdefault(bytes(raw), len(self._labels))
+
+    def _process(self, raw: Any) -> ProcessScan:
+        process = self.processes.get(raw)
+        if process is None:
+            process = self.processes.setdefault(raw_number(raw), ProcessScan())
+            self.processes[raw] = process
+        return process
+
+    @staticmethod
+    def _thread(process: ProcessScan, raw: Any) -> ThreadScan:
+        thread = process.threads.setdefault(raw_number(raw), ThreadScan())
+        process.threads[raw] = thread
+        return thread
+
+    def _first(self, event: Event, process: ProcessScan, thread: ThreadScan) -> None:
+        process.used = thread.used = True
+        if event.cat is not UNSET:
+            thread.category = bytes(event.cat)
+        if event.ts is not UNSET and b"." in bytes(event.ts):
+            self.decimals = True
+
+    def _metadata(self, event: Event) -> None:
+        process = self._process(event.pid)
+        name, args = _text(event.name), _dict(event.args)
+        if name == METADATA_EVENT:
+            self.metadata = self.metadata or args
+        elif name == COMPANION_EVENT and isinstance(args.get("file"), str):
+            self.companions.append(args["file"])
+        elif name == "process_name" and isinstance(args.get("name"), str):
+            process.name = args["name"]
+        elif name == "process_labels" and isinstance(args.get("labels"), str):
+            process.label = args["labels"]
+        elif name == "process_sort_index":
+            process.sort_index = _sort_index(args)
+        elif name == "thread_name" and isinstance(args.get("name"), str):
+            self._declared(process, event.tid).name = args["name"]
+        elif name == "thread_sort_index":
+            self._declared(process, event.tid).sort_index = _sort_index(args)
+
+    def _declared(self, process: ProcessScan, raw: Any) -> ThreadScan:
+        return process.threads.get(raw) or self._thread(process, raw)
+
+
+def _text(raw: Any) -> str:
+    value = decode_or_none(raw)
+    return value if isinstance(value, str) else ""
+
+
+def _dict(raw: Any) -> dict[str, Any]:
+    value = decode_or_none(raw)
+    return value if isinstance(value, dict) else {}
+
+
+def _sort_index(args: dict[str, Any]) -> int | None:
+    value = args.get("sort_index")
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**31 else None

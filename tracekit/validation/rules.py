@@ -1,0 +1,255 @@
+r"""The rules: what each is called, how bad it is in which kind of file, and where it comes from.
+
+The importer named in the sources is Perfetto's (google/perfetto, ``src/trace_processor``): ``json_trace_tokenizer.cc``
+and ``json_trace_parser.cc`` in ``importers/json``, ``json_parser.h`` in ``util``, ``slice_tracker.h`` and
+``flow_tracker.cc`` in ``importers/common``, ``trace_type.cc`` for what a file is taken for. Effects were seen on its
+v52 engine unless a version is given; ``tests/golden`` asks the engine again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+__all__ = ["RULES", "Kind", "Rule", "Severity", "rule"]
+
+Kind = Literal["rank", "merged", "other"]
+"""A rank trace by tracekit, a merged trace by tracekit, or a Trace Event Format file by anybody else."""
+
+Severity = Literal["error", "warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule.
+
+    Attributes:
+        id: Its name in reports.
+        why: What goes wrong when it is broken, and the source.
+        own: Severity in files that tracekit wrote.
+        other: Severity in other files; None where the same thing is normal there (torch.profiler's traces).
+    """
+
+    id: str
+    why: str
+    own: Severity = "error"
+    other: Severity | None = "error"
+
+    def severity(self, kind: Kind) -> Severity | None:
+        """Return how bad it is in a kind of file, or None when it is no problem there."""
+        return self.other if kind == "other" else self.own
+
+
+_ALL: Final = (
+    # The file.
+    Rule(
+        "perfetto-unknown-type",
+        'Perfetto refuses a JSON file that does not begin with {" or [{", for example after a byte order mark, or an '
+        "empty array (trace_type.cc).",
+    ),
+    Rule(
+        "perfetto-no-events",
+        "Perfetto loads an object without a list traceEvents, or one event a line (NDJSON), as an empty timeline or "
+        "not at all (json_trace_tokenizer.cc).",
+    ),
+    Rule(
+        "perfetto-cut-file",
+        'Perfetto refuses an object that is not closed ("JSON trace file is incomplete") and a cut gzip file '
+        "(json_trace_tokenizer.cc; google/perfetto#926).",
+    ),
+    Rule(
+        "unfinished",
+        "The array has no closing bracket: the file is still written, or its process was killed. Perfetto loads all "
+        "but a torn last event (json_trace_tokenizer.cc).",
+        own="warning",
+        other="warning",
+    ),
+    Rule(
+        "perfetto-data-after-end",
+        "Perfetto passes over what follows the end of the first JSON document, without a word "
+        "(json_trace_tokenizer.cc).",
+    ),
+    Rule(
+        "perfetto-invalid-json",
+        "Perfetto refuses the whole file at an unescaped quote, a bare word or a torn event (json_parser.h; "
+        "pytorch/pytorch#146900).",
+    ),
+    Rule(
+        "perfetto-nan",
+        "Perfetto never ends loading NaN, Infinity or 1e400 in the args of a counter or metadata event, refuses the "
+        "file for one in another field, and loses the args after it elsewhere (json_trace_parser.cc).",
+    ),
+    Rule(
+        "perfetto-surrogate-escape",
+        r"Perfetto from v53 on refuses a file with \ud83d\ude00 escapes in a name and never ends loading them in a "
+        r"process name; v52 does when the text holds an escaped quote too (json_parser.h; scala/scala3#26006).",
+    ),
+    Rule(
+        "invalid-utf8",
+        "Perfetto shows replacement characters; other readers refuse the file (pytorch/kineto#80).",
+        other="warning",
+    ),
+    Rule(
+        "control-character",
+        "Raw control characters in text are no JSON: current Perfetto takes them, older ones and chrome://tracing "
+        "refuse the file (google/perfetto#598, pytorch/pytorch#130622).",
+        other="warning",
+    ),
+    Rule(
+        "misplaced-comma",
+        "A missing comma between events or one too many inside an event is no JSON, which Perfetto takes and others "
+        "refuse (json_trace_tokenizer.cc).",
+        other="warning",
+    ),
+    Rule(
+        "perfetto-header-keys",
+        "Perfetto's engine crashes on hundreds of keys beside traceEvents, since it reads each by recursion "
+        "(ParseInternal in json_trace_tokenizer.cc; 500 pass, 700 crash v52).",
+    ),
+    # One event.
+    Rule(
+        "perfetto-phase",
+        "Perfetto drops an event without ph and passes over phases it does not know (json_trace_tokenizer.cc, "
+        "json_trace_parser.cc).",
+        other="warning",
+    ),
+    Rule(
+        "perfetto-time",
+        "Perfetto drops an event without ts, and all that follows one whose ts is null or no number "
+        "(json_trace_tokenizer.cc).",
+    ),
+    Rule(
+        "perfetto-duration",
+        "Perfetto drops a slice X without dur, and all that follows one whose dur is null or no number "
+        "(json_trace_tokenizer.cc).",
+    ),
+    Rule(
+        "perfetto-negative-time",
+        "Perfetto drops events before 0 (trace_sorter.cc, stat trace_sorter_negative_timestamp_dropped).",
+    ),
+    Rule(
+        "perfetto-negative-duration",
+        "Perfetto takes a negative dur as it is and draws nonsense (json_trace_parser.cc).",
+        other="warning",
+    ),
+    Rule(
+        "perfetto-inexact-time",
+        "Perfetto reads a ts with decimals as a double: above 2^53 ns (104 days) nanoseconds are rounded, at epoch "
+        "times to 256 ns, which breaks nesting (json_trace_tokenizer.cc; Ascend/pytorch#133).",
+        other="warning",
+    ),
+    Rule(
+        "perfetto-process-id",
+        "Perfetto takes a pid or tid that is no integer in 0..2^32-1 for 0, so that all such tracks fall into one "
+        "(json_trace_tokenizer.cc).",
+        other="warning",
+    ),
+    Rule(
+        "text-process-id",
+        "Perfetto numbers text pids and tids itself, the same text in two ranks as one process "
+        "(json_trace_tokenizer.cc).",
+        other=None,
+    ),
+    Rule(
+        "perfetto-counter-value",
+        "Perfetto drops counter values that are no numbers: true, null, lists, words (json_trace_parser.cc, stat "
+        "json_parser_failure).",
+    ),
+    Rule(
+        "perfetto-flow-id",
+        "Perfetto drops a flow whose id is missing or is neither a 64-bit integer nor hexadecimal text "
+        "(json_trace_parser.cc, stat flow_invalid_id).",
+    ),
+    Rule(
+        "perfetto-async-id",
+        "Perfetto drops asynchronous events without pid, or whose id is no integer and no text "
+        "(json_trace_parser.cc, stat json_parser_failure).",
+    ),
+    Rule(
+        "perfetto-global-async",
+        "Perfetto shows asynchronous slices with a plain id outside of their process, all ranks mixed; id2.local "
+        "keeps them inside (json_trace_parser.cc).",
+        other=None,
+    ),
+    Rule(
+        "perfetto-global-instant",
+        "Perfetto shows instants of scope g on one track without a name that all ranks share (json_trace_parser.cc).",
+        other=None,
+    ),
+    Rule(
+        "perfetto-metadata-name",
+        "Perfetto drops a process_name or thread_name that is no text (json_trace_parser.cc, stat "
+        "json_parser_failure).",
+    ),
+    Rule(
+        "perfetto-sort-index",
+        "Perfetto from v53 on counts an error for a sort_index that is no number, and does not sort by it "
+        "(google/perfetto PR 3273).",
+        other="warning",
+    ),
+    Rule(
+        "perfetto-args-nesting",
+        "Perfetto's engine crashes on args nested very deeply (100,000 levels in v52), other readers at about 1,000.",
+        other="warning",
+    ),
+    # Several events.
+    Rule(
+        "perfetto-overlap",
+        "Perfetto up to v56 drops a slice that sticks out of the slice it begins in, on one pid and tid; later ones "
+        "draw it on a track of its own (slice_tracker.h, stat slice_drop_overlapping_complete_event; "
+        "google/perfetto#4280).",
+        other="warning",
+    ),
+    Rule(
+        "perfetto-overlap-open",
+        "Perfetto draws an X that sticks out of an open B as it is, and cuts a B short where the X ends in which it begins; at "
+        "one time X comes before B (slice_tracker.cc, stat misplaced_end_event).",
+        other="warning",
+    ),
+    Rule(
+        "perfetto-end-without-begin",
+        "Perfetto passes over an E that no open B fits, by name and category where they are given (slice_tracker.h).",
+        other="warning",
+    ),
+    Rule(
+        "perfetto-misplaced-end",
+        "Perfetto closes a slice that is not the innermost one and counts data loss (slice_tracker.h, stat "
+        "misplaced_end_event).",
+        other="warning",
+    ),
+    Rule(
+        "unclosed-begin",
+        "Perfetto draws a B without E to the end of the trace. In a rank trace that is what the process was in when "
+        "it was killed (slice_tracker.h).",
+        own="warning",
+        other="warning",
+    ),
+    Rule(
+        "perfetto-depth",
+        "Perfetto drops slices (v58) or draws them on one level (v52) from a depth of 512 on one track on "
+        "(slice_tracker.h, kMaxDepth).",
+        other="warning",
+    ),
+    Rule(
+        "perfetto-flow-duplicate",
+        "Perfetto matches flows by cat, name and id over all processes: one id started twice draws arrows between what has "
+        "nothing to do with each other, or loses one (flow_tracker.cc, stat flow_duplicate_id).",
+        other="warning",
+    ),
+    # tracekit's own format.
+    Rule(
+        "metadata-missing",
+        "The rank trace does not say whose it is, so merge cannot place it (formats/rank_trace.py).",
+        other=None,
+    ),
+    Rule("metadata-duplicate", "Two processes wrote one file (formats/rank_trace.py).", other=None),
+    Rule("schema", "The event is not as tracekit writes it (schemas/trace_event.schema.json).", other=None),
+)
+
+RULES: Final = {entry.id: entry for entry in _ALL}
+"""All rules by id."""
+
+
+def rule(rule_id: str) -> Rule:
+    """Return a rule by its id."""
+    return RULES[rule_id]
