@@ -1,0 +1,1 @@
+"""The tests of tracekit; a package, so that test modules can import ``tests.perfetto``."""

@@ -1,0 +1,470 @@
+"""Minimal traces: a bad one for each rule, with what Perfetto's engine (v52) does with it, and good ones.
+
+Used by the unit tests, which hold the rules to them, and by the golden tests, which hold Perfetto to them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Effect = Literal["hangs", "crashes", "refuses", "drops", "misleads", "none"]
+"""``drops``: something is lost, with or without a stat; ``misleads``: all is loaded and shown wrongly; ``none``: this version of
+the engine takes it, others or other readers do not."""
+
+
+@dataclass(frozen=True)
+class BadTrace:
+    """A file that breaks one rule once.
+
+    Attributes:
+        name: What is wrong.
+        rule: The rule it breaks.
+        data: The file.
+        event: Number of the event that breaks it, None when the file does.
+        effect: What the engine does.
+        stat: The engine's stat that is not zero.
+        slices: How many slices the engine shows.
+        flows: How many flows the engine shows.
+    """
+
+    name: str
+    rule: str
+    data: bytes
+    event: int | None = 2
+    effect: Effect = "drops"
+    stat: str | None = None
+    slices: int | None = None
+    flows: int | None = None
+
+
+def event(**fields: Any) -> bytes:
+    """Return an event as JSON, on pid 1 and tid 1 when not told otherwise."""
+    fields = {"pid": 1, "tid": 1, **fields}
+    return json.dumps({key: value for key, value in fields.items() if value is not ...}).encode()
+
+
+def slice_(ts: Any, dur: Any, name: str = "x", **more: Any) -> bytes:
+    """Return a slice."""
+    return event(**{"ph": "X", "ts": ts, "dur": dur, "name": name, **more})
+
+
+def array(*events: bytes) -> bytes:
+    """Return a trace in the array form."""
+    return b"[\n" + b",\n".join(events) + b"\n]\n"
+
+
+def object_(*events: bytes) -> bytes:
+    """Return a trace in the object form."""
+    return b'{"traceEvents":' + array(*events) + b"}"
+
+
+FIRST = slice_(1, 1, "first")
+LAST = slice_(100_000, 1, "last")
+
+
+def between(*events: bytes) -> bytes:
+    """Return a trace with a good slice before and after the events, so that a loss of either shows."""
+    return array(FIRST, *events, LAST)
+
+
+def counter(values: str) -> bytes:
+    return b'{"ph":"C","pid":1,"tid":1,"ts":5,"name":"loss","args":%s}' % values.encode()
+
+
+def flow(phase: str, ts: int, **more: Any) -> bytes:
+    return event(**{"ph": phase, "ts": ts, "name": "arrow", "cat": "c", "id": 7, **more})
+
+
+def begin(ts: float, name: Any = "b", **more: Any) -> bytes:
+    return event(ph="B", ts=ts, name=name, **more)
+
+
+def end(ts: float, name: Any = "b", **more: Any) -> bytes:
+    return event(ph="E", ts=ts, name=name, **more)
+
+
+def raw(text: str) -> bytes:
+    return text.encode()
+
+
+def nested(levels: int) -> bytes:
+    return (
+        b'{"ph":"X","pid":1,"tid":1,"ts":5,"dur":1,"name":"x","args":{"a":'
+        + b"[" * levels
+        + b"1"
+        + b"]" * levels
+        + b"}}"
+    )
+
+
+def headed(keys: int) -> bytes:
+    head = ",".join(f'"key{number}":1' for number in range(keys))
+    return b"{" + head.encode() + b',"traceEvents":' + array(FIRST, LAST) + b"}"
+
+
+BAD_TRACES = [
+    # The file.
+    BadTrace("byte order mark", "perfetto-unknown-type", b"\xef\xbb\xbf" + between(), None, "refuses"),
+    BadTrace("empty array", "perfetto-unknown-type", b"[]", None, "refuses"),
+    BadTrace("only a bracket", "perfetto-unknown-type", b"[", None, "refuses"),
+    BadTrace("empty file", "perfetto-unknown-type", b"", None, "drops", slices=0),
+    BadTrace("white space only", "perfetto-unknown-type", b" \n \n", None, "drops", slices=0),
+    BadTrace("array of numbers", "perfetto-unknown-type", b"[1, 2]", None, "refuses"),
+    BadTrace("one event a line", "perfetto-no-events", FIRST + b"\n" + LAST + b"\n", None, "drops", slices=0),
+    BadTrace("no traceEvents", "perfetto-no-events", b'{"events":[]}', None, "drops", slices=0),
+    BadTrace("traceEvents is no list", "perfetto-no-events", b'{"traceEvents":{"a":1}}', None, "refuses"),
+    BadTrace("object not closed", "perfetto-cut-file", object_(FIRST, LAST)[:-3], None, "refuses"),
+    BadTrace("object cut in an event", "perfetto-cut-file", object_(FIRST, LAST)[:-20], None, "refuses"),
+    BadTrace("gzip cut", "perfetto-cut-file", gzip.compress(between(), mtime=0)[:-9], None, "refuses"),
+    BadTrace("array not closed", "unfinished", between()[:-3], None, "none", slices=2),
+    BadTrace("array cut in an event", "unfinished", between()[:-20], None, "drops", slices=1),
+    BadTrace("two objects", "perfetto-data-after-end", object_(FIRST) + object_(LAST), None, "drops", slices=1),
+    BadTrace("two arrays", "perfetto-data-after-end", array(FIRST) + array(LAST), None, "drops", slices=1),
+    BadTrace(
+        "quotes in a name",
+        "perfetto-invalid-json",
+        between(raw('{"ph":"X","pid":1,"tid":1,"ts":5,"dur":1,"name":"say "hi" now"}')),
+        2,
+        "refuses",
+    ),
+    BadTrace(
+        "bare word",
+        "perfetto-invalid-json",
+        between(raw('{"ph":"X","pid":1,"tid":1,"ts":5,"dur":1,"name":ncclFloat}')),
+        2,
+        "refuses",
+    ),
+    BadTrace("NUL between events", "perfetto-invalid-json", between(b"\0\0\0" + slice_(5, 1)), 2, "refuses"),
+    BadTrace("torn event in the middle", "perfetto-invalid-json", between(slice_(5, 1)[:30]), 2, "refuses"),
+    BadTrace("NaN in a counter", "perfetto-nan", between(counter('{"loss":NaN}')), 2, "hangs"),
+    BadTrace("Infinity in a counter", "perfetto-nan", between(counter('{"loss":-Infinity}')), 2, "hangs"),
+    BadTrace("1e400 in a counter", "perfetto-nan", between(counter('{"loss":1e400}')), 2, "hangs"),
+    BadTrace(
+        "NaN in metadata",
+        "perfetto-nan",
+        between(raw('{"ph":"M","pid":1,"tid":1,"name":"process_name","args":{"name":NaN}}')),
+        2,
+        "hangs",
+    ),
+    BadTrace(
+        "NaN in the args of a slice",
+        "perfetto-nan",
+        between(raw('{"ph":"X","pid":1,"tid":1,"ts":5,"dur":1,"name":"x","args":{"a":NaN,"b":1}}')),
+        2,
+        "drops",
+        slices=3,
+    ),
+    BadTrace("NaN in the header", "perfetto-nan", b'{"lr":NaN,"traceEvents":' + between() + b"}", None, "refuses"),
+    BadTrace("surrogates in a name", "perfetto-surrogate-escape", between(slice_(5, 1, 'q"\U0001f600')), 2, "refuses"),
+    BadTrace(
+        "surrogates in a process name",
+        "perfetto-surrogate-escape",
+        between(event(ph="M", name="process_name", args={"name": 'q"\U0001f600'})),
+        2,
+        "hangs",
+    ),
+    BadTrace("half a surrogate", "perfetto-surrogate-escape", between(slice_(5, 1, 'q"\ud83d')), 2, "refuses"),
+    BadTrace(
+        "invalid UTF-8", "invalid-utf8", between(slice_(5, 1, "caf@").replace(b"@", b"\xe9")), 2, "none", slices=3
+    ),
+    BadTrace(
+        "tab in a name", "control-character", between(slice_(5, 1, "a@b").replace(b"@", b"\t")), 2, "none", slices=3
+    ),
+    BadTrace("no comma between events", "misplaced-comma", array(FIRST + b"\n" + LAST), 2, "none", slices=2),
+    BadTrace("700 keys", "perfetto-header-keys", headed(700), None, "crashes"),
+    # One event.
+    BadTrace("empty event", "perfetto-phase", between(b"{}"), 2, "drops", "json_tokenizer_failure", 2),
+    BadTrace("no ph", "perfetto-phase", between(slice_(5, 1, ph=...)), 2, "drops", "json_tokenizer_failure", 2),
+    BadTrace("unknown ph", "perfetto-phase", between(slice_(5, 1, ph="Q")), 2, "drops", None, 2),
+    BadTrace("no ts", "perfetto-time", between(slice_(..., 1)), 2, "drops", "json_tokenizer_failure", 2),
+    BadTrace("ts is null", "perfetto-time", between(slice_(None, 1)), 2, "drops", "json_tokenizer_failure", 1),
+    BadTrace("ts is a word", "perfetto-time", between(slice_("abc", 1)), 2, "drops", "json_tokenizer_failure", 1),
+    BadTrace(
+        "ts begins with a space", "perfetto-time", between(slice_(" 5", 1)), 2, "drops", "json_tokenizer_failure", 1
+    ),
+    BadTrace(
+        "ts of metadata is null",
+        "perfetto-time",
+        between(event(ph="M", ts=None, name="n", args={})),
+        2,
+        "drops",
+        slices=1,
+    ),
+    BadTrace("no dur", "perfetto-duration", between(slice_(5, ...)), 2, "drops", "json_parser_failure", 2),
+    BadTrace("dur is null", "perfetto-duration", between(slice_(5, None)), 2, "drops", "json_tokenizer_failure", 1),
+    BadTrace("dur is a word", "perfetto-duration", between(slice_(5, "abc")), 2, "drops", "json_tokenizer_failure", 1),
+    BadTrace(
+        "ts before 0",
+        "perfetto-negative-time",
+        between(slice_(-5, 1)),
+        2,
+        "drops",
+        "trace_sorter_negative_timestamp_dropped",
+        2,
+    ),
+    BadTrace("dur below 0", "perfetto-negative-duration", between(slice_(50, -5)), 2, "misleads", slices=3),
+    BadTrace(
+        "epoch with decimals",
+        "perfetto-inexact-time",
+        between(slice_(1694128201545123.001, 1)),
+        2,
+        "misleads",
+        slices=3,
+    ),
+    BadTrace("pid below 0", "perfetto-process-id", between(slice_(5, 1, pid=-1)), 2, "misleads", slices=3),
+    BadTrace("tid beyond 32 bits", "perfetto-process-id", between(slice_(5, 1, tid=2**32)), 2, "misleads", slices=3),
+    BadTrace("pid is a fraction", "perfetto-process-id", between(slice_(5, 1, pid=1.5)), 2, "misleads", slices=3),
+    BadTrace("pid is a list", "perfetto-process-id", between(slice_(5, 1, pid=[1])), 2, "misleads", slices=3),
+    BadTrace(
+        "counter is true", "perfetto-counter-value", between(counter('{"a":true}')), 2, "drops", "json_parser_failure"
+    ),
+    BadTrace(
+        "counter is null", "perfetto-counter-value", between(counter('{"a":null}')), 2, "drops", "json_parser_failure"
+    ),
+    BadTrace(
+        "counter is a list", "perfetto-counter-value", between(counter('{"a":[1]}')), 2, "drops", "json_parser_failure"
+    ),
+    BadTrace(
+        "counter is a word", "perfetto-counter-value", between(counter('{"a":"x"}')), 2, "drops", "json_parser_failure"
+    ),
+    BadTrace(
+        "counter without object", "perfetto-counter-value", between(counter("5")), 2, "drops", "json_parser_failure"
+    ),
+    BadTrace("flow without id", "perfetto-flow-id", between(flow("s", 5, id=...)), 2, "drops", "flow_invalid_id"),
+    BadTrace("flow id is a fraction", "perfetto-flow-id", between(flow("s", 5, id=1.5)), 2, "drops", "flow_invalid_id"),
+    BadTrace(
+        "flow id beyond 64 bits", "perfetto-flow-id", between(flow("s", 5, id=2**63)), 2, "drops", "flow_invalid_id"
+    ),
+    BadTrace("flow id is a word", "perfetto-flow-id", between(flow("s", 5, id="zz")), 2, "drops", "flow_invalid_id"),
+    BadTrace(
+        "async without id", "perfetto-async-id", between(flow("b", 5, id=...)), 2, "drops", "json_parser_failure", 2
+    ),
+    BadTrace(
+        "async without pid", "perfetto-async-id", between(flow("b", 5, pid=...)), 2, "drops", "json_parser_failure", 2
+    ),
+    BadTrace(
+        "async id is a fraction",
+        "perfetto-async-id",
+        between(flow("b", 5, id=1.5)),
+        2,
+        "drops",
+        "json_parser_failure",
+        2,
+    ),
+    BadTrace(
+        "name of a process is a number",
+        "perfetto-metadata-name",
+        between(event(ph="M", name="process_name", args={"name": 5})),
+        2,
+        "drops",
+        "json_parser_failure",
+    ),
+    BadTrace(
+        "sort index is a word",
+        "perfetto-sort-index",
+        between(event(ph="M", name="process_sort_index", args={"sort_index": "1"})),
+        2,
+        "none",  # v52 does not look at it
+    ),
+    BadTrace("args 100 deep", "perfetto-args-nesting", between(nested(100)), 2, "none", slices=3),
+    # Several events.
+    BadTrace(
+        "slice sticks out",
+        "perfetto-overlap",
+        between(slice_(10, 10), slice_(15, 5.001)),
+        3,
+        "drops",
+        "slice_drop_overlapping_complete_event",
+        3,
+    ),
+    BadTrace(
+        "slice sticks out of a B",
+        "perfetto-overlap-open",
+        between(begin(10), slice_(15, 10), end(20)),
+        3,
+        "misleads",
+        slices=4,
+    ),
+    BadTrace(
+        "B sticks out of a slice",
+        "perfetto-overlap-open",
+        between(slice_(10, 10), begin(15), end(25)),
+        3,
+        "misleads",
+        "misplaced_end_event",
+        4,
+    ),
+    BadTrace(
+        "slice in a B that begins with it",
+        "perfetto-overlap-open",
+        between(begin(10), slice_(10, 10), end(25)),
+        2,
+        "misleads",
+        "misplaced_end_event",
+        4,
+    ),
+    BadTrace("E alone", "perfetto-end-without-begin", between(end(10)), 2, "drops", slices=2),
+    BadTrace(
+        "E of the outer slice first",
+        "perfetto-misplaced-end",
+        between(begin(10, "a"), begin(11, "b"), end(12, "a"), end(13, "b")),
+        4,
+        "misleads",
+        "misplaced_end_event",
+        4,
+    ),
+    BadTrace("B alone", "unclosed-begin", between(begin(10)), 2, "misleads", slices=3),
+    BadTrace(
+        "600 deep",
+        "perfetto-depth",
+        between(*[slice_(10 + n, 5000 - 2 * n) for n in range(600)]),
+        514,
+        "misleads",
+        slices=602,
+    ),
+    BadTrace(
+        "one flow in two processes",
+        "perfetto-flow-duplicate",
+        array(
+            slice_(1, 50),
+            slice_(1, 50, pid=2),
+            flow("s", 5),
+            flow("s", 6, pid=2),
+            slice_(60, 5),
+            flow("f", 61, bp="e"),
+        ),
+        4,
+        "misleads",
+        "flow_duplicate_id",
+        flows=1,
+    ),
+    BadTrace(
+        "flow id used again",
+        "perfetto-flow-duplicate",
+        between(slice_(4, 8), flow("s", 5), flow("f", 6, bp="e"), flow("s", 7), flow("f", 8, bp="e")),
+        5,
+        "misleads",
+        "flow_duplicate_id",
+        flows=2,
+    ),
+]
+"""Everything but the rules that only traces by tracekit can break."""
+
+
+METADATA = {
+    "format_version": 1,
+    "tracekit_version": "0.1.0",
+    "run_id": "run",
+    "rank": 0,
+    "local_rank": 0,
+    "world_size": 2,
+    "node": 0,
+    "host": "host",
+    "pid": 1,
+    "attempt": 0,
+    "rank_source": "torchrun",
+    "boot_id": None,
+    "baseTimeNanoseconds": 1790857026000000000,
+    "clock": {"wall_ns": 1795217077496886033, "monotonic_ns": 5, "error_ns": 100},
+}
+"""Good rank metadata."""
+
+
+def rank_trace(*events: bytes, **metadata: Any) -> bytes:
+    """Return a rank trace as tracekit writes it, with changes to its metadata."""
+    args = {key: value for key, value in {**METADATA, **metadata}.items() if value is not ...}
+    return array(event(ph="M", name="tracekit_metadata", args=args), *events)
+
+
+def merged_trace(*events: bytes) -> bytes:
+    """Return a merged trace as tracekit writes it."""
+    return b'{"tracekit":{"version":"0.1.0"},"traceEvents":' + array(*events) + b"}"
+
+
+@dataclass(frozen=True)
+class BadOwnTrace:
+    """A trace by tracekit that breaks a rule once; other traces may do the same."""
+
+    name: str
+    rule: str
+    data: bytes
+    event: int | None = 2
+
+
+BAD_OWN_TRACES = [
+    BadOwnTrace("text pid", "text-process-id", rank_trace(slice_(1, 1, pid="Spans"))),
+    BadOwnTrace("plain async id", "perfetto-global-async", merged_trace(FIRST, flow("b", 5))),
+    BadOwnTrace("global instant", "perfetto-global-instant", merged_trace(FIRST, event(ph="i", ts=5, s="g", name="x"))),
+    BadOwnTrace(
+        "no metadata",
+        "metadata-missing",
+        array(event(ph="M", name="tracekit_summary", args={"slices": 0, "instants": 0, "counters": 0, "dropped": {}})),
+        None,
+    ),
+    BadOwnTrace(
+        "two processes in one file",
+        "metadata-duplicate",
+        rank_trace(event(ph="M", name="tracekit_metadata", args=METADATA)),
+    ),
+    BadOwnTrace("rank below 0", "schema", rank_trace(LAST, rank=-1), 1),
+    BadOwnTrace("no run", "schema", rank_trace(LAST, run_id=...), 1),
+    BadOwnTrace("future format", "schema", rank_trace(LAST, format_version=2), 1),
+    BadOwnTrace("slice without name", "schema", rank_trace(slice_(5, 1, name=...))),
+    BadOwnTrace("args is a list", "schema", rank_trace(slice_(5, 1, args=[1]))),
+    BadOwnTrace("counter as text", "schema", rank_trace(counter('{"a":"1"}'))),
+    BadOwnTrace("counter without series", "schema", rank_trace(counter("{}"))),
+    BadOwnTrace("flow without category", "schema", merged_trace(FIRST, flow("s", 5, cat=...))),
+    BadOwnTrace("phase of old", "schema", rank_trace(event(ph="I", ts=5, name="x"))),
+    BadOwnTrace("ts as text", "schema", rank_trace(slice_("5", 1))),
+    BadOwnTrace(
+        "anchor without error",
+        "schema",
+        rank_trace(event(ph="M", name="tracekit_clock_anchor", args={"wall_ns": 1, "monotonic_ns": 2})),
+    ),
+    BadOwnTrace(
+        "step as text",
+        "schema",
+        rank_trace(event(ph="M", name="tracekit_clock_step", args={"step_ns": "1", "monotonic_ns": 2})),
+    ),
+    BadOwnTrace(
+        "companion without file", "schema", rank_trace(event(ph="M", name="tracekit_companion", args={"file": ""}))
+    ),
+    BadOwnTrace(
+        "lost events below 0",
+        "schema",
+        rank_trace(
+            event(
+                ph="M",
+                name="tracekit_summary",
+                args={"slices": 1, "instants": 0, "counters": 0, "dropped": {"full": -1}},
+            )
+        ),
+    ),
+]
+"""For the rules, and the parts of the schema, that only hold for tracekit's own files."""
+
+
+GOOD_TRACES = {
+    "array": between(),
+    "object": object_(FIRST, LAST),
+    "comma after the last event": array(FIRST, LAST)[:-2] + b",]",
+    "white space before": b"  \n [ \n " + array(FIRST)[2:],
+    "gzip of two members": gzip.compress(array(FIRST)[:-2]) + gzip.compress(b"]"),
+    "unpaired flows": between(flow("f", 5), flow("s", 6, id=8), flow("f", 7, id=9), flow("f", 8, id=9)),
+    "text pids of torch": between(slice_(5, 1, pid="Spans", tid="PyTorch Profiler"), slice_(5, 1, pid="Traces")),
+    "global instant of torch": between(event(ph="i", ts=5, s="g", name="Record Window End")),
+    "text times and slices of no duration": between(slice_("5", "1.5"), slice_(8, 0), slice_(8.5, 0)),
+    "whole epoch microseconds": between(slice_(1694128201545123, 1)),
+    "slices that touch and nest": between(slice_(10, 10), slice_(10, 10), slice_(10, 5), slice_(15, 5), slice_(20, 1)),
+    "an E without a name": between(begin(10), begin(11, "c"), end(12, ""), end(13, "b", cat="")),
+    "a slice that begins with its B and ends with it": between(begin(10), slice_(10, 10), end(20)),
+    "begin and end": between(begin(10), begin(11, "c"), end(12, ...), end(13), begin(13), end(14)),
+    "escaped backslash before ud83d": between(slice_(5, 1, "caf\u00e9 \\ud83d")),
+    "metadata": between(
+        event(ph="M", name="process_name", args={"name": "python"}), event(ph="M", name="whatever", args={})
+    ),
+}
+"""By others than tracekit, odd, and shown right."""

@@ -1,0 +1,131 @@
+"""What a slice costs in all, from the marker to the file: CPU time of every thread of the process.
+
+Slices are recorded back to back, which is the hardest case: the writer thread competes for the interpreter lock all the
+time. The peers take turns with tracekit, each with as many slices as it can hold.
+"""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+import time
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tracekit
+from tests.benchmarks import peers
+from tests.benchmarks.measure import Spread, count_for, time_of, two_clock_reads
+from tests.benchmarks.table import Row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.benchmarks.measure import Effort
+
+NAME = "end-to-end"
+ROUNDS = 9
+AT_A_TIME = 10_000
+
+
+def rows(effort: Effort) -> Iterator[Row]:
+    """Measure the whole way to the file in clock reads, then how many times as much the peers take."""
+    slices = effort.file_slices
+    costs: dict[str, list[float]] = {}
+    missing: dict[str, str] = {}
+    # torch keeps more than a kilobyte a slice, and writes for long.
+    contenders: list[tuple[str, Callable[[Path, int], float], int]] = [
+        ("unit", clock_reads, slices),
+        ("tracekit", tracekit_file, slices),
+        ("steady", partial(tracekit_file, at_a_time=AT_A_TIME), slices),
+        ("VizTracer", viztracer_file, slices),
+        ("record_function", partial(torch_file, fast=False), slices // 4),
+        ("_RecordFunctionFast", partial(torch_file, fast=True), slices // 4),
+    ]
+    for _ in range(min(ROUNDS, effort.rounds)):
+        for name, write, count in contenders:
+            if name in missing:
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                try:
+                    costs.setdefault(name, []).append(write(Path(folder) / "trace.json", count))
+                except ImportError as error:
+                    missing[name] = f"not installed ({error.name})"
+
+    def row(what: str, above: str, below: str, unit: str, **bound: float) -> Row:
+        if above in missing:
+            return Row(NAME, what, None, unit, remarks=missing[above], **bound)
+        ratios = [one / other for one, other in zip(costs[above], costs[below], strict=True)]
+        remarks = f"{Spread.of(costs[above]).median:.0f} ns a slice"
+        return Row(NAME, what, Spread.of(ratios), unit, remarks=remarks, **bound)
+
+    clock = " x two clock reads"
+    yield row("record, encode and write a slice, all CPU", "tracekit", "unit", clock, at_most=10.0)
+    yield row(f"the same, flushed every {AT_A_TIME:,} slices", "steady", "unit", clock)
+    yield row("VizTracer log_event and save", "VizTracer", "tracekit", " x tracekit", at_least=2.5)
+    yield row("torch record_function and export", "record_function", "tracekit", " x tracekit", at_least=10.0)
+    yield row("torch _RecordFunctionFast and export", "_RecordFunctionFast", "tracekit", " x tracekit")
+
+
+def clock_reads(_path: Path, _slices: int) -> float:
+    """Return what two clock reads cost at this moment."""
+    return time_of(two_clock_reads, count_for(two_clock_reads, 50_000_000))
+
+
+def tracekit_file(path: Path, slices: int, at_a_time: int | None = None) -> float:
+    """Record to a JSONTraceHandler; ``at_a_time`` has the recording thread wait for the writer every so many slices."""
+    handler = tracekit.JSONTraceHandler(path.parent / "rank{rank}.json")
+    with _cpu_time(slices) as cost, tracekit.Profiler(handler, rank=0) as profiler:
+        loop = peers.entering(profiler.marker("x"))
+        for _ in range(0, slices, at_a_time or slices):
+            loop(min(at_a_time or slices, slices))
+            if at_a_time is not None:
+                profiler.flush()
+    stats = profiler.stats
+    _check(slices=stats.slices, expected=slices, path=path.parent / "rank0.json")
+    return cost.ns
+
+
+def viztracer_file(path: Path, slices: int) -> float:
+    """Record with VizTracer and have it write its JSON."""
+    tracer = importlib.import_module("viztracer").VizTracer(verbose=0, tracer_entries=slices + 1000)
+    with _cpu_time(slices) as cost:
+        tracer.start()
+        tracer.pause()
+        peers.making(tracer.log_event)(slices)
+        tracer.stop()
+        tracer.save(str(path))
+    tracer.clear()
+    _check(slices=slices, expected=slices, path=path)
+    return cost.ns
+
+
+def torch_file(path: Path, slices: int, *, fast: bool) -> float:
+    """Record with torch.profiler and have it write its JSON."""
+    torch = importlib.import_module("torch")
+    make = torch._C._profiler._RecordFunctionFast if fast else torch.profiler.record_function
+    with _cpu_time(slices) as cost:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            peers.making(make)(slices)
+        profiler.export_chrome_trace(str(path))
+    _check(slices=slices, expected=slices, path=path)
+    return cost.ns
+
+
+class _Cost:
+    ns = 0.0
+
+
+@contextmanager
+def _cpu_time(slices: int) -> Any:
+    """Measure the CPU time of all threads of this process, for each slice."""
+    cost, start = _Cost(), time.process_time_ns()
+    yield cost
+    cost.ns = (time.process_time_ns() - start) / slices
+
+
+def _check(*, slices: int, expected: int, path: Path) -> None:
+    """A file without the slices would cost nothing."""
+    assert slices == expected, f"{slices} of {expected} slices are in {path.name}"
+    assert path.stat().st_size > 50 * expected, f"{path.name} is too small for {expected} slices"

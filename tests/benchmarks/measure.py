@@ -1,0 +1,155 @@
+"""How costs are compared: two loops take turns in one process, so that what the machine does besides hits both alike.
+
+The unit of the table is what no recorder of slices can go below: two readings of the clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import time
+from dataclasses import dataclass
+from itertools import repeat
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    Loop = Callable[[int], object]
+    """Runs one operation so many times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured.
+
+    Attributes:
+        rounds: How often the two sides of a comparison take turns.
+        round_ns: About how long one turn of a marker takes.
+        file_slices: Slices of a trace that is written and timed.
+        streamed_slices: Slices that are written while the memory is watched.
+        watched_slices: Slices that are recorded while the garbage collector is watched.
+        block_steps: Training steps of one turn.
+        blocks: Turns of the training loop.
+        imports: How often each import is timed.
+    """
+
+    rounds: int
+    round_ns: int
+    file_slices: int
+    streamed_slices: int
+    watched_slices: int
+    block_steps: int
+    blocks: int
+    imports: int
+
+
+FULL = Effort(
+    rounds=151,
+    round_ns=1_000_000,
+    file_slices=100_000,
+    streamed_slices=10_000_000,
+    watched_slices=1_000_000,
+    block_steps=50,
+    blocks=40,
+    imports=25,
+)
+QUICK = Effort(
+    rounds=2,
+    round_ns=20_000,
+    file_slices=500,
+    streamed_slices=5_000,
+    watched_slices=2_000,
+    block_steps=3,
+    blocks=2,
+    imports=2,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The median of many measurements, the least and the greatest."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Summarise measurements."""
+        return cls(statistics.median(values), min(values), max(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One loop beside another.
+
+    Attributes:
+        ratio: Time of one operation in those of the reference, by rounds.
+        operation_ns: Median time of one operation.
+    """
+
+    ratio: Spread
+    operation_ns: float
+
+
+def two_clock_reads(count: int) -> None:
+    """Read the clock twice, so many times."""
+    read = time.time_ns
+    for _ in repeat(None, count):
+        read()
+        read()
+
+
+def time_of(loop: Loop, count: int) -> float:
+    """Return the CPU time that one operation takes on this thread in ns, of ``count`` in a row.
+
+    CPU time, since other programs of the machine would show in the time of day.
+    """
+    start = time.thread_time_ns()
+    loop(count)
+    return (time.thread_time_ns() - start) / count
+
+
+def count_for(loop: Loop, round_ns: int) -> int:
+    """Return how many operations take about ``round_ns``; warms the loop up as well."""
+    count = 16
+    while (taken := time_of(loop, count) * count) < round_ns / 4 and count < 1 << 24:
+        count *= 2
+    return max(1, int(count * round_ns / max(taken, 1)))
+
+
+def compare(loop: Loop, reference: Loop, effort: Effort, reset: Callable[[], object] | None = None) -> Comparison:
+    """Time two loops in turns.
+
+    Args:
+        loop: What is measured.
+        reference: What it is measured in.
+        effort: How often, and for how long.
+        reset: Called after every turn of ``loop``, outside the time, to empty buffers.
+    """
+    count, reference_count = count_for(loop, effort.round_ns), count_for(reference, effort.round_ns)
+    ratios, times = [], []
+    for _ in range(effort.rounds):
+        unit_ns = time_of(reference, reference_count)
+        operation_ns = time_of(loop, count)
+        if reset is not None:
+            reset()
+        ratios.append(operation_ns / unit_ns)
+        times.append(operation_ns)
+    return Comparison(Spread.of(ratios), statistics.median(times))
+
+
+@contextlib.contextmanager
+def on_one_cpu() -> Iterator[None]:
+    """Keep this thread, and those it starts, on one CPU, where the system can."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(allowed)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)

@@ -1,0 +1,110 @@
+"""What tests get: a clean environment, real traces, Perfetto's engine and UI, and a check that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hypothesis
+import pytest
+
+from tests.perfetto import Browser, Engine, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Read before any test clears the environment.
+TRACES = Path(os.environ.get("TRACEKIT_TRACES") or ROOT.parent / "shared" / "traces")
+REQUIRE_ENGINE = os.environ.get("TRACEKIT_REQUIRE_ENGINE", "0") not in {"", "0"}
+
+# What launchers tell a process about its place in a run; tests that want these set them themselves.
+LAUNCHER_VARIABLES = {
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "NODE_RANK",
+    "RANK",
+    "WORLD_SIZE",
+}
+LAUNCHER_PREFIXES = ("MPI_", "OMPI_", "PMI", "ROLE_", "SLURM_", "TORCHELASTIC_", "TRACEKIT_")
+
+# How long an example takes depends on the machine; how many are tried is for each test to say.
+hypothesis.settings.register_profile("tracekit", deadline=None)
+hypothesis.settings.load_profile("tracekit")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that use the engine or the browser, so that ``-m 'not browser'`` leaves them out."""
+    for item in items:
+        for name in ("engine", "browser"):
+            if name in getattr(item, "fixturenames", ()):
+                item.add_marker(name)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail instead of skip where the engine and the browser are required, as in continuous integration."""
+    report = yield
+    needs_engine = any(item.get_closest_marker(name) for name in ("engine", "browser"))
+    if REQUIRE_ENGINE and needs_engine and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"TRACEKIT_REQUIRE_ENGINE is set, and this test was skipped: {report.longrepr}"
+    return report
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take away what a launcher, or the user's shell, says about ranks and about tracekit."""
+    for name in list(os.environ):
+        if name in LAUNCHER_VARIABLES or name.startswith(LAUNCHER_PREFIXES):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_running() -> Iterator[None]:
+    """Fail a test that leaves an active profiler or a thread of tracekit behind."""
+    yield
+    lifecycle = sys.modules.get("tracekit.recording.lifecycle")
+    profiler = None if lifecycle is None else lifecycle.active_profiler()
+    if profiler is not None:
+        # Stopped here, so that the tests after this one do not fail as well.
+        profiler.stop()
+    assert profiler is None, "the test left a profiler active; stop it, or use it in a with block"
+    left = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("tracekit"))
+    assert left == [], f"the test left threads running: {left}"
+
+
+@pytest.fixture(scope="session")
+def traces() -> Path:
+    """The folder of real traces: ``$TRACEKIT_TRACES``, else ``shared/traces`` beside the repository."""
+    if not TRACES.is_dir():
+        pytest.skip(f"the real traces are not here: {TRACES} (set TRACEKIT_TRACES to their folder)")
+    return TRACES
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Engine]:
+    """Perfetto's own trace processor: ``with engine.load(path) as trace: trace.rows("select ...")``."""
+    try:
+        engine = Engine()
+    except UnavailableError as error:
+        pytest.skip(f"Perfetto's engine: {error}")
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Browser:
+    """Perfetto's real UI in a headless browser: ``browser.screenshot(trace, png).names``."""
+    try:
+        return Browser()
+    except UnavailableError as error:
+        pytest.skip(f"Perfetto's UI: {error}")

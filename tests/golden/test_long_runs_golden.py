@@ -1,0 +1,130 @@
+"""Files of a long run, looked at through Perfetto's own engine: every part and dump loads, and together they are the run."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tracekit import FlightRecorder, JSONTraceHandler, Profiler, merge_traces, validate_trace
+from tracekit.testing import FakeClock
+
+if TYPE_CHECKING:
+    from tests.perfetto import Engine
+
+SLICES = """
+select thread.name, slice.name, slice.ts, slice.dur
+from slice join thread_track on thread_track.id = track_id join thread using (utid)
+"""
+COUNTERS = "select name, ts, value from counter join process_counter_track on process_counter_track.id = track_id"
+
+
+def record(*handlers: Any, flushes: int = 8) -> None:
+    """Two threads, slices across every flush, instants, counters, batches, two epochs."""
+    clock = FakeClock(tick_ns=11)
+    with Profiler(handlers, rank=0, run_id="run", clock=clock.clock, flush_interval=3600) as profiler:
+        outer, inner = profiler.marker("outer"), profiler.marker("inner", categories=["model"])
+
+        def work() -> None:
+            with outer:
+                for _ in range(flushes):
+                    with inner:
+                        clock.advance(1_000)
+                        barrier.wait()
+                        barrier.wait()
+
+        barrier = threading.Barrier(2)
+        thread = threading.Thread(target=work, name="worker")
+        thread.start()
+        for number in range(flushes):
+            with outer, inner:
+                barrier.wait()
+                profiler.marker("moment").instant()
+                profiler.marker("loss").counter({"train": number, "eval": number / 2})
+                clock.advance(10_000)
+                profiler.flush()
+                clock.advance(5_000)
+                barrier.wait()
+            profiler.step(samples=2)
+            if number == flushes // 2:
+                profiler.next_epoch()
+        thread.join()
+
+
+def load(engine: Engine, path: str) -> tuple[Counter[Any], Counter[Any], Counter[Any]]:
+    """Return how long the slices of each name and thread took in all, the moments, and the counter values."""
+    assert validate_trace(path).counts == {}
+    with engine.load(path) as trace:
+        assert trace.errors() == []
+        durations: Counter[Any] = Counter()
+        moments: Counter[Any] = Counter()
+        for thread, name, time_ns, duration_ns in trace.rows(SLICES):
+            if name == "moment":
+                moments[thread, time_ns] += 1
+            else:
+                durations[thread, name] += duration_ns
+        return durations, moments, Counter(trace.rows(COUNTERS))
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
+@pytest.mark.parametrize("rotation", [{"rotate_bytes": 1}, {"rotate_seconds": 5e-5}, {"rotate_every": "1ep"}])
+def test_every_part_loads_and_together_and_merged_they_hold_every_event_once(
+    tmp_path: Path, engine: Engine, rotation: dict[str, Any], suffix: str
+) -> None:
+    whole = JSONTraceHandler(tmp_path / "whole.json")
+    parts = JSONTraceHandler(tmp_path / ("part{part}" + suffix), **rotation)
+    record(whole, parts)
+    assert len(parts.paths) >= 2
+    wanted = load(engine, whole.paths[0])
+    found = [load(engine, path) for path in parts.paths]
+    for index in range(3):
+        assert sum((part[index] for part in found), Counter()) == wanted[index]
+    merge_traces(str(tmp_path / "merged.json"), parts.paths, strict=True)
+    merged = load(engine, str(tmp_path / "merged.json"))
+    base_ns = min(time_ns for _, time_ns in wanted[1]) - min(time_ns for _, time_ns in merged[1])
+    assert merged[0] == wanted[0]
+    assert Counter({(thread, time_ns + base_ns): n for (thread, time_ns), n in merged[1].items()}) == wanted[1]
+    assert (
+        Counter({(name, time_ns + base_ns, value): n for (name, time_ns, value), n in merged[2].items()}) == wanted[2]
+    )
+    with engine.load(tmp_path / "merged.json") as trace:
+        assert trace.scalar("select count(distinct upid) from thread join thread_track using (utid)") == 1
+
+
+def test_every_dump_loads_and_holds_the_last_seconds_with_what_was_running_then(tmp_path: Path, engine: Engine) -> None:
+    clock = FakeClock(tick_ns=1)
+    recorder = FlightRecorder(tmp_path / "dump{dump}.json.gz", seconds=3.5)
+    with Profiler(recorder, rank=0, clock=clock.clock, flush_interval=3600, record_batches=False) as profiler:
+        start_ns = clock.wall_ns
+        with profiler.marker("run"), profiler.marker("epoch"):
+            for number in range(10):
+                with profiler.marker("step"), profiler.marker("forward"):
+                    clock.advance(500_000_000)
+                    profiler.marker("loss").counter({"train": number})
+                    profiler.flush()
+                    clock.advance(500_000_000)
+                profiler.step()
+            recorder.dump("first")
+            profiler.flush()
+            profiler.flush()
+        recorder.dump("second")
+    assert [Path(path).name for path in recorder.paths] == ["dump0.json.gz", "dump1.json.gz"]
+    for path, ends in zip(recorder.paths, (False, True), strict=True):
+        assert set(validate_trace(path).counts) <= {"unclosed-begin"}
+        with engine.load(path) as trace:
+            assert trace.errors() == []
+            running = trace.rows("select name, ts, dur >= 0 from slice where name in ('run', 'epoch') order by ts")
+            assert [(name, ended) for name, _, ended in running] == [("run", ends), ("epoch", ends)]
+            base_ns = start_ns // 10**9 * 10**9 - running[0][1] // 10**9 * 10**9
+            assert running[0][1] + base_ns == pytest.approx(start_ns, abs=100)
+            steps = trace.rows("select dur from slice where name = 'step' order by ts")
+            # Cut at a flush: the step in which the kept interval begins has its true start.
+            assert 4 <= len(steps) <= 5
+            assert all(dur == pytest.approx(10**9, abs=100) for (dur,) in steps)
+            assert trace.rows("select value from counter order by ts")[-1] == (9.0,)
+    merge_traces(str(tmp_path / "merged.json"), recorder.paths[:1])
+    with engine.load(tmp_path / "merged.json") as trace:
+        assert trace.errors() == []

@@ -1,0 +1,81 @@
+"""The README is true: its Python runs, its commands run, and its two scripts are what CI runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    lines = [shlex.split(line, comments=True) for block in blocks("sh") for line in block.splitlines()]
+    return [line for line in lines if line]
+
+
+def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    # The commands of a virtual environment stand beside its python.
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    environment["TRACEKIT_RUN_ID"] = "RUN"
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+
+
+def test_the_readme_fits_two_screens() -> None:
+    assert len(README.splitlines()) <= 80
+
+
+def test_every_command_is_one_that_is_tested_here() -> None:
+    assert {" ".join(command[:2]) for command in commands()} == {
+        "scripts/demo", "scripts/test", "tracekit merge", "tracekit recover", "tracekit validate", "pip install",
+    }  # fmt: skip
+
+
+def test_continuous_integration_runs_both_scripts() -> None:
+    ci = (ROOT / ".ci" / "run").read_text("utf-8")
+    assert re.search(r"^scripts/demo\b", ci, re.MULTILINE)
+    assert re.search(r"^scripts/test\b", ci, re.MULTILINE)
+
+
+def test_the_python_runs_and_the_commands_merge_and_check_what_it_recorded(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    (example,) = blocks("python")
+    recorded = run([sys.executable, "-c", example], tmp_path)
+    assert recorded.returncode == 0, recorded.stderr
+    assert (tmp_path / "traces" / "RUN" / "rank0.json").exists()
+    offline = [command for command in commands() if command[0] == "tracekit"]
+    assert len(offline) == 3
+    for command in offline:
+        done = run(command, tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
+    assert (tmp_path / "merged.json.gz").exists()
+
+
+def test_the_package_installs_with_what_recording_and_merging_need_and_no_more(tmp_path: Path) -> None:
+    installs = [command for command in commands() if command[:2] == ["pip", "install"]]
+    assert [command[2] for command in installs] == [".", ".[all]"]
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    for command in installs:
+        done = run([*pip, "--dry-run", command[2]], ROOT)
+        assert done.returncode == 0, done.stderr
+    done = run([*pip, "--no-deps", "--target", str(tmp_path), "."], ROOT)
+    assert done.returncode == 0, done.stderr
+    check = "import tracekit.formats.schema as schema, pathlib; print(pathlib.Path(schema.__file__).parents[1])"
+    where = run([sys.executable, "-S", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {check}"], tmp_path)
+    assert where.stdout.strip() == str(tmp_path / "tracekit"), where.stderr
+    schemas = {path.name for path in (tmp_path / "tracekit" / "schemas").iterdir()}
+    assert schemas == {path.name for path in (ROOT / "schemas").iterdir()}
+    assert (tmp_path / "tracekit" / "py.typed").exists()

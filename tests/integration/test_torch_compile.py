@@ -1,0 +1,64 @@
+"""Markers inside torch.compile make no graph break, whatever was imported first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+PROGRAM = """
+import sys
+{first}
+import tracekit
+from tracekit import MemoryTraceHandler, Profiler
+{second}
+import torch
+
+memory = MemoryTraceHandler()
+profiler = Profiler(memory, record_batches=False, rank=0)
+module_level = tracekit.marker("module level")
+reused = profiler.marker("reused")
+
+@tracekit.marker("decorated")
+def inner(x):
+    return x + 1
+
+def model(x):
+    with reused:
+        x = x + 1
+    with module_level:
+        x = x * 2
+    with profiler.marker("new here"):
+        x = x - 1
+    with tracekit.marker("also new", categories=("a",)):
+        x = x / 2
+    reused.instant()
+    reused.counter({{"a": 1}})
+    reused.start()
+    reused.finish()
+    return inner(x)
+
+compiled = torch.compile(model, backend="eager", fullgraph=True)  # fullgraph: a graph break raises
+before = compiled(torch.ones(2))
+with profiler:
+    during = compiled(torch.ones(2))
+    assert torch.equal(model(torch.ones(2)), during)
+assert torch.equal(before, during)
+names = sorted(start.label.name for start, _ in memory.slices)
+assert names == sorted(["reused", "module level", "new here", "also new", "reused", "decorated"]), names
+print("whole graph")
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("import torch", ""), ("import torch, torch._dynamo", ""), ("", ""), ("", "import torch._dynamo")],
+    ids=["torch first", "dynamo first", "tracekit first", "dynamo last"],
+)
+def test_a_compiled_function_with_markers_is_one_graph(first: str, second: str) -> None:
+    program = PROGRAM.format(first=first, second=second)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
+    assert done.stdout.strip() == "whole graph", done.stderr

@@ -1,0 +1,123 @@
+"""Opens traces in Perfetto's real UI, in a headless Chromium, and tells what a user would see."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.perfetto.install import browser_files, engine_files
+
+TIMEOUT_S = 180.0
+
+
+class BrowserError(Exception):
+    """The browser or the UI did not work; the message is theirs."""
+
+
+@dataclass(frozen=True)
+class Track:
+    """A row of the UI's timeline.
+
+    Attributes:
+        name: The label at its left, for example ``rank 0 1000``.
+        depth: 0 for a row at the top, 1 for a row inside a group ...
+    """
+
+    name: str
+    depth: int
+
+
+@dataclass(frozen=True)
+class Screen:
+    """What the UI shows of a trace.
+
+    Attributes:
+        tracks: All rows from top to bottom, those of closed groups as well.
+        error: The text of the error dialog, or None when there is none.
+        png: The picture.
+    """
+
+    tracks: list[Track]
+    error: str | None
+    png: Path
+
+    @property
+    def names(self) -> list[str]:
+        """The labels of all rows, from top to bottom."""
+        return [track.name for track in self.tracks]
+
+    @property
+    def groups(self) -> list[str]:
+        """The labels of the rows at the top level, from top to bottom; a process is one of them."""
+        return [track.name for track in self.tracks if track.depth == 0]
+
+
+class Browser:
+    """Takes pictures of traces; each in a browser of its own, and about 5 s each."""
+
+    def __init__(self) -> None:
+        self._engine = engine_files()
+        self._browser = browser_files()
+
+    def screenshot(
+        self,
+        trace: str | os.PathLike[str],
+        png: str | os.PathLike[str],
+        *,
+        expand: bool = True,
+        width_px: int = 1600,
+        height_px: int = 1000,
+    ) -> Screen:
+        """Open a trace, wait until the UI has drawn it, and take a picture.
+
+        Args:
+            trace: The file to open.
+            png: Where to write the picture.
+            expand: Open all groups first.
+            width_px: Width of the window.
+            height_px: Height of the window.
+
+        Raises:
+            BrowserError: The browser or the UI did not work. An error dialog of the UI does not raise: see
+                `Screen.error`.
+        """
+        task = {
+            "webRoot": str(self._engine.web_root),
+            "chromium": self._browser.chromium,
+            "playwright": str(self._browser.playwright),
+            "trace": str(Path(trace).resolve()),
+            "png": str(Path(png).resolve()),
+            "expand": expand,
+            "width": width_px,
+            "height": height_px,
+        }
+        program = Path(__file__).with_name("browser.js")
+        # The browser has children of its own, so the whole group is ended with it.
+        with subprocess.Popen(
+            [self._engine.node, str(program), json.dumps(task)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        ) as process:
+            try:
+                out, err = process.communicate(timeout=TIMEOUT_S)
+            except BaseException as error:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                if isinstance(error, subprocess.TimeoutExpired):
+                    raise BrowserError(f"{trace}: the UI was not ready after {TIMEOUT_S:.0f} s") from error
+                raise
+        if process.returncode != 0:
+            raise BrowserError(f"{trace}: {err.decode(errors='replace').strip()[-2000:]}")
+        seen = json.loads(out)
+        return Screen(
+            tracks=[Track(**track) for track in seen["tracks"]],
+            error=seen["error"],
+            png=Path(png),
+        )

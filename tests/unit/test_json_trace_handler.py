@@ -1,0 +1,261 @@
+"""JSONTraceHandler: names, modes, the form of the file, compression, uploads, and what happens when writing fails."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracekit import ConfigError, JSONTraceHandler, Profiler, StorageError, cyclic_schedule
+from tracekit.formats.rank_trace import base_time_ns
+from tracekit.testing import FakeClock
+
+
+def record(name: Any, *, batches: int = 2, **options: Any) -> tuple[JSONTraceHandler, FakeClock]:
+    handler, clock = JSONTraceHandler(name), FakeClock(tick_ns=1)
+    options.setdefault("rank", 0)
+    with Profiler(handler, run_id="run", clock=clock.clock, flush_interval=3600, **options) as profiler:
+        for number in range(batches):
+            with profiler.marker("forward", categories=["model"]):
+                clock.advance(1_234_567)
+            profiler.marker("loss").counter({"train": 0.5})
+            profiler.marker("done").instant()
+            profiler.step(samples=number)
+    return handler, clock
+
+
+def events(path: Any) -> list[dict[str, Any]]:
+    data = Path(path).read_bytes()
+    loaded: list[dict[str, Any]] = json.loads(gzip.decompress(data) if str(path).endswith(".gz") else data)
+    return loaded
+
+
+def test_the_file_is_an_array_of_one_event_a_line_that_says_whose_it_is(tmp_path: Path) -> None:
+    handler, _ = record(tmp_path / "{run_id}" / "rank{rank}.json")
+    assert handler.paths == [str(tmp_path / "run" / "rank0.json")]
+    text = (tmp_path / "run" / "rank0.json").read_text("utf-8")
+    lines = text.splitlines()
+    assert lines[0] == "["
+    assert lines[-1] == "]"
+    for line in lines[1:-1]:
+        json.loads(line.removesuffix(","))
+    first = json.loads(lines[1].removesuffix(","))
+    assert first["name"] == "tracekit_metadata"
+    assert first["args"]["rank"] == 0
+    assert first["args"]["run_id"] == "run"
+    assert first["args"]["pid"] == os.getpid()
+    last = json.loads(lines[-2])
+    assert last["name"] == "tracekit_summary"
+    assert (last["args"]["slices"], last["args"]["counters"], last["args"]["instants"]) == (4, 2, 2)
+
+
+def test_times_are_exact_nanoseconds_from_kinetos_base(tmp_path: Path) -> None:
+    clock = FakeClock(wall_ns=1_795_225_970_824_242_740, monotonic_ns=77)
+    with Profiler(JSONTraceHandler(tmp_path / "t.json"), rank=0, clock=clock.clock, record_batches=False) as profiler:
+        start_ns = clock.wall_ns
+        with profiler.marker("a"):
+            clock.advance(1_234_567_891)
+    text = (tmp_path / "t.json").read_text("utf-8")
+    relative = start_ns - base_time_ns(start_ns)
+    assert base_time_ns(start_ns) == 1790857026 * 10**9
+    (line,) = [line for line in text.splitlines() if '"ph":"X"' in line]
+    assert f'"ts":{relative // 1000}.{relative % 1000:03d},"dur":1234567.891' in line
+
+
+def test_every_event_has_the_training_time_and_the_real_pid_and_tid(tmp_path: Path) -> None:
+    record(tmp_path / "t.json")
+    slices = [event for event in events(tmp_path / "t.json") if event["ph"] == "X" and event["name"] == "forward"]
+    assert [event["args"] for event in slices] == [{"epoch": 0, "batch": 0}, {"epoch": 0, "batch": 1}]
+    assert {event["pid"] for event in slices} == {os.getpid()}
+    names = {
+        event["tid"]: event["args"]["name"] for event in events(tmp_path / "t.json") if event["name"] == "thread_name"
+    }
+    assert {names[event["tid"]] for event in slices} == {"MainThread"}
+    training_times = [event for event in events(tmp_path / "t.json") if event["name"] == "tracekit_timestamp"]
+    assert [event["args"]["batch"] for event in training_times] == [0, 1, 2]
+    assert all("ts" in event for event in training_times)
+
+
+def test_files_and_folders_are_for_the_user_alone(tmp_path: Path) -> None:
+    record(tmp_path / "a" / "b" / "t.json")
+    assert stat.S_IMODE((tmp_path / "a" / "b" / "t.json").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o700
+
+
+def test_the_file_is_there_and_says_whose_it_is_before_the_first_event(tmp_path: Path) -> None:
+    with Profiler(JSONTraceHandler(tmp_path / "t.json"), rank=0, flush_interval=3600):
+        text = (tmp_path / "t.json").read_text("utf-8")
+        assert text.startswith('[\n{"ph":"M","name":"tracekit_metadata"')
+        assert text.endswith("},\n")
+        assert list(tmp_path.iterdir()) == [tmp_path / "t.json"]
+
+
+def test_what_was_flushed_is_whole_in_the_file_while_it_is_being_written(tmp_path: Path) -> None:
+    with Profiler(JSONTraceHandler(tmp_path / "t.json"), rank=0, flush_interval=3600) as profiler:
+        with profiler.marker("open"):
+            with profiler.marker("done"):
+                pass
+            assert profiler.flush()
+            live = (tmp_path / "t.json").read_text("utf-8")
+        names = [(event["ph"], event["name"]) for event in json.loads(live.removesuffix(",\n") + "]")]
+        assert ("X", "done") in names
+        assert ("B", "open") in names
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
+def test_with_the_batch_in_its_name_every_window_has_a_file_of_its_own(tmp_path: Path, suffix: str) -> None:
+    schedule = cyclic_schedule(wait=1, warmup=0, active=1, repeat=2)
+    handler, _ = record(tmp_path / ("w{batch}" + suffix), batches=5, schedule=schedule)
+    assert [Path(path).name for path in handler.paths] == [f"w1{suffix}", f"w3{suffix}"]
+    for batch, path in zip((1, 3), handler.paths, strict=True):
+        found = events(path)
+        assert found[0]["name"] == "tracekit_metadata"
+        assert [event["args"]["batch"] for event in found if event["name"] == "forward"] == [batch]
+        assert "MainThread" in [event["args"]["name"] for event in found if event["name"] == "thread_name"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"w1{suffix}", f"w3{suffix}"]
+
+
+def test_a_slice_that_is_open_when_a_window_ends_is_closed_in_its_file_and_goes_on_in_the_next(tmp_path: Path) -> None:
+    clock = FakeClock(tick_ns=1)
+    handler = JSONTraceHandler(tmp_path / "w{batch}.json")
+    schedule = cyclic_schedule(warmup=0, active=1, repeat=0)
+    profiler = Profiler(handler, schedule, rank=0, clock=clock.clock, flush_interval=3600, record_batches=False)
+    with profiler, profiler.marker("outer"), profiler.marker("middle"):
+        for _ in range(2):
+            with profiler.marker("inner"):
+                clock.advance(1_000)
+            profiler.step()
+    first, second, rest = (
+        handler.paths
+    )  # the last batch decided on is one that never came: it holds what was still open
+    assert {event["name"] for event in events(rest) if event["ph"] in "BEX"} == {"outer", "middle"}
+    for path in (first, second):
+        phases = [(event["ph"], event["name"]) for event in events(path) if event["ph"] in "BEX"]
+        assert sorted(phases) == [
+            ("B", "middle"), ("B", "outer"), ("E", "middle"), ("E", "outer"), ("X", "inner"),
+        ]  # fmt: skip
+
+
+def test_a_gz_name_is_written_plain_and_compressed_at_the_end(tmp_path: Path) -> None:
+    handler = JSONTraceHandler(tmp_path / "t.json.gz")
+    with Profiler(handler, rank=0):
+        assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["t.json.gz"]
+    assert stat.S_IMODE((tmp_path / "t.json.gz").stat().st_mode) == 0o600
+    assert events(tmp_path / "t.json.gz")[0]["name"] == "tracekit_metadata"
+
+
+def test_a_remote_name_is_uploaded_whole_when_the_recording_ends() -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    record("memory://bucket/{run_id}/rank{rank}.json.gz")
+    with memory.open("/bucket/run/rank0.json.gz") as file:
+        loaded = json.loads(gzip.decompress(file.read()))
+    assert loaded[0]["args"]["rank"] == 0
+    memory.rm("/bucket", recursive=True)
+
+
+def test_what_cannot_be_uploaded_is_kept_and_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: Any, tmp_path: Path
+) -> None:
+    def refuse(local: str, url: str) -> None:
+        raise StorageError(f"{url}: cannot be written: no route")
+
+    monkeypatch.setattr("tracekit.storage.upload", refuse)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    record("memory://bucket/rank{rank}.json")
+    (kept,) = tmp_path.glob("*/rank0.json")
+    assert str(kept) in caplog.text
+    assert "no route" in caplog.text
+    assert events(kept)[0]["name"] == "tracekit_metadata"
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_there_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text("precious")
+    with pytest.raises(ConfigError, match=r"t\.json: exists already.*never overwrites"):
+        record(tmp_path / "t.json")
+    assert (tmp_path / "t.json").read_text() == "precious"
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "t.json").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="exists already"):
+        record(tmp_path / "t.json")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("name", ["trace.txt", "trace", "trace.gz", "", "x{nope}.json", "x{rank.json", "x{}.json"])
+def test_a_name_that_is_wrong_is_refused_at_once(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"file name|must be a text"):
+        JSONTraceHandler(name)
+
+
+def test_a_name_that_two_ranks_would_share_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"same for all 2 ranks; put \{rank\} into it"):
+        record(tmp_path / "t.json", world_size=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_two_attempts_would_share_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"put \{attempt\} into it"):
+        record(tmp_path / "rank{rank}.json", attempt=1)
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"t\.json: cannot be written: "):
+        record(tmp_path / "file" / "sub" / "t.json")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_refused_before_training(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(StorageError, match="cannot be written"):
+        record(tmp_path / "t.json")
+
+
+# ---- failing writes -------------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_write_loses_its_events_is_counted_and_leaves_the_file_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real_write, full = os.write, False
+
+    def write(descriptor: int, data: Any) -> int:
+        if full:
+            if len(data) > 10:
+                return real_write(descriptor, data[:10])  # what a full disk does first: a short write
+            raise OSError(28, "No space left on device")
+        return real_write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write)
+    with Profiler(JSONTraceHandler(tmp_path / "t.json"), rank=0, flush_interval=3600) as profiler:
+        for number in range(3):
+            full = number == 1
+            profiler.marker(f"instant {number}").instant()
+            if full:
+                monkeypatch.setattr(os, "write", lambda descriptor, data: _full(descriptor, data, real_write))
+            profiler.flush()
+            monkeypatch.setattr(os, "write", real_write)
+            full = False
+    found = events(tmp_path / "t.json")
+    assert [event["name"] for event in found if event["ph"] == "i"] == ["instant 0", "instant 2"]
+    assert found[-1]["args"]["dropped"] == {"events that could not be written": 1}
+    assert caplog.text.count("No space left on device") == 1
+
+
+def _full(descriptor: int, data: Any, real_write: Any) -> int:
+    if len(data) > 40:
+        return int(real_write(descriptor, bytes(data[:10])))
+    raise OSError(28, "No space left on device")

@@ -1,0 +1,228 @@
+"""What may know what: the imports of tracekit point downwards, and heavy packages stay behind one door each.
+
+Counted are imports that happen at run time, those inside functions as well; imports for type checkers only are not.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PACKAGE = Path(__file__).resolve().parents[2] / "tracekit"
+
+# The modules at the top of the package, by room; a folder is a room of its own name.
+ROOMS = {
+    "__init__": "public names",
+    "__main__": "command line",
+    "clock": "values",
+    "distributed": "values",
+    "errors": "errors",
+    "events": "values",
+    "naming": "values",
+    "storage": "storage",
+    "timestamp": "values",
+    "timestring": "values",
+    "training_time": "values",
+    "version": "values",
+    "cli": "command line",
+}
+
+FOUNDATION = {"errors", "values", "storage", "formats"}
+RECORDING = FOUNDATION | {"handlers", "recording"}
+SOURCES = RECORDING | {"sources", "testing"}
+
+# What each room may use besides itself.
+MAY_USE = {
+    "errors": set[str](),
+    "values": {"errors"},
+    "storage": {"errors", "values"},
+    "formats": {"errors", "values", "storage"},
+    "handlers": FOUNDATION,
+    "recording": FOUNDATION | {"handlers"},
+    "sources": RECORDING,
+    "testing": RECORDING,
+    "integrations": SOURCES,
+    "timers": SOURCES,
+    # Offline tools: they work where nothing was recorded, and import nothing of the recording.
+    "merge": FOUNDATION,
+    "recovery": FOUNDATION,
+    "validation": FOUNDATION,
+    "analysis": FOUNDATION,
+}
+MAY_USE["public names"] = set(MAY_USE)
+MAY_USE["command line"] = set(MAY_USE)
+
+# The only modules that may import a package from outside the standard library.
+DOORS = {
+    "fsspec": {"tracekit.storage"},
+    "jsonschema": {"tracekit.formats.schema"},
+    "msgspec": {"tracekit.formats.trace_reader"},
+    "orjson": {"tracekit.formats.chrome_writer"},
+    "perfetto": {"tracekit.formats.perfetto"},
+    "psutil": {"tracekit.sources.system"},
+    "referencing": {"tracekit.formats.schema"},
+    "rich": {"tracekit.cli.progress"},
+    # Not a second door for profiling: it only tells torch.compile about markers, and only once somebody imported torch.
+    "torch": {"tracekit.recording.compiling", "tracekit.sources.torch_profiler"},
+}
+
+# What `import tracekit` must not cost anybody.
+HEAVY = ["fsspec", "jsonschema", "msgspec", "numpy", "orjson", "perfetto", "psutil", "rich", "torch"]
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Return every module of tracekit by its full name."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = ("tracekit", *path.relative_to(PACKAGE).with_suffix("").parts)
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    return found
+
+
+def room(module: str) -> str:
+    """Return the room that a module of tracekit is in."""
+    first = [*module.split("."), "__init__"][1]
+    if first in ROOMS:
+        return ROOMS[first]
+    assert first in MAY_USE, f"{module}: no room is named {first}; say in this test what it may use"
+    return first
+
+
+def is_for_type_checkers(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
+
+
+def run_time_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield all nodes below one, except those that only a type checker sees."""
+    if is_for_type_checkers(node):
+        assert isinstance(node, ast.If)
+        children: list[ast.AST] = list(node.orelse)
+    else:
+        yield node
+        children = list(ast.iter_child_nodes(node))
+    for child in children:
+        yield from run_time_nodes(child)
+
+
+@cache
+def imports(module: str) -> frozenset[str]:
+    """Return the full names of the modules that a module imports at run time."""
+    found = set()
+    for node in run_time_nodes(modules()[module]):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}, line {node.lineno}: write the full name, not a relative import"
+            assert node.module is not None
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                found.add(submodule if submodule in modules() else node.module)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in {"import_module", "importlib.import_module"}:
+            found |= {name.value for name in node.args if isinstance(name, ast.Constant)}
+    return frozenset(found)
+
+
+def own_imports(module: str) -> list[str]:
+    return sorted(name for name in imports(module) if name.split(".")[0] == "tracekit")
+
+
+def test_the_reading_of_imports_sees_what_it_should() -> None:
+    source = """
+import os.path
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    import torch
+else:
+    import psutil
+def late():
+    if late:
+        import fsspec.core
+"""
+    nodes = list(run_time_nodes(ast.parse(source)))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    assert sorted(names) == ["fsspec.core", "os.path", "psutil"]
+    assert own_imports("tracekit.storage") == ["tracekit.errors"]
+    assert room("tracekit.storage") == "storage"
+    assert room("tracekit.formats.rank_trace") == "formats"
+    assert room("tracekit") == "public names"
+
+
+def test_no_import_points_up() -> None:
+    wrong = [
+        f"{module} ({room(module)}) imports {name} ({room(name)})"
+        for module in modules()
+        for name in own_imports(module)
+        if room(name) != room(module) and room(name) not in MAY_USE[room(module)]
+    ]
+    assert wrong == []
+
+
+def test_the_rooms_themselves_have_no_cycle() -> None:
+    ordered: list[str] = []
+    while left := [name for name in MAY_USE if name not in ordered]:
+        free = [name for name in left if MAY_USE[name] <= set(ordered)]
+        assert free, f"these rooms may use each other in a circle: {left}"
+        ordered += free
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    done: set[str] = set()
+
+    def visit(module: str, way: tuple[str, ...]) -> None:
+        assert module not in way, "a circle of imports: " + " -> ".join((*way[way.index(module) :], module))
+        if module not in done:
+            for name in own_imports(module):
+                if name in modules():
+                    visit(name, (*way, module))
+            done.add(module)
+
+    for module in modules():
+        visit(module, ())
+
+
+def test_every_imported_module_of_tracekit_exists() -> None:
+    missing = [
+        f"{module} imports {name}" for module in modules() for name in own_imports(module) if name not in modules()
+    ]
+    assert missing == []
+
+
+def test_packages_from_outside_are_imported_behind_their_doors_only() -> None:
+    wrong = [
+        f"{module} imports {package}; allowed: {sorted(DOORS.get(package, ()))}"
+        for module in modules()
+        for package in sorted({name.split(".")[0] for name in imports(module)})
+        if package not in sys.stdlib_module_names
+        and package not in {"tracekit", "__future__"}
+        and module not in DOORS.get(package, ())
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", sorted(DOORS))
+def test_a_door_that_exists_is_used(package: str) -> None:
+    idle = [
+        module
+        for module in sorted(DOORS[package])
+        if module in modules() and package not in {name.split(".")[0] for name in imports(module)}
+    ]
+    assert idle == [], f"these modules do not import {package}; take them out of the table"
+
+
+def test_importing_tracekit_imports_nothing_heavy() -> None:
+    code = f"import sys, tracekit; print(*[name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", [])

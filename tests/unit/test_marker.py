@@ -1,0 +1,588 @@
+"""Markers: what is recorded, when, on which track; re-entrancy, threads, tasks, exceptions, decorators, states."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import tracekit
+from tracekit import MemoryTraceHandler, Profiler, ProfilerAction
+from tracekit.testing import FakeClock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Generator, Iterator
+
+    from tracekit import Marker, SliceBegin, SliceEnd, Timestamp
+
+
+class Run:
+    """A profiler with a memory handler, a clock that only the test moves, and an action that the test sets."""
+
+    def __init__(self) -> None:
+        self.time = FakeClock(tick_ns=10)
+        self.memory = MemoryTraceHandler()
+        self.next_action = ProfilerAction.ACTIVE
+        self.profiler = Profiler(
+            self.memory, self._schedule, clock=self.time.clock, record_batches=False, flush_interval=3600, rank=0
+        )
+
+    def _schedule(self, timestamp: Timestamp) -> ProfilerAction:
+        return self.next_action
+
+    def set_action(self, action: ProfilerAction) -> None:
+        self.next_action = action
+        self.profiler.step()
+
+    def slices(self) -> list[tuple[SliceBegin, SliceEnd]]:
+        assert self.profiler.flush()
+        return self.memory.slices
+
+    def names(self) -> list[str]:
+        return [start.label.name for start, _ in self.slices()]
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    run = Run()
+    with run.profiler:
+        yield run
+
+
+def duration_ns(pair: tuple[SliceBegin, SliceEnd]) -> int:
+    return pair[1].wall_clock_time_ns - pair[0].wall_clock_time_ns
+
+
+def test_a_with_block_is_a_slice_with_its_wall_clock_times(run: Run) -> None:
+    before = run.time.wall_ns
+    with run.profiler.marker("forward", categories=("model", "gpu")):
+        run.time.advance(5_000)
+    ((start, end),) = run.slices()
+    assert start.label.name == end.label.name == "forward"
+    assert start.label.categories == ("model", "gpu")
+    assert before < start.wall_clock_time_ns < end.wall_clock_time_ns <= run.time.wall_ns
+    assert 5_000 <= duration_ns((start, end)) <= 5_100
+
+
+def test_the_same_arguments_give_the_same_marker_and_others_another(run: Run) -> None:
+    marker = run.profiler.marker
+    assert marker("a") is marker("a")
+    assert marker("a", categories=("x",)) is marker("a", categories=["x"])
+    assert marker("a") is not marker("a", categories=("x",))
+    assert marker("a", actions=[ProfilerAction.ACTIVE]) is not marker("a")
+
+
+def test_a_category_given_as_one_text_is_one_category(run: Run) -> None:
+    assert run.profiler.marker("a", categories="abc").categories == ("abc",)
+
+
+def test_a_recursive_marker_nests(run: Run) -> None:
+    marker = run.profiler.marker("f")
+
+    def f(depth: int) -> None:
+        with marker:
+            run.time.advance(100)
+            if depth:
+                f(depth - 1)
+
+    f(3)
+    durations = sorted(duration_ns(pair) for pair in run.slices())
+    assert len(durations) == 4
+    assert durations == sorted(set(durations)), "the inner ones are shorter"
+
+
+def test_one_marker_in_many_threads_at_once_gives_every_thread_its_own_slices(run: Run) -> None:
+    marker = run.profiler.marker("work")
+    barrier = threading.Barrier(8)
+
+    def work() -> None:
+        barrier.wait()
+        for _ in range(200):
+            with marker, marker:
+                pass
+
+    threads = [threading.Thread(target=work, name=f"worker {number}") for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    by_track: dict[str, int] = {}
+    for start, end in run.slices():
+        assert start.track is end.track
+        assert end.wall_clock_time_ns > start.wall_clock_time_ns
+        by_track[start.track.name] = by_track.get(start.track.name, 0) + 1
+    assert by_track == {f"worker {number}": 400 for number in range(8)}
+
+
+def test_threads_that_change_at_every_chance_lose_nothing_and_leave_the_marker_free() -> None:
+    memory = MemoryTraceHandler()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with Profiler(memory, record_batches=False, flush_interval=0.005, rank=0) as profiler:
+            marker = profiler.marker("contended")
+
+            def work() -> None:
+                for _ in range(1500):
+                    with marker:
+                        with marker:
+                            pass
+                        marker.instant()
+
+            threads = [threading.Thread(target=work) for _ in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert (marker._start, marker._contended, marker._skipped, marker._stacks) == (0, 0, 0, {})
+    finally:
+        sys.setswitchinterval(before)
+    assert memory.stats is not None
+    assert (memory.stats.slices, memory.stats.instants) == (6 * 3000, 6 * 1500)
+    pairs = memory.slices
+    assert len(pairs) == 6 * 3000
+    assert nested_on_every_track(pairs)
+    assert all(end.wall_clock_time_ns > start.wall_clock_time_ns for start, end in pairs)
+
+
+def test_a_slice_that_is_open_when_its_profiler_stops_leaves_the_marker_free() -> None:
+    marker = tracekit.marker("open at the end, test")
+    first, second = Run(), Run()
+    with first.profiler:
+        marker.start()
+        marker.start()
+    marker.finish()
+    with second.profiler:
+        marker.finish()
+        with marker:
+            pass
+    assert [start.label.name for start, _ in second.memory.slices] == ["open at the end, test"]
+    assert (marker._start, marker._contended, marker._skipped) == (0, 0, 0)
+
+
+def test_a_thread_that_is_interrupted_inside_a_marker_keeps_its_own_start(run: Run) -> None:
+    marker = run.profiler.marker("work")
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with marker:
+            inside.set()
+            leave.wait()
+
+    thread = threading.Thread(target=hold, name="holder")
+    thread.start()
+    inside.wait()
+    with marker:
+        run.time.advance(1_000)
+    run.time.advance(1_000_000)
+    leave.set()
+    thread.join()
+    durations = {start.track.name: duration_ns((start, end)) for start, end in run.slices()}
+    assert durations["MainThread"] < 2_000
+    assert durations["holder"] > 1_000_000
+
+
+def test_threads_that_end_do_not_give_their_track_to_the_next_one(run: Run) -> None:
+    tids = set()
+    for number in range(20):  # one after the other, so that idents are used again
+        thread = threading.Thread(target=run.profiler.marker("short").__enter__, name=f"short {number}")
+        thread.start()
+        thread.join()
+        run.profiler.marker("short").finish()
+        with run.profiler.marker("other"):
+            tids.add(threading.get_native_id())
+    threads = [
+        threading.Thread(target=lambda: run.profiler.marker("named").instant(), name=f"thread {number}")
+        for number in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+        thread.join()
+    run.profiler.flush()
+    assert [instant.track.name for instant in run.memory.instants] == [f"thread {number}" for number in range(20)]
+    assert tids == {threading.get_native_id()}
+
+
+def test_an_exception_passes_and_its_type_is_kept_with_the_slice(run: Run) -> None:
+    with pytest.raises(KeyError), run.profiler.marker("a"):
+        raise KeyError("x")
+    with run.profiler.marker("a"):
+        pass
+    first, second = run.slices()
+    assert first[1].label.args == {"exception": "KeyError"}
+    assert second[1].label.args == {}
+
+
+def test_an_exception_in_a_nested_use_of_one_marker_closes_the_right_slice(run: Run) -> None:
+    marker = run.profiler.marker("a")
+    with marker:
+        with pytest.raises(ValueError, match="inner"), marker:
+            raise ValueError("inner")
+        run.time.advance(1_000)
+    inner, outer = sorted(run.slices(), key=duration_ns)
+    assert inner[1].label.args == {"exception": "ValueError"}
+    assert outer[1].label.args == {}
+
+
+def test_start_and_finish_are_a_slice_and_a_finish_alone_is_nothing(run: Run) -> None:
+    marker = run.profiler.marker("a")
+    marker.finish()
+    marker.start()
+    marker.start()
+    marker.finish()
+    marker.finish()
+    marker.finish()
+    assert run.names() == ["a", "a"]
+
+
+def test_instants_and_counters_have_their_time_and_values(run: Run) -> None:
+    run.profiler.marker("saved").instant()
+    values = {"loss": 1.5, "steps": 3}
+    run.profiler.marker("train").counter(values)
+    values["loss"] = 99.0  # the marker has its own copy
+    run.profiler.flush()
+    (instant,), (counter,) = run.memory.instants, run.memory.counters
+    assert instant.label.name == "saved"
+    assert counter.values == {"loss": 1.5, "steps": 3}
+    assert instant.wall_clock_time_ns < counter.wall_clock_time_ns <= run.time.wall_ns
+
+
+def test_counter_values_that_are_no_finite_numbers_are_left_out_and_counted(run: Run) -> None:
+    values: dict[str, Any] = {
+        "a": float("nan"),
+        "b": float("inf"),
+        "c": "7",
+        "d": None,
+        "e": 1 << 70,
+        "f": 2,
+        "g": True,
+    }
+    run.profiler.marker("c").counter(values)
+    run.profiler.flush()
+    assert run.memory.counters[0].values == {"f": 2, "g": 1}
+    assert run.profiler.stats.dropped == {"counter values that are no numbers": 5}
+
+
+def test_instants_at_the_edges_of_a_slice_have_its_times(run: Run) -> None:
+    with run.profiler.marker("a", record_instant_on_start=True, record_instant_on_finish=True):
+        run.time.advance(1_000)
+    ((start, end),) = run.slices()
+    assert [instant.wall_clock_time_ns for instant in run.memory.instants] == [
+        start.wall_clock_time_ns,
+        end.wall_clock_time_ns,
+    ]
+
+
+# ---- whether a slice is recorded is decided at its start ----------------------------------------------------------------
+
+
+def test_nothing_is_recorded_while_the_schedule_says_skip(run: Run) -> None:
+    run.set_action(ProfilerAction.SKIP)
+    marker = run.profiler.marker("a")
+    with marker:
+        marker.instant()
+        marker.counter({"x": 1})
+    assert run.slices() == []
+    assert run.memory.events == []
+
+
+@pytest.mark.parametrize("use", ["with", "start and finish"])
+def test_a_slice_started_in_skip_is_not_recorded_though_it_finishes_in_active(run: Run, use: str) -> None:
+    run.set_action(ProfilerAction.SKIP)
+    marker = run.profiler.marker("a")
+    if use == "with":
+        with marker:
+            run.set_action(ProfilerAction.ACTIVE)
+    else:
+        marker.start()
+        run.set_action(ProfilerAction.ACTIVE)
+        marker.finish()
+    assert run.memory.events == []
+    with marker:
+        pass
+    assert run.names() == ["a"]
+
+
+def test_a_slice_started_in_active_is_recorded_though_it_finishes_in_skip(run: Run) -> None:
+    marker = run.profiler.marker("a")
+    with marker:
+        run.time.advance(7_000)
+        run.set_action(ProfilerAction.SKIP)
+    (pair,) = run.slices()
+    assert duration_ns(pair) >= 7_000
+
+
+def test_nested_uses_of_one_marker_across_changes_of_the_schedule_pair_up(run: Run) -> None:
+    marker = run.profiler.marker("a")
+    run.set_action(ProfilerAction.SKIP)
+    with marker:  # not recorded
+        run.set_action(ProfilerAction.ACTIVE)
+        with marker:  # recorded: 1000
+            run.time.advance(1_000)
+            run.set_action(ProfilerAction.SKIP)
+            with marker:  # not recorded
+                run.time.advance(50_000)
+                run.set_action(ProfilerAction.ACTIVE)
+            run.set_action(ProfilerAction.SKIP)
+        run.set_action(ProfilerAction.ACTIVE)
+        run.time.advance(1_000_000)
+    (pair,) = run.slices()
+    assert 51_000 <= duration_ns(pair) < 60_000
+    with marker:
+        pass
+    assert len(run.slices()) == 2
+
+
+def test_a_thread_inside_an_unrecorded_slice_does_not_close_the_slice_of_another(run: Run) -> None:
+    run.set_action(ProfilerAction.SKIP)
+    marker = run.profiler.marker("a")
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with marker:
+            inside.set()
+            leave.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    inside.wait()
+    run.set_action(ProfilerAction.ACTIVE)
+    with marker:
+        leave.set()
+        thread.join()
+        run.time.advance(3_000)
+    (pair,) = run.slices()
+    assert pair[0].track.name == "MainThread"
+    assert duration_ns(pair) >= 3_000
+
+
+def test_a_marker_with_actions_of_its_own_records_in_those_only(run: Run) -> None:
+    warm = run.profiler.marker("warm", actions=[ProfilerAction.WARMUP])
+    always = run.profiler.marker("always", actions=list(ProfilerAction))
+    for action in ProfilerAction:
+        run.set_action(action)
+        with warm, always:
+            pass
+    assert run.names().count("warm") == 1
+    assert run.names().count("always") == 4
+
+
+def test_the_training_time_of_an_event_is_that_of_its_moment(run: Run) -> None:
+    with run.profiler.marker("across"):
+        run.profiler.step(samples=4)
+        run.profiler.next_epoch()
+    ((start, end),) = run.slices()
+    assert (int(start.timestamp.batch), int(start.timestamp.epoch)) == (0, 0)
+    assert (int(end.timestamp.batch), int(end.timestamp.epoch), int(end.timestamp.sample)) == (1, 1, 4)
+
+
+# ---- decorator ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("brackets", [False, True])
+def test_a_decorated_function_keeps_its_value_name_and_signature(run: Run, brackets: bool) -> None:
+    marker = run.profiler.marker("f")
+    decorate: Any = marker() if brackets else marker
+
+    @decorate
+    def add(a: int, *, b: int = 2) -> int:
+        """Add."""
+        return a + b
+
+    assert add(1, b=5) == 6
+    assert add.__name__ == "add"
+    assert add.__doc__ == "Add."
+    assert str(inspect.signature(add)) == "(a: 'int', *, b: 'int' = 2) -> 'int'"
+    assert run.names() == ["f"]
+
+
+def test_a_decorated_generator_records_each_time_it_runs_and_is_otherwise_the_same(run: Run) -> None:
+    caught: list[str] = []
+
+    def numbers() -> Generator[int, str, str]:
+        try:
+            answer = yield 1
+            caught.append(answer)
+            try:
+                yield 2
+            except KeyError:
+                caught.append("KeyError")
+                yield 3
+        finally:
+            caught.append("closed")
+        return "end"
+
+    decorated: Callable[[], Generator[int, str, str]] = run.profiler.marker("g")(numbers)  # type: ignore[assignment]
+    generator = decorated()
+    assert next(generator) == 1
+    run.time.advance(1_000_000)  # the caller's time is not the generator's
+    assert generator.send("hello") == 2
+    assert generator.throw(KeyError("x")) == 3
+    with pytest.raises(StopIteration) as stop:
+        next(generator)
+    assert stop.value.value == "end"
+    assert caught == ["hello", "KeyError", "closed"]
+    pairs = run.slices()
+    assert len(pairs) == 4
+    assert max(duration_ns(pair) for pair in pairs) < 1_000_000
+    assert all(not end.label.args for _, end in pairs), "the end of a generator is no exception"
+
+
+def test_a_generator_that_is_left_early_is_closed(run: Run) -> None:
+    closed: list[bool] = []
+
+    @run.profiler.marker("g")
+    def numbers() -> Iterator[int]:
+        try:
+            yield 1
+        finally:
+            closed.append(True)
+
+    for _ in numbers():
+        break
+    gc.collect()
+    assert closed == [True]
+
+
+def test_decorated_coroutines_and_async_generators_keep_their_values(run: Run) -> None:
+    @run.profiler.marker("c")
+    async def double(value: int) -> int:
+        await asyncio.sleep(0)
+        return value * 2
+
+    @run.profiler.marker("ag")
+    async def numbers() -> AsyncIterator[int]:
+        for number in range(3):
+            await asyncio.sleep(0)
+            yield number
+
+    async def main() -> list[int]:
+        return [await double(number) async for number in numbers()]
+
+    assert asyncio.run(main()) == [0, 2, 4]
+    assert sorted(run.names()) == ["ag"] * 4 + ["c"] * 3
+    assert all(not end.label.args for _, end in run.slices())
+
+
+# ---- asyncio ------------------------------------------------------------------------------------------------------------
+
+
+def nested_on_every_track(pairs: list[tuple[SliceBegin, SliceEnd]]) -> bool:
+    by_track: dict[int, list[tuple[int, int]]] = {}
+    for start, end in pairs:
+        by_track.setdefault(start.track.tid, []).append((start.wall_clock_time_ns, -end.wall_clock_time_ns))
+    for spans in by_track.values():
+        stack: list[int] = []
+        for start_ns, minus_end_ns in sorted(spans):
+            while stack and stack[-1] <= start_ns:
+                stack.pop()
+            if stack and stack[-1] < -minus_end_ns:
+                return False
+            stack.append(-minus_end_ns)
+    return True
+
+
+@pytest.mark.parametrize("form", ["async with", "with"])
+def test_tasks_that_interleave_each_get_their_slices_and_tracks_nest(run: Run, form: str) -> None:
+    marker = run.profiler.marker("task")
+    inner = run.profiler.marker("inner")
+
+    async def work(rounds: int) -> None:
+        if form == "async with":
+            async with marker:
+                for _ in range(rounds):
+                    async with inner:
+                        await asyncio.sleep(0)
+        else:
+            with marker:
+                for _ in range(rounds):
+                    with inner:
+                        await asyncio.sleep(0)
+
+    async def main() -> None:
+        await asyncio.gather(*(work(rounds) for rounds in (3, 5, 2, 4)))
+
+    asyncio.run(main())
+    pairs = run.slices()
+    assert sorted(start.label.name for start, _ in pairs) == ["inner"] * 14 + ["task"] * 4
+    assert nested_on_every_track(pairs)
+    lengths = sorted(duration_ns(pair) for pair in pairs if pair[0].label.name == "task")
+    assert len(set(lengths)) == 4, "each task has its own duration"
+
+
+def test_tasks_share_as_few_tracks_as_can_be_and_their_names_say_whose_they_are(run: Run) -> None:
+    async def work() -> None:
+        async with run.profiler.marker("task"):
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        for _ in range(10):
+            await asyncio.gather(work(), work())
+
+    asyncio.run(main())
+    names = {start.track.name for start, _ in run.slices()}
+    assert names == {"MainThread · task 1", "MainThread · task 2"}
+
+
+# ---- module-level markers ----------------------------------------------------------------------------------------------
+
+
+def test_a_module_level_marker_records_into_the_active_profiler_only_while_there_is_one() -> None:
+    marker: Marker = tracekit.marker("module level, test")
+    with marker:
+        marker.instant()
+    run = Run()
+    with run.profiler, marker:
+        pass
+    with marker:
+        pass
+    assert [start.label.name for start, _ in run.memory.slices] == ["module level, test"]
+
+
+def test_the_innermost_profiler_has_the_module_level_markers_and_gives_them_back() -> None:
+    outer, inner = Run(), Run()
+
+    @tracekit.marker("innermost, test")
+    def f() -> None:
+        pass
+
+    with outer.profiler:
+        f()
+        with inner.profiler:
+            f()
+            f()
+        f()
+    assert len(outer.memory.slices) == 2
+    assert len(inner.memory.slices) == 2
+
+
+def test_a_marker_that_is_used_after_the_profiler_stopped_does_nothing() -> None:
+    run = Run()
+    with run.profiler:
+        marker = run.profiler.marker("a")
+    with marker:
+        marker.instant()
+        marker.counter({"a": 1})
+    marker.start()
+    marker.finish()
+    assert run.memory.events == []
+
+
+def test_recording_causes_no_garbage_collection(run: Run) -> None:
+    marker = run.profiler.marker("a")
+    collections: list[int] = []
+    gc.collect()
+    gc.callbacks.append(lambda phase, info: collections.append(info["generation"]))
+    try:
+        for _ in range(20_000):
+            with marker:
+                pass
+            marker.instant()
+    finally:
+        gc.callbacks.pop()
+    assert collections == []

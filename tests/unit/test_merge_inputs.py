@@ -1,0 +1,343 @@
+from __future__ import annotations
+
+import gzip
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tracekit.errors import ConfigError, MergeError
+from tracekit.formats.kineto import gpu_of_label, rank_in_name
+from tracekit.merge import merge_traces
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tracekit.merge import MergeReport
+
+BASE_NS = 1_790_857_026_000_000_000
+GRID_NS = 7_889_238 * 10**9
+
+
+def event(
+    name: str, ts: Any = 5, dur: Any = 2, *, ph: str = "X", pid: Any = 100, tid: Any = 100, **more: Any
+) -> dict[str, Any]:
+    found = {"ph": ph, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, **more}
+    return found if ph == "X" else {key: value for key, value in found.items() if key != "dur"}
+
+
+def meta(event_name: str, on: Any, tid: Any = 0, **args: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": event_name, "pid": on, "tid": tid, "args": args}
+
+
+def rank_trace(*events: dict[str, Any], rank: int = 0, pid: int = 100, **metadata: Any) -> list[dict[str, Any]]:
+    own = {
+        "rank": rank,
+        "pid": pid,
+        "host": "h",
+        "run_id": "r",
+        "attempt": 0,
+        "baseTimeNanoseconds": BASE_NS,
+        **metadata,
+    }
+    return [meta("tracekit_metadata", pid, pid, **own), *events]
+
+
+def torch_trace(*events: dict[str, Any], **header: Any) -> dict[str, Any]:
+    return {"schemaVersion": 1, "baseTimeNanoseconds": BASE_NS, **header, "traceEvents": list(events)}
+
+
+@pytest.fixture
+def merge(tmp_path: Path) -> Any:
+    """Write files by name, merge them, and return the merged trace and the report."""
+
+    def _merge(files: dict[str, Any], **options: Any) -> tuple[dict[str, Any], MergeReport]:
+        folder = tmp_path / "run"
+        folder.mkdir()
+        for name, value in files.items():
+            data = json.dumps(value).encode()
+            (folder / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+        output = tmp_path / "merged.json"
+        report = merge_traces(str(output), [str(folder / name) for name in files], **options)
+        merged: dict[str, Any] = json.loads(output.read_text(), parse_float=str)
+        return merged, report
+
+    return _merge
+
+
+def timed(merged: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {found["name"]: found for found in merged["traceEvents"] if found["ph"] != "M"}
+
+
+def titles(merged: dict[str, Any]) -> dict[int, str]:
+    return {found["pid"]: found["args"]["name"] for found in merged["traceEvents"] if found["name"] == "process_name"}
+
+
+def threads(merged: dict[str, Any]) -> dict[tuple[int, int], str]:
+    return {
+        (found["pid"], found["tid"]): found["args"]["name"]
+        for found in merged["traceEvents"]
+        if found["name"] == "thread_name"
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("rank-3.json.gz", 3),
+        ("rank12_trace.json", 12),
+        ("prof_rank-0.json.gz", 0),
+        ("trace-rank-7.json", 7),
+        ("torch-rank5-20.json.gz", 5),
+        ("worker4_step_12.1694128201545.pt.trace.json.gz", 4),
+        ("16-TP-2.trace.json.gz", 2),
+        ("16-TP-2-DP-0-PP-0-EP-0.trace.json.gz", 2),
+        ("16-TP-2-DP-1-PP-0-EP-0.trace.json.gz", None),
+        ("host_4711.1694128201545.pt.trace.json", None),
+        ("frank3.json", None),
+        ("trace.json", None),
+    ],
+)
+def test_the_rank_in_a_file_name(name: str, rank: int | None) -> None:
+    assert rank_in_name(name) == rank
+
+
+def test_gpu_labels() -> None:
+    assert [gpu_of_label(label) for label in ("GPU 0", "GPU 12 ", "CPU", "")] == [0, 12, None, None]
+
+
+def test_a_marker_and_the_operator_under_it_stand_on_one_track(merge: Any) -> None:
+    merged, report = merge(
+        {
+            "rank0.json": rank_trace(
+                meta("process_name", 100, name="rank 0"),
+                meta("thread_name", 100, 100, name="MainThread"),
+                event("forward", 10.125, 50),
+                meta("tracekit_companion", 100, file="cycle.json.gz"),
+            ),
+            "cycle.json.gz": torch_trace(
+                meta("process_name", 100, name="python3"),
+                meta("thread_name", 100, 100, name="thread 100 (python3)"),
+                event("aten::mm", 20, 5),
+                event("aten::relu", 55, 10),
+            ),
+        }
+    )
+    found = timed(merged)
+    assert report.inputs[1].rank_source == "tracekit_companion"
+    assert [(found[name]["pid"], found[name]["tid"]) for name in ("forward", "aten::mm")] == [(1, 100), (1, 100)]
+    assert (found["forward"]["ts"], found["aten::mm"]["ts"]) == ("10.125", "20.000")
+    assert titles(merged) == {1: "rank 0 · python3"}
+    # What overlaps the marker without lying in it has a track beside it.
+    beside = found["aten::relu"]["tid"]
+    assert threads(merged) == {(1, 100): "MainThread", (1, beside): "MainThread (overlap)"}
+    assert report.overlaps_moved == 1
+
+
+def test_an_arrow_goes_with_the_slice_that_moves(merge: Any) -> None:
+    merged, _ = merge(
+        {
+            "rank0.json": torch_trace(
+                event("a", 0, 10, tid=7),
+                event("b", 5, 10, tid=7),
+                event("launch", 1, 1),
+                event("arrow", 1, ph="s", id=1),
+                event("arrow b", 5, ph="f", id=1, tid=7, bp="e"),
+            )
+        }
+    )
+    found = timed(merged)
+    assert found["b"]["tid"] != 7
+    assert found["arrow b"]["tid"] == found["b"]["tid"]
+
+
+def test_gpus_come_after_the_process_with_names_that_say_what_they_are(merge: Any) -> None:
+    merged, report = merge(
+        {
+            "rank3.json": torch_trace(
+                *[meta("process_labels", gpu, labels=f"GPU {gpu}") for gpu in range(8)],
+                meta("process_labels", 100, labels="CPU"),
+                meta("process_name", 100, name="python3"),
+                meta("thread_name", 1, 7, name="stream 7 "),
+                event("kernel", pid=1, tid=7),
+                event("op"),
+                event("overhead", pid=-1, tid=0),
+                event("PyTorch Profiler (0)", pid="Spans", tid="PyTorch Profiler"),
+                event("Record Window End", pid="", tid="", ph="i", s="g"),
+            )
+        }
+    )
+    assert titles(merged) == {
+        3001: "rank 3 · python3",
+        3002: "rank 3 · GPU 1",
+        3003: "rank 3 · overhead",
+        3004: "rank 3 · profiler",
+    }
+    assert threads(merged)[3002, 7] == "stream 7"
+    assert timed(merged)["Record Window End"]["s"] == "p"
+    assert sum(drop.count for drop in report.dropped if drop.reason == "unused_process") == 7
+    assert report.complete
+
+
+def test_a_device_without_any_declaration_is_known_by_its_categories(merge: Any) -> None:
+    merged, _ = merge({"rank0.json": torch_trace(event("op", cat="cpu_op"), event("k", pid=2, tid=7, cat="kernel"))})
+    assert titles(merged) == {1: "rank 0 · process 100", 2: "rank 0 · GPU 2"}
+
+
+def test_ranks_on_both_sides_of_the_grid_meet(merge: Any) -> None:
+    merged, report = merge(
+        {
+            "rank0.json": torch_trace(event("a", 7_889_237_000_000.5), baseTimeNanoseconds=BASE_NS),
+            "rank1.json": torch_trace(event("b", 1_000_000), baseTimeNanoseconds=BASE_NS + GRID_NS),
+        }
+    )
+    found = timed(merged)
+    assert merged["baseTimeNanoseconds"] == report.base_time_ns == BASE_NS
+    assert (found["a"]["ts"], found["b"]["ts"]) == ("7889237000000.500", "7889239000000.000")
+
+
+def test_an_input_without_a_clock_is_placed_and_flagged(merge: Any) -> None:
+    files = {
+        "rank0.json": torch_trace(event("a", 1000)),
+        "rank1.json": [event("b", 77, pid=5), event("c", 78, pid=5)],
+    }
+    merged, report = merge(files)
+    found = timed(merged)
+    assert (found["a"]["ts"], found["b"]["ts"], found["c"]["ts"]) == ("1000.000", "1000.000", "1001.000")
+    assert "rank 1 is not aligned" in report.warnings[0]
+    assert [rank.clock for rank in report.ranks] == ["wall clock; host unknown", "unknown"]
+
+
+def test_strict_refuses_a_clock_that_had_to_be_assumed(merge: Any, tmp_path: Path) -> None:
+    files = {"rank0.json": torch_trace(event("a")), "rank1.json": [event("b")]}
+    with pytest.raises(MergeError, match="does not tell its clock"):
+        merge(files, strict=True)
+    assert not (tmp_path / "merged.json").exists()
+
+
+def test_times_that_are_none_do_not_shift_the_rest(merge: Any) -> None:
+    epoch_us = BASE_NS // 1000
+    files = {
+        "rank0.json": torch_trace(
+            event("a", epoch_us + 5), event("zero", 0, 0), event("null", None), baseTimeNanoseconds=0
+        )
+    }
+    merged, report = merge(files)
+    assert list(timed(merged)) == ["a"]
+    assert timed(merged)["a"]["ts"] == "5.000"
+    assert {drop.reason: drop.count for drop in report.dropped} == {"time_out_of_range": 1, "no_time": 1}
+    assert not report.complete
+
+
+def test_odd_but_readable_values_are_written_as_viewers_take_them(merge: Any) -> None:
+    merged, report = merge(
+        {
+            "rank0.json": torch_trace(
+                event("text", "1.5", "2"),
+                event("long", 7.2709999999999999, 1.00049),
+                event("backwards", 9, -1),
+                event("endless", 10, ph="X", dur=None),
+                event("count", 11, ph="C", args={"good": 1, "text": "2.5", "bad": "abc", "on": True, "list": [1]}),
+                event("job", 12, ph="b", id="0x1", cat="c"),
+                event("job", 13, ph="e", id="0x1", cat="c"),
+                event("float pid", 14, pid=100.0, tid=100.0),
+            )
+        }
+    )
+    found = timed(merged)
+    assert (found["text"]["ts"], found["text"]["dur"]) == ("1.500", "2.000")
+    assert (found["long"]["ts"], found["long"]["dur"]) == ("7.271", "1.000")
+    assert (found["backwards"]["dur"], found["endless"]["dur"]) == ("0.000", "0.000")
+    assert found["count"]["args"] == {"good": 1, "text": "2.5", "on": 1}
+    assert found["job"]["id2"] == {"local": "0x1"}
+    assert "id" not in found["job"]
+    assert found["float pid"]["pid"] == found["text"]["pid"]
+    assert {repair.kind: repair.count for repair in report.repaired} == {
+        "bad_dur": 2,
+        "counter_value_left_out": 2,
+        "text_time": 2,
+    }
+
+
+def test_cycles_of_one_process_share_it_and_keep_their_ids_apart(merge: Any) -> None:
+    cycle = [event("launch", 1, 1, args={"correlation": 7, "note": '"correlation": 7'}), event("go", 1, ph="s", id=7)]
+    later = [{**found, "ts": found["ts"] + 100, "name": found["name"] + " 2"} for found in cycle]
+    merged, _ = merge({"a-rank0.json": torch_trace(*cycle), "b-rank0.json": torch_trace(*later)})
+    found = timed(merged)
+    assert {one["pid"] for one in found.values()} == {1}
+    assert found["go"]["id"] != found["go 2"]["id"]
+    assert found["launch"]["args"]["correlation"] != found["launch 2"]["args"]["correlation"]
+    assert found["launch 2"]["args"]["note"] == '"correlation": 7'
+
+
+def test_a_restarted_rank_has_a_process_for_each_attempt(merge: Any) -> None:
+    merged, _ = merge(
+        {
+            "first.json": rank_trace(event("a"), attempt=0),
+            "second.json": rank_trace(event("b", pid=200), pid=200, attempt=1),
+        }
+    )
+    assert len({found["pid"] for found in timed(merged).values()}) == 2
+    assert len(titles(merged)) == 2
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        rank_trace(event("b", pid=200), pid=200),
+        rank_trace(event("b"), host="other"),
+        rank_trace(event("b", pid=200), pid=200, attempt=1, run_id="other"),
+        torch_trace(event("b", pid=200), distributedInfo={"rank": 0}),
+    ],
+    ids=["pid", "host", "run", "torch"],
+)
+def test_two_processes_that_claim_one_rank_are_refused(merge: Any, second: Any) -> None:
+    with pytest.raises(MergeError, match=r"first\.json and .*second\.json both claim rank 0"):
+        merge({"first.json": rank_trace(event("a")), "second.json": second})
+
+
+def test_a_packed_copy_is_merged_once(merge: Any) -> None:
+    trace = rank_trace(event("a"))
+    merged, report = merge({"rank0.json": trace, "rank0.json.gz": trace})
+    assert [found["name"] for found in merged["traceEvents"] if found["ph"] == "X"] == ["a"]
+    assert [item.reason.split(" ")[0] for item in report.omitted] == ["holds"]
+    assert report.complete
+
+
+def test_a_rank_by_hand_wins(merge: Any) -> None:
+    _, report = merge({"rank1.json": torch_trace(event("a"), distributedInfo={"rank": 2})}, ranks={"rank1.json": 3})
+    assert [(item.rank, item.rank_source) for item in report.inputs] == [(3, "--rank")]
+
+
+def test_ten_thousand_ranks_fit_the_process_ids(merge: Any) -> None:
+    merged, _ = merge({"rank9999.json": torch_trace(event("a"))})
+    assert timed(merged)["a"]["pid"] == 9_999_001
+
+
+def test_more_processes_than_the_stride_get_a_larger_one(merge: Any) -> None:
+    many = [event(f"p{pid}", pid=pid, tid=1) for pid in range(100, 1300)]
+    merged, _ = merge({"rank2.json": torch_trace(*many), "rank3.json": torch_trace(event("x"))})
+    pids = {name: found["pid"] for name, found in timed(merged).items()}
+    assert len(set(pids.values())) == 1201
+    assert (pids["p100"], pids["x"]) == (20_001, 30_001)
+
+
+def test_a_process_without_events_is_in_the_table_of_its_rank(merge: Any) -> None:
+    merged, report = merge({"rank0.json": rank_trace(), "rank1.json": rank_trace(event("a"), rank=1)})
+    assert [rank.rank for rank in report.ranks] == [0, 1]
+    assert titles(merged) == {1: "rank 0 · process 100", 1001: "rank 1 · process 100"}
+    assert sum(found["name"] == "tracekit_metadata" for found in merged["traceEvents"]) == 2
+
+
+def test_the_output_must_be_json(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="must end with"):
+        merge_traces(str(tmp_path / "merged.pb"), [str(tmp_path)])
+
+
+def test_progress_rises_to_one(tmp_path: Path) -> None:
+    for rank in range(3):
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(torch_trace(event("a"))))
+    seen: list[float] = []
+    merge_traces(str(tmp_path / "merged.json"), [str(tmp_path)], progress=lambda share, _: seen.append(share))
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0

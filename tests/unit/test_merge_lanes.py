@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracekit.merge.lanes import ANY, BEGIN, DROPPED, END, INVALID, Slices, assign_lanes
+
+SPANS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 8)), max_size=12)
+
+
+def track(*events: tuple[int, int] | tuple[int, int, int]) -> Slices:
+    """Slices from (start, duration), or (time, BEGIN or END, name)."""
+    slices = Slices()
+    for start, duration, *name in events:
+        slices.starts.append(start)
+        slices.durations.append(duration)
+        if duration in (BEGIN, END):
+            slices.names.append(name[0] if name else ANY)
+            slices.categories.append(ANY)
+    return slices
+
+
+@pytest.mark.parametrize(
+    ("events", "moves"),
+    [
+        ([], {}),
+        ([(0, 10), (2, 3), (5, 5), (10, 4)], {}),
+        ([(0, 10), (5, 10)], {1: 1}),
+        ([(5, 10), (0, 10)], {0: 1}),
+        ([(0, 10), (9, 2)], {1: 1}),
+        ([(0, 10), (0, 10), (0, 5)], {}),
+        ([(0, 5), (0, 10)], {}),
+        ([(0, 10), (10, 0), (10, 5), (5, 0), (5, 0)], {}),
+        ([(0, 10), (5, 10), (7, 10)], {1: 1, 2: 2}),
+        ([(0, 10), (5, 10), (12, 10)], {1: 1}),
+        ([(0, 10), (5, 10), (20, 10), (25, 10)], {1: 1, 3: 1}),
+        ([(0, 10), (0, INVALID), (5, 10)], {2: 1}),
+        ([(0, BEGIN), (10, END), (5, 10)], {2: 1}),
+        ([(0, 10), (5, BEGIN), (12, END)], {1: 1, 2: 1}),
+        ([(0, BEGIN), (5, 10), (20, 3)], {}),
+        ([(0, 10), (5, BEGIN)], {1: 1}),
+        ([(5, END), (6, BEGIN), (7, END), (8, END)], {0: DROPPED, 3: DROPPED}),
+        ([(1, BEGIN, 7), (2, BEGIN, 8), (3, END, 7), (4, END, 8)], {1: 1, 3: 1}),
+        ([(1, BEGIN, 7), (2, END, 8), (3, END)], {1: DROPPED}),
+        ([(5, END), (0, BEGIN)], {}),
+    ],
+)
+def test_what_overlaps_without_nesting_gets_a_lane(events: list[tuple[int, int]], moves: dict[int, int]) -> None:
+    assert assign_lanes([(track(*events), 0)]) == [moves]
+
+
+def test_two_files_of_a_track_meet_on_one_time() -> None:
+    marker, operators = track((0, 100)), track((1000, 20), (1090, 20))
+    assert assign_lanes([(marker, 0), (operators, -1000)]) == [{}, {1: 1}]
+
+
+@given(SPANS, SPANS)
+def test_on_every_lane_slices_nest_and_none_moves_without_need(
+    first: list[tuple[int, int]], second: list[tuple[int, int]]
+) -> None:
+    parts = [first, second]
+    moves = assign_lanes([(track(*spans), 0) for spans in parts])
+    lanes: dict[int, list[tuple[int, int]]] = {}
+    for spans, moved in zip(parts, moves, strict=True):
+        for index, (start, duration) in enumerate(spans):
+            lanes.setdefault(moved.get(index, 0), []).append((start, start + duration))
+    for spans in lanes.values():
+        for (start, end), (other_start, other_end) in itertools.combinations(sorted(spans), 2):
+            assert other_start >= end or other_end <= end or other_start == start
+    spans = sorted((start, start + duration) for spans in parts for start, duration in spans)
+    partial = any(a[0] < b[0] < a[1] < b[1] for a, b in itertools.combinations(spans, 2))
+    assert bool(sum(map(len, moves))) is partial

@@ -1,0 +1,556 @@
+"""Profiler: the training loop, the schedule, windows, sources, handlers, failures."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tracekit import (
+    ConfigError,
+    HandlerError,
+    MemoryTraceHandler,
+    Profiler,
+    ProfilerAction,
+    Source,
+    Timestamp,
+    TraceHandler,
+    active_profiler,
+    cyclic_schedule,
+)
+from tracekit.testing import FakeClock
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracekit import EventBatch
+    from tracekit.recording.source import Recorder
+
+S, W, A, V = (
+    ProfilerAction.SKIP,
+    ProfilerAction.WARMUP,
+    ProfilerAction.ACTIVE,
+    ProfilerAction.ACTIVE_AND_SAVE,
+)
+
+
+class RecordingSource(Source):
+    """Notes what the profiler tells it."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def open(self, recorder: Recorder, action: ProfilerAction) -> None:
+        self.recorder = recorder
+        self.told.append(("open", action))
+
+    def step(self, finished: ProfilerAction, action: ProfilerAction) -> None:
+        self.told.append((finished, action))
+
+    def close(self) -> None:
+        self.told.append("close")
+
+
+class Calls(TraceHandler):
+    """Notes every call, and the thread it comes from."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.threads: set[str] = set()
+
+    def _note(self, *call: Any) -> None:
+        self.calls.append(call)
+        self.threads.add(threading.current_thread().name)
+
+    def process_duration_event(
+        self, name: str, categories: Sequence[str], is_start: bool, timestamp: Timestamp, wall_clock_time_ns: int
+    ) -> None:
+        self._note("B" if is_start else "E", name)
+
+    def process_chrome_json_trace_file(self, filepath: str) -> None:
+        self._note("file", filepath)
+
+    def batch_start(self, timestamp: Timestamp) -> None:
+        self._note("batch start", int(timestamp.batch))
+
+    def batch_end(self, timestamp: Timestamp) -> None:
+        self._note("batch end", int(timestamp.batch))
+
+    def epoch_start(self, timestamp: Timestamp) -> None:
+        self._note("epoch start", int(timestamp.epoch))
+
+    def epoch_end(self, timestamp: Timestamp) -> None:
+        self._note("epoch end", int(timestamp.epoch))
+
+    def window_end(self, timestamp: Timestamp, wall_clock_time_ns: int) -> None:
+        self._note("window end", int(timestamp.batch))
+
+
+def profiler(*handlers: TraceHandler, **options: Any) -> Profiler:
+    options.setdefault("record_batches", False)
+    options.setdefault("flush_interval", 3600)
+    return Profiler(list(handlers), rank=0, run_id="test", **options)
+
+
+# ---- life -----------------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_active_between_start_and_stop_and_a_second_stop_does_nothing() -> None:
+    one = profiler()
+    assert active_profiler() is None
+    one.start()
+    assert active_profiler() is one
+    one.stop()
+    one.stop()
+    assert active_profiler() is None
+
+
+def test_a_profiler_that_was_used_cannot_be_started_again() -> None:
+    one = profiler()
+    with one, pytest.raises(ConfigError, match="started before"):
+        one.start()
+    with pytest.raises(ConfigError, match="stopped before"):
+        one.start()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"trace_handlers": "traces/rank0.json"}, "trace_handlers must be a TraceHandler"),
+        ({"trace_handlers": [MemoryTraceHandler]}, "trace_handlers must be"),
+        ({"sources": [MemoryTraceHandler()]}, "sources must be a Source"),
+        ({"schedule": 3}, "schedule must be a function"),
+        ({"timestamp": 3}, "timestamp must be a Timestamp"),
+        ({"flush_interval": 0}, "above 0"),
+        ({"max_buffered_events": 0}, "above 0"),
+        ({"shutdown_timeout": -1}, "above 0"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_what_is_accepted(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Profiler(**options)
+
+
+def test_a_handler_given_twice_is_refused() -> None:
+    handler = MemoryTraceHandler()
+    with pytest.raises(ConfigError, match="twice"):
+        Profiler([handler, handler])
+
+
+def test_a_wrong_rank_is_refused_when_it_starts() -> None:
+    with pytest.raises(ConfigError, match="rank 3 is not below world_size 2"):
+        Profiler(rank=3, world_size=2).start()
+    assert active_profiler() is None
+
+
+def test_handlers_that_were_opened_are_closed_when_another_cannot_be() -> None:
+    closed: list[bool] = []
+
+    class Good(TraceHandler):
+        def close(self) -> None:
+            closed.append(True)
+
+    class Bad(TraceHandler):
+        def open(self, recording: Any) -> None:
+            raise OSError("no room")
+
+    with pytest.raises(HandlerError, match="Bad cannot be opened: no room"):
+        profiler(Good(), Bad()).start()
+    assert closed == [True]
+    assert active_profiler() is None
+
+
+# ---- the training loop ----------------------------------------------------------------------------------------------------
+
+
+def test_step_epoch_and_iteration_advance_the_training_time() -> None:
+    clock = FakeClock()
+    with profiler(clock=clock.clock) as one:
+        clock.advance(2_000_000_000)
+        one.step(samples=4, tokens=100)
+        one.step(samples=2)
+        one.next_epoch()
+        one.next_iteration()
+        now = one.timestamp
+    assert (int(now.batch), int(now.sample), int(now.token), int(now.epoch), int(now.iteration)) == (2, 6, 100, 1, 1)
+    assert int(now.batch_in_epoch) == 0
+    assert now.total_wct.total_seconds() == 2.0
+
+
+@pytest.mark.parametrize("count", [-1, 2.5, None, "x"])
+def test_a_wrong_count_is_reported_and_the_batch_counted_all_the_same(count: Any) -> None:
+    with profiler() as one:
+        one.step(samples=count)
+        assert (int(one.timestamp.batch), int(one.timestamp.sample)) == (1, 0)
+        assert one.stats.failures == {"step": 1}
+
+
+def test_the_loop_hooks_come_in_order_from_the_writer_thread() -> None:
+    calls = Calls()
+    with profiler(calls) as one:
+        one.step()
+        one.next_epoch()
+        one.step()
+    assert calls.calls == [
+        ("epoch start", 0),
+        ("batch start", 0),
+        ("batch end", 1),
+        ("batch start", 1),
+        ("epoch end", 1),
+        ("window end", 1),  # without a schedule, an epoch is a window
+        ("epoch start", 1),
+        ("batch end", 2),
+        ("batch start", 2),
+    ]
+    assert calls.threads == {"tracekit-writer"}
+
+
+def test_iterate_yields_everything_and_records_the_waiting() -> None:
+    memory = MemoryTraceHandler()
+    with profiler(memory) as one:
+        assert list(one.iterate(iter([1, 2, 3]), "loader", categories=["data"])) == [1, 2, 3]
+    assert [start.label.name for start, _ in memory.slices] == ["loader"] * 4, "the end is asked for as well"
+    assert memory.slices[0][0].label.categories == ("data",)
+
+
+def test_iterate_passes_on_the_exception_of_the_iterable() -> None:
+    def broken() -> Any:
+        yield 1
+        raise OSError("gone")
+
+    with profiler() as one, pytest.raises(OSError, match="gone"):
+        list(one.iterate(broken()))
+
+
+def test_every_batch_is_a_slice_on_a_track_of_its_own() -> None:
+    memory = MemoryTraceHandler()
+    with profiler(memory, record_batches=True) as one:
+        for _ in range(3):
+            one.step()
+    assert [(start.label.name, start.track.name, int(start.timestamp.batch)) for start, _ in memory.slices] == [
+        ("batch", "training loop", number) for number in range(3)
+    ]
+
+
+# ---- schedule, windows, sources -------------------------------------------------------------------------------------------
+
+
+def run_loop(one: Profiler, epochs: int, batches: int, *, sized: bool) -> None:
+    with one:
+        for _ in range(epochs):
+            loader = range(batches)
+            for _ in one.iterate(loader if sized else iter(loader)):
+                with one.marker("work"):
+                    pass
+                one.step()
+            one.next_epoch()
+
+
+def test_one_schedule_drives_markers_and_sources_and_every_window_is_saved() -> None:
+    source, calls = RecordingSource(), Calls()
+    one = profiler(calls, schedule=cyclic_schedule(wait=1, warmup=1, active=2, repeat=2), sources=source)
+    run_loop(one, epochs=2, batches=10, sized=True)
+    one_epoch = [(S, W), (W, A), (A, V), (V, S), (S, W), (W, A), (A, V), (V, S), (S, S), (S, S)]
+    assert source.told == [("open", S), *one_epoch, *one_epoch, "close"]
+    assert [call[1] for call in calls.calls if call[0] == "window end"] == [4, 8, 14, 18]
+    assert len([call for call in calls.calls if call == ("B", "work")]) == 12, "warm-up and active batches"
+
+
+def test_the_last_batch_of_an_epoch_saves_its_window_when_the_length_is_known() -> None:
+    source = RecordingSource()
+    one = profiler(schedule=cyclic_schedule(warmup=1, active=4, repeat=0), sources=source)
+    run_loop(one, epochs=1, batches=3, sized=True)
+    assert source.told == [("open", W), (W, A), (A, V), (V, S), (S, W), "close"]
+
+
+def test_an_epoch_of_unknown_length_ends_its_window_too() -> None:
+    source, calls = RecordingSource(), Calls()
+    one = profiler(calls, schedule=cyclic_schedule(warmup=1, active=4, repeat=0), sources=source)
+    run_loop(one, epochs=1, batches=3, sized=False)
+    assert source.told == [("open", W), (W, A), (A, A), (A, A), (V, W), "close"]
+    assert [call[1] for call in calls.calls if call[0] == "window end"] == [3]
+
+
+def test_a_schedule_per_run_has_windows_that_reach_over_the_end_of_an_epoch() -> None:
+    source = RecordingSource()
+    one = profiler(schedule=cyclic_schedule(warmup=0, active=4, repeat=1, per="run"), sources=source)
+    run_loop(one, epochs=2, batches=3, sized=True)
+    assert (V, S) in source.told
+    assert sum(told[0] is V for told in source.told if isinstance(told, tuple)) == 1
+
+
+def test_without_a_schedule_everything_is_active_and_each_epoch_is_a_window() -> None:
+    source = RecordingSource()
+    run_loop(profiler(sources=source), epochs=2, batches=2, sized=True)
+    assert source.told == [("open", A), (A, A), (A, A), (V, A), (A, A), (A, A), (V, A), "close"]
+
+
+def test_a_schedule_of_the_users_own_that_drops_a_window_ends_it() -> None:
+    source = RecordingSource()
+
+    def schedule(timestamp: Timestamp) -> ProfilerAction:
+        return A if int(timestamp.batch) in (1, 2) else S
+
+    run_loop(profiler(schedule=schedule, sources=source), epochs=1, batches=4, sized=True)
+    assert source.told == [("open", S), (S, A), (A, A), (V, S), (S, S), "close"]
+
+
+def test_a_resumed_run_counts_its_schedule_from_where_it_was_resumed_in_that_epoch_only() -> None:
+    source = RecordingSource()
+    resumed = Timestamp(epoch=1, batch=13, batch_in_epoch=3)
+    one = profiler(schedule=cyclic_schedule(skip_first=1, warmup=1, active=1), sources=source, timestamp=resumed)
+    with one:
+        for _ in range(4):
+            one.step()
+        one.next_epoch()
+        for _ in range(3):
+            one.step()
+    assert source.told == [
+        ("open", S), (S, W), (W, V), (V, S), (S, S), (S, W), (W, V), (V, S), "close",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("returned", [None, "active", 3])
+def test_a_schedule_that_fails_or_returns_nonsense_skips_and_is_reported(
+    returned: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = profiler(schedule=lambda timestamp: returned)
+    with one:
+        one.step()
+        assert one.action is S
+        assert one.stats.failures == {"schedule": 2}
+    assert "no ProfilerAction" in caplog.text
+
+
+def test_a_source_that_fails_is_left_alone_but_closed_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(RecordingSource):
+        def step(self, finished: ProfilerAction, action: ProfilerAction) -> None:
+            super().step(finished, action)
+            raise RuntimeError("driver gone")
+
+    broken, good = Broken(), RecordingSource()
+    with profiler(sources=[broken, good]) as one:
+        one.step()
+        one.step()
+        assert one.stats.failures == {"Broken": 1}
+    assert broken.told == [("open", A), (A, A), "close"]
+    assert good.told == [("open", A), (A, A), (A, A), "close"]
+    assert "driver gone" in caplog.text
+
+
+def test_a_source_that_cannot_work_stops_the_start_before_anything_runs() -> None:
+    class Wrong(RecordingSource):
+        def check(self, recorder: Recorder) -> None:
+            raise ConfigError("no such device")
+
+    wrong = Wrong()
+    with pytest.raises(ConfigError, match="no such device"):
+        profiler(sources=wrong).start()
+    assert wrong.told == []
+
+
+# ---- delivery -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_slice_that_is_open_at_a_flush_has_its_start_delivered_before_its_finish() -> None:
+    calls = Calls()
+    with profiler(calls) as one, one.marker("outer"):
+        with one.marker("first"):
+            pass
+        one.flush()
+        delivered = [call for call in calls.calls if call[0] in "BE"]
+        assert delivered == [("B", "outer"), ("B", "first"), ("E", "first")]
+        with one.marker("second"):
+            pass
+        one.flush()
+    assert [call for call in calls.calls if call[0] in "BE"] == [
+        ("B", "outer"), ("B", "first"), ("E", "first"), ("B", "second"), ("E", "second"), ("E", "outer"),
+    ]  # fmt: skip
+
+
+def test_window_end_comes_after_all_events_of_the_window_and_before_later_ones() -> None:
+    calls = Calls()
+    with profiler(calls, schedule=cyclic_schedule(warmup=0, active=1, repeat=0)) as one:
+        for number in range(3):
+            with one.marker(f"batch {number}"):
+                pass
+            one.step()
+    order = [call for call in calls.calls if call[0] in ("B", "E", "window end")]
+    expected: list[tuple[Any, ...]] = []
+    for number in range(3):
+        expected += [("B", f"batch {number}"), ("E", f"batch {number}"), ("window end", number + 1)]
+    assert order == expected
+
+
+def test_the_writer_delivers_by_itself_after_the_flush_interval() -> None:
+    arrived = threading.Event()
+
+    class Waits(TraceHandler):
+        def process_events(self, batch: EventBatch) -> None:
+            arrived.set()
+
+    with profiler(Waits(), flush_interval=0.01) as one:
+        one.marker("a").instant()
+        assert arrived.wait(30)
+
+
+def test_flush_from_inside_a_handler_does_not_deadlock() -> None:
+    class Flushes(TraceHandler):
+        def batch_end(self, timestamp: Timestamp) -> None:
+            assert one.flush()
+
+    memory = MemoryTraceHandler()
+    one = profiler(Flushes(), memory)
+    with one:
+        one.marker("a").instant()
+        one.step()
+        assert one.flush()
+        assert len(memory.instants) == 1
+
+
+def test_a_handler_that_fails_is_logged_once_counted_left_out_in_the_end_and_disturbs_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken(TraceHandler):
+        def process_events(self, batch: EventBatch) -> None:
+            raise RuntimeError("my disk")
+
+    memory = MemoryTraceHandler()
+    with caplog.at_level(logging.WARNING), profiler(Broken(), memory) as one:
+        for _ in range(15):
+            one.marker("a").instant()
+            one.flush()
+        assert one.stats.failures == {"Broken.process_events": 10}
+    assert len(memory.instants) == 15
+    assert caplog.text.count("RuntimeError: my disk") == 1
+    assert caplog.text.count("left out") == 1
+
+
+def test_under_strict_the_failure_of_a_handler_reaches_the_training_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(TraceHandler):
+        def process_events(self, batch: EventBatch) -> None:
+            raise RuntimeError("my disk")
+
+    monkeypatch.setenv("TRACEKIT_STRICT", "1")
+    one = profiler(Broken())
+    with one:
+        one.marker("a").instant()
+        with pytest.raises(HandlerError, match="my disk"):
+            one.flush()
+
+
+def test_a_handler_that_hangs_does_not_keep_the_process_from_ending(caplog: pytest.LogCaptureFixture) -> None:
+    release = threading.Event()
+
+    class Hangs(TraceHandler):
+        def close(self) -> None:
+            release.wait()
+
+    one = profiler(Hangs(), shutdown_timeout=0.05)
+    one.start()
+    started = time.monotonic()
+    one.stop()
+    assert time.monotonic() - started < 20
+    assert "did not finish within 0.05 s" in caplog.text
+    release.set()
+    for thread in threading.enumerate():
+        if thread.name == "tracekit-writer":
+            thread.join()
+
+
+def test_memory_is_bounded_while_a_handler_hangs_and_what_is_dropped_is_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    inside, release = threading.Event(), threading.Event()
+
+    class Hangs(TraceHandler):
+        def process_events(self, batch: EventBatch) -> None:
+            inside.set()
+            release.wait()
+
+    memory = MemoryTraceHandler()
+    one = profiler(Hangs(), memory, flush_interval=0.001, max_buffered_events=100)
+    with one:
+        one.marker("first").instant()
+        assert inside.wait(30)
+        for _ in range(50):
+            for _ in range(10):
+                one.marker("more").instant()
+            one.step()
+            assert len(one._buffer.records) <= 100 * 4
+        release.set()
+    assert memory.stats is not None
+    assert memory.stats.dropped == {"events beyond max_buffered_events": 400}
+    assert len(memory.instants) == 101
+    assert caplog.text.count("do not keep up") == 1
+
+
+def test_an_inline_handler_is_called_on_the_recording_thread_at_once() -> None:
+    class Inline(Calls):
+        inline = True
+
+    inline, memory = Inline(), MemoryTraceHandler()
+    with profiler(inline, memory) as one:
+        with one.marker("a"):
+            assert inline.calls[-1] == ("B", "a")
+        assert inline.calls[-1] == ("E", "a")
+        assert inline.threads == {threading.current_thread().name}
+    assert len(memory.slices) == 1
+
+
+def test_trace_files_are_told_to_every_handler() -> None:
+    calls = Calls()
+    with profiler(calls) as one:
+        one.record_chrome_json_trace_file("somewhere/torch.json.gz")
+    assert ("file", "somewhere/torch.json.gz") in calls.calls
+
+
+# ---- clocks and forks -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step_ns", [-3_600_000_000_000, 3_600_000_000_000])
+def test_a_step_of_the_wall_clock_changes_no_duration_and_is_told(
+    step_ns: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[Any] = []
+
+    class Watches(TraceHandler):
+        def clock_anchor(self, anchor: Any, step: Any) -> None:
+            told.append((anchor, step))
+
+    clock, memory = FakeClock(tick_ns=10), MemoryTraceHandler()
+    with profiler(memory, Watches(), clock=clock.clock) as one:
+        with one.marker("outer"), one.marker("inner"):
+            clock.advance(1_000_000)
+            clock.wall_ns += step_ns
+            clock.advance(1_000_000)
+        clock.advance(61_000_000_000)
+        one.flush()
+    durations = {start.label.name: end.wall_clock_time_ns - start.wall_clock_time_ns for start, end in memory.slices}
+    assert all(2_000_000 <= duration < 2_001_000 for duration in durations.values())
+    (anchor, step), (_, step_at_the_end) = told
+    assert step_at_the_end is None
+    assert abs(step.step_ns - step_ns) < 1_000
+    assert anchor.wall_ns == pytest.approx(clock.wall_ns, abs=10_000)
+    assert "the wall clock was set by" in caplog.text
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_records_nothing_and_the_parent_goes_on() -> None:
+    memory = MemoryTraceHandler()
+    with profiler(memory) as one:
+        with one.marker("across"):
+            child = os.fork()
+            if child == 0:
+                ok = active_profiler() is None
+                with one.marker("in the child"):
+                    one.step()
+                os._exit(0 if ok and not one.flush() else 1)
+            _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+    assert [start.label.name for start, _ in memory.slices] == ["across"]

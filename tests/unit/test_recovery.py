@@ -1,0 +1,374 @@
+"""Recovery of one trace: what is kept, what is said, and that nothing else is touched."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.bad_traces import METADATA, array, begin, counter, end, event, object_, rank_trace, slice_
+from tracekit import ConfigError, RecoveryReport, StorageError, TraceFormatError, recover_trace, validate_trace
+from tracekit.formats.schema import TRACE_EVENT, compile_schema
+from tracekit.recovery import is_other_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+A, B, C = slice_(1, 1, "a"), slice_(10, 1, "b"), slice_(20, 1, "c")
+
+
+def recover(folder: Path, data: bytes, **options: Any) -> tuple[RecoveryReport, Any]:
+    """Recover a file of these bytes; return the report and the events or the object of the result."""
+    path, output = folder / "t.json", folder / "out.json"
+    path.write_bytes(data)
+    report = recover_trace(path, output, overwrite=True, **options)
+    return report, None if report.whole else json.loads(output.read_bytes())
+
+
+def names(events: Any) -> list[str]:
+    return [one["name"] for one in (events["traceEvents"] if isinstance(events, dict) else events)]
+
+
+@pytest.mark.parametrize(
+    ("data", "found", "lost", "tail"),
+    [
+        (array(A, B)[:-3] + b",\n" + b"\0" * 5000, "ab", [], 5000),
+        (array(A, B) + b"\0" * 50, "ab", [], 50),
+        (array(A, B)[:-10], "a", [], len(B) - 7),
+        (b"[\n" + A + b",\n" + b"\0" * 400_000 + B + b"\n]", "ab", [(len(A) + 4, 400_000, 0)], 0),
+        (b"[\n" + A + b",\n" + B[:30] + b"\n" + C + b"\n]", "ac", [(len(A) + 4, 31, 1)], 0),
+        (b"[\n" + A + b",\n" + B[:30] + C + b"\n]", "ac", [(len(A) + 4, 30, 1)], 0),
+        (b"[\n" + A + b",\nOut of memory\n" + C + b"\n]", "ac", [(len(A) + 4, 14, 0)], 0),
+        (b"[\n" + A + b',\n{"ph":"X","args":{"l":[1,\n' + B + b",\n" + C + b"\n]", "abc", [(len(A) + 4, 26, 1)], 0),
+        (b"[\n" + A + b",\n[\n" + B + b"\n]", "ab", [], 0),
+        (array(A) + array(B, C), "abc", [], 0),
+        (object_(A) + object_(B, C), "abc", [], 0),
+        (A + b"\n" + B + b"\n" + C, "abc", [], 0),
+        (b"\0" * 10 + A[1:] + b",\n" + B + b"\n]", "b", [(0, len(A) + 11, 1)], 0),
+        (object_(A, B)[:-2], "ab", [], 0),
+        (object_(A, B)[:-30], "a", [], len(B) - 26),
+    ],
+    ids=[
+        "NUL tail", "NUL after the end", "cut in an event", "NUL in the middle", "torn at a line", "torn within a line",
+        "a message of another program", "torn in a list", "second header", "two arrays", "two objects", "lines without a list",
+        "head lost", "object not closed", "object cut in an event",
+    ],
+)  # fmt: skip
+def test_every_kind_of_damage_leaves_what_can_be_read_and_says_the_rest(
+    tmp_path: Path, data: bytes, found: str, lost: list[tuple[int, int, int]], tail: int
+) -> None:
+    report, events = recover(tmp_path, data)
+    assert names(events) == list(found)
+    assert report.events == len(found)
+    assert [(loss.offset_bytes, loss.length_bytes, loss.events) for loss in report.losses] == lost
+    assert (report.tail.length_bytes if report.tail else 0) == tail
+    assert (report.complete, report.whole) == (not lost, False)
+    assert validate_trace(str(tmp_path / "out.json")).counts == {}
+    assert recover_trace(tmp_path / "out.json").whole
+
+
+def test_two_events_with_a_hole_between_them_are_not_sewn_together(tmp_path: Path) -> None:
+    fused = B[: B.index(b'"ts"')] + C[C.index(b'"tid"') :]
+    assert json.loads(fused)["name"] == "c"
+    report, events = recover(tmp_path, b"[\n" + A + b",\n" + fused + b"\n]\n")
+    assert names(events) == ["a"]
+    assert report.tail is not None
+
+
+def test_members_of_gzip_after_a_damaged_or_torn_one_are_found(tmp_path: Path) -> None:
+    first, second, third = (gzip.compress(text, mtime=0) for text in (b"[\n" + A + b",\n", B + b",\n", C + b"\n]\n"))
+    report, events = recover(tmp_path, first + second[:20] + third)
+    assert (names(events), report.complete) == (["a", "c"], False)
+    assert f"reading goes on at byte {len(first) + 20}" in report.damages[0]
+    damaged = bytearray(second)
+    damaged[15] ^= 0xFF
+    report, events = recover(tmp_path, first + bytes(damaged) + third)
+    assert (names(events)[0], names(events)[-1], report.complete) == ("a", "c", False)
+    report, events = recover(tmp_path, first + second + third[:-4])
+    assert (names(events), report.damages, report.complete) == (["a", "b", "c"], ("the gzip data is cut off",), True)
+
+
+def test_everything_that_was_unpacked_before_the_damage_counts(tmp_path: Path) -> None:
+    lines = [slice_(number, 0.5, f"event {number}") for number in range(20_000)]
+    packed = gzip.compress(array(*lines), mtime=0)
+    cut = packed[: len(packed) // 2]
+    text = zlib.decompressobj(31).decompress(cut)
+    report, events = recover(tmp_path, cut[:-1] + b"\xff" * 300)
+    assert len(events) in range(text.count(b"\n") - 3, text.count(b"\n") + 3)
+    assert report.damages
+
+
+def test_a_rank_trace_ends_with_a_summary_of_the_recovery_that_fits_the_schema(tmp_path: Path) -> None:
+    data = rank_trace(
+        begin(5, "step"), A, B[:20] + b"\n" + C, counter('{"a":1}'), event(ph="i", ts=30, s="t", name="i"), A
+    )
+    report, events = recover(tmp_path, data[:-20])
+    *_, last = events
+    assert events[0]["name"] == "tracekit_metadata"
+    assert compile_schema(TRACE_EVENT)(last) is None
+    assert (last["ph"], last["name"], last["pid"]) == ("M", "tracekit_summary", 1)
+    args = last["args"]
+    assert (args["slices"], args["instants"], args["counters"]) == (3, 1, 1)
+    assert list(args["dropped"].values()) == [2]
+    recovered = args["recovered"]
+    assert recovered["lost_parts"] == 1
+    assert report.tail is not None
+    assert recovered["tail_bytes"] == report.tail.length_bytes
+    assert recovered["open_slices"] == ["step"]
+    assert validate_trace(str(tmp_path / "out.json")).counts == {"unclosed-begin": 1}
+
+
+def test_a_header_that_was_written_twice_stands_once_in_the_result(tmp_path: Path) -> None:
+    report, events = recover(tmp_path, rank_trace(A)[:-3] + b",\n" + rank_trace(B))
+    assert [one for one in names(events) if len(one) == 1] == ["a", "b"]
+    assert names(events).count("tracekit_metadata") == 1
+    assert (report.complete, report.repairs["second_header"]) == (True, 2)
+
+
+def test_another_recording_in_the_file_is_told_with_its_place_and_not_mixed_in(tmp_path: Path) -> None:
+    first, second = rank_trace(A), rank_trace(B, C, baseTimeNanoseconds=METADATA["baseTimeNanoseconds"] + 1000)
+    report, events = recover(tmp_path, first + second)
+    assert [one for one in names(events) if len(one) == 1] == ["a"]
+    at = len(first) + second.index(b"{")
+    assert [(loss.offset_bytes, loss.events) for loss in report.losses] == [(at, second.count(b'"ph"'))]
+    assert f"tail -c +{at + 1}" in report.damages[0]
+    assert not report.complete
+
+
+def test_the_object_form_keeps_its_keys_before_and_after_the_events(tmp_path: Path) -> None:
+    head, tail = (
+        b'{"schemaVersion": 1.50, "deviceProperties": [{"id": 0}], ',
+        b', "displayTimeUnit": "ms", "baseTimeNanoseconds": 17',
+    )
+    data = head + b'"traceEvents": ' + array(A, B[:40] + b"\n", C).strip() + tail + b', "traceName": "cu'
+    report, result = recover(tmp_path, data)
+    assert names(result) == ["a", "c"]
+    keys = {key: value for key, value in result.items() if key != "traceEvents"}
+    assert keys == {
+        "schemaVersion": 1.5,
+        "deviceProperties": [{"id": 0}],
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": 17,
+    }
+    assert b'"schemaVersion": 1.50,' in (tmp_path / "out.json").read_bytes()
+    assert report.tail is not None
+    assert report.tail.begins == '"traceName": "cu'
+
+
+def test_a_number_that_is_cut_is_no_key(tmp_path: Path) -> None:
+    _, result = recover(tmp_path, b'{"traceEvents":' + array(A) + b',"baseTimeNanoseconds":179085')
+    assert set(result) == {"traceEvents"}
+
+
+def test_events_keep_their_bytes(tmp_path: Path) -> None:
+    odd = b'{ "ts":1.50, "ph" : "X","dur":1e0,"pid":1,"tid":1,"name":"\\u00e9","args":{"n":12345678901234567890}}'
+    recover(tmp_path, b"[\n" + odd + b",\n" + A)
+    assert odd in (tmp_path / "out.json").read_bytes()
+
+
+def test_what_a_strict_parser_refuses_is_repaired_and_said(tmp_path: Path) -> None:
+    quotes = slice_(5, 1, "QQ").replace(b"QQ", b'std::"x"')
+    surrogates = slice_(6, 1, "😀")
+    nan = counter('{"v":NaN}')
+    report, events = recover(tmp_path, array(A, quotes, surrogates, nan))
+    assert names(events) == ["a", 'std::"x"', "😀", "loss"]
+    assert report.repairs == {"unescaped_quote": 2, "surrogate_escape": 1, "not_finite": 1}
+    assert any("quotes that are not escaped" in line for line in report.lines())
+
+
+def test_a_torn_event_of_a_rank_trace_is_not_taken_for_one_with_a_wrong_quote(tmp_path: Path) -> None:
+    torn = b'{"ph":"X","name":"fo' + b'bar","pid":1,"tid":1,"ts":5,"dur":1,"args":{"x":"y"z"}}'
+    _, events = recover(tmp_path, rank_trace(A, torn, B))
+    assert [one for one in names(events) if len(one) == 1] == ["a", "b"]
+
+
+def test_open_slices_are_named_with_their_thread_and_for_how_long(tmp_path: Path) -> None:
+    data = array(
+        event(ph="M", name="thread_name", args={"name": "MainThread"}),
+        begin(1, "epoch"), begin(2, "done"), end(3, "done"), begin(5, "all_réduce"), begin(6, "other", tid=2),
+        slice_(7, 3), begin(8, "x", tid=3), end(9, ..., tid=3),
+    )  # fmt: skip
+    report, events = recover(tmp_path, data[:-3])
+    assert [(one.name, one.tid, one.thread, one.open_ns) for one in report.open_slices] == [
+        ("epoch", 1, "MainThread", 9000),
+        ("all_réduce", 1, "MainThread", 5000),
+        ("other", 2, "", 4000),
+    ]
+    assert not report.closed_slices
+    assert [one["ph"] for one in events].count("E") == 2
+    assert "  open at the end: all_réduce (MainThread), for 5.000 µs" in report.lines()
+
+
+def test_a_slice_was_open_until_the_clocks_were_read_last(tmp_path: Path) -> None:
+    base_ns, clock = METADATA["baseTimeNanoseconds"], METADATA["clock"]
+    hour_ns = 3_600_000_000_000
+    start_us = (clock["wall_ns"] - base_ns) // 1000
+    # The wall clock was set back meanwhile; the monotonic one counts.
+    anchor = {"wall_ns": clock["wall_ns"] - 5, "monotonic_ns": clock["monotonic_ns"] + hour_ns, "error_ns": 1}
+    hung = rank_trace(begin(start_us, "all_reduce"), event(ph="M", name="tracekit_clock_anchor", args=anchor))
+    report, _ = recover(tmp_path, hung[:-3])
+    (found,) = report.open_slices
+    assert (found.name, found.open_ns) == ("all_reduce", hour_ns + clock["wall_ns"] % 1000)
+    assert "for 3600.000 s" in report.lines()[-1]
+
+
+def test_open_slices_are_closed_at_the_last_event_when_asked_for(tmp_path: Path) -> None:
+    report, events = recover(
+        tmp_path, array(begin(1, "outer"), begin(5, "innér"), slice_(7, 3.5))[:-3], close_open_slices=True
+    )
+    assert report.closed_slices
+    assert [(one["ph"], one["ts"]) for one in events[-2:]] == [("E", 10.5), ("E", 10.5)]
+    assert "assumed" in events[-1]["args"]["end"]
+    assert validate_trace(str(tmp_path / "out.json")).counts == {}
+    assert "  these slices end at the time of the last event now" in report.lines()
+
+
+def test_whole_files_are_left_alone(tmp_path: Path) -> None:
+    for data in (rank_trace(A), object_(A), gzip.compress(array(A)), array(A) + b"\n \n", b'{"traceEvents": []}'):
+        report, _ = recover(tmp_path, data, in_place=False)
+        assert (report.whole, report.output) == (True, None)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["t.json"]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[", b"[]", b"[1,2]", b"\0" * 99, b'{"a": 1}', b'{"traceEvents":[', A[:-1], gzip.compress(A)[:12]]
+)
+def test_a_file_without_a_whole_event_is_an_error_and_nothing_is_written(tmp_path: Path, data: bytes) -> None:
+    with pytest.raises(TraceFormatError, match=r"t\.json: nothing can be recovered: "):
+        recover(tmp_path, data)
+    assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
+
+
+def test_the_default_output_stands_beside_the_input_and_is_not_overwritten(tmp_path: Path) -> None:
+    plain, packed = tmp_path / "rank0.json", tmp_path / "rank1.json.gz"
+    plain.write_bytes(array(A)[:-3])
+    packed.write_bytes(gzip.compress(array(A)[:-3]))
+    plain.chmod(0o640)
+    assert recover_trace(plain).output == str(tmp_path / "rank0.recovered.json")
+    assert recover_trace(packed).output == str(tmp_path / "rank1.recovered.json.gz")
+    assert gzip.decompress((tmp_path / "rank1.recovered.json.gz").read_bytes()) == array(A)
+    assert (tmp_path / "rank0.recovered.json").stat().st_mode & 0o777 == 0o640
+    with pytest.raises(StorageError, match="already exists"):
+        recover_trace(plain)
+    assert recover_trace(plain, overwrite=True).output
+
+
+def test_in_place_replaces_the_file_and_keeps_the_broken_one(tmp_path: Path) -> None:
+    path, broken = tmp_path / "t.json.gz", tmp_path / "t.json.gz.broken"
+    cut = gzip.compress(array(A, B))[:-3]
+    path.write_bytes(cut)
+    report = recover_trace(path, in_place=True)
+    assert (report.output, report.kept_as) == (str(path), str(broken))
+    assert gzip.decompress(path.read_bytes()) == array(A, B)
+    assert broken.read_bytes() == cut
+    assert recover_trace(path, in_place=True).whole
+    path.write_bytes(cut)
+    with pytest.raises(StorageError, match=r"broken: already exists"):
+        recover_trace(path, in_place=True)
+    assert path.read_bytes() == cut
+    recover_trace(path, in_place=True, overwrite=True)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["t.json.gz", "t.json.gz.broken"]
+
+
+def test_in_place_touches_nothing_when_it_fails_or_the_file_still_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(array(A)[:-3])
+
+    def fail(source: object, target: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail)
+        with pytest.raises(StorageError, match="No space left"):
+            recover_trace(path, in_place=True)
+
+    def grow(source: str, target: object) -> None:
+        raise AssertionError("the file was replaced while it grew")
+
+    from tracekit.recovery import engine
+
+    whole_write = engine._Recovery.write
+
+    def write(self: Any, file: Any, *, close: bool) -> None:
+        whole_write(self, file, close=close)
+        path.write_bytes(array(A, B)[:-3])
+
+    monkeypatch.setattr(engine._Recovery, "write", write)
+    monkeypatch.setattr(os, "replace", grow)
+    with pytest.raises(StorageError, match="changes while it is read"):
+        recover_trace(path, in_place=True)
+    assert [one.name for one in tmp_path.iterdir()] == ["t.json"]
+    assert path.read_bytes() == array(A, B)[:-3]
+
+
+def test_wrong_arguments_are_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(array(A)[:-3])
+    for arguments, options in (
+        ([""], {}),
+        ([path, tmp_path / "x.json"], {"in_place": True}),
+        (["s3://bucket/t.json"], {"in_place": True}),
+        ([path, tmp_path / "x.txt"], {}),
+        ([path, path], {}),
+    ):
+        with pytest.raises(ConfigError):
+            recover_trace(*arguments, **options)  # type: ignore[arg-type]
+    with pytest.raises(StorageError):
+        recover_trace(tmp_path / "none.json")
+    assert [one.name for one in tmp_path.iterdir()] == ["t.json"]
+
+
+def test_other_json_documents_are_told_from_lost_traces(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    for data, other in (
+        (b'{"a": 1}', True),
+        (gzip.compress(b"[]"), True),
+        (b'{"a": 1', False),
+        (b"", False),
+        (b"\0", False),
+    ):
+        path.write_bytes(data)
+        assert is_other_json(str(path)) == other, data
+
+
+def test_the_report_is_plain_data(tmp_path: Path) -> None:
+    report, _ = recover(tmp_path, rank_trace(begin(1, "step"), A[:20] + b"\n" + B, C)[:-10])
+    document = json.loads(json.dumps(report.to_json()))
+    assert (document["status"], document["complete"], document["lost_parts"]) == ("recovered", False, 1)
+    assert document["open_slices"][0]["name"] == "step"
+    assert document["losses"][0]["offset_bytes"] > 0
+
+
+MEASURE = """
+import resource, sys
+import tracekit.recovery
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+report = tracekit.recovery.recover_trace(sys.argv[1])
+print(report.events, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["events", "torn in a list", "NUL", "one text", "nested"])
+def test_memory_is_bounded_whatever_is_in_fifty_megabytes(tmp_path: Path, kind: str) -> None:
+    path, size = tmp_path / "t.json.gz", 50 * 1024 * 1024
+    line = slice_(123456, 7.5, "forward", cat="model", args={"epoch": 1, "batch": 17}) + b",\n"
+    piece = {"NUL": b"\0" * 4096, "one text": b"x" * 4096, "nested": b'{"ph":[' * 500}.get(kind, line)
+    start = {"torn in a list": b'{"ph":"X","args":{"l":[1,\n', "one text": b'{"ph":"X","name":"'}.get(kind, b"")
+    with gzip.open(path, "wb", 1) as file:
+        file.write(b"[\n" + A + b",\n" + start)
+        for _ in range(size // len(piece)):
+            file.write(piece)
+    measured = subprocess.run([sys.executable, "-c", MEASURE, path], capture_output=True, text=True, check=True)
+    events, grown_kib = map(int, measured.stdout.split())
+    assert events == (size // len(line) + 1 if piece is line else 1)
+    # The file and its events decoded would take several hundred MB. An event may have 4 MiB, and is decoded once.
+    assert grown_kib < (100 if kind == "torn in a list" else 50) * 1024

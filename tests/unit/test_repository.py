@@ -1,0 +1,86 @@
+"""The repository works on any machine: its scripts say what is missing, and no file names one machine or registry."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Spelled so that this file does not contain what it forbids.
+MACHINE_PATHS = ["/work" + "/", "/root" + "/", "/opt" + "/"]
+REGISTRY_HOSTS = ["pypi" + ".org", "pythonhosted" + ".org", "npmjs" + ".org", "download.pytorch" + ".org"]
+FORBIDDEN = re.compile(
+    "|".join([*(rf"(?<![\w.}}-]){path}" for path in MACHINE_PATHS), *(re.escape(host) for host in REGISTRY_HOSTS)])
+)
+
+SCRIPTS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "scripts").iterdir() if path.suffix == "")
+
+
+def tracked_files() -> list[Path]:
+    """Return the files in git, or skip where this is no checkout."""
+    git = shutil.which("git")
+    if git is None or not (ROOT / ".git").exists():
+        pytest.skip("this is no git checkout, so there is no list of its files")
+    listing = subprocess.run(
+        [git, "-c", f"safe.directory={ROOT}", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True
+    )
+    return [path for name in listing.stdout.decode().split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def test_the_forbidden_words_are_found_and_others_are_not() -> None:
+    for word in ("see /work" + "/main", "index-url https://download.pytorch" + ".org/whl", '"/root' + '/x"'):
+        assert FORBIDDEN.search(word), word
+    for word in ("frame/work/ers", "s3://bucket/work/x", "a root/folder", "the Python Package Index", "{path}/work/"):
+        assert not FORBIDDEN.search(word), word
+
+
+def test_no_file_names_a_machine_or_a_registry() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
+        for path in tracked_files()
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
+        if FORBIDDEN.search(line)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, ".ci/run"])
+def test_scripts_can_be_run_and_have_no_syntax_error(script: str) -> None:
+    path = ROOT / script
+    assert os.access(path, os.X_OK)
+    shell = path.read_text(encoding="utf-8").splitlines()[0].split("/")[-1].split()[-1]
+    checked = subprocess.run([shell, "-n", str(path)], capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_setup_without_a_usable_python_says_what_to_do(tmp_path: Path) -> None:
+    checkout, programs = tmp_path / "checkout", tmp_path / "bin"
+    (checkout / "scripts").mkdir(parents=True)
+    programs.mkdir()
+    shutil.copy(ROOT / "scripts" / "setup", checkout / "scripts" / "setup")
+    shutil.copy(ROOT / "pyproject.toml", checkout / "pyproject.toml")
+    for name in ("cksum", "dirname", "grep", "sh"):
+        program = shutil.which(name)
+        assert program is not None
+        (programs / name).symlink_to(program)
+
+    done = subprocess.run(
+        [str(programs / "sh"), "scripts/setup"],
+        cwd=checkout,
+        env={"PATH": str(programs)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("scripts/setup: no Python from 3.10 on")
+    assert done.stderr.count("\n") == 1
+    assert not (checkout / ".venv").exists()

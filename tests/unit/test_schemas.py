@@ -1,0 +1,123 @@
+"""The schemas in ``schemas/``: valid themselves, reachable, and checked by shape without a change of verdict."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from tests.bad_traces import METADATA
+from tracekit.errors import MissingExtraError
+from tracekit.formats import schema as schemas
+from tracekit.formats.schema import RANK_METADATA, TRACE_EVENT, compile_schema, load_schema
+from tracekit.validation.shapes import shape
+
+FOLDER = Path(__file__).resolve().parents[2] / "schemas"
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.schema.json")), ids=lambda path: path.name)
+def test_each_schema_is_a_valid_schema_and_the_package_finds_it(path: Path) -> None:
+    found = load_schema(path.name.removesuffix(".schema.json"))
+    assert found == json.loads(path.read_text())
+    Draft202012Validator.check_schema(found)
+    assert found["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert found["$id"].startswith("urn:tracekit:schema:")
+
+
+def test_every_field_of_the_rank_metadata_is_required_and_described() -> None:
+    found = load_schema(RANK_METADATA)
+    assert set(found["required"]) == set(found["properties"]) == set(METADATA)
+    assert all(len(field["description"]) > 20 for field in found["properties"].values())
+
+
+def test_good_rank_metadata_fits() -> None:
+    assert compile_schema(RANK_METADATA)(METADATA) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rank", "0"),
+        ("rank", True),
+        ("world_size", 0),
+        ("baseTimeNanoseconds", 1.5),
+        ("boot_id", 5),
+        ("clock", {"wall_ns": 1}),
+        ("pid", 2**32),
+        ("run_id", ""),
+        ("attempt", None),
+    ],
+)
+def test_wrong_rank_metadata_is_refused_with_the_name_of_the_field(field: str, value: Any) -> None:
+    wrong = compile_schema(RANK_METADATA)({**METADATA, field: value})
+    assert wrong is not None
+    assert wrong.startswith(f"{field}:")
+
+
+def test_a_long_value_is_cut_in_the_message() -> None:
+    wrong = compile_schema(RANK_METADATA)({**METADATA, "rank": "0" * 10_000})
+    assert wrong is not None
+    assert len(wrong) < 300
+
+
+def test_without_jsonschema_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_schema.cache_clear()
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'tracekit\[validate\]'"):
+        compile_schema(TRACE_EVENT)
+
+
+def test_only_compiling_imports_jsonschema() -> None:
+    assert "jsonschema" not in vars(schemas)
+
+
+values = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.sampled_from([-(2**63) - 1, -(2**63), -1, 0, 1, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64]),
+    st.sampled_from([-0.5, 0.0, 0.25, 1.0, 1e300, 4360038729919.997]),
+    st.sampled_from(["", "t", "p", "g", "e", "0x1f", "zz", "name"]),
+    st.sampled_from(
+        [[], {}, {"local": 1}, {"local": "a"}, {"global": 1}, {"name": "x"}, {"name": 1}, {"a": 1.5}, {"a": None}]
+    ),
+    st.sampled_from([{"sort_index": 1}, {"sort_index": 1.5}, {"wall_ns": 1, "monotonic_ns": 1, "error_ns": -1}]),
+    st.sampled_from([{"step_ns": 1, "monotonic_ns": 1}, {"file": ""}, {"file": "a"}]),
+    st.sampled_from([{"slices": 1, "instants": 0, "counters": 0, "dropped": {"full": n}} for n in (0, -1, "1")]),
+)
+good: dict[str, Any] = {"name": "x", "cat": "c", "ts": 1.5, "dur": 1, "pid": 1, "tid": 1}
+names = ["process_name", "thread_sort_index", "tracekit_clock_anchor", "tracekit_clock_step", "tracekit_companion"]
+events = st.builds(
+    lambda phase, changes, left_out: {
+        key: value for key, value in {"ph": phase, **good, **changes}.items() if key not in left_out
+    },
+    st.sampled_from([*"XBEiCMstfben", "I", ""]),
+    st.dictionaries(
+        st.sampled_from(["name", "ts", "dur", "pid", "tid", "args", "id", "id2", "s", "bp"]), values, max_size=3
+    )
+    | st.fixed_dictionaries(
+        {"name": st.sampled_from([*names, "tracekit_timestamp", "tracekit_summary"]), "args": values}
+    ),
+    st.sets(st.sampled_from(["name", "cat", "ts", "dur", "tid"]), max_size=2),
+)
+
+
+@given(events, events)
+def test_events_of_one_shape_have_one_verdict(first: dict[str, Any], second: dict[str, Any]) -> None:
+    wrong = compile_schema(TRACE_EVENT)
+    assert (shape(first) != shape(second)) or ((wrong(first) is None) == (wrong(second) is None))
+
+
+scalars = st.one_of(st.integers(-(2**65), 2**65), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=5))
+
+
+@given(st.sampled_from(["pid", "ts", "id", "s"]), scalars, scalars, st.sampled_from("XCsib"))
+def test_values_of_one_shape_have_one_verdict(key: str, first: Any, second: Any, phase: str) -> None:
+    wrong = compile_schema(TRACE_EVENT)
+    events_ = [{"ph": phase, **good, "args": {"a": 1}, key: value} for value in (first, second)]
+    assert (shape(events_[0]) != shape(events_[1])) or ((wrong(events_[0]) is None) == (wrong(events_[1]) is None))

@@ -1,0 +1,339 @@
+"""The system counters: units, rates, what is missing or goes away, and the thread's life."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import namedtuple
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tracekit.clock import Clock
+from tracekit.errors import ConfigError, MissingExtraError
+from tracekit.recording.schedule import ProfilerAction
+from tracekit.sources.system import SystemProfiler
+
+SECOND_NS = 1_000_000_000
+CpuTimes = namedtuple("CpuTimes", "user nice system idle iowait guest guest_nice")
+
+
+class FakeRecorder:
+    """Keeps what is recorded; ``enough`` is set when that many counters came."""
+
+    def __init__(self, *, wanted: int = 0) -> None:
+        self.action = ProfilerAction.ACTIVE
+        self.counters: list[tuple[str, dict[str, float]]] = []
+        self.categories: set[tuple[str, ...]] = set()
+        self.failures: list[tuple[str, BaseException]] = []
+        self.enough = threading.Event()
+        self._wanted = wanted
+
+    def marker(self, name: str, categories: Any = ()) -> Any:
+        self.categories.add(tuple(categories))
+        return SimpleNamespace(counter=lambda values: self._count(name, values))
+
+    def _count(self, name: str, values: dict[str, float]) -> None:
+        self.counters.append((name, values))
+        if len(self.counters) >= self._wanted:
+            self.enough.set()
+
+    def report_failure(self, who: str, error: BaseException) -> None:
+        self.failures.append((who, error))
+
+    def values(self, name: str) -> list[dict[str, float]]:
+        return [values for counter, values in self.counters if counter == name]
+
+
+class FakePsutil:
+    """What psutil offers, with numbers that a test sets."""
+
+    def __init__(self) -> None:
+        self.cpu = CpuTimes(user=0.0, nice=0.0, system=0.0, idle=0.0, iowait=0.0, guest=0.0, guest_nice=0.0)
+        self.disk: Any = SimpleNamespace(read_bytes=0, write_bytes=0)
+        self.nics = {"eth0": SimpleNamespace(bytes_recv=0, bytes_sent=0)}
+        self.times = SimpleNamespace(user=0.0, system=0.0)
+        self.process = SimpleNamespace(
+            cpu_times=lambda: self.times,
+            memory_info=lambda: SimpleNamespace(rss=4096),
+            io_counters=lambda: SimpleNamespace(read_bytes=0, write_bytes=0),
+            num_threads=lambda: 3,
+            num_fds=lambda: 7,
+        )
+
+    def Process(self) -> Any:
+        return self.process
+
+    def cpu_count(self) -> int:
+        return 4
+
+    def cpu_times(self) -> CpuTimes:
+        return self.cpu
+
+    def virtual_memory(self) -> Any:
+        return SimpleNamespace(used=1000, available=3000)
+
+    def swap_memory(self) -> Any:
+        return SimpleNamespace(used=0)
+
+    def disk_io_counters(self, *, nowrap: bool) -> Any:
+        assert nowrap is False
+        return self.disk
+
+    def net_io_counters(self, *, pernic: bool, nowrap: bool) -> dict[str, Any]:
+        assert pernic is True
+        assert nowrap is False
+        return dict(self.nics)
+
+
+class Bench:
+    """A system profiler that is sampled by hand, on the test's own clock."""
+
+    def __init__(self, psutil: Any = None, **groups: bool) -> None:
+        self.now_ns = 5 * SECOND_NS
+        self.psutil = FakePsutil() if psutil is None else psutil
+        self.recorder = FakeRecorder()
+        self.source = SystemProfiler(provider=self.psutil, clock=Clock(monotonic_ns=lambda: self.now_ns), **groups)
+        from tracekit.sources.system import _counters
+
+        self.source._counters = _counters(self.psutil, self.source._groups)
+
+    def sample(self, seconds: float = 0.0) -> None:
+        self.now_ns += round(seconds * SECOND_NS)
+        self.source._sample(self.recorder)  # type: ignore[arg-type]
+
+
+def only(name: str) -> dict[str, bool]:
+    return {group: group == name for group in ("process", "cpu", "memory", "disk", "network")}
+
+
+def test_names_and_series_carry_their_units() -> None:
+    bench = Bench()
+    bench.sample()
+    bench.sample(1)
+    assert {name: sorted(bench.recorder.values(name)[-1]) for name, _ in bench.recorder.counters} == {
+        "process cpu": ["percent"],
+        "process memory": ["rss_bytes"],
+        "process disk": ["read_bytes_per_s", "written_bytes_per_s"],
+        "process threads": ["threads"],
+        "process files": ["open_files"],
+        "host cpu": ["percent"],
+        "host memory": ["available_bytes", "used_bytes"],
+        "host swap": ["used_bytes"],
+        "host disk": ["read_bytes_per_s", "written_bytes_per_s"],
+        "host network": ["received_bytes_per_s", "sent_bytes_per_s"],
+    }
+    assert bench.recorder.categories == {("system",)}
+
+
+def test_bytes_are_recorded_as_bytes() -> None:
+    bench = Bench(**only("memory"))
+    bench.sample()
+    assert bench.recorder.counters == [
+        ("host memory", {"used_bytes": 1000, "available_bytes": 3000}),
+        ("host swap", {"used_bytes": 0}),
+    ]
+
+
+def test_the_first_sample_of_a_rate_is_only_a_base() -> None:
+    bench = Bench(**only("disk"))
+    bench.sample()
+    assert bench.recorder.counters == []
+
+
+def test_a_rate_is_the_growth_over_the_time_between_two_samples() -> None:
+    bench = Bench(**only("disk"))
+    bench.sample()
+    bench.psutil.disk = SimpleNamespace(read_bytes=1000, write_bytes=50)
+    bench.sample(0.5)
+    bench.psutil.disk = SimpleNamespace(read_bytes=1000, write_bytes=450)
+    bench.sample(4)
+    assert bench.recorder.values("host disk") == [
+        {"read_bytes_per_s": 2000.0, "written_bytes_per_s": 100.0},
+        {"read_bytes_per_s": 0.0, "written_bytes_per_s": 100.0},
+    ]
+
+
+def test_process_cpu_is_in_percent_of_one_core() -> None:
+    bench = Bench(**only("process"))
+    bench.sample()
+    bench.psutil.times = SimpleNamespace(user=2.0, system=1.0)
+    bench.sample(2)
+    assert bench.recorder.values("process cpu") == [{"percent": 150.0}]
+
+
+def test_host_cpu_is_in_percent_of_all_cores_and_waiting_is_idle() -> None:
+    bench = Bench(**only("cpu"))
+    bench.sample()
+    # Of 4 cores in 2 s: 3 s of user time, of which 1 s for guests, 1 s system, the rest idle or waiting.
+    bench.psutil.cpu = CpuTimes(user=3.0, nice=0.0, system=1.0, idle=3.0, iowait=1.0, guest=1.0, guest_nice=0.0)
+    bench.sample(2)
+    assert bench.recorder.values("host cpu") == [{"percent": 50.0}]
+
+
+def test_host_cpu_never_exceeds_100_percent() -> None:
+    bench = Bench(**only("cpu"))
+    bench.sample()
+    bench.psutil.cpu = bench.psutil.cpu._replace(user=4.04)
+    bench.sample(1)
+    assert bench.recorder.values("host cpu") == [{"percent": 100.0}]
+
+
+def test_interfaces_are_added_up_and_the_loopback_is_left_out() -> None:
+    bench = Bench(**only("network"))
+    for nic in ("eth1", "lo", "lo0", "Loopback Pseudo-Interface 1"):
+        bench.psutil.nics[nic] = SimpleNamespace(bytes_recv=0, bytes_sent=0)
+    bench.sample()
+    for nic in bench.psutil.nics:
+        bench.psutil.nics[nic] = SimpleNamespace(bytes_recv=100, bytes_sent=10)
+    bench.sample(1)
+    assert bench.recorder.values("host network") == [{"received_bytes_per_s": 200.0, "sent_bytes_per_s": 20.0}]
+
+
+def test_an_interface_that_comes_or_goes_changes_nothing_for_the_others() -> None:
+    bench = Bench(**only("network"))
+    bench.psutil.nics["usb0"] = SimpleNamespace(bytes_recv=10**12, bytes_sent=10**12)
+    bench.sample()
+    del bench.psutil.nics["usb0"]
+    bench.psutil.nics["eth0"] = SimpleNamespace(bytes_recv=100, bytes_sent=10)
+    bench.psutil.nics["eth9"] = SimpleNamespace(bytes_recv=10**12, bytes_sent=10**12)
+    bench.sample(1)
+    assert bench.recorder.values("host network") == [{"received_bytes_per_s": 100.0, "sent_bytes_per_s": 10.0}]
+
+
+def test_a_counter_that_went_back_gives_no_value_and_is_the_next_base() -> None:
+    bench = Bench(**only("disk"))
+    bench.psutil.disk = SimpleNamespace(read_bytes=2**32 - 1, write_bytes=0)
+    bench.sample()
+    bench.psutil.disk = SimpleNamespace(read_bytes=5, write_bytes=8)
+    bench.sample(1)
+    bench.psutil.disk = SimpleNamespace(read_bytes=6, write_bytes=8)
+    bench.sample(1)
+    assert bench.recorder.values("host disk") == [
+        {"written_bytes_per_s": 8.0},
+        {"read_bytes_per_s": 1.0, "written_bytes_per_s": 0.0},
+    ]
+
+
+def test_two_samples_at_one_moment_give_no_rate() -> None:
+    bench = Bench(**only("disk"))
+    bench.sample()
+    bench.psutil.disk = SimpleNamespace(read_bytes=1, write_bytes=1)
+    bench.sample(0)
+    assert bench.recorder.counters == []
+
+
+def test_a_host_without_disks_or_interfaces_has_no_such_counters() -> None:
+    bench = Bench(process=False, cpu=False, memory=False)
+    bench.psutil.disk = None
+    bench.psutil.nics = {}
+    bench.sample()
+    bench.sample(1)
+    assert bench.recorder.counters == []
+    assert bench.recorder.failures == []
+
+
+def test_what_the_operating_system_does_not_offer_is_left_out_silently() -> None:
+    psutil = FakePsutil()
+    del psutil.process.io_counters, psutil.process.num_fds
+    psutil.virtual_memory = lambda: SimpleNamespace(used=1)  # type: ignore[method-assign]
+    bench = Bench(psutil, cpu=False, disk=False, network=False)
+    bench.sample()
+    assert [name for name, _ in bench.recorder.counters] == [
+        "process memory",
+        "process threads",
+        "host memory",
+        "host swap",
+    ]
+    assert bench.recorder.values("host memory") == [{"used_bytes": 1}]
+    assert bench.recorder.failures == []
+
+
+def test_a_reading_that_fails_is_reported_and_the_other_counters_go_on() -> None:
+    bench = Bench(**only("memory"))
+    good = bench.psutil.virtual_memory
+    bench.psutil.virtual_memory = lambda: (_ for _ in ()).throw(OSError("too many open files"))
+    bench.sample()
+    bench.psutil.virtual_memory = good
+    bench.sample()
+    assert [who for who, _ in bench.recorder.failures] == ["SystemProfiler (host memory)"]
+    assert len(bench.recorder.values("host memory")) == 1
+    assert len(bench.recorder.values("host swap")) == 2
+
+
+def test_nothing_is_recorded_while_the_schedule_skips_and_rates_do_not_span_the_pause() -> None:
+    bench = Bench(**only("disk"))
+    bench.sample()
+    bench.recorder.action = ProfilerAction.SKIP
+    bench.psutil.disk = SimpleNamespace(read_bytes=10**9, write_bytes=10**9)
+    bench.sample(1)
+    bench.recorder.action = ProfilerAction.WARMUP
+    bench.sample(1)
+    assert bench.recorder.counters == []
+    bench.sample(1)
+    assert bench.recorder.values("host disk") == [{"read_bytes_per_s": 0.0, "written_bytes_per_s": 0.0}]
+
+
+def test_the_thread_samples_from_the_real_psutil_and_is_joined() -> None:
+    pytest.importorskip("psutil")
+    recorder = FakeRecorder(wanted=30)
+    source = SystemProfiler(interval=0.005)
+    source.open(recorder, ProfilerAction.ACTIVE)  # type: ignore[arg-type]
+    assert any(thread.name == "tracekit-system" and thread.daemon for thread in threading.enumerate())
+    assert recorder.enough.wait(60)
+    source.close()
+    assert not any(thread.name == "tracekit-system" for thread in threading.enumerate())
+    assert recorder.failures == []
+    assert recorder.values("process memory")[0]["rss_bytes"] > 1_000_000
+    assert all(value >= 0 for _, values in recorder.counters for value in values.values())
+
+
+def test_a_window_that_begins_is_sampled_at_once() -> None:
+    recorder = FakeRecorder(wanted=1)
+    recorder.action = ProfilerAction.SKIP
+    # The grid's next point is an hour away: only the wake-up can bring a sample.
+    source = SystemProfiler(interval=3600, provider=FakePsutil())
+    source.open(recorder, ProfilerAction.SKIP)  # type: ignore[arg-type]
+    recorder.action = ProfilerAction.WARMUP
+    source.step(ProfilerAction.SKIP, ProfilerAction.WARMUP)
+    assert recorder.enough.wait(60)
+    source.close()
+
+
+def test_closing_what_was_never_opened_does_nothing() -> None:
+    SystemProfiler(provider=FakePsutil()).close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_closes_without_waiting_for_a_thread_that_it_does_not_have() -> None:
+    recorder = FakeRecorder()
+    source = SystemProfiler(interval=3600, provider=FakePsutil())
+    source.open(recorder, ProfilerAction.ACTIVE)  # type: ignore[arg-type]
+    # The worst moment to fork: the sampling thread holds the lock of the event.
+    with source._wake._cond:
+        child = os.fork()
+        if child == 0:
+            source.close()
+            os._exit(17)
+    source.close()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 17
+
+
+@pytest.mark.parametrize("interval", [0, -1, True, "1", None, float("nan"), float("inf")])
+def test_a_wrong_interval_is_refused(interval: Any) -> None:
+    with pytest.raises(ConfigError, match="interval must be a number of seconds above 0"):
+        SystemProfiler(interval=interval, provider=FakePsutil())
+
+
+def test_recording_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nothing is left to record"):
+        SystemProfiler(process=False, cpu=False, memory=False, disk=False, network=False, provider=FakePsutil())
+
+
+def test_without_psutil_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    with pytest.raises(MissingExtraError, match=r"SystemProfiler needs psutil: pip install 'tracekit\[system\]'"):
+        SystemProfiler()

@@ -1,0 +1,574 @@
+"""Units, amounts and time strings, held against every vector of Composer's time module.
+
+A row gives what Composer does where tracekit differs, and why.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import datetime as dt
+import pickle
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from tracekit import timestamp as timestamp_module
+from tracekit.errors import ConfigError, TimeError
+from tracekit.timestamp import Time, Timestamp, TimeUnit, ensure_time
+
+LARGEST = 2**63 - 1
+
+# --- units ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_units_have_the_names_and_values_of_composer() -> None:
+    assert {unit.name: unit.value for unit in TimeUnit} == {
+        "ITERATION": "iter",
+        "EPOCH": "ep",
+        "BATCH": "ba",
+        "SAMPLE": "sp",
+        "TOKEN": "tok",
+        "DURATION": "dur",
+        "SECOND": "sec",
+    }
+
+
+@pytest.mark.parametrize("unit", TimeUnit)
+def test_a_unit_is_built_from_a_member_a_value_or_a_name_in_any_case(unit: TimeUnit) -> None:
+    for spelling in (unit, unit.value, unit.value.upper(), unit.value.title(), unit.name, unit.name.lower()):
+        assert TimeUnit(spelling) is unit
+
+
+@pytest.mark.parametrize("wrong", ["epochs", "", "e", 5, None, 1.0, [], "ſec"])
+def test_anything_else_is_no_unit_and_the_error_lists_the_units(wrong: object) -> None:
+    with pytest.raises(TimeError, match=r"is not a unit of training time; .*ep \(epoch\), ba \(batch\)"):
+        TimeUnit(wrong)
+
+
+def test_a_unit_equals_its_value_without_a_warning_and_hashes_like_it() -> None:
+    # Composer warns at each comparison with a string; warnings are errors in this suite.
+    assert TimeUnit.EPOCH == "ep"
+    assert TimeUnit.EPOCH != "ba"
+    assert TimeUnit.EPOCH != "EP"  # differs from Composer: "EP" and "ep" cannot both hash like the member
+    assert hash(TimeUnit.EPOCH) == hash("ep")
+    assert f"{TimeUnit.EPOCH}" == str(TimeUnit.EPOCH) == "ep"
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_time_has_a_value_and_a_unit() -> None:
+    time = Time(5, "ep")
+    assert (time.value, time.unit) == (5, TimeUnit.EPOCH)
+    assert type(time.unit) is TimeUnit
+    assert (int(time), float(time)) == (5, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "stored"),
+    [
+        (5, "ep", 5),
+        (-5, "ep", -5),
+        (0, "tok", 0),
+        (LARGEST, "tok", LARGEST),
+        (-LARGEST, "tok", -LARGEST),
+        (1, "dur", 1.0),
+        (0.5, "dur", 0.5),
+        (1.5, "dur", 1.5),
+        (-0.5, "dur", -0.5),
+        (timedelta(hours=1, seconds=1), "sec", 3601),
+        (timedelta(seconds=-2), "sec", -2),
+    ],
+)
+def test_a_value_is_stored_exactly_as_its_unit_wants_it(value: float, unit: str, stored: float) -> None:
+    time = Time(value, unit)
+    assert time.value == stored
+    assert type(time.value) is type(stored)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "message"),
+    [
+        (5.0, "ep", "a time in ep is a whole number, not 5.0"),
+        (True, "ep", "a time in ep is a whole number, not True"),  # Composer keeps the bool, which prints as "Trueep"
+        ("5", "ep", "a time in ep is a whole number, not '5'"),
+        (None, "ep", "a time in ep is a whole number, not None"),
+        (Time(5, "ep"), "ep", "a time in ep is a whole number"),
+        (timedelta(seconds=5), "ep", "a time in ep is a whole number"),
+        (timedelta(seconds=2.5), "sec", "is not a whole number of seconds"),
+        (LARGEST + 1, "tok", "at most 64 bits"),  # Composer has no limit; JSON of other languages and traces have
+        (-LARGEST - 1, "tok", "at most 64 bits"),
+        pytest.param(10**5000, "tok", "at most 64 bits", id="an integer too long to print"),
+        ("0.5", "dur", "a time in dur is a finite number, not '0.5'"),  # Composer converts; strings are from_timestring
+        (float("nan"), "dur", "a finite number, not nan"),  # Composer keeps nan, which no comparison or JSON survives
+        (float("inf"), "dur", "a finite number, not inf"),
+        (10**400, "dur", "a finite number, not an integer beyond 64 bits"),
+        (True, "dur", "a finite number, not True"),
+        (5, "epochs", "'epochs' is not a unit"),
+    ],
+)
+def test_a_value_that_does_not_fit_its_unit_is_a_time_error(value: object, unit: str, message: str) -> None:
+    with pytest.raises(TimeError, match=message):
+        Time(value, unit)
+
+
+def test_integers_of_numpy_are_taken_as_integers() -> None:
+    numpy = pytest.importorskip("numpy")
+    time = Time(numpy.int64(5), "ba")
+    assert type(time.value) is int
+    assert time + numpy.int64(2) == Time(7, "ba")
+    assert time * numpy.int64(2) == Time(10, "ba")
+    assert time > numpy.int64(4)
+    with pytest.raises(TimeError):
+        Time(numpy.array([1, 2]), "ba")
+
+
+def test_an_error_about_time_is_a_config_error_and_a_value_error() -> None:
+    with pytest.raises(TimeError) as caught:
+        Time(5.0, "ep")
+    assert isinstance(caught.value, ConfigError)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_there_is_a_constructor_for_each_unit() -> None:
+    assert Time.from_iteration(1) == Time(1, TimeUnit.ITERATION)
+    assert Time.from_epoch(2) == Time(2, TimeUnit.EPOCH)
+    assert Time.from_batch(3) == Time(3, TimeUnit.BATCH)
+    assert Time.from_sample(4) == Time(4, TimeUnit.SAMPLE)
+    assert Time.from_token(5) == Time(5, TimeUnit.TOKEN)
+    assert Time.from_duration(0.5) == Time(0.5, TimeUnit.DURATION)
+
+
+def test_seconds_come_from_a_timedelta_or_from_hours_minutes_and_seconds() -> None:
+    assert Time.from_timedelta("1h20m40s") == Time(4840, "sec")
+    assert Time.from_timedelta(timedelta(minutes=2)) == Time(120, "sec")  # Composer takes only the string
+    for wrong in ("5ep", "30sec", "", "9" * 5000 + "h", timedelta(seconds=0.1), 5):
+        with pytest.raises(TimeError):
+            Time.from_timedelta(wrong)
+
+
+def test_a_time_cannot_be_changed() -> None:
+    time = Time(5, "ep")
+    with pytest.raises(AttributeError, match="immutable"):
+        time.value = 6
+    with pytest.raises(AttributeError, match="immutable"):
+        time.other = 6
+    with pytest.raises(AttributeError, match="immutable"):
+        del time.unit
+    assert not hasattr(time, "__dict__")
+    assert time == Time(5, "ep")
+
+
+def test_a_time_survives_pickle_copy_and_eval_of_its_repr() -> None:
+    for time in (Time(5, "ep"), Time(0.1, "dur"), Time(-LARGEST, "tok")):
+        for twin in (pickle.loads(pickle.dumps(time)), copy.copy(time), copy.deepcopy(time), eval(repr(time))):
+            assert twin == time
+            assert twin.unit is time.unit
+    assert repr(Time(5, "ep")) == "Time(5, TimeUnit.EPOCH)"
+
+
+def test_a_time_prints_as_its_time_string() -> None:
+    assert str(Time(5, "ep")) == f"{Time(5, 'ep')}" == Time(5, "ep").to_timestring() == "5ep"
+    assert str(Time(0.5, "dur")) == "0.5dur"
+    assert str(Time(90, "sec")) == "90sec"
+
+
+def test_zero_is_false_as_with_timedelta() -> None:
+    # Composer's bool(Time(0, "ep")) is True, because it defines none.
+    assert not Time(0, "ep")
+    assert not Time(0.0, "dur")
+    assert Time(-1, "ep")
+
+
+# --- conversion of input --------------------------------------------------------------------------------------------
+
+
+def test_input_may_be_a_time_a_string_a_number_or_a_timedelta() -> None:
+    time = Time(5, "ep")
+    assert Time.from_input(time) is time
+    assert ensure_time(time, "ba") is time
+    assert ensure_time("5ep", "ba") == time  # a string names its own unit
+    assert ensure_time(5, "ep") == time
+    assert ensure_time(5, TimeUnit.EPOCH) == time
+    assert ensure_time(0.5, "dur") == Time(0.5, "dur")
+    assert ensure_time(timedelta(seconds=90), "ba") == Time(90, "sec")  # Composer refuses a timedelta
+
+
+@pytest.mark.parametrize(
+    ("value", "unit"), [(5, None), (0.5, "ep"), (None, "ep"), ([], "ep"), ("5", "ep"), (b"5ep", "ep")]
+)
+def test_input_that_is_no_time_is_a_time_error(value: object, unit: str | None) -> None:
+    with pytest.raises(TimeError):
+        ensure_time(value, unit)
+
+
+# --- time strings ---------------------------------------------------------------------------------------------------
+
+READ_AS_COMPOSER_DOES = {
+    "10ba": (10, "ba"),
+    "2ep": (2, "ep"),
+    "3iter": (3, "iter"),
+    "1e3tok": (1000, "tok"),
+    "3_0e10sp": (300_000_000_000, "sp"),
+    "4_00_0tok": (4000, "tok"),
+    "5.0ba": (5, "ba"),
+    "030.0sp": (30, "sp"),
+    "+5ep": (5, "ep"),
+    " 5ep": (5, "ep"),
+    "5 ep": (5, "ep"),
+    "5EP": (5, "ep"),
+    "5Ba": (5, "ba"),
+    "-5ep": (-5, "ep"),
+    "-0.5dur": (-0.5, "dur"),
+    "1.5dur": (1.5, "dur"),
+    "0.5dur": (0.5, "dur"),
+    ".5dur": (0.5, "dur"),
+    "5.ba": (5, "ba"),
+    "30sec": (30, "sec"),
+    "1e2sec": (100, "sec"),
+    "1h": (3600, "sec"),
+    "1m30s": (90, "sec"),
+    "1h20m40s": (4840, "sec"),
+    "23h59m59s": (86399, "sec"),
+    "0s": (0, "sec"),
+    "0ep": (0, "ep"),
+}
+
+READ_DIFFERENTLY = {
+    # string: (value, unit, what Composer does, why tracekit differs)
+    "24h": (86400, "sec", "ValueError", "a run is often longer than a day"),
+    "36h": (129600, "sec", "ValueError", "a run is often longer than a day"),
+    "90m": (5400, "sec", "ValueError", "people say 90 minutes"),
+    "60s": (60, "sec", "ValueError", "people say 60 seconds"),
+    "1h90m": (9000, "sec", "ValueError", "the meaning is plain, as with 90m"),
+    "100h": (360000, "sec", "ValueError", "a run is often longer than a day"),
+    "5ep ": (5, "ep", "ValueError", "a space at the end is as good as one at the start"),
+    " 1h30m\n": (5400, "sec", "ValueError", "the same, for a line read from a file"),
+    "9007199254740993tok": (2**53 + 1, "tok", "9007199254740992", "a float would lose the last digit"),
+    "9007199254740993.0tok": (2**53 + 1, "tok", "9007199254740992", "a float would lose the last digit"),
+    "9.007199254740993e15tok": (2**53 + 1, "tok", "9007199254740992", "a float would lose the last digit"),
+    "9223372036854775807tok": (LARGEST, "tok", "9223372036854775808", "a float would lose the last digits"),
+    "0e999999999tok": (0, "tok", "0", "the same; here to show that no huge power is built"),
+    "0.00ba": (0, "ba", "0", "the same; here because the digits vanish"),
+    "10e-1ba": (1, "ba", "1", "the same; here because the exponent is negative"),
+}
+
+REFUSED = {
+    # string: (position, part of the message, what Composer does)
+    "5": (1, "the unit is missing", "50 seconds: a forgotten unit must not become a time"),
+    "1h5": (2, "'5' cannot follow '1h'", "3650 seconds: minutes were more likely meant"),
+    "": (0, "it is empty", "0 seconds: an empty variable of a shell script must not become a time"),
+    "  ": (0, "it is empty", "ValueError"),
+    "1H20M": (1, "'H20M' is not a unit", "ValueError"),
+    "10S": (2, "'S' is not a unit", "ValueError"),
+    "5M": (1, "'M' is not a unit", "ValueError"),
+    "30s1m": (3, "'1m' cannot follow '30s'", "ValueError"),
+    "1h30sec": (5, "'ec' cannot follow '1h30s'", "ValueError"),
+    "1h 30m": (2, "' 30m' cannot follow '1h'", "ValueError"),
+    "-1h": (2, "'h' is not a unit", "ValueError"),
+    "1.5h": (3, "'h' is not a unit", "ValueError"),
+    "5epoch": (1, "'epoch' is not a unit (write 'ep')", "ValueError"),
+    "5 epochs": (2, "'epochs' is not a unit (write 'ep')", "ValueError"),
+    "5batch": (1, "'batch' is not a unit (write 'ba')", "ValueError"),
+    "5batches": (1, "'batches' is not a unit (write 'ba')", "ValueError"),
+    "5samples": (1, "'samples' is not a unit (write 'sp')", "ValueError"),
+    "ep": (0, "a number is needed, not 'ep'", "ValueError"),
+    " ep": (1, "a number is needed, not 'ep'", "ValueError"),
+    ".ep": (0, "a number is needed, not '.ep'", "ValueError"),
+    "5.5ba": (0, "5.5 is not a whole number", "TypeError: one exception type is easier to catch"),
+    "1.1iter": (0, "1.1 is not a whole number", "TypeError: one exception type is easier to catch"),
+    "0.1sec": (0, "0.1 is not a whole number", "TypeError: one exception type is easier to catch"),
+    "1e-999999999ba": (0, "is not a whole number", "0: rounding to nothing is no reading"),
+    "nanba": (0, "a number is needed, not 'nanba'", "ValueError"),
+    "infba": (0, "a number is needed, not 'infba'", "OverflowError: one exception type is easier to catch"),
+    "1e400ba": (0, "does not fit in 64 bits", "OverflowError: one exception type is easier to catch"),
+    "1e999999999tok": (0, "does not fit in 64 bits", "OverflowError: one exception type is easier to catch"),
+    "9223372036854775808tok": (0, "does not fit in 64 bits", "accepted: traces and JSON readers hold 64 bits"),
+    "9999999999999999h": (0, "does not fit in 64 bits", "ValueError"),
+    "nandur": (0, "a number is needed, not 'nandur'", "nan: it is unequal to itself and no JSON"),
+    "infdur": (0, "a number is needed, not 'infdur'", "inf: it is no JSON"),
+    "1e400dur": (0, "1e400 is too large", "inf: it is no JSON"),
+    "٣ba": (0, "a number is needed", "3: digits of other scripts do not come back from to_timestring"),
+    "5٣ba": (1, "is not a unit", "53: digits of other scripts do not come back from to_timestring"),
+    "50%dur": (2, "'%dur' is not a unit", "ValueError"),
+    "epba": (0, "a number is needed", "ValueError"),
+    "5ba6ba": (1, "'ba6ba' is not a unit", "ValueError"),
+    "0x10ba": (1, "'x10ba' is not a unit", "ValueError"),
+    "1_000_sp": (5, "'_sp' is not a unit", "ValueError"),
+    "1__0sp": (1, "'__0sp' is not a unit", "ValueError"),
+    "--5ep": (0, "a number is needed", "ValueError"),
+    "5\x00ep": (1, "is not a unit", "ValueError"),
+    "0" * 80 + "5ep": (64, "it goes on after 64 characters", "5: no one means it"),
+    "9" * 5000 + "h": (64, "it goes on after 64 characters", "ValueError"),
+}
+
+
+@pytest.mark.parametrize("text", READ_AS_COMPOSER_DOES)
+def test_a_time_string_is_read_as_composer_reads_it(text: str) -> None:
+    value, unit = READ_AS_COMPOSER_DOES[text]
+    time = Time.from_timestring(text)
+    assert (time.value, time.unit) == (value, TimeUnit(unit))
+    assert type(time.value) is type(value)
+
+
+@pytest.mark.parametrize("text", READ_DIFFERENTLY)
+def test_a_time_string_that_composer_refuses_or_rounds_is_read_exactly(text: str) -> None:
+    value, unit, _, _ = READ_DIFFERENTLY[text]
+    time = Time.from_timestring(text)
+    assert (time.value, time.unit) == (value, TimeUnit(unit))
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_a_refused_time_string_is_told_what_is_wrong_where_and_what_is_accepted(text: str) -> None:
+    position, problem, _ = REFUSED[text]
+    with pytest.raises(TimeError) as caught:
+        Time.from_timestring(text)
+    message = str(caught.value)
+    assert f", position {position}: " in message
+    assert problem in message
+    assert "accepted are a number and a unit" in message
+    assert "'10ba'" in message
+    assert "'1h30m', '90m'" in message
+    assert len(message) < 500
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"5ep", Time(5, "ep")])
+def test_a_time_string_must_be_a_string(wrong: object) -> None:
+    with pytest.raises(TimeError, match="a time string is needed"):
+        Time.from_timestring(wrong)
+
+
+# --- comparison -----------------------------------------------------------------------------------------------------
+
+
+def test_times_of_one_unit_are_equal_and_ordered_by_value() -> None:
+    assert Time(5, "ep") == Time(5, "ep")
+    assert Time(5, "ep") != Time(6, "ep")
+    assert Time(5, "ep") < Time(6, "ep") <= Time(6, "ep")
+    assert Time(6, "ep") > Time(5, "ep") >= Time(5, "ep")
+    assert not Time(5, "ep") < Time(5, "ep")
+    assert not Time(5, "ep") > Time(5, "ep")
+    assert sorted([Time(3, "ba"), Time(1, "ba"), Time(2, "ba")]) == [Time(1, "ba"), Time(2, "ba"), Time(3, "ba")]
+
+
+@pytest.mark.parametrize("other", [5, 5.0, "5ep", "5.0EP", Time(5, "ep")])
+def test_a_time_compares_with_a_number_of_its_unit_and_with_a_time_string(other: object) -> None:
+    # Composer raises TypeError for 5.0; a comparison with a float is exact and asks for nothing to be stored.
+    assert Time(5, "ep") == other
+    assert other == Time(5, "ep")
+    assert Time(4, "ep") < other
+    assert Time(5, "ep") <= other
+    assert Time(6, "ep") > other
+    assert Time(5, "ep") >= other
+    assert Time(4, "ep") != other
+
+
+def test_a_float_between_two_whole_values_is_ordered_between_them() -> None:
+    assert Time(5, "ep") < 5.5 < Time(6, "ep")
+    assert Time(2**53 + 1, "tok") > float(2**53)
+
+
+def test_seconds_compare_with_a_timedelta_exactly() -> None:
+    assert Time(90, "sec") == timedelta(seconds=90)
+    assert Time(90, "sec") < timedelta(seconds=90, microseconds=1)
+    assert Time(91, "sec") > timedelta(seconds=90, microseconds=999_999)
+    assert Time(-1, "sec") < timedelta(microseconds=-1) < Time(0, "sec")
+    assert Time(90, "ba") != timedelta(seconds=90)
+
+
+@pytest.mark.parametrize(
+    "other", [Time(5, "ba"), "5ba", "nonsense", "", None, object(), [], timedelta(seconds=5), TimeUnit.EPOCH]
+)
+def test_equality_never_raises(other: object) -> None:
+    # Composer raises RuntimeError across units, so that mixed times cannot be searched in a list.
+    assert (Time(5, "ep") == other) is False
+    assert (Time(5, "ep") != other) is True
+    assert Time(5, "ep") in [other, Time(5, "ep")]
+
+
+@pytest.mark.parametrize("other", [Time(5, "ba"), "5ba", "nonsense", "5", timedelta(seconds=5)])
+def test_an_ordering_across_units_or_with_an_invalid_string_is_a_time_error(other: Time | str) -> None:
+    time = Time(5, "ep")
+    for compare in (time.__lt__, time.__le__, time.__gt__, time.__ge__):
+        with pytest.raises(TimeError):
+            compare(other)
+    with pytest.raises(TimeError, match=r"5ep compared with 5ba: the units differ"):
+        _ = time < Time(5, "ba")
+
+
+@pytest.mark.parametrize("other", [None, object(), [5]])
+def test_an_ordering_with_a_foreign_type_is_pythons_type_error(other: object) -> None:
+    with pytest.raises(TypeError, match="not supported"):
+        _ = Time(5, "ep") < other
+
+
+def test_a_time_and_a_timestamp_compare_from_both_sides() -> None:
+    # Composer: Time == Timestamp is False and Time < Timestamp is a TypeError, while the reverse works.
+    timestamp = Timestamp(epoch=5)
+    assert Time(5, "ep") == timestamp
+    assert Time(4, "ep") < timestamp
+    assert Time(6, "ep") >= timestamp
+
+
+def test_equal_times_hash_alike_and_units_stay_apart_in_a_dict() -> None:
+    table = {Time(5, "ep"): "epochs", Time(5, "ba"): "batches", Time(1, "dur"): "all"}
+    assert table[Time.from_timestring("5ep")] == "epochs"
+    assert table[Time(5, "ba")] == "batches"
+    assert table[Time(1.0, "dur")] == "all"
+    assert len({Time(5, "ep"), Time(5, "ep"), Time(5, "ba")}) == 2
+
+
+# --- arithmetic -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("other", [2, "2ep", Time(2, "ep")])
+def test_sum_difference_and_remainder_take_numbers_strings_and_times(other: Time | str | int) -> None:
+    time = Time(5, "ep")
+    for result, expected in [
+        (time + other, 7),
+        (other + time, 7),
+        (time - other, 3),
+        (other - time, -3),
+        (time % other, 1),
+    ]:
+        assert isinstance(result, Time)
+        assert (result.value, result.unit) == (expected, TimeUnit.EPOCH)
+
+
+def test_durations_and_seconds_add_up_with_floats_and_timedeltas() -> None:
+    assert Time(0.5, "dur") + 0.25 == Time(0.75, "dur")
+    assert 1 - Time(0.25, "dur") == Time(0.75, "dur")
+    assert Time(30, "sec") + timedelta(minutes=1) == Time(90, "sec")
+    assert timedelta(minutes=1) - Time(30, "sec") == Time(30, "sec")
+
+
+def test_times_can_be_summed() -> None:
+    assert sum([Time(1, "ba"), Time(2, "ba"), Time(3, "ba")]) == Time(6, "ba")
+
+
+def test_sign() -> None:
+    assert -Time(5, "ep") == Time(-5, "ep")
+    assert +Time(5, "ep") == Time(5, "ep")
+
+
+@pytest.mark.parametrize("other", [Time(2, "ba"), "2ba", "2", 0.5, 2.0, True, timedelta(seconds=1)])
+def test_sum_and_difference_with_what_does_not_fit_are_time_errors(other: Time | str | float) -> None:
+    for operation in (
+        lambda: Time(5, "ep") + other,
+        lambda: other + Time(5, "ep"),
+        lambda: Time(5, "ep") - other,
+        lambda: other - Time(5, "ep"),
+        lambda: Time(5, "ep") % other,
+    ):
+        with pytest.raises(TimeError):
+            operation()
+
+
+def test_an_error_across_units_shows_the_operation() -> None:
+    with pytest.raises(TimeError, match=r"^5ep \+ 2ba: the units differ, and there is no conversion between them$"):
+        Time(5, "ep") + Time(2, "ba")
+
+
+def test_arithmetic_with_a_foreign_type_is_pythons_type_error() -> None:
+    # Composer raises RuntimeError for None; TypeError lets the other operand have its turn first.
+    for operation in (
+        lambda: Time(5, "ep") + None,
+        lambda: None - Time(5, "ep"),
+        lambda: Time(5, "ep") * None,
+        lambda: Time(5, "ep") / None,
+        lambda: 5 / Time(5, "ep"),
+        lambda: Time(5, "ep") // 2,
+    ):
+        with pytest.raises(TypeError, match="unsupported operand"):
+            operation()
+
+
+@pytest.mark.parametrize(
+    ("time", "factor", "expected"),
+    [
+        (Time(5, "ep"), 2, Time(10, "ep")),
+        (Time(5, "ep"), 0.5, Time(2, "ep")),
+        (Time(-5, "ep"), 0.5, Time(-2, "ep")),
+        (Time(10, "ep"), 0.7, Time(7, "ep")),
+        (Time(7, "ep"), Time(0.2, "dur"), Time(1, "ep")),
+        (Time(10, "ep"), "0.5dur", Time(5, "ep")),
+        (Time(0.5, "dur"), Time(10, "ep"), Time(5, "ep")),
+        (Time(0.5, "dur"), Time(0.5, "dur"), Time(0.25, "dur")),
+        (Time(0.5, "dur"), 3, Time(1.5, "dur")),
+        (Time(2**53 + 1, "tok"), 3, Time(3 * (2**53 + 1), "tok")),
+    ],
+)
+def test_a_product_is_cut_toward_zero_and_takes_the_unit_that_is_no_duration(
+    time: Time, factor: float | str | Time, expected: Time
+) -> None:
+    assert repr(time * factor) == repr(expected)
+    assert repr(factor * time) == repr(expected)
+
+
+@pytest.mark.parametrize(
+    "factor",
+    [Time(2, "ep"), Time(2, "ba"), "2ep", "2", float("nan"), float("inf"), pytest.param(10**400, id="huge"), LARGEST],
+)
+def test_a_product_without_meaning_is_a_time_error(factor: float | str | Time) -> None:
+    with pytest.raises(TimeError):
+        Time(5, "ep") * factor
+
+
+@pytest.mark.parametrize(
+    ("time", "divisor", "expected"),
+    [
+        (Time(5, "ep"), 2, Time(2, "ep")),
+        (Time(-5, "ep"), 2, Time(-2, "ep")),
+        (Time(5, "ep"), -2, Time(-2, "ep")),
+        (Time(-5, "ep"), -2, Time(2, "ep")),
+        (Time(5, "ep"), 0.5, Time(10, "ep")),
+        (Time(4, "ep"), Time(2, "ep"), Time(2.0, "dur")),
+        (Time(4, "ep"), "8ep", Time(0.5, "dur")),
+        (Time(1.0, "dur"), 4, Time(0.25, "dur")),
+        (Time(1.0, "dur"), Time(0.5, "dur"), Time(2.0, "dur")),
+        (Time(90, "sec"), timedelta(minutes=1), Time(1.5, "dur")),
+        pytest.param(Time(0.5, "dur"), 10**400, Time(0.0, "dur"), id="an integer beyond any float"),
+        (Time(LARGEST, "tok"), 1, Time(LARGEST, "tok")),  # through a float it would be one more
+    ],
+)
+def test_a_quotient_by_a_number_keeps_the_unit_and_by_a_time_is_a_duration(
+    time: Time, divisor: float | str | Time, expected: Time
+) -> None:
+    assert repr(time / divisor) == repr(expected)
+
+
+@pytest.mark.parametrize("divisor", [Time(2, "ba"), "2ba", "0.5dur", "2", float("nan")])
+def test_a_quotient_without_meaning_is_a_time_error(divisor: float | str | Time) -> None:
+    with pytest.raises(TimeError):
+        Time(5, "ep") / divisor
+
+
+@pytest.mark.parametrize("zero", [0, 0.0, "0ep", Time(0, "ep")])
+def test_a_division_by_zero_is_pythons_own_error(zero: float | str | Time) -> None:
+    with pytest.raises(ZeroDivisionError):
+        Time(5, "ep") / zero
+
+
+# --- the module -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["timestamp", "timestring", "training_time"])
+def test_training_time_imports_only_light_modules_of_the_standard_library(name: str) -> None:
+    tree = ast.parse(Path(timestamp_module.__file__).with_name(f"{name}.py").read_text(encoding="utf-8"))
+    imported: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(node.module or "")
+    ours = {"tracekit.errors", "tracekit.timestring", "tracekit.training_time"}
+    light = {"__future__", "collections.abc", "datetime", "enum", "math", "operator", "re", "typing"}
+    assert imported <= ours | light
+
+
+def test_the_repr_of_a_timestamp_needs_only_datetime_to_be_read_back() -> None:
+    timestamp = Timestamp(1, 2, 3, batch_wct=timedelta(seconds=1.5))
+    assert eval(repr(timestamp), {"Timestamp": Timestamp, "datetime": dt}) == timestamp

@@ -1,0 +1,395 @@
+"""The training timestamp, held against the field table and the transition matrix of Composer's time module."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import pickle
+from datetime import timedelta
+
+import pytest
+
+from tracekit.errors import TimeError
+from tracekit.timestamp import Time, Timestamp, TimeUnit
+
+SECOND = timedelta(seconds=1)
+ZERO = timedelta(0)
+
+COUNTERS = {
+    "iteration": TimeUnit.ITERATION,
+    "epoch": TimeUnit.EPOCH,
+    "batch": TimeUnit.BATCH,
+    "sample": TimeUnit.SAMPLE,
+    "token": TimeUnit.TOKEN,
+    "epoch_in_iteration": TimeUnit.EPOCH,
+    "token_in_iteration": TimeUnit.TOKEN,
+    "batch_in_epoch": TimeUnit.BATCH,
+    "sample_in_epoch": TimeUnit.SAMPLE,
+    "token_in_epoch": TimeUnit.TOKEN,
+}
+WALL_CLOCKS = ("total_wct", "iteration_wct", "epoch_wct", "batch_wct")
+FIELDS = (*COUNTERS, *WALL_CLOCKS)
+
+# A different value in each field, so that a test notices two that are swapped.
+FULL = {name: 101 + index for index, name in enumerate(COUNTERS)} | {
+    name: timedelta(seconds=201 + index, microseconds=7) for index, name in enumerate(WALL_CLOCKS)
+}
+
+
+def full() -> Timestamp:
+    return Timestamp(**FULL)
+
+
+def plain(timestamp: Timestamp) -> dict[str, int | timedelta]:
+    """The fields as plain numbers and timedeltas."""
+    return {name: int(getattr(timestamp, name)) for name in COUNTERS} | {
+        name: getattr(timestamp, name) for name in WALL_CLOCKS
+    }
+
+
+# --- fields ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_14_fields_have_composers_names_in_composers_order() -> None:
+    assert tuple(inspect.signature(Timestamp).parameters) == FIELDS
+
+
+def test_a_field_keeps_what_it_is_given_by_position_or_by_name() -> None:
+    assert plain(full()) == FULL
+    assert Timestamp(*FULL.values()) == full()
+
+
+@pytest.mark.parametrize("name", COUNTERS)
+def test_a_counter_is_a_time_of_its_unit_and_takes_a_number_a_time_or_a_string(name: str) -> None:
+    unit = COUNTERS[name]
+    for value in (7, Time(7, unit), f"7{unit}"):
+        field = getattr(Timestamp(**{name: value}), name)
+        assert isinstance(field, Time)
+        assert (field.value, field.unit) == (7, unit)
+
+
+def test_everything_is_zero_at_the_start() -> None:
+    assert plain(Timestamp()) == dict.fromkeys(COUNTERS, 0) | dict.fromkeys(WALL_CLOCKS, ZERO)
+
+
+@pytest.mark.parametrize("name", COUNTERS)
+@pytest.mark.parametrize("wrong", [5.0, True, "5", "5sec", Time(5, "dur"), None, SECOND, 2**63, -1, "nonsense"])
+def test_a_wrong_counter_is_a_time_error_that_names_it(name: str, wrong: object) -> None:
+    # Composer accepts negative counters, which let time go backwards.
+    with pytest.raises(TimeError, match=f"^{name}: "):
+        Timestamp(**{name: wrong})
+
+
+@pytest.mark.parametrize("name", WALL_CLOCKS)
+@pytest.mark.parametrize("wrong", [5, 5.0, "5s", Time(5, "sec"), -SECOND])
+def test_a_wrong_wall_clock_time_is_a_time_error_that_names_it(name: str, wrong: object) -> None:
+    # Composer stores any object.
+    with pytest.raises(TimeError, match=f"^{name}: "):
+        Timestamp(**{name: wrong})
+
+
+def test_a_subclass_of_timedelta_is_stored_as_a_plain_timedelta() -> None:
+    class Duration(timedelta):
+        pass
+
+    stored = Timestamp(total_wct=Duration(days=1, microseconds=5)).total_wct
+    assert type(stored) is timedelta
+    assert stored == timedelta(days=1, microseconds=5)
+
+
+def test_a_timestamp_cannot_be_changed() -> None:
+    # Composer's epoch_in_iteration has a setter.
+    timestamp = full()
+    for name in (*FIELDS, "other", "_values"):
+        with pytest.raises(AttributeError, match="immutable"):
+            setattr(timestamp, name, 0)
+    with pytest.raises(AttributeError, match="immutable"):
+        del timestamp.epoch
+    assert not hasattr(timestamp, "__dict__")
+    assert timestamp == full()
+
+
+def test_a_timestamp_survives_pickle_and_copy() -> None:
+    for twin in (pickle.loads(pickle.dumps(full())), copy.copy(full()), copy.deepcopy(full())):
+        assert twin == full()
+        assert type(twin) is Timestamp
+
+
+# --- copy and get ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_copy_replaces_one_field_and_keeps_the_rest(name: str) -> None:
+    new: int | timedelta = 0 if name in COUNTERS else ZERO  # zero does replace; only None keeps
+    assert plain(full().copy(**{name: new})) == FULL | {name: new}
+    assert full().copy(**{name: None}) == full()
+
+
+def test_copy_takes_strings_and_refuses_what_the_constructor_refuses() -> None:
+    assert full().copy(epoch="2ep").epoch == Time(2, "ep")
+    with pytest.raises(TimeError, match=r"^epoch: "):
+        full().copy(epoch="2ba")
+    with pytest.raises(TimeError, match=r"no field 'epochs'; its fields are iteration, epoch, batch"):
+        full().copy(epochs=2)
+
+
+@pytest.mark.parametrize("name", ["iteration", "epoch", "batch", "sample", "token"])
+def test_get_gives_the_total_counter_of_a_unit(name: str) -> None:
+    for unit in (COUNTERS[name], name, name.upper(), COUNTERS[name].value):
+        assert full().get(unit) == Time(FULL[name], COUNTERS[name])
+
+
+def test_get_gives_whole_seconds_of_the_total_wall_clock_time_rounded_down() -> None:
+    assert Timestamp(total_wct=timedelta(seconds=2.9)).get("sec") == Time(2, "sec")
+    longest = Timestamp(total_wct=timedelta.max).get("sec")
+    assert longest == Time(86399999999999, "sec")  # exact, where a float would round up
+
+
+@pytest.mark.parametrize("unit", ["dur", "DURATION", TimeUnit.DURATION, "epochs", 5, None])
+def test_get_of_a_duration_or_of_no_unit_is_a_time_error(unit: str) -> None:
+    with pytest.raises(TimeError):
+        full().get(unit)
+
+
+# --- transitions ----------------------------------------------------------------------------------------------------
+
+NEXT_BATCH = {
+    "batch": 103 + 1,
+    "sample": 104 + 10,
+    "token": 105 + 20,
+    "token_in_iteration": 107 + 20,
+    "batch_in_epoch": 108 + 1,
+    "sample_in_epoch": 109 + 10,
+    "token_in_epoch": 110 + 20,
+    "total_wct": timedelta(seconds=201 + 5, microseconds=7),
+    "iteration_wct": timedelta(seconds=202 + 5, microseconds=7),
+    "epoch_wct": timedelta(seconds=203 + 5, microseconds=7),
+    "batch_wct": timedelta(seconds=5),
+}
+NEXT_EPOCH = {
+    "epoch": 102 + 1,
+    "epoch_in_iteration": 106 + 1,
+    "batch_in_epoch": 0,
+    "sample_in_epoch": 0,
+    "token_in_epoch": 0,
+    "total_wct": timedelta(seconds=201 + 5, microseconds=7),
+    "iteration_wct": timedelta(seconds=202 + 5, microseconds=7),
+    "epoch_wct": ZERO,
+    "batch_wct": ZERO,
+}
+NEXT_ITERATION = {
+    "iteration": 101 + 1,
+    "epoch_in_iteration": 0,
+    "token_in_iteration": 0,
+    "batch_in_epoch": 0,
+    "sample_in_epoch": 0,
+    "token_in_epoch": 0,
+    "total_wct": timedelta(seconds=201 + 5, microseconds=7),
+    "iteration_wct": ZERO,
+    "epoch_wct": ZERO,
+    "batch_wct": ZERO,
+}
+
+
+@pytest.mark.parametrize(("samples", "tokens"), [(10, 20), ("10sp", "20tok"), (Time(10, "sp"), Time(20, "tok"))])
+def test_the_next_batch_changes_exactly_the_fields_of_the_matrix(
+    samples: int | str | Time, tokens: int | str | Time
+) -> None:
+    assert plain(full().to_next_batch(samples, tokens, 5 * SECOND)) == FULL | NEXT_BATCH
+
+
+def test_the_next_epoch_changes_exactly_the_fields_of_the_matrix() -> None:
+    assert plain(full().to_next_epoch(duration=5 * SECOND)) == FULL | NEXT_EPOCH
+
+
+def test_the_next_iteration_changes_exactly_the_fields_of_the_matrix() -> None:
+    assert plain(full().to_next_iteration(5 * SECOND)) == FULL | NEXT_ITERATION
+
+
+def test_without_arguments_a_transition_adds_no_samples_no_tokens_and_no_time() -> None:
+    assert full().to_next_batch() == full().to_next_batch(0, 0, ZERO)
+    assert full().to_next_batch().batch_wct == ZERO
+    assert full().to_next_epoch() == full().to_next_epoch(0, ZERO)
+    assert full().to_next_iteration() == full().to_next_iteration(ZERO)
+
+
+def test_the_tokens_of_the_next_epoch_are_added_to_the_tokens_of_the_iteration_only() -> None:
+    # Composer documents the argument and raises TypeError when it is used.
+    assert plain(full().to_next_epoch(tokens=30)) == plain(full().to_next_epoch()) | {"token_in_iteration": 107 + 30}
+    assert full().to_next_epoch(30, SECOND) == full().to_next_epoch(tokens="30tok", duration=SECOND)
+
+
+def test_a_timedelta_as_first_argument_of_the_next_epoch_is_the_duration_as_in_composer() -> None:
+    assert full().to_next_epoch(SECOND) == full().to_next_epoch(duration=SECOND)
+    with pytest.raises(TimeError, match="two durations"):
+        full().to_next_epoch(SECOND, SECOND)
+
+
+def test_a_transition_leaves_the_old_timestamp_alone() -> None:
+    timestamp = full()
+    timestamp.to_next_batch(1, 2, SECOND)
+    timestamp.to_next_epoch(3, SECOND)
+    timestamp.to_next_iteration(SECOND)
+    assert timestamp == full()
+
+
+@pytest.mark.parametrize("wrong", [-1, "-1sp", 5.0, True, "5ba", "5", None])
+def test_wrong_samples_are_a_time_error(wrong: object) -> None:
+    with pytest.raises(TimeError, match=r"^samples: "):
+        full().to_next_batch(samples=wrong)
+
+
+@pytest.mark.parametrize("wrong", [-1, "-1tok", 5.0, True, "5ba", "5", None])
+def test_wrong_tokens_are_a_time_error(wrong: object) -> None:
+    with pytest.raises(TimeError, match=r"^tokens: "):
+        full().to_next_batch(tokens=wrong)
+    with pytest.raises(TimeError, match=r"^tokens: "):
+        full().to_next_epoch(tokens=wrong)
+
+
+@pytest.mark.parametrize("wrong", [-SECOND, 5, 5.0, "5s", Time(5, "sec")])
+def test_a_wrong_duration_is_a_time_error(wrong: object) -> None:
+    for step in (Timestamp.to_next_batch, Timestamp.to_next_epoch, Timestamp.to_next_iteration):
+        with pytest.raises(TimeError, match=r"^duration: "):
+            step(full(), duration=wrong)
+
+
+def test_three_levels_of_a_training_loop_count_as_in_composer() -> None:
+    timestamp = Timestamp()
+    for _ in range(2):
+        for _ in range(3):
+            for _ in range(4):
+                timestamp = timestamp.to_next_batch(samples=10, tokens=20, duration=5 * SECOND)
+            timestamp = timestamp.to_next_epoch(duration=10 * SECOND)
+        assert timestamp.epoch_in_iteration == 3
+        assert timestamp.token_in_iteration == 3 * 4 * 20
+        assert timestamp.iteration_wct == 3 * (4 * 5 + 10) * SECOND
+        timestamp = timestamp.to_next_iteration(duration=SECOND)
+    assert plain(timestamp) == plain(Timestamp()) | {
+        "iteration": 2,
+        "epoch": 6,
+        "batch": 24,
+        "sample": 240,
+        "token": 480,
+        "total_wct": 2 * (3 * (4 * 5 + 10) + 1) * SECOND,
+    }
+
+
+# --- comparison -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_timestamps_are_equal_when_all_fields_are(name: str) -> None:
+    other = full().copy(**{name: 1 if name in COUNTERS else SECOND})
+    assert full() == full()
+    assert hash(full()) == hash(full())
+    assert full() != other
+    assert len({full(), full(), other}) == 2  # Composer's timestamps are unhashable
+
+
+def test_a_timestamp_compares_with_a_time_or_a_time_string_by_that_total_counter() -> None:
+    timestamp = Timestamp(epoch=5, batch=50, epoch_in_iteration=1, total_wct=90.5 * SECOND)
+    for other in (Time(5, "ep"), "5ep"):
+        assert timestamp == other
+        assert timestamp >= other
+        assert timestamp <= other
+        assert not timestamp < other
+        assert not timestamp > other
+    assert timestamp < "6ep"
+    assert timestamp > Time(49, "ba")
+    assert timestamp == "1m30s"
+    assert timestamp != "1ep"
+
+
+def test_two_timestamps_have_no_order_and_the_error_says_what_to_compare() -> None:
+    # Their counters need not agree, so any order would be a guess.
+    for compare in (Timestamp.__lt__, Timestamp.__le__, Timestamp.__gt__, Timestamp.__ge__):
+        with pytest.raises(TypeError, match=r"a\.batch < b\.batch"):
+            compare(full(), full())
+
+
+@pytest.mark.parametrize("other", [101, None, object(), "nonsense", "5", "0.5dur", Time(0.5, "dur")])
+def test_equality_of_a_timestamp_never_raises(other: object) -> None:
+    assert (full() == other) is False
+    assert (full() != other) is True
+
+
+@pytest.mark.parametrize("other", ["nonsense", "5", "0.5dur", Time(0.5, "dur")])
+def test_an_ordering_with_a_duration_or_an_invalid_string_is_a_time_error(other: str | Time) -> None:
+    for compare in (Timestamp.__lt__, Timestamp.__le__, Timestamp.__gt__, Timestamp.__ge__):
+        with pytest.raises(TimeError):
+            compare(full(), other)
+
+
+@pytest.mark.parametrize("other", [5, None, object()])
+def test_an_ordering_with_a_foreign_type_is_pythons_type_error(other: object) -> None:
+    with pytest.raises(TypeError, match="not supported"):
+        _ = full() < other
+
+
+# --- state dict -----------------------------------------------------------------------------------------------------
+
+REQUIRED = ("epoch", "batch", "sample", "token", "batch_in_epoch", "sample_in_epoch", "token_in_epoch")
+
+
+def test_the_state_dict_holds_plain_integers_with_the_unit_in_the_key() -> None:
+    state = full().state_dict()
+    assert tuple(state) == (*COUNTERS, *(f"{name}_us" for name in WALL_CLOCKS))
+    assert all(type(value) is int for value in state.values())
+    assert state["epoch"] == 102
+    assert state["batch_wct_us"] == 204_000_007
+
+
+def test_the_state_dict_goes_through_json_and_back_unchanged() -> None:
+    for timestamp in (Timestamp(), full(), Timestamp(token=2**63 - 1, total_wct=timedelta.max)):
+        assert Timestamp.from_state_dict(timestamp.state_dict()) == timestamp
+        assert Timestamp.from_state_dict(json.loads(json.dumps(timestamp.state_dict()))) == timestamp
+
+
+def test_the_state_dict_of_composer_is_read_too() -> None:
+    assert Timestamp.from_state_dict(FULL) == full()
+
+
+def test_absent_optional_keys_are_zero() -> None:
+    # Composer keeps what the object that loads the state had before.
+    state = dict.fromkeys(REQUIRED, 3)
+    assert plain(Timestamp.from_state_dict(state)) == plain(Timestamp()) | state
+
+
+@pytest.mark.parametrize("key", REQUIRED)
+def test_an_absent_required_key_is_a_time_error_that_names_it(key: str) -> None:
+    state = full().state_dict()
+    del state[key]
+    with pytest.raises(TimeError, match=rf"lacks {key}$"):
+        Timestamp.from_state_dict(state)
+
+
+@pytest.mark.parametrize("key", COUNTERS)
+@pytest.mark.parametrize("wrong", [5.0, True, "5", "5ep", None, Time(5, "ep"), -1, 2**63, SECOND, []])
+def test_a_wrong_counter_in_a_state_dict_is_a_time_error_that_names_its_key(key: str, wrong: object) -> None:
+    with pytest.raises(TimeError, match=f"^{key}: "):
+        Timestamp.from_state_dict(full().state_dict() | {key: wrong})
+
+
+@pytest.mark.parametrize("name", WALL_CLOCKS)
+def test_a_wrong_wall_clock_time_in_a_state_dict_is_a_time_error_that_names_its_key(name: str) -> None:
+    for wrong in (5.0, True, "5", None, -1, 2**80, SECOND):
+        with pytest.raises(TimeError, match=f"^{name}_us: "):
+            Timestamp.from_state_dict(full().state_dict() | {f"{name}_us": wrong})
+    for wrong in (5, 5.0, "5s", None, -SECOND):
+        with pytest.raises(TimeError, match=f"^{name}: "):
+            Timestamp.from_state_dict(FULL | {name: wrong})
+
+
+def test_an_unknown_key_or_one_in_both_forms_is_a_time_error() -> None:
+    with pytest.raises(TimeError, match="unknown key 'epochs'"):
+        Timestamp.from_state_dict(full().state_dict() | {"epochs": 1})
+    with pytest.raises(TimeError, match="both total_wct and total_wct_us"):
+        Timestamp.from_state_dict(full().state_dict() | {"total_wct": SECOND})
+
+
+@pytest.mark.parametrize("wrong", [None, 5, "epoch", [("epoch", 1)]])
+def test_a_state_that_is_no_mapping_is_a_time_error(wrong: object) -> None:
+    with pytest.raises(TimeError, match="is a dict, not"):
+        Timestamp.from_state_dict(wrong)

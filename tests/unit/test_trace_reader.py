@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tracekit.errors import StorageError, TraceFormatError
+from tracekit.formats import byte_stream
+from tracekit.formats.decimal_time import format_us, parse_us
+from tracekit.formats.trace_reader import UNSET, Event, TraceReader, encode_events
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EVENTS: list[dict[str, Any]] = [
+    {
+        "ph": "X",
+        "name": f"op {i}",
+        "cat": "cpu_op",
+        "pid": 7,
+        "tid": 8,
+        "ts": i * 10,
+        "dur": 5,
+        "args": {"n": {"x": [i]}},
+    }
+    for i in range(50)
+]
+TWO = '[{"ph":"X","name":"a","ts":1},{"ph":"X","name":"b","ts":2}]'
+
+
+def read(path: Path) -> tuple[TraceReader, list[dict[str, Any]]]:
+    reader = TraceReader(str(path))
+    events = [event for run in reader.runs() for event in run]
+    return reader, json.loads("[" + encode_events(events).decode() + "]")
+
+
+def kinds(reader: TraceReader) -> dict[str, int]:
+    return {finding.kind: finding.count for finding in reader.repairs}
+
+
+def lost(reader: TraceReader) -> dict[str, int]:
+    return {finding.kind: finding.count for finding in reader.drops}
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Any:
+    def _write(content: str | bytes, name: str = "trace.json") -> Path:
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return _write
+
+
+@pytest.fixture(params=[16, 100, 1000, 262144])
+def piece_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(byte_stream, "PIECE_BYTES", request.param)
+    return int(request.param)
+
+
+@pytest.mark.usefixtures("piece_bytes")
+@pytest.mark.parametrize("indent", [None, 0, 2, "\t"])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("form", ["array", "header first", "header last"])
+def test_every_layout_gives_the_events_and_the_header(write: Any, indent: Any, packed: bool, form: str) -> None:
+    header = {"baseTimeNanoseconds": 5, "deviceProperties": [{"id": 0}, {"id": 1}]}
+    value: Any = {
+        "array": EVENTS,
+        "header first": {**header, "traceEvents": EVENTS},
+        "header last": {"traceEvents": EVENTS, **header},
+    }[form]
+    content = json.dumps(value, indent=indent).encode()
+    reader, events = read(write(gzip.compress(content) if packed else content))
+    assert events == EVENTS
+    assert reader.events == len(EVENTS)
+    assert reader.form == ("array" if form == "array" else "object")
+    assert reader.header == ({} if form == "array" else header)
+    assert reader.compressed is packed
+    assert reader.repairs == []
+    assert reader.drops == []
+    assert reader.bytes_read == len(content)
+
+
+def test_keys_before_the_events_are_known_before_the_events_are_read(write: Any) -> None:
+    reader = TraceReader(str(write('{"rank": 3, "traceEvents": [], "traceName": "x"}')))
+    assert reader.header == {"rank": 3}
+    assert list(reader.runs()) == []
+    assert reader.header == {"rank": 3, "traceName": "x"}
+
+
+@pytest.mark.usefixtures("piece_bytes")
+def test_several_gzip_members_are_one_file(write: Any) -> None:
+    text = json.dumps(EVENTS).encode()
+    path = write(gzip.compress(text[:300]) + gzip.compress(b"") + gzip.compress(text[300:]) + bytes(20))
+    assert read(path)[1] == EVENTS
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "kind"),
+    [
+        ('[{"ph":"X","name":"quote "q"","ts":1},{"ph":"X","name":"b","ts":2}]', 'quote "q"', "unescaped_quote"),
+        ('[{"ph":"X","name":"d["k"]","ts":1},{"ph":"X","name":"b","ts":2}]', 'd["k"]', "unescaped_quote"),
+        ('[{"ph":"X","name":"f("a", "b")","ts":1},{"ph":"X","name":"b","ts":2}]', 'f("a", "b")', "unescaped_quote"),
+        ('[{"ph":"X","name":"t\tn\n","ts":1},{"ph":"X","name":"b","ts":2}]', "t\tn\n", "control_character"),
+        ('[{"ph":"X","name":"\\ud83d\\ude00","ts":1},{"ph":"X","name":"b","ts":2}]', "😀", "surrogate_escape"),
+        ('[{"ph":"X","name":"\\ud83d!","ts":1},{"ph":"X","name":"b","ts":2}]', "\ufffd!", "lone_surrogate"),
+        ('[{"ph":"X","name":"C:\\q","ts":1},{"ph":"X","name":"b","ts":2}]', "C:\\q", "bad_escape"),
+        ('[{"ph":"X","name":"a","ts":1,},{"ph":"X","name":"b","ts":2}]', "a", "trailing_comma"),
+        ('[{"ph":"X","name":"a","ts":1}{"ph":"X","name":"b","ts":2}]', "a", "missing_comma"),
+        ('[{"ph":"X","name":"a","ts":1},\n{"ph":"X","name":"b","ts":2},]', "a", "trailing_comma"),
+        ('[{"ph":"X","name":"a","ts":1,"args":{"x":ncclFloat32}},{"ph":"X","name":"b","ts":2}]', "a", "bare_word"),
+        ('[{"ph":"X","name":"a","ts":1,"args":{"x":-Infinity}},{"ph":"X","name":"b","ts":2}]', "a", "not_finite"),
+        ('[{"ph":"X","name":"a","ts":1},{"ph":"X","name":"b","ts":2}', "a", "cut_file"),
+    ],
+)
+def test_a_broken_event_is_repaired_and_counted(write: Any, text: str, name: str, kind: str) -> None:
+    reader, events = read(write(text))
+    assert [event["name"] for event in events] == [name, "b"]
+    assert list(kinds(reader)) == [kind]
+    assert reader.drops == []
+
+
+def test_a_surrogate_escape_after_an_escaped_backslash_is_plain_text(write: Any) -> None:
+    reader, events = read(write(r'[{"ph":"X","name":"\\ud83d","ts":1}]'))
+    assert events[0]["name"] == r"\ud83d"
+    assert reader.repairs == []
+
+
+def test_invalid_utf8_becomes_replacement_characters(write: Any) -> None:
+    reader, events = read(write(b'[{"ph":"X","name":"caf\xe9","ts":1}]'))
+    assert events[0]["name"] == "caf\ufffd"
+    assert kinds(reader) == {"invalid_utf8": 1}
+
+
+def test_nan_becomes_text_that_says_so(write: Any) -> None:
+    _, events = read(write('[{"ph":"C","name":"loss","args":{"a":NaN,"b":1.5}}]'))
+    assert events[0]["args"] == {"a": "NaN", "b": 1.5}
+
+
+def test_a_repair_says_where_in_the_file(write: Any) -> None:
+    text = '[\n{"ph":"X","name":"a"},\n{"ph":"X","name":"b"c"},\n{"ph":"X","name":"d"}\n]'
+    reader, _ = read(write(text))
+    assert [finding.offset_bytes for finding in reader.repairs] == [text.index('{"ph":"X","name":"b')]
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "kind"),
+    [
+        ('[\n{"ph":"X","name":"a"},\nrubbish,\n{"ph":"X","name":"b"}\n]', ["a", "b"], "not_an_event"),
+        ('[\n{"ph":"X","name":"a"},\n\0\0\0\0\n{"ph":"X","name":"b"}\n]', ["a", "b"], "not_an_event"),
+        ('[{"ph":"X","name":"a"},17,{"ph":"X","name":"b"}]', ["a", "b"], "not_an_event"),
+        ('[\n{"ph":"X","name":"a"},\n{"ph":"X","na{"ph":"X","name":"b"}\n]', ["a", "b"], "broken_event"),
+        ('[\n{"ph":"X","name":"a"},\n{"ph":"X","name":"torn {"ph":"X","name":"b"}\n]', ["a", "b"], "broken_event"),
+        ('[{"ph":"X","name":"a"},{"ph":"X","name":"b"},{"ph":"X","na', ["a", "b"], "cut_event"),
+        ('[{"ph":"X","name":"a"}] {"ph":"X","name":"b"}', ["a"], "data_after_end"),
+    ],
+)
+def test_what_cannot_be_repaired_is_counted_and_the_next_event_is_read(
+    write: Any, text: str, names: list[str], kind: str
+) -> None:
+    reader, events = read(write(text))
+    assert [event.get("name") for event in events] == names
+    assert lost(reader) == {kind: 1}
+
+
+def test_deep_nesting_loses_that_event_only(write: Any) -> None:
+    deep = "[" * 100_000 + "]" * 100_000
+    reader, events = read(write('[{"name":"a"},\n{"name":"deep","args":{"x":' + deep + '}},\n{"name":"b"}]'))
+    assert [event["name"] for event in events] == ["a", "b"]
+    assert lost(reader) == {"broken_event": 1}
+
+
+def test_an_event_larger_than_a_piece_is_read_whole(write: Any) -> None:
+    big = {"ph": "X", "name": "x" * 3_000_000}
+    assert read(write(json.dumps([EVENTS[0], big, EVENTS[1]])))[1] == [EVENTS[0], big, EVENTS[1]]
+
+
+def test_unknown_keys_are_kept(write: Any) -> None:
+    event = {"ph": "X", "name": "a", "ts": 1, "pid": 1, "tid": "x", "colour": {"r": 1}, "z": None}
+    assert read(write(json.dumps([event, EVENTS[0]])))[1] == [event, EVENTS[0]]
+
+
+def test_numbers_keep_every_digit(write: Any) -> None:
+    path = write(
+        '[{"ph":"X","name":"a","ts":4360038729919.9970,"dur":1e-3,"args":{"x":0.1000000000000000055511151231257827}}]'
+    )
+    [[event]] = list(TraceReader(str(path)).runs())
+    assert isinstance(event, Event)
+    assert bytes(event.ts or b"") == b"4360038729919.9970"
+    assert b"0.1000000000000000055511151231257827" in encode_events([event])
+    assert event.cat is UNSET
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("form", ["array", "object"])
+def test_every_prefix_of_a_file_gives_a_prefix_of_its_events_or_one_clear_error(
+    write: Any, packed: bool, form: str
+) -> None:
+    events = EVENTS[:6]
+    value = events if form == "array" else {"baseTimeNanoseconds": 1, "traceEvents": events, "traceName": "x"}
+    content = json.dumps(value, indent=1).encode()
+    content = gzip.compress(content) if packed else content
+    path = write(content)
+    most = 0
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        try:
+            reader, got = read(path)
+        except TraceFormatError as error:
+            assert str(path) in str(error)  # noqa: PT017 - the loop needs the other branch as well
+            continue
+        assert got == events[: len(got)]
+        assert "cut_file" in kinds(reader)
+        most = max(most, len(got))
+    # All of a plain file's events are there once the last one is complete; a packed one gives its last bytes late.
+    assert most >= len(events) - 1
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "empty"),
+        (b" \n ", "white space"),
+        (b"hello", "begin with"),
+        ("[1]".encode("utf-16"), "begin with"),
+        (b"[1, 2]", "no events"),
+        (b'{"a": 1}', "no traceEvents"),
+        (gzip.compress(b'{"a": 1}'), "no traceEvents"),
+        (b"\x1f\x8bgarbage", "gzip"),
+    ],
+)
+def test_what_is_no_trace_is_refused_with_a_reason(write: Any, content: bytes, reason: str) -> None:
+    path = write(content)
+    with pytest.raises(TraceFormatError, match=reason) as caught:
+        TraceReader(str(path))
+    assert caught.value.path == str(path)
+
+
+def test_a_missing_file_is_a_storage_error(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="absent"):
+        TraceReader(str(tmp_path / "absent.json"))
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [
+        (b"0", 0),
+        (b"1694128201435418", 1694128201435418000),
+        (b"4360038729919.997", 4360038729919997),
+        (b"1.5", 1500),
+        (b"7.2709999999999999", 7271),
+        (b"0.0005", 1),
+        (b"-0.0005", -1),
+        (b"-3.25", -3250),
+        (b'"200.5"', 200500),
+        (b"1e3", 1000000),
+        (b"1727743122000000.123456", 1727743122000000123),
+        (b"NaN", None),
+        (b'"NaN"', None),
+        (b"null", None),
+        (b"1e400", None),
+        (b"9" * 30, None),
+        (b'"later"', None),
+        (b"{}", None),
+        (b"", None),
+    ],
+)
+def test_microseconds_become_exact_nanoseconds(text: bytes, ns: int | None) -> None:
+    assert parse_us(text) == ns
+
+
+@pytest.mark.parametrize("ns", [0, 1, 999, 1000, 4360038729919997, -1, -1500, 2**63 - 1])
+def test_nanoseconds_are_written_with_three_decimals_and_read_back(ns: int) -> None:
+    text = format_us(ns)
+    assert len(text.rpartition(b".")[2]) == 3
+    assert parse_us(text) == ns
+    assert math.isclose(float(text) * 1000, ns, rel_tol=1e-12)

@@ -1,0 +1,258 @@
+"""`validate_trace`: every rule finds its bad file, at the right event, and nothing else finds it."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.bad_traces import (
+    BAD_OWN_TRACES,
+    BAD_TRACES,
+    FIRST,
+    GOOD_TRACES,
+    LAST,
+    BadOwnTrace,
+    BadTrace,
+    array,
+    begin,
+    between,
+    end,
+    event,
+    flow,
+    merged_trace,
+    object_,
+    rank_trace,
+    slice_,
+)
+from tracekit.errors import ConfigError, StorageError, TraceFormatError
+from tracekit.validation import RULES, validate_trace
+from tracekit.validation.report import KEPT_PER_RULE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tracekit.validation import ValidationReport
+
+
+def validate(folder: Path, data: bytes, **options: bool) -> ValidationReport:
+    path = folder / "trace.json"
+    path.write_bytes(data)
+    return validate_trace(str(path), **options)
+
+
+@pytest.mark.parametrize("bad", BAD_TRACES, ids=lambda bad: bad.name)
+def test_each_bad_file_breaks_its_rule_once_and_no_other(bad: BadTrace, tmp_path: Path) -> None:
+    report = validate(tmp_path, bad.data)
+    assert set(report.counts) == {bad.rule}
+    assert report.problems[0].event == bad.event
+    assert report.problems[0].severity == RULES[bad.rule].other
+
+
+@pytest.mark.parametrize("bad", BAD_OWN_TRACES, ids=lambda bad: bad.name)
+def test_each_bad_file_of_tracekit_breaks_its_rule_once_and_no_other(bad: BadOwnTrace, tmp_path: Path) -> None:
+    report = validate(tmp_path, bad.data)
+    assert report.counts == {bad.rule: 1}
+    assert report.problems[0].event == bad.event
+    assert report.kind in {"rank", "merged"}
+    assert report.errors == 1
+
+
+def test_every_rule_has_a_bad_file() -> None:
+    assert {bad.rule for bad in BAD_TRACES} | {bad.rule for bad in BAD_OWN_TRACES} == set(RULES)
+
+
+@pytest.mark.parametrize("bad", [bad for bad in BAD_TRACES if bad.data.startswith(b"[\n")], ids=lambda bad: bad.name)
+def test_what_is_wrong_in_other_files_is_wrong_in_a_rank_trace(bad: BadTrace, tmp_path: Path) -> None:
+    prefix = rank_trace()[:-3]
+    report = validate(tmp_path, prefix + b",\n" + bad.data[2:])
+    assert report.kind == "rank"
+    assert report.counts.pop(bad.rule) >= 1
+    # A file cut short may end in the middle of what another rule is about.
+    assert set(report.counts) <= {"schema"}
+
+
+@pytest.mark.parametrize("data", GOOD_TRACES.values(), ids=GOOD_TRACES.keys())
+def test_what_perfetto_shows_right_is_no_problem_in_other_files(data: bytes, tmp_path: Path) -> None:
+    report = validate(tmp_path, data)
+    assert report.problems == ()
+    assert report.kind == "other"
+
+
+def test_a_good_rank_trace_has_no_problems(tmp_path: Path) -> None:
+    report = validate(
+        tmp_path,
+        rank_trace(
+            event(ph="M", name="process_name", args={"name": "rank 0"}),
+            event(ph="M", name="process_sort_index", args={"sort_index": 0}),
+            event(ph="M", name="thread_name", args={"name": "MainThread"}),
+            event(ph="M", name="tracekit_timestamp", ts=4360038729919.997, args={"epoch": 0, "batch": 3}),
+            event(ph="M", name="tracekit_clock_anchor", args={"wall_ns": 1, "monotonic_ns": 2, "error_ns": 3}),
+            event(ph="M", name="tracekit_clock_step", args={"step_ns": -5, "monotonic_ns": 2}),
+            event(ph="M", name="tracekit_companion", args={"file": "torch-rank0.json.gz"}),
+            slice_(4360038729919.997, 1234.567, cat="model", args={"loss": None}),
+            begin(4360038739919.001, cat="model"),
+            end(4360038739920.002, ...),
+            event(ph="i", ts=4360038739920.002, s="p", name="saved"),
+            event(ph="C", ts=4360038739920.002, name="loss", args={"loss": 0.5}),
+            event(
+                ph="M",
+                name="tracekit_summary",
+                args={"slices": 2, "instants": 1, "counters": 1, "dropped": {"full": 3}, "lost_events": 0},
+            ),
+        ),
+    )
+    assert report.problems == ()
+    assert (report.kind, report.form, report.events, report.not_checked) == ("rank", "array", 14, None)
+
+
+def test_a_good_merged_trace_has_no_problems(tmp_path: Path) -> None:
+    report = validate(
+        tmp_path,
+        merged_trace(
+            event(ph="M", name="process_name", args={"name": "rank 0"}),
+            slice_(1, 10),
+            slice_(1, 10, pid=1001),
+            flow("s", 2),
+            flow("f", 3, bp="e"),
+            flow("s", 2, id=8, pid=1001),
+            flow("b", 5, id=..., id2={"local": "a"}),
+            flow("e", 6, id=..., id2={"local": "a"}),
+        ),
+    )
+    assert report.problems == ()
+    assert report.kind == "merged"
+
+
+def test_a_rank_trace_that_is_still_written_is_only_a_warning(tmp_path: Path) -> None:
+    report = validate(tmp_path, rank_trace(slice_(5, 1), begin(7))[:-3] + b',\n{"ph":"X","na')
+    assert report.errors == 0
+    assert set(report.counts) == {"unfinished", "unclosed-begin"}
+    assert report.events == 3
+
+
+def test_of_many_problems_of_one_rule_some_are_kept_and_all_are_counted(tmp_path: Path) -> None:
+    report = validate(tmp_path, array(*[slice_(-5, 1) for _ in range(100)]))
+    assert len(report.problems) == KEPT_PER_RULE
+    assert report.counts == {"perfetto-negative-time": 100}
+    assert report.errors == 100
+
+
+def test_event_numbers_count_over_the_pieces_of_a_large_file(tmp_path: Path) -> None:
+    good = [slice_(10 * n, 5, args={"padding": "x" * 100}) for n in range(5000)]
+    report = validate(tmp_path, array(*good[:4000], slice_(5, None), *good[4000:]))
+    assert [problem.event for problem in report.problems] == [4001]
+    assert report.events == 5001
+
+
+def test_without_jsonschema_the_report_says_that_the_schemas_were_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tracekit.formats.schema import compile_schema
+
+    compile_schema.cache_clear()
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    report = validate(tmp_path, rank_trace(slice_(5, 1), rank=-1))
+    assert report.problems == ()
+    assert "tracekit[validate]" in str(report.not_checked)
+
+
+def test_the_schemas_can_be_left_out(tmp_path: Path) -> None:
+    report = validate(tmp_path, rank_trace(slice_(5, 1), rank=-1), schema=False)
+    assert report.problems == ()
+    assert report.not_checked
+
+
+def test_a_message_says_file_event_and_rule(tmp_path: Path) -> None:
+    report = validate(tmp_path, between(slice_(-5, 1)))
+    expected = (
+        f"{tmp_path}/trace.json: event 2: [perfetto-negative-time] ts is -5; write times relative to an earlier base"
+    )
+    assert str(report.problems[0]) == expected
+
+
+def test_what_is_no_json_cannot_be_validated(tmp_path: Path) -> None:
+    with pytest.raises(TraceFormatError, match="no JSON"):
+        validate(tmp_path, b"\x0a\x05proto")
+
+
+def test_a_missing_file_is_a_storage_error(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"missing\.json"):
+        validate_trace(str(tmp_path / "missing.json"))
+
+
+def test_an_empty_path_is_a_wrong_argument() -> None:
+    with pytest.raises(ConfigError, match="empty"):
+        validate_trace("")
+
+
+@pytest.mark.parametrize(
+    ("folder", "rules"),
+    [
+        ("dlrm_8gpu", set()),
+        ("torch_2.13_gloo", {"perfetto-overlap"}),
+        ("single_gpu", {"perfetto-overlap", "perfetto-process-id"}),
+    ],
+)
+def test_real_traces_that_perfetto_loads_have_no_errors(folder: str, rules: set[str], traces: Path) -> None:
+    files = sorted((traces / folder).glob("*.json.gz"))
+    assert files
+    reports = [validate_trace(str(path)) for path in files]
+    assert [report.file for report in reports if report.errors] == []
+    assert {rule for report in reports for rule in report.counts} == rules
+
+
+@pytest.mark.parametrize("name", ["names", "meta_quotes", "stack_quotes"])
+def test_what_torch_writes_wrong_is_an_error(name: str, traces: Path) -> None:
+    report = validate_trace(str(traces / "torch_2.13_quirks" / f"{name}.json.gz"))
+    assert set(report.counts) == {"perfetto-invalid-json"}
+    assert report.errors > 0
+    assert report.problems[0].offset_bytes is not None
+
+
+GOOD_FILES = [
+    rank_trace(begin(1), slice_(2, 3), flow("s", 2), event(ph="C", ts=4, name="loss", args={"loss": 1.5}), end(9, ...)),
+    merged_trace(slice_(2, 3), flow("b", 5, id=..., id2={"local": 1}), event(ph="i", ts=4, s="p", name="i")),
+    gzip.compress(object_(FIRST, LAST), mtime=0),
+]
+SPOILERS = [
+    b"",
+    b'"',
+    b"{",
+    b"}",
+    b"]",
+    b",",
+    b"\\",
+    b"\x00",
+    b"\xff",
+    b"NaN",
+    b"null",
+    b"-",
+    b"1e400",
+    b"\\ud83d",
+    b"[" * 2000,
+]
+
+
+@given(
+    data=st.sampled_from(GOOD_FILES),
+    changes=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 40), st.sampled_from(SPOILERS)), min_size=1, max_size=3),
+)
+def test_whatever_is_wrong_with_a_file_there_is_a_report_or_one_sentence(
+    data: bytes, changes: list[tuple[float, int, bytes]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    for place, length, spoiler in changes:
+        at = int(place * len(data))
+        data = data[:at] + spoiler + data[at + length :]
+    path = tmp_path_factory.getbasetemp() / "spoiled.json"
+    path.write_bytes(data)
+    with contextlib.suppress(TraceFormatError):  # what no longer begins as JSON
+        report = validate_trace(str(path))
+        assert json.loads(json.dumps(report.as_dict()))["errors"] == report.errors
+        assert sum(report.counts.values()) == report.errors + report.warnings
