@@ -1,0 +1,80 @@
+"""What the programs of `tests.faults.Child` find in their namespace."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import Any
+
+from tests.faults.bad_writers import GOOD, make_writer
+from tests.faults.tally import Tally
+from tracekit import Profiler, TraceHandler
+
+__all__ = ["emit_at", "hear", "profiler_of", "record", "say", "tally"]
+
+WRITER = sys.argv[1] if len(sys.argv) > 1 else GOOD
+
+tally = Tally("tally.bin")
+"""Counts that survive this process; the test reads them from the same file."""
+
+
+def say(word: str) -> None:
+    """Tell the test."""
+    sys.stdout.write(f"{word}\n")
+    sys.stdout.flush()
+
+
+def hear() -> str:
+    """Wait for a word of the test."""
+    return sys.stdin.readline().strip()
+
+
+def profiler_of(path: str = "t.json", *handlers: TraceHandler, **options: Any) -> Profiler:
+    """Make a profiler that writes a file, with the writer that the test asks for, and with further handlers."""
+    writer = make_writer(WRITER, path)
+    options = {"rank": 0, "record_batches": False, **options, **getattr(writer, "profiler_options", {})}
+    return Profiler([writer, *handlers], **options)
+
+
+def record(path: str = "t.json", *handlers: TraceHandler, **options: Any) -> Profiler:
+    """The same, started."""
+    profiler = profiler_of(path, *handlers, **options)
+    profiler.start()
+    return profiler
+
+
+def emit_at(profiler: Profiler, events_per_second: int, seconds: float = 60.0) -> None:
+    """Record slices at a rate, a burst each millisecond, until the process is killed; the tally tells how far it came.
+
+    Args:
+        profiler: Where to.
+        events_per_second: How many, on average, if the machine can.
+        seconds: When to give up.
+    """
+    tally.watch_the_machine()
+    marker, slots, now = profiler.marker("work"), tally.slots, time.monotonic_ns
+    start = now()
+    end = start + int(seconds * 1e9)
+    emitted = 0
+    while (time_ns := now()) < end:
+        due = (time_ns - start) * events_per_second // 1_000_000_000
+        # Not more than a burst of what was missed while the machine was busy.
+        due = min(due, emitted + max(events_per_second // 50, 1))
+        while emitted < due:
+            with marker:
+                pass
+            emitted += 1
+        slots[0] = emitted
+        slots[1] = now()
+        time.sleep(0.001)
+
+
+def in_threads(count: int, target: Any, *args: Any) -> list[threading.Thread]:
+    """Start threads on a function, which gets the number of the thread as well, and return them."""
+    threads = [
+        threading.Thread(target=target, args=(number, *args), name=f"worker {number}") for number in range(count)
+    ]
+    for thread in threads:
+        thread.start()
+    return threads

@@ -1,0 +1,117 @@
+"""Remains: the file that a process left, read as strictly as a viewer reads it."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.perfetto import Engine
+
+__all__ = ["Remains", "left_in", "opens", "read_trace"]
+
+
+@dataclass
+class Remains:
+    """A rank trace as it was left.
+
+    Attributes:
+        path: The file.
+        events: Its whole records.
+        torn: What stands behind the last of them, if that was cut.
+        closed: Whether the array was closed.
+    """
+
+    path: Path
+    events: list[dict[str, Any]]
+    torn: bytes
+    closed: bool
+
+    def count(self, phases: str, name: str | None = None) -> int:
+        """Count events of some phases (``"XB"``), of one name or all."""
+        return sum(event["ph"] in phases and name in (None, event["name"]) for event in self.events)
+
+    def values(self, counter: str, series: str) -> list[float]:
+        """Return the values of one series of a counter, in the order of the file."""
+        return [event["args"][series] for event in self.events if event["ph"] == "C" and event["name"] == counter]
+
+    def open_slices(self) -> list[str]:
+        """Return the names of the slices that have begun and not ended."""
+        stacks: dict[tuple[int, int], list[str]] = {}
+        for event in self.events:
+            if event["ph"] in "BE":
+                stack = stacks.setdefault((event["pid"], event["tid"]), [])
+                stack.append(event["name"]) if event["ph"] == "B" else stack.pop()
+        return [name for stack in stacks.values() for name in stack]
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The args of the first metadata event."""
+        first = self.events[0]
+        assert first["name"] == "tracekit_metadata", f"the file does not begin with its metadata: {first}"
+        return first["args"]
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """The counts at the end; None in a file that was not closed."""
+        last = self.events[-1]
+        return last["args"] if last["name"] == "tracekit_summary" else None
+
+    @property
+    def newest_ns(self) -> int:
+        """When the newest event in the file ended, on the monotonic clock; the start of the recording without one."""
+        clock = self.metadata["clock"]
+        offset_ns = self.metadata["baseTimeNanoseconds"] - clock["wall_ns"] + clock["monotonic_ns"]
+        ends = [event["ts"] + event.get("dur", 0) for event in self.events if event["ph"] in "XBEiC"]
+        return round(max(ends) * 1000) + offset_ns if ends else clock["monotonic_ns"]
+
+
+def left_in(folder: Path, pattern: str = "t.json*") -> Remains:
+    """Read the only trace in a folder."""
+    found = sorted(path for path in folder.glob(pattern) if not path.name.startswith("."))
+    assert len(found) == 1, f"one trace should be in the folder, not {[path.name for path in found]}"
+    return read_trace(found[0])
+
+
+def read_trace(path: Path) -> Remains:
+    """Read a rank trace.
+
+    Raises:
+        AssertionError: It is not what a viewer takes: a tear in its middle, no head, a cut gzip.
+    """
+    data = path.read_bytes()
+    if data.startswith(b"\x1f\x8b"):
+        try:
+            data = gzip.decompress(data)
+        except (EOFError, OSError, zlib.error) as error:
+            raise AssertionError(f"{path.name}: gzip that does not open: {error}") from error
+    assert data.startswith(b"[\n"), f"{path.name} does not begin as an array, but with {data[:40]!r}"
+    closed = data.endswith(b"\n]\n")
+    lines = data[2 : -2 if closed else None].split(b"\n")
+    tail = lines.pop()  # empty, unless a record is cut there
+    events = []
+    for number, line in enumerate(lines, 2):
+        last = closed and number == len(lines) + 1
+        assert line.endswith(b",") is not last, f"{path.name}:{number}: a record without its comma: {line[-200:]!r}"
+        try:
+            events.append(orjson.loads(line if last else line[:-1]))
+        except orjson.JSONDecodeError as error:
+            raise AssertionError(f"{path.name}:{number}: a record that is no JSON ({error}): {line[:200]!r}") from error
+    assert events, f"{path.name}: not one whole record"
+    return Remains(path, events, tail, closed)
+
+
+def opens(engine: Engine, remains: Remains) -> None:
+    """Assert that Perfetto's engine loads the file as it is, without an error, and shows every slice that is in it."""
+    with engine.load(remains.path) as trace:
+        assert trace.errors() == []
+        assert trace.scalar("select count(*) from slice") == remains.count("XBi")
+        assert trace.scalar("select count(*) from counter") == sum(
+            len(event["args"]) for event in remains.events if event["ph"] == "C"
+        )
