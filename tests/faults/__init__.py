@@ -28,8 +28,8 @@ from __future__ import annotations
 
 from tests.faults.bad_writers import GOOD
 from tests.faults.biting import bites, writers
-from tests.faults.processes import Child
+from tests.faults.processes import Child, wait_until
 from tests.faults.remains import Remains, left_in, opens, read_trace
 from tests.faults.tally import Tally
 
-__all__ = ["GOOD", "Child", "Remains", "Tally", "bites", "left_in", "opens", "read_trace", "writers"]
+__all__ = ["GOOD", "Child", "Remains", "Tally", "bites", "left_in", "opens", "read_trace", "wait_until", "writers"]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
-__all__ = ["Child"]
+__all__ = ["Child", "wait_until"]
 
 ROOT = Path(__file__).resolve().parents[2]
 PROLOGUE = "import os, signal, sys, threading, time\nfrom tests.faults.child import *\n"

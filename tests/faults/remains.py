@@ -95,12 +95,15 @@ def read_trace(path: Path) -> Remains:
     closed = data.endswith(b"\n]\n")
     lines = data[2 : -2 if closed else None].split(b"\n")
     tail = lines.pop()  # empty, unless a record is cut there
+    while lines and not lines[-1]:
+        lines.pop()  # the array was about to be closed
     events = []
     for number, line in enumerate(lines, 2):
-        last = closed and number == len(lines) + 1
-        assert line.endswith(b",") is not last, f"{path.name}:{number}: a record without its comma: {line[-200:]!r}"
+        # The comma of the last record is taken away when the array is closed.
+        last = number == len(lines) + 1 and tail == b""
+        assert line.endswith(b",") or last, f"{path.name}:{number}: a record without its comma: {line[-200:]!r}"
         try:
-            events.append(orjson.loads(line if last else line[:-1]))
+            events.append(orjson.loads(line.removesuffix(b",")))
         except orjson.JSONDecodeError as error:
             raise AssertionError(f"{path.name}:{number}: a record that is no JSON ({error}): {line[:200]!r}") from error
     assert events, f"{path.name}: not one whole record"
