@@ -11,7 +11,7 @@ from tests.faults.bad_writers import GOOD, make_writer
 from tests.faults.tally import Tally
 from tracekit import Profiler, TraceHandler
 
-__all__ = ["emit_at", "hear", "profiler_of", "record", "say", "tally"]
+__all__ = ["emit_at", "hear", "in_threads", "profiler_of", "record", "say", "tally"]
 
 WRITER = sys.argv[1] if len(sys.argv) > 1 else GOOD
 

@@ -33,21 +33,28 @@ class Remains:
     torn: bytes
     closed: bool
 
+    def of(self, phases: str, name: str | None = None) -> list[dict[str, Any]]:
+        """Return the events of some phases (``"XB"``), of one name or all."""
+        return [event for event in self.events if event["ph"] in phases and name in (None, event["name"])]
+
     def count(self, phases: str, name: str | None = None) -> int:
-        """Count events of some phases (``"XB"``), of one name or all."""
-        return sum(event["ph"] in phases and name in (None, event["name"]) for event in self.events)
+        """Count such events."""
+        return len(self.of(phases, name))
 
     def values(self, counter: str, series: str) -> list[float]:
         """Return the values of one series of a counter, in the order of the file."""
-        return [event["args"][series] for event in self.events if event["ph"] == "C" and event["name"] == counter]
+        return [event["args"][series] for event in self.of("C", counter)]
 
     def open_slices(self) -> list[str]:
         """Return the names of the slices that have begun and not ended."""
         stacks: dict[tuple[int, int], list[str]] = {}
-        for event in self.events:
-            if event["ph"] in "BE":
-                stack = stacks.setdefault((event["pid"], event["tid"]), [])
-                stack.append(event["name"]) if event["ph"] == "B" else stack.pop()
+        for event in self.of("BE"):
+            stack = stacks.setdefault((event["pid"], event["tid"]), [])
+            if event["ph"] == "B":
+                stack.append(event["name"])
+            else:
+                assert stack, f"the end of a slice that never began: {event}"
+                stack.pop()
         return [name for stack in stacks.values() for name in stack]
 
     @property
@@ -68,7 +75,7 @@ class Remains:
         """When the newest event in the file ended, on the monotonic clock; the start of the recording without one."""
         clock = self.metadata["clock"]
         offset_ns = self.metadata["baseTimeNanoseconds"] - clock["wall_ns"] + clock["monotonic_ns"]
-        ends = [event["ts"] + event.get("dur", 0) for event in self.events if event["ph"] in "XBEiC"]
+        ends = [event["ts"] + event.get("dur", 0) for event in self.of("XBEiC")]
         return round(max(ends) * 1000) + offset_ns if ends else clock["monotonic_ns"]
 
 
@@ -112,9 +119,9 @@ def read_trace(path: Path) -> Remains:
 
 def opens(engine: Engine, remains: Remains) -> None:
     """Assert that Perfetto's engine loads the file as it is, without an error, and shows every slice that is in it."""
+    counters = sum(len(event["args"]) for event in remains.of("C"))
+    expected = ([], remains.count("XBi"), counters)
     with engine.load(remains.path) as trace:
-        assert trace.errors() == []
-        assert trace.scalar("select count(*) from slice") == remains.count("XBi")
-        assert trace.scalar("select count(*) from counter") == sum(
-            len(event["args"]) for event in remains.events if event["ph"] == "C"
-        )
+        slices, values = (trace.scalar(f"select count(*) from {table}") for table in ("slice", "counter"))
+        found = (trace.errors(), slices, values)
+    assert found == expected, f"errors, slices and counter values are {found}, and should be {expected}"
