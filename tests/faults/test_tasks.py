@@ -88,13 +88,11 @@ def test_a_thousand_tasks_leave_a_slice_each_however_they_end(tmp_path: Path, en
         remains = read_trace(path)
         opens(engine, remains)
         assert validate_trace(str(path)).counts == {}
-        found = Counter(event["name"] for event in remains.events if event["ph"] in "XB")
+        found = Counter(event["name"] for event in remains.of("XB"))
         assert found == expected
         assert remains.open_slices() == []
         exceptions = Counter(
-            (event["name"], exception)
-            for event in remains.events
-            if event["ph"] in "XE" and (exception := event["args"].get("exception"))
+            (event["name"], exception) for event in remains.of("XE") if (exception := event["args"].get("exception"))
         )
         assert exceptions["raises", "LookupError"] == expected["raises"]
         assert exceptions["cancelled", "CancelledError"] == expected["cancelled"]
@@ -123,7 +121,7 @@ def test_tasks_one_after_the_other_share_a_track(tmp_path: Path, engine: Engine)
     remains = read_trace(path)
     opens(engine, remains)
     assert remains.count("X", "once") == 50
-    assert len({event["tid"] for event in remains.events if event["ph"] == "X"}) == 1
+    assert len({event["tid"] for event in remains.of("X")}) == 1
 
 
 @writers("loses silently", "one track")

@@ -41,13 +41,12 @@ def many_at_once(folder: Path, engine: Engine, writer: str, threads: int, rounds
         assert child.end() == 0, child.errors
         remains = left_in(folder)
         opens(engine, remains)
-        slices = Counter((event["name"], event["tid"]) for event in remains.events if event["ph"] in "XB")
+        slices = Counter((event["name"], event["tid"]) for event in remains.of("XB"))
         values: dict[str, list[float]] = {}
-        for event in remains.events:
-            if event["ph"] == "C":
-                ((series, value),) = event["args"].items()
-                values.setdefault(series, []).append(value)
-        names = {event["tid"]: event["args"]["name"] for event in remains.events if event["name"] == "thread_name"}
+        for event in remains.of("C"):
+            ((series, value),) = event["args"].items()
+            values.setdefault(series, []).append(value)
+        names = {event["tid"]: event["args"]["name"] for event in remains.of("M", "thread_name")}
         assert len(set(tids)) == threads
         for number, tid in enumerate(tids):
             assert names.get(tid) == f"worker {number}"
@@ -99,7 +98,7 @@ def short_lived(folder: Path, engine: Engine, writer: str, threads: int) -> None
         remains = left_in(folder)
         opens(engine, remains)
         assert remains.count("X", "work") == threads
-        native = [(event["name"], str(event["tid"])) for event in remains.events if event["ph"] == "i"]
+        native = [(event["name"], str(event["tid"])) for event in remains.of("i")]
         assert len(native) == threads
         assert [pair for pair in native if pair[0] != pair[1]] == []
         assert max(tid for event in remains.events if (tid := event["tid"])) < 1 << 31
