@@ -21,6 +21,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tracekit.clock import ClockOffset
     from tracekit.errors import (
         CommandError,
         ConfigError,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from tracekit.recording.schedule import ProfilerAction, cyclic_schedule
     from tracekit.recording.source import Source
     from tracekit.recovery import RecoveryReport, recover_trace
+    from tracekit.sources.clock_sync import ClockSync
     from tracekit.sources.system import SystemProfiler
     from tracekit.sources.torch_profiler import TorchProfiler
     from tracekit.timestamp import Time, Timestamp, TimeUnit, ensure_time
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
     from tracekit.version import __version__
 
 __all__ = [
+    "ClockOffset",
+    "ClockSync",
     "CommandError",
     "ConfigError",
     "Counter",
@@ -94,6 +98,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "tracekit.clock": ("ClockOffset",),
     "tracekit.errors": (
         "CommandError",
         "ConfigError",
@@ -117,6 +122,7 @@ _HOME = {
     "tracekit.recording.schedule": ("ProfilerAction", "cyclic_schedule"),
     "tracekit.recording.source": ("Source",),
     "tracekit.recovery": ("RecoveryReport", "recover_trace"),
+    "tracekit.sources.clock_sync": ("ClockSync",),
     "tracekit.sources.system": ("SystemProfiler",),
     "tracekit.sources.torch_profiler": ("TorchProfiler",),
     "tracekit.timestamp": ("Time", "TimeUnit", "Timestamp", "ensure_time"),

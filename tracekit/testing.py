@@ -29,6 +29,7 @@ class FakeClock:
         monotonic_ns: The monotonic clock.
         wall_ns: The wall clock; set it back or forth to play a step of the clock.
         tick_ns: What each reading of the monotonic clock adds to both.
+        asleep_ns: How long the machine was suspended; see `suspend`.
     """
 
     def __init__(
@@ -37,12 +38,17 @@ class FakeClock:
         self.wall_ns = wall_ns
         self.monotonic_ns = monotonic_ns
         self.tick_ns = tick_ns
+        self.asleep_ns = 0
         self._lock = threading.Lock()
 
     @property
     def clock(self) -> Clock:
         """This clock as the profiler takes it."""
-        return Clock(wall_ns=lambda: self.wall_ns, monotonic_ns=self._read)
+        return Clock(
+            wall_ns=lambda: self.wall_ns,
+            monotonic_ns=self._read,
+            boottime_ns=lambda: self.monotonic_ns + self.tick_ns + self.asleep_ns,
+        )
 
     def _read(self) -> int:
         with self._lock:  # so that no two threads read the same time
@@ -53,6 +59,11 @@ class FakeClock:
         """Let time go on, on both clocks."""
         self.monotonic_ns += ns
         self.wall_ns += ns
+
+    def suspend(self, ns: int) -> None:
+        """Let the machine sleep: the wall clock goes on, the monotonic clock stands still."""
+        self.wall_ns += ns
+        self.asleep_ns += ns
 
 
 def record_sample(*handlers: TraceHandler, folder: Path | None = None) -> None:

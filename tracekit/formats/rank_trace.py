@@ -29,6 +29,7 @@ from typing import Final
 __all__ = [
     "BASE_TIME_KEY",
     "CLOCK_ANCHOR_EVENT",
+    "CLOCK_OFFSET_EVENT",
     "CLOCK_STEP_EVENT",
     "COMPANION_EVENT",
     "DUMP_EVENT",
@@ -52,7 +53,11 @@ CLOCK_ANCHOR_EVENT: Final = "tracekit_clock_anchor"
 """A pair of readings: ``args`` {"wall_ns", "monotonic_ns", "error_ns"}."""
 
 CLOCK_STEP_EVENT: Final = "tracekit_clock_step"
-"""The wall clock was set: ``args`` {"step_ns", "monotonic_ns"}; the file's own timeline goes on unbroken."""
+"""The wall clock was set, or the machine slept: ``args`` {"step_ns", "monotonic_ns", "suspended_ns"}; the file's own
+timeline goes on unbroken."""
+
+CLOCK_OFFSET_EVENT: Final = "tracekit_clock_offset"
+"""What to add to this process's times to get those of the reference rank: ``args`` are the fields of `ClockOffset`."""
 
 COMPANION_EVENT: Final = "tracekit_companion"
 """Another trace file of the same process: ``args`` {"file": its name}."""

@@ -10,7 +10,7 @@ from tracekit.events import Counter, Instant, SliceBegin, SliceEnd
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracekit.clock import Anchor, ClockStep
+    from tracekit.clock import Anchor, ClockOffset, ClockStep
     from tracekit.distributed import ProcessInfo
     from tracekit.events import EventBatch
     from tracekit.timestamp import Timestamp
@@ -171,6 +171,9 @@ class TraceHandler:
 
     def clock_anchor(self, anchor: Anchor, step: ClockStep | None) -> None:
         """The clocks were read again; ``step`` tells when the wall clock was found to have been set."""
+
+    def clock_offset(self, offset: ClockOffset) -> None:
+        """This process's clock was compared with that of another rank; see `tracekit.ClockSync`."""
 
     def summary(self, summary: Summary) -> None:
         """What was recorded and what was lost; called once before `close`."""

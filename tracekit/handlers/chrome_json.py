@@ -15,13 +15,13 @@ from tracekit.formats.rank_trace import COMPANION_EVENT
 from tracekit.handlers.base import Recording, Summary, TraceHandler
 from tracekit.handlers.live_file import make_folder
 from tracekit.handlers.open_slices import OpenSlices
-from tracekit.handlers.rank_file import RankFile, RankFiles, clock_metadata, trace_name
+from tracekit.handlers.rank_file import RankFile, RankFiles, clock_metadata, offset_metadata, trace_name
 from tracekit.handlers.rotation import Retention, Rotation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tracekit.clock import Anchor, ClockStep
+    from tracekit.clock import Anchor, ClockOffset, ClockStep
     from tracekit.events import EventBatch
     from tracekit.timestamp import Time, Timestamp
 
@@ -164,6 +164,10 @@ class JSONTraceHandler(TraceHandler):
         """Note the readings of the clocks, for the merge."""
         for name, args in clock_metadata(anchor, step):
             self._metadata(name, args)
+
+    def clock_offset(self, offset: ClockOffset) -> None:
+        """Note how this process's clock stands to another rank's, for the merge."""
+        self._metadata(*offset_metadata(offset))
 
     def summary(self, summary: Summary) -> None:
         """Keep the counts for the end of the file."""

@@ -15,14 +15,14 @@ from tracekit.formats.rank_trace import COMPANION_EVENT, DUMP_EVENT
 from tracekit.handlers.base import Recording, TraceHandler
 from tracekit.handlers.event_ring import EventRing
 from tracekit.handlers.live_file import make_folder
-from tracekit.handlers.rank_file import RankFiles, clock_metadata, trace_name
+from tracekit.handlers.rank_file import RankFiles, clock_metadata, offset_metadata, trace_name
 from tracekit.handlers.rotation import Retention, positive
 from tracekit.handlers.triggers import ExceptionTrigger, SignalTrigger, SlowSteps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tracekit.clock import Anchor, ClockStep
+    from tracekit.clock import Anchor, ClockOffset, ClockStep
     from tracekit.events import EventBatch
     from tracekit.timestamp import Timestamp
 
@@ -188,6 +188,10 @@ class FlightRecorder(TraceHandler):
     def clock_anchor(self, anchor: Anchor, step: ClockStep | None) -> None:
         """Keep the readings of the clocks, for the merge."""
         self._metadata.extend(clock_metadata(anchor, step))
+
+    def clock_offset(self, offset: ClockOffset) -> None:
+        """Keep how this process's clock stands to another rank's, for the merge."""
+        self._metadata.append(offset_metadata(offset))
 
     def batch_start(self, timestamp: Timestamp) -> None:
         """Keep the training time."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from tracekit.formats.chrome_writer import ChromeEncoder
 from tracekit.formats.rank_trace import (
     BASE_TIME_KEY,
     CLOCK_ANCHOR_EVENT,
+    CLOCK_OFFSET_EVENT,
     CLOCK_STEP_EVENT,
     FORMAT_VERSION,
     METADATA_EVENT,
@@ -28,13 +30,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from tracekit.clock import Anchor, ClockStep
+    from tracekit.clock import Anchor, ClockOffset, ClockStep
     from tracekit.events import EventBatch
     from tracekit.handlers.base import Recording
     from tracekit.handlers.rotation import Retention
     from tracekit.timestamp import Timestamp
 
-__all__ = ["RankFile", "RankFiles", "clock_metadata", "trace_name"]
+__all__ = ["RankFile", "RankFiles", "clock_metadata", "offset_metadata", "trace_name"]
 
 logger = logging.getLogger("tracekit")
 
@@ -207,8 +209,13 @@ def clock_metadata(anchor: Anchor, step: ClockStep | None) -> list[tuple[str, di
     """Return the metadata events, name and args, that tell of a reading of the clocks."""
     events = [(CLOCK_ANCHOR_EVENT, _anchor(anchor))]
     if step is not None:
-        events.append((CLOCK_STEP_EVENT, {"step_ns": step.step_ns, "monotonic_ns": step.monotonic_ns}))
+        events.append((CLOCK_STEP_EVENT, dataclasses.asdict(step)))
     return events
+
+
+def offset_metadata(offset: ClockOffset) -> tuple[str, dict[str, Any]]:
+    """Return the metadata event, name and args, that tells how this process's clock stands to another's."""
+    return CLOCK_OFFSET_EVENT, dataclasses.asdict(offset)
 
 
 def _anchor(anchor: Anchor) -> dict[str, int]:

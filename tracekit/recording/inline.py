@@ -31,6 +31,7 @@ class WithoutEvents(TraceHandler):
             "epoch_end",
             "window_end",
             "clock_anchor",
+            "clock_offset",
             "summary",
         ):
             setattr(self, method, getattr(handler, method))

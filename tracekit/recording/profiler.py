@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import TracebackType
 
+    from tracekit.clock import ClockOffset
     from tracekit.recording.lanes import OpenSlice
     from tracekit.recording.marker import Marker
     from tracekit.recording.schedule import Schedule
@@ -267,6 +268,13 @@ class Profiler:
             raise ConfigError("the process is known when the profiler has been started")
         return self._process
 
+    @property
+    def timeline(self) -> Timeline:
+        """The time scale of the recording. Known once the profiler was started."""
+        if self._timeline is None:
+            raise ConfigError("the time scale is known when the profiler has been started")
+        return self._timeline
+
     def step(self, samples: int = 0, tokens: int = 0) -> None:
         """Pass to the next batch; call it once at the end of each.
 
@@ -465,6 +473,10 @@ class Profiler:
     def record_chrome_json_trace_file(self, filepath: str) -> None:
         """Tell every trace handler of a finished Chrome JSON trace of this process."""
         self._post("process_chrome_json_trace_file", os.fspath(filepath))
+
+    def record_clock_offset(self, offset: ClockOffset) -> None:
+        """Tell every trace handler how this process's clock stands to another's; for sources such as `ClockSync`."""
+        self._post("clock_offset", offset)
 
     def report_failure(self, who: str, error: BaseException) -> None:
         """Count a failure of a source and log it once."""

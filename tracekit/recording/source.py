@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tracekit.clock import ClockOffset, Timeline
     from tracekit.distributed import ProcessInfo
     from tracekit.recording.marker import Marker
     from tracekit.recording.schedule import ProfilerAction
@@ -22,6 +23,10 @@ class Recorder(Protocol):
     @property
     def process(self) -> ProcessInfo:
         """Who this process is: rank, host, run id ..."""
+
+    @property
+    def timeline(self) -> Timeline:
+        """The time scale of the recording, and the clocks that it is read from."""
 
     @property
     def timestamp(self) -> Timestamp:
@@ -39,6 +44,9 @@ class Recorder(Protocol):
 
     def record_chrome_json_trace_file(self, filepath: str) -> None:
         """Tell every trace handler that a finished Chrome JSON trace of this process lies at ``filepath``."""
+
+    def record_clock_offset(self, offset: ClockOffset) -> None:
+        """Tell every trace handler how this process's clock stands to another's."""
 
     def report_failure(self, who: str, error: BaseException) -> None:
         """Count a failure and log it once; under ``TRACEKIT_STRICT=1`` the training thread raises it later. Raises nothing."""

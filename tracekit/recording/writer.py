@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.events import COUNTER, INSTANT, WIDTH, EventBatch, Timestamps
 from tracekit.handlers.base import Summary
+from tracekit.recording.clock_watch import ClockWatch
 from tracekit.recording.lanes import Lanes, OpenSlice
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ __all__ = ["Writer"]
 
 logger = logging.getLogger("tracekit")
 
-ANCHOR_INTERVAL_NS: Final = 60_000_000_000
 _GIVE_UP_AFTER: Final = 10
 
 
@@ -74,7 +74,7 @@ class Writer:
         # Re-entrant: a handler may call Profiler.flush, which on this thread is a flush at once.
         self._lock = threading.RLock()
         self._in_a_row: dict[int, int] = {}
-        self._next_anchor_ns = timeline.anchor.monotonic_ns + ANCHOR_INTERVAL_NS
+        self._clock_watch = ClockWatch(timeline)
         self._thread = threading.Thread(target=self._run, name="tracekit-writer", daemon=True)
 
     def start(self) -> None:
@@ -135,7 +135,7 @@ class Writer:
             self._cycle(flush=False)
         except Exception as error:  # noqa: BLE001
             self._failures.report("the writer thread", error)
-        self._read_clocks(self._timeline.clock.monotonic_ns())
+        self._call("clock_anchor", *self._clock_watch.read())
         self._call("summary", self.summary())
         self._call("close")
         for done in self._wanted:
@@ -163,21 +163,10 @@ class Writer:
                     self._deliver(cut_ns)
                 self._call(method, *args)
             self._deliver(None)
-            now_ns = self._timeline.clock.monotonic_ns()
-            if now_ns >= self._next_anchor_ns:
-                self._read_clocks(now_ns)
+            if self._clock_watch.due(self._timeline.clock.monotonic_ns()):
+                self._call("clock_anchor", *self._clock_watch.read())
             if flush:
                 self._call("flush")
-
-    def _read_clocks(self, now_ns: int) -> None:
-        self._next_anchor_ns = now_ns + ANCHOR_INTERVAL_NS
-        anchor, step = self._timeline.check()
-        if step is not None:
-            logger.warning(
-                "tracekit: the wall clock was set by %+.3f s; this recording's time scale goes on unbroken",
-                step.step_ns / 1e9,
-            )
-        self._call("clock_anchor", anchor, step)
 
     def _deliver(self, cut_ns: int | None) -> None:
         """Deliver the events up to a cut, which is now if None."""

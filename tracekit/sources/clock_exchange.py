@@ -1,0 +1,257 @@
+"""How two ranks compare their clocks through a store: ping-pong, and what follows from it.
+
+A store is what torch.distributed keeps beside its process groups: a table of short values that every rank can reach
+(`Store` says which of its methods are used). Rank 0 answers, one rank at a time; the others ask::
+
+    rank r                               rank 0
+    asked += 1, request/N = r       ->   sees that somebody asked, answers ready/N = who it is
+    ping/N/k                        ->   wakes up, reads its clock
+    wakes up                        <-   pong/N/k = the reading
+
+The reading lies between the two moments at which rank r has sent and has woken up, so the offset lies within half a round
+trip of their middle, however unequal the ways are. The shortest of several round trips gives the best bound.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from tracekit.clock import ClockOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Answering", "Asking", "Drift", "Store", "own_connection", "reachable"]
+
+PREFIX: Final = "tracekit/clock/"
+PATIENCE_S: Final = 5.0
+"""How long a rank that asks waits for its turn."""
+
+ANSWER_S: Final = 2.0
+"""How long one side waits for the other within an exchange; a process that is alive answers within milliseconds."""
+
+GOOD_NS: Final = 1_000_000
+"""A round trip below this is good enough. A longer one had to wait for somebody's interpreter lock, and more are tried."""
+
+LEAST_PINGS: Final = 8
+MOST_PINGS: Final = 64
+
+_NOBODY: Final = "-"
+"""Stands in the place of a rank that has lost patience."""
+
+
+class Store(Protocol):
+    """What is used of torch's ``Store``."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Set a value."""
+
+    def get(self, key: str, /) -> bytes:
+        """Return a value; wait until there is one, or raise after the store's timeout."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Tell whether there are values for all of these keys."""
+
+    def add(self, key: str, amount: int, /) -> int:
+        """Add to a number, and return the sum."""
+
+    def delete_key(self, key: str, /) -> bool:
+        """Forget a value."""
+
+    def set_timeout(self, timeout: timedelta, /) -> None:
+        """Say how long `get` waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    """Who answers: what a rank must know of it to turn its readings into offsets."""
+
+    rank: int
+    boot_id: str | None
+    timeline_offset_ns: int
+
+
+class Answering:
+    """Rank 0's side.
+
+    Args:
+        store: The store, over a connection that nobody else uses: `get` keeps others waiting.
+        rank, boot_id, timeline_offset_ns: Who this is; see `ClockOffset` and `tracekit.clock.Timeline`.
+        monotonic_ns: This rank's clock.
+    """
+
+    def __init__(
+        self, store: Store, *, rank: int, boot_id: str | None, timeline_offset_ns: int, monotonic_ns: Callable[[], int]
+    ) -> None:
+        store.set_timeout(timedelta(seconds=ANSWER_S))
+        self._store = store
+        self._monotonic_ns = monotonic_ns
+        self._hello = json.dumps([rank, boot_id, timeline_offset_ns])
+        store.set(PREFIX + "here", "1")
+        # Where another recording of this process, or of one before it, has left off.
+        self._answered = store.add(PREFIX + "answered", 0)
+        self.ranks: set[int] = set()
+        """Which ranks have been answered."""
+
+    def leave(self) -> None:
+        """Have nobody ask any more."""
+        self._store.delete_key(PREFIX + "here")
+
+    def waiting(self) -> bool:
+        """Tell whether a rank has asked; takes one look at the store."""
+        return self._store.add(PREFIX + "asked", 0) > self._answered
+
+    def answer(self) -> None:
+        """Answer the rank that has asked first.
+
+        Raises:
+            Exception: What the store raises when that rank is gone in the middle of it.
+        """
+        self._answered = number = self._store.add(PREFIX + "answered", 1)
+        store, request = self._store, f"{PREFIX}{number}/"
+        asked_by = store.get(request + "request").decode()
+        store.delete_key(request + "request")
+        if asked_by == _NOBODY:
+            return
+        store.set(request + "ready", self._hello)
+        for ping in range(MOST_PINGS):
+            go_on = store.get(f"{request}ping{ping}") == b"1"
+            now_ns = self._monotonic_ns()
+            store.set(f"{request}pong{ping}", str(now_ns))
+            store.delete_key(f"{request}ping{ping}")
+            if not go_on:
+                break
+        self.ranks.add(int(asked_by))
+
+
+class Asking:
+    """The side of every other rank.
+
+    Args:
+        store: As for `Answering`.
+        rank: This rank.
+        timeline_offset_ns: See `tracekit.clock.Timeline`.
+        monotonic_ns: This rank's clock.
+        pause: Waits for so many seconds, and tells whether to give up.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        rank: int,
+        timeline_offset_ns: int,
+        monotonic_ns: Callable[[], int],
+        pause: Callable[[float], bool],
+    ) -> None:
+        store.set_timeout(timedelta(seconds=ANSWER_S))
+        self._store = store
+        self._rank = rank
+        self._timeline_offset_ns = timeline_offset_ns
+        self._monotonic_ns = monotonic_ns
+        self._pause = pause
+
+    def measure(self) -> ClockOffset | None:
+        """Compare the clocks once, in some milliseconds; None where rank 0 is not there or does not answer.
+
+        Raises:
+            Exception: What the store raises when it is gone.
+        """
+        store = self._store
+        if not store.check([PREFIX + "here"]):
+            return None  # a question would lie in the store for ever
+        request = f"{PREFIX}{store.add(PREFIX + 'asked', 1)}/"
+        store.set(request + "request", str(self._rank))
+        if not self._ready(request):
+            store.set(request + "request", _NOBODY)
+            return None
+        reference = _Reference(*json.loads(store.get(request + "ready")))
+        store.delete_key(request + "ready")
+        return self._exchange(request, reference)
+
+    def _ready(self, request: str) -> bool:
+        until_s = time.monotonic() + PATIENCE_S
+        while not self._store.check([request + "ready"]):
+            if self._pause(0.01) or time.monotonic() > until_s:
+                return False
+        return True
+
+    def _exchange(self, request: str, reference: _Reference) -> ClockOffset:
+        store, read = self._store, self._monotonic_ns
+        best: tuple[int, int, int] | None = None  # round trip, middle, offset
+        ping, go_on = 0, True
+        while go_on:
+            go_on = ping + 1 < LEAST_PINGS or (ping + 1 < MOST_PINGS and (best is None or best[0] > GOOD_NS))
+            sent_ns = read()
+            store.set(f"{request}ping{ping}", "1" if go_on else "0")
+            answer = store.get(f"{request}pong{ping}")
+            woken_ns = read()
+            store.delete_key(f"{request}pong{ping}")
+            middle_ns = (sent_ns + woken_ns) // 2
+            if best is None or woken_ns - sent_ns < best[0]:
+                best = woken_ns - sent_ns, middle_ns, int(answer) - middle_ns
+            ping += 1
+        assert best is not None
+        round_trip_ns, middle_ns, monotonic_offset_ns = best
+        return ClockOffset(
+            monotonic_ns=middle_ns,
+            offset_ns=monotonic_offset_ns + reference.timeline_offset_ns - self._timeline_offset_ns,
+            monotonic_offset_ns=monotonic_offset_ns,
+            error_ns=round_trip_ns // 2 + 1,
+            round_trips=ping,
+            reference_rank=reference.rank,
+            reference_boot_id=reference.boot_id,
+        )
+
+
+class Drift:
+    """What several offsets say about how fast two clocks part.
+
+    Keeps the last ``keep`` of them. A drift is taken from two: the newest, and of the others the one that bounds it best.
+    """
+
+    __slots__ = ("_kept",)
+
+    def __init__(self, keep: int = 60) -> None:
+        self._kept: deque[ClockOffset] = deque(maxlen=keep)
+
+    def add(self, newest: ClockOffset) -> ClockOffset:
+        """Take in a measurement; returns it with its drift."""
+        best: tuple[int, int] | None = None  # error, drift
+        for earlier in self._kept:
+            elapsed_ns = newest.monotonic_ns - earlier.monotonic_ns
+            if earlier.reference_boot_id != newest.reference_boot_id or elapsed_ns <= 0:
+                continue
+            # Rounded up: it is a bound.
+            error_ppb = -(-(newest.error_ns + earlier.error_ns) * 1_000_000_000 // elapsed_ns)
+            grown_ns = newest.monotonic_offset_ns - earlier.monotonic_offset_ns
+            if best is None or error_ppb < best[0]:
+                best = error_ppb, grown_ns * 1_000_000_000 // elapsed_ns
+        self._kept.append(newest)
+        return newest if best is None else replace(newest, drift_ppb=best[1], drift_error_ppb=best[0])
+
+
+def reachable(store: Store) -> bool:
+    """Tell whether the store still answers; it ends with the process that keeps it."""
+    try:
+        store.add(PREFIX + "asked", 0)
+    except Exception:  # noqa: BLE001 - torch's errors have no class in common in all its versions
+        return False
+    return True
+
+
+def own_connection(store: Any) -> Store:
+    """Return a store of the same content over a connection of its own.
+
+    torch keeps a lock for as long as one thread waits for a value. On the connection that training uses, that would keep
+    training waiting.
+    """
+    if hasattr(store, "clone"):
+        cloned: Store = store.clone()
+        return cloned
+    raise NotImplementedError("needs a torch whose stores can be cloned (2.6 or later)")
