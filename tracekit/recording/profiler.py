@@ -22,6 +22,7 @@ from tracekit.recording.lifecycle import DEFAULT_ACTIONS, MarkerTable, activate,
 from tracekit.recording.schedule import CyclicSchedule, ProfilerAction
 from tracekit.recording.source import Source
 from tracekit.recording.tasks import TaskTracks
+from tracekit.recording.termination import Termination
 from tracekit.recording.writer import Writer
 from tracekit.timestamp import Timestamp
 
@@ -70,6 +71,10 @@ class Profiler:
         max_buffered_events: How many events are kept at most while the handlers do not keep up (a storage that hangs). The
             newest beyond that are dropped at the next `step`, and counted. One event takes about 100 bytes.
         shutdown_timeout: Seconds that `stop` waits for the handlers at most.
+        sigterm_grace: Seconds that SIGTERM may be held back until the recording is written out; None leaves SIGTERM alone,
+            and what was recorded since the last flush is lost. After them the handler that was there before is called, or,
+            where there was none, the files are complete and the process ends by the signal. A window of torch.profiler that
+            is open then is not saved. Needs the profiler to be started on the main thread.
         run_id, rank, local_rank, world_size, node, attempt: Which process this is, where the environment does not tell;
             see `tracekit.distributed.detect_process`.
         clock: The clocks to read; for tests.
@@ -89,6 +94,7 @@ class Profiler:
         flush_interval: float = 0.2,
         max_buffered_events: int = 1_000_000,
         shutdown_timeout: float = 10.0,
+        sigterm_grace: float | None = None,
         run_id: str | None = None,
         rank: int | None = None,
         local_rank: int | None = None,
@@ -107,6 +113,8 @@ class Profiler:
             raise ConfigError(f"timestamp must be a Timestamp, not {timestamp!r}")
         if flush_interval <= 0 or shutdown_timeout <= 0:
             raise ConfigError("flush_interval and shutdown_timeout are seconds, and must be above 0")
+        if sigterm_grace is not None and not sigterm_grace > 0:
+            raise ConfigError(f"sigterm_grace is seconds, and must be above 0, not {sigterm_grace!r}")
         if not isinstance(max_buffered_events, int) or max_buffered_events < 1:
             raise ConfigError(f"max_buffered_events must be a whole number above 0, not {max_buffered_events!r}")
         self._timestamp = timestamp or Timestamp()
@@ -117,6 +125,8 @@ class Profiler:
         self._flush_interval_s = flush_interval
         self._max_buffered = max_buffered_events * WIDTH
         self._shutdown_timeout_s = shutdown_timeout
+        self._sigterm_grace_s = sigterm_grace
+        self._termination: Termination | None = None
         self._identity: dict[str, Any] = {
             "run_id": run_id,
             "rank": rank,
@@ -165,6 +175,8 @@ class Profiler:
         """
         if self._state != "new":
             raise ConfigError(f"this Profiler was {self._state} before; make a new one for every recording")
+        if self._sigterm_grace_s is not None:
+            self._termination = Termination(self.flush, self._end_at_signal, self._sigterm_grace_s)
         self._process = detect_process(**self._identity)
         for source in self._sources:
             source.check(self)
@@ -190,6 +202,8 @@ class Profiler:
         )
         self._writer.start()
         activate(self)
+        if self._termination is not None:
+            self._termination.install()
         self._begin_batch(self._decide())
         for source in self._sources:
             self._guard(source, source.open, self, self._action)
@@ -227,7 +241,20 @@ class Profiler:
         deactivate(self)
         for marker in self._attached:
             marker.detach()
+        if self._termination is not None:
+            self._termination.remove()
         self._failures.raise_pending()
+
+    def _end_at_signal(self, timeout_s: float) -> None:
+        """Deliver what there is and complete the files, on another thread than the training thread.
+
+        The sources are left as they are: torch.profiler may take longer to write a window than there is time.
+        """
+        if self._state == "started":
+            self._state = "stopped"
+            self._set_markers(recording=False)
+        if self._writer is not None:
+            self._writer.close(timeout_s)
 
     def flush(self, timeout: float = 10.0) -> bool:
         """Return when everything recorded until now has been delivered and written out by the handlers.
@@ -517,6 +544,8 @@ class Profiler:
                 marker.detach()
             if self._writer is not None:
                 self._writer.abandon()
+            if self._termination is not None:
+                self._termination.leave_in_child()
 
 
 def _all_of(kind: Callable[..., T], name: str, value: T | Sequence[T]) -> list[T]:

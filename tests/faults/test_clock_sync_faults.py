@@ -1,0 +1,288 @@
+"""Clocks of real ranks: what comes out is true, and a rank that is missing, dies or hangs does no harm."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.faults import GOOD, Child, Remains, bites, opens, processes, read_trace
+from tracekit import merge_traces, validate_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.perfetto import Engine
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+BARRIER = "barrier"
+"""The bad way: barriers of the group that training uses."""
+
+HEAD = """
+import datetime, torch.distributed as dist
+from tracekit import ClockSync, Source, TraceHandler
+from tracekit.clock import Clock
+
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+class Tells(TraceHandler):
+    def clock_offset(self, offset):
+        say(f"offset {offset.error_ns}")
+
+class Barrier(Source):
+    def open(self, recorder, action):
+        dist.barrier()
+    def step(self, finished, action):
+        dist.barrier()
+    def close(self):
+        dist.barrier()
+
+def join():
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=5))
+
+def clocked(sources=None, **options):
+    good = os.environ["SYNC"] == "tracekit"
+    sources = (ClockSync(0.2) if good else Barrier()) if sources is None else sources
+    return record("t{rank}.json", Tells(), sources=sources, rank=rank, world_size=world, run_id="run", **options)
+"""
+
+
+@pytest.fixture(autouse=True)
+def impatient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for what hangs in the bad way no longer than it takes to see that it hangs."""
+    if "sync" in request.fixturenames and request.getfixturevalue("sync") == BARRIER:
+        monkeypatch.setattr(processes, "PATIENCE_S", 6.0)
+
+
+@contextlib.contextmanager
+def ranks(program: str, folder: Path, count: int, sync: str = GOOD) -> Iterator[list[Child]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                Child(
+                    HEAD + program,
+                    folder,
+                    environment={
+                        "MASTER_ADDR": "127.0.0.1",
+                        "MASTER_PORT": str(port),
+                        "RANK": str(rank),
+                        "WORLD_SIZE": str(count),
+                        "SYNC": sync,
+                        "OMP_NUM_THREADS": "1",
+                        "TORCH_CPP_LOG_LEVEL": "ERROR",  # torch shows a stack of C++ for every store that is gone
+                    },
+                )
+            )
+            for rank in range(count)
+        ]
+
+
+def offsets(remains: Remains) -> list[dict[str, Any]]:
+    return [event["args"] for event in remains.events if event["name"] == "tracekit_clock_offset"]
+
+
+TRUE = """
+import torch
+
+def listening():
+    mine = set()
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            mine.add(os.readlink(f"/proc/self/fd/{number}"))
+        except OSError:
+            pass
+    table = [line.split() for name in ("tcp", "tcp6") for line in open(f"/proc/net/{name}")]
+    return sum(line[3] == "0A" and f"socket:[{line[9]}]" in mine for line in table)
+
+clock = Clock()
+if rank == 2:  # as if on another host: its clocks are ahead, and run 2000 ppm faster
+    began = time.perf_counter_ns()
+    def monotonic():
+        return 7_500_000_000 + began + (time.perf_counter_ns() - began) * 1_002_000 // 1_000_000
+    clock = Clock(wall_ns=lambda: monotonic() + 1_795_000_000_000_000_000, monotonic_ns=monotonic)
+    say(f"began {began}")
+join()
+before = listening()
+seen = []
+Tells.clock_offset = lambda self, offset: seen.append(offset)
+profiler = clocked(clock=clock)
+total, rounds = torch.ones(1), 0
+agreed = torch.zeros(1)
+deadline = time.monotonic() + 60
+while not agreed and time.monotonic() < deadline:
+    with profiler.marker("step"):
+        dist.all_reduce(total)  # training's own traffic
+    assert total.item() == world, total
+    total.fill_(1.0)
+    rounds += 1
+    # Until everybody but the reference has been measured six times.
+    enough = torch.tensor([float(rank == 0 or len(seen) >= 6)])
+    dist.all_reduce(enough, dist.ReduceOp.MIN)
+    agreed = enough
+    time.sleep(0.01)
+assert listening() == before, "a socket listens"
+profiler.stop()
+dist.destroy_process_group()
+"""
+
+
+def test_offset_drift_and_bound_are_true_and_training_s_own_traffic_is_left_alone(
+    tmp_path: Path, engine: Engine
+) -> None:
+    with ranks(TRUE, tmp_path, 3) as children:
+        began_ns = int(children[2].hear("began"))
+        assert [(child.end(), child.errors) for child in children] == [(0, "")] * 3
+    traces = [read_trace(tmp_path / f"t{rank}.json") for rank in range(3)]
+    for remains in traces:
+        opens(engine, remains)
+        assert validate_trace(str(remains.path)).counts == {}
+    reference, neighbour, foreign = [offsets(remains) for remains in traces]
+    assert [(found["offset_ns"], found["error_ns"]) for found in reference] == [(0, 0)]
+    boot = traces[0].metadata["boot_id"]
+    for found in (*neighbour, *foreign):
+        assert (found["reference_rank"], found["reference_boot_id"]) == (0, boot)
+        assert found["error_ns"] < 20_000_000
+    # One host and one boot share the monotonic clock, so that the true offset is known: 0.
+    anchors_ns = traces[0].metadata["clock"]["error_ns"] + traces[1].metadata["clock"]["error_ns"]
+    for found in neighbour:
+        assert abs(found["monotonic_offset_ns"]) <= found["error_ns"]
+        # The wall clocks are read once each, and slewed meanwhile.
+        assert abs(found["offset_ns"]) <= found["error_ns"] + anchors_ns + 50_000
+        if found["drift_ppb"] is not None:
+            assert abs(found["drift_ppb"]) <= found["drift_error_ppb"]
+    for found in foreign:
+        # Its clock shows 7.5 s + began + 1.002 * (true - began).
+        true_ns = began_ns + (found["monotonic_ns"] - 7_500_000_000 - began_ns) * 1_000_000 // 1_002_000
+        assert abs(found["monotonic_ns"] + found["monotonic_offset_ns"] - true_ns) <= found["error_ns"] + 2
+        if found["drift_ppb"] is not None:
+            assert abs(found["drift_ppb"] + 1_996_008) <= found["drift_error_ppb"] + 2
+    assert min(found["drift_error_ppb"] for found in foreign[1:]) < 1_900_000  # so that it says something
+    report = merge_traces(str(tmp_path / "merged.json"), [str(remains.path) for remains in traces[:2]], strict=True)
+    assert [drop for drop in report.dropped if drop.lost] == []
+    with engine.load(tmp_path / "merged.json") as trace:
+        assert trace.errors() == []
+    merged = json.loads((tmp_path / "merged.json").read_text())["traceEvents"]
+    assert [event["args"] for event in merged if event["name"] == "tracekit_clock_offset"] == [*reference, *neighbour]
+
+
+MISSING = """
+join()
+if rank == 1:
+    profiler = clocked(sources=())  # has no ClockSync at all
+else:
+    profiler = clocked()
+say("started")
+longest = 0.0
+hear()
+for _ in range(50):
+    before = time.monotonic()
+    with profiler.marker("step"):
+        time.sleep(0.002)
+    profiler.step()
+    longest = max(longest, time.monotonic() - before)
+profiler.stop()
+say(f"longest {longest}")
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("sync", [GOOD, BARRIER])
+def test_a_rank_that_has_none_keeps_nobody_waiting(tmp_path: Path, engine: Engine, sync: str) -> None:
+    with bites(sync), ranks(MISSING, tmp_path, 3, sync) as children:
+        for child in children:
+            assert child.hear("started") == ""
+        assert int(children[2].hear("offset")) > 0
+        for child in children:
+            child.tell()
+        for rank, child in enumerate(children):
+            assert float(child.hear("longest")) < 1.0
+            assert child.end(30) == 0
+            remains = read_trace(tmp_path / f"t{rank}.json")
+            assert (remains.count("XB", "step"), remains.closed) == (50, True)
+            opens(engine, remains)
+        assert "no clock was compared with that of rank 1\n" in children[0].errors
+        assert "tracekit" not in children[1].errors + children[2].errors
+
+
+DIES = """
+join()
+profiler = clocked()
+while True:
+    profiler.step()
+    with profiler.marker("step"):
+        if hear() == "stop":
+            break
+    say("alive")
+profiler.stop()
+say("stopped")
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("sync", [GOOD, BARRIER])
+def test_ranks_that_die_or_hang_take_nobody_with_them(tmp_path: Path, engine: Engine, sync: str) -> None:
+    with bites(sync), ranks(DIES, tmp_path, 4, sync) as children:
+        if sync == GOOD:
+            for child in children[1:]:
+                child.hear("offset")
+        children[1].kill()
+        children[2].signal(signal.SIGSTOP)
+        for child in (children[0], children[3]):
+            child.tell()
+            child.hear("alive")
+        for _ in range(5):  # goes on being measured, after one wait for the one that hangs at most
+            children[3].hear("offset")
+        children[0].kill()
+        # Rank 0 kept the store: nobody can be asked any more, and that is said once.
+        for _ in range(3):
+            children[3].tell()
+            children[3].hear("alive")
+        children[3].tell("stop")
+        children[3].hear("stopped")
+        assert children[3].end(30) == 0
+        assert children[3].errors.count("tracekit") <= 1, children[3].errors
+        remains = read_trace(tmp_path / "t3.json")
+        assert remains.closed
+        opens(engine, remains)
+        assert len(offsets(remains)) >= 6
+        opens(engine, read_trace(tmp_path / "t0.json"))
+
+
+LATE_AND_EARLY = """
+profiler = clocked()
+with profiler.marker("before"):
+    pass
+join()
+hear()
+dist.destroy_process_group()
+with profiler.marker("after"):
+    hear()
+profiler.stop()
+"""
+
+
+def test_a_process_group_may_come_later_and_go_earlier_than_the_recording(tmp_path: Path) -> None:
+    with ranks(LATE_AND_EARLY, tmp_path, 2) as children:
+        children[1].hear("offset")  # or rank 0 would leave before it was asked
+        for child in children:
+            child.tell()
+        for child in children:
+            child.tell()
+        for rank, child in enumerate(children):
+            assert (child.end(), child.errors) == (0, "")
+            assert json.loads((tmp_path / f"t{rank}.json").read_text())[-1]["name"] == "tracekit_summary"
+
+
+def test_it_does_nothing_in_a_run_of_one_rank(tmp_path: Path) -> None:
+    with ranks("clocked().stop()\nassert 'torch' in sys.modules\n", tmp_path, 1) as (child,):
+        assert (child.end(), child.errors) == (0, "")
+    assert offsets(read_trace(tmp_path / "t0.json")) == []

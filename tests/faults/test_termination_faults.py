@@ -1,0 +1,389 @@
+"""Dying politely: SIGTERM with and without a grace period, SIGINT, exceptions, and threads that record to the very end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.faults import GOOD, Child, bites, left_in, opens, read_trace, writers
+from tests.faults.processes import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.perfetto import Engine
+
+# An interval of an hour: what is in the file afterwards was brought there by the signal.
+POLITE = """
+profiler = record(flush_interval=3600.0, sigterm_grace=10.0)
+for number in range(2000):
+    with profiler.marker("work"):
+        pass
+profiler.marker("open").start()
+"""
+
+WAYS_TO_WAIT = {
+    "python": "say('ready')\nwhile True:\n    sum(range(100))\n",
+    "system call": "say('ready')\nhear()\n",
+    "sleep": "say('ready')\ntime.sleep(100)\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("writer", "waits"),
+    [(GOOD, way) for way in WAYS_TO_WAIT]
+    + [(bad, "sleep") for bad in ("object form", "only whole slices", "tears records")],
+)
+def test_sigterm_with_grace_loses_nothing_and_ends_as_sigterm_does(
+    tmp_path: Path, engine: Engine, writer: str, waits: str
+) -> None:
+    with bites(writer), Child(POLITE + WAYS_TO_WAIT[waits], tmp_path, writer=writer) as child:
+        child.hear("ready")
+        sent = time.monotonic()
+        child.signal(signal.SIGTERM)
+        assert child.end() == -signal.SIGTERM
+        assert time.monotonic() - sent < 2.0
+        assert child.errors == ""
+        remains = left_in(tmp_path)
+        assert remains.closed
+        assert remains.count("X", "work") == 2000
+        assert remains.open_slices() == ["open"]
+        assert remains.summary is not None
+        assert remains.summary["slices"] == 2000
+        opens(engine, remains)
+
+
+IN_A_LOOP = """
+profiler = record(flush_interval=3600.0, sigterm_grace=10.0)
+emit_at(profiler, 20_000)
+"""
+
+
+def test_sigterm_in_the_middle_of_recording_keeps_what_was_recorded_when_it_came(
+    tmp_path: Path, engine: Engine
+) -> None:
+    with Child(IN_A_LOOP, tmp_path) as child:
+        deadline = time.monotonic() + 60
+        while child.tally[child.tally.EMITTED] < 5000:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        before = child.tally[child.tally.EMITTED]
+        child.signal(signal.SIGTERM)
+        assert child.end() == -signal.SIGTERM
+        remains = left_in(tmp_path)
+        assert remains.count("X", "work") >= before
+        assert remains.closed
+        opens(engine, remains)
+
+
+STUCK = """
+import ctypes
+libc = ctypes.PyDLL(None) if os.environ["LOCK"] == "held" else ctypes.CDLL(None)
+profiler = record(flush_interval=0.05, sigterm_grace=0.3)
+with profiler.marker("hang"):
+    profiler.flush()
+    say("ready")
+    libc.pause() if os.environ["LOCK"] == "held" else None
+    mutex = ctypes.create_string_buffer(256)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)  # never comes back, not even for a signal
+"""
+
+
+def test_sigterm_ends_also_a_process_whose_main_thread_hangs_in_c_code(tmp_path: Path, engine: Engine) -> None:
+    """With a Python handler alone such a process would have to be killed."""
+    with Child(STUCK, tmp_path, environment={"LOCK": "free"}) as child:
+        child.hear("ready")
+        child.signal(signal.SIGTERM)
+        assert child.end(30) == -signal.SIGTERM
+        remains = left_in(tmp_path)
+        assert remains.closed
+        assert remains.open_slices() == ["hang"]
+        opens(engine, remains)
+
+
+PREVIOUS = """
+def previous(number, frame):
+    say(f"previous {number} {os.path.getsize('t.json')}")
+    if os.environ["THEN"] == "exit":
+        os._exit(7)
+    if os.environ["THEN"] == "raise":
+        raise SystemExit(8)
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN if os.environ["THEN"] == "ignore" else previous)
+profiler = record(flush_interval=3600.0, sigterm_grace=10.0)
+for _ in range(1000):
+    with profiler.marker("work"):
+        pass
+say("ready")
+while hear() != "stop":
+    with profiler.marker("after"):
+        pass
+profiler.stop()
+say(f"back {signal.getsignal(signal.SIGTERM) in (previous, signal.SIG_IGN)}")
+signal.set_wakeup_fd(-1)
+hear()
+"""
+
+
+@pytest.mark.parametrize(("then", "exit_code"), [("exit", 7), ("raise", 8)])
+def test_the_handler_that_was_there_before_is_called_with_everything_written(
+    tmp_path: Path, engine: Engine, then: str, exit_code: int
+) -> None:
+    with Child(PREVIOUS, tmp_path, environment={"THEN": then}) as child:
+        child.hear("ready")
+        child.signal(signal.SIGTERM)
+        number, size = child.hear("previous").split()
+        assert int(number) == signal.SIGTERM
+        assert int(size) > 1000 * 50
+        assert child.end() == exit_code
+        remains = left_in(tmp_path)
+        assert remains.count("X", "work") == 1000
+        assert remains.closed == (then == "raise")
+        opens(engine, remains)
+
+
+@pytest.mark.parametrize("then", ["go on", "ignore"])
+def test_a_process_that_lives_on_records_on_and_gets_its_handler_back(
+    tmp_path: Path, engine: Engine, then: str
+) -> None:
+    with Child(PREVIOUS, tmp_path, environment={"THEN": then}) as child:
+        child.hear("ready")
+        for _ in range(3):
+            child.signal(signal.SIGTERM)
+            if then == "go on":
+                child.hear("previous")
+            else:
+                deadline = time.monotonic() + 30
+                while (tmp_path / "t.json").stat().st_size < 50_000:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.01)
+        child.tell()
+        child.tell("stop")
+        assert child.hear("back") == "True"
+        child.signal(signal.SIGTERM)
+        if then == "go on":
+            child.hear("previous")
+        child.tell()
+        assert (child.end(), child.errors) == (0, "")
+        remains = left_in(tmp_path)
+        assert (remains.count("X", "work"), remains.count("X", "after"), remains.closed) == (1000, 1, True)
+        opens(engine, remains)
+
+
+NESTED = """
+outer = record("outer.json", flush_interval=3600.0, sigterm_grace=10.0)
+inner = record("inner.json", flush_interval=3600.0, sigterm_grace=10.0)
+for profiler in (outer, inner):
+    with profiler.marker("work"):
+        pass
+say("ready")
+hear()
+"""
+
+
+def test_both_of_two_nested_recordings_are_completed(tmp_path: Path) -> None:
+    with Child(NESTED, tmp_path) as child:
+        child.hear("ready")
+        child.signal(signal.SIGTERM)
+        assert child.end() == -signal.SIGTERM
+        for name in ("outer.json", "inner.json"):
+            remains = read_trace(tmp_path / name)
+            assert (remains.count("X", "work"), remains.closed) == (1, True)
+
+
+FORKED = """
+import warnings
+warnings.simplefilter("ignore")  # forking beside threads is the point
+profiler = record(flush_interval=3600.0, sigterm_grace=10.0)
+with profiler.marker("work"):
+    pass
+child = os.fork()
+if child == 0:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+    os._exit(5)
+_, status = os.waitpid(child, 0)
+with profiler.marker("work"):
+    pass
+say(f"child {os.waitstatus_to_exitcode(status)}")
+hear()
+profiler.stop()
+"""
+
+
+def test_sigterm_to_a_forked_child_ends_the_child_and_is_not_taken_for_the_parent_s(tmp_path: Path) -> None:
+    with Child(FORKED, tmp_path) as child:
+        assert child.hear("child") == str(-signal.SIGTERM)
+        child.tell()
+        assert child.end() == 0
+        remains = left_in(tmp_path)
+        assert (remains.count("X", "work"), remains.closed) == (2, True)
+
+
+def test_it_must_be_started_on_the_main_thread(tmp_path: Path) -> None:
+    program = """
+        from tracekit import ConfigError
+        def start():
+            try:
+                record(sigterm_grace=1.0)
+            except ConfigError as error:
+                say(str(error))
+        in_threads = threading.Thread(target=start)
+        in_threads.start()
+        in_threads.join()
+        assert os.listdir() == ["tally.bin"]
+    """
+    with Child(program, tmp_path) as child:
+        assert "start the profiler there" in child.hear("sigterm_grace")
+        assert (child.end(), child.errors) == (0, "")
+
+
+# ---- without a grace period ---------------------------------------------------------------------------------------------
+
+
+@writers("never flushes", "object form")
+def test_sigterm_without_grace_loses_no_more_than_a_kill(tmp_path: Path, engine: Engine, writer: str) -> None:
+    program = "profiler = record()\nsay('ready')\nemit_at(profiler, 2_000)\n"
+    with bites(writer), Child(program, tmp_path, writer=writer) as child:
+        child.hear("ready")
+        deadline = time.monotonic() + 60
+        while child.tally[child.tally.EMITTED] < 2000:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        child.signal(signal.SIGTERM)
+        assert child.end() == -signal.SIGTERM
+        remains = left_in(tmp_path)
+        opens(engine, remains)
+        lost_ns = child.tally[child.tally.LAST_NS] - remains.newest_ns
+        assert lost_ns <= 250_000_000 + child.tally.late_ns
+
+
+ENDS = {
+    "falls off the end": ("", 0),
+    "sys.exit": ("sys.exit(3)", 3),
+    "exception": ("raise RuntimeError('mine')", 1),
+    "SIGINT": ("say('ready')\nhear()", -signal.SIGINT),
+    "sys.exit in a thread": (
+        "threads = in_threads(2, lambda _: sys.exit(5))\n[thread.join() for thread in threads]",
+        0,
+    ),
+    "exception in a thread": ("threading.excepthook = lambda _: None\nin_threads(1, lambda _: 1 / 0)[0].join()", 0),
+}
+
+
+RECORDS_AND_ENDS = """
+from tests.faults.child import in_threads
+profiler = record()
+def work(_):
+    for _ in range(500):
+        with profiler.marker("work"):
+            pass
+for thread in in_threads(4, work):
+    thread.join()
+"""
+
+
+@pytest.mark.parametrize(("writer", "how"), [*((GOOD, how) for how in ENDS), ("never flushes", "os._exit")])
+def test_every_end_that_python_survives_loses_nothing(tmp_path: Path, engine: Engine, writer: str, how: str) -> None:
+    # No interpreter helps at the end of the bad one, which is what it would amount to without tracekit's own hook.
+    ending, exit_code = ENDS.get(how, ("os._exit(0)", 0))
+    with bites(writer), Child(RECORDS_AND_ENDS + ending + "\n", tmp_path, writer=writer) as child:
+        if how == "SIGINT":
+            child.hear("ready")
+            child.signal(signal.SIGINT)
+        assert child.end() == exit_code
+        remains = left_in(tmp_path)
+        assert remains.closed
+        assert remains.count("XB", "work") == 2000
+        assert "tracekit" not in child.errors
+        opens(engine, remains)
+
+
+FINALISING = """
+profiler = record()
+marker = profiler.marker("daemon")
+
+def for_ever():
+    while True:
+        with marker:
+            pass
+        marker.instant()
+        time.sleep(0.0001)  # four threads that never let go would share the interpreter with its end, 5 ms each in turn
+
+class Late:
+    def __del__(self, marker=marker):
+        with marker:
+            pass
+
+import atexit
+late = Late()
+atexit.register(lambda: marker.instant())
+for _ in range(4):
+    threading.Thread(target=for_ever, daemon=True).start()
+for _ in range(1000):
+    with profiler.marker("work"):
+        pass
+atexit.register(lambda: marker.instant())
+say("ends")
+"""
+
+
+def test_daemon_threads_that_record_to_the_very_end_hold_nothing_up_and_say_nothing(
+    tmp_path: Path, engine: Engine
+) -> None:
+    with Child(FINALISING, tmp_path) as child:
+        child.hear("ends")
+        said = time.monotonic()
+        assert child.end() == 0
+        assert child.errors == ""
+        assert time.monotonic() - said < 1.0
+        remains = left_in(tmp_path)
+        assert remains.closed
+        assert remains.count("XB", "work") == 1000
+        opens(engine, remains)
+
+
+TORCHRUN = """
+import os, sys, time
+from tracekit import JSONTraceHandler, Profiler
+profiler = Profiler(JSONTraceHandler("rank{rank}.json"), sigterm_grace=10.0, flush_interval=3600.0, record_batches=False)
+profiler.start()
+for _ in range(1000):
+    with profiler.marker("work"):
+        pass
+open(f"ready{os.environ['RANK']}", "x").close()
+time.sleep(120)
+"""
+
+
+def test_torchrun_that_is_terminated_leaves_complete_traces_of_every_rank(tmp_path: Path, engine: Engine) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    (tmp_path / "train.py").write_text(TORCHRUN)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.fspath(ROOT)},
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 90
+        while not all((tmp_path / f"ready{rank}").exists() for rank in range(2)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.terminate()
+        process.wait(60)
+    finally:
+        process.kill()
+        process.wait()
+    for rank in range(2):
+        remains = read_trace(tmp_path / f"rank{rank}.json")
+        assert (remains.count("X", "work"), remains.closed) == (1000, True)
+        opens(engine, remains)
