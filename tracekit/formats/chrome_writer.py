@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from tracekit.events import BEGIN, COUNTER, END, INSTANT, WIDTH
+from tracekit.formats.late_times import exact_records
 from tracekit.formats.rank_trace import TIMESTAMP_EVENT
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class ChromeEncoder:
 
     def encode(self, batch: EventBatch) -> bytes:
         """Encode a batch: names of new tracks first, then changes of the training time, then its events."""
-        records = batch.records
+        records = exact_records(batch.records, batch.offset_ns - self._base_ns, batch.cut_ns)
         lines: list[bytes] = []
         append = lines.append
         self._name_tracks(batch, append)

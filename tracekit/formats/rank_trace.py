@@ -14,7 +14,8 @@ A rank trace is Chrome's Trace Event Format in its *array* form, one event a lin
   is in the first write, so a file that exists is never empty and always says whose it is.
 * ``ts`` and ``dur`` are microseconds with exactly three decimals, written from integer nanoseconds.
   Absolute time in ns = ``baseTimeNanoseconds + ts * 1000``. The base is Kineto's own grid (see `base_time_ns`), so that
-  a rank trace and torch.profiler's traces need no shift, and every ``ts`` stays exact as a double.
+  a rank trace and torch.profiler's traces need no shift, and every ``ts`` stays exact as a double (see
+  `tracekit.formats.late_times` for runs that go on beyond the quarter).
 * Slices are ``X``; a slice that was open when an earlier part of the file was written is a ``B`` there and an ``E``
   later, so that a process that hangs or is killed shows what it was in. On one (pid, tid) slices nest and never overlap.
 * tracekit's own metadata are ``M`` events whose names Perfetto does not know and passes over.

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from tracekit.formats.late_times import EXACT_NS
 from tracekit.formats.rank_trace import base_time_ns
 
 if TYPE_CHECKING:
     from tracekit.merge.inputs import Input
 
 __all__ = ["describe_clocks", "place"]
-
-_EXACT_NS: Final = 2**43 * 1000
-"""Up to here a viewer's doubles, of microseconds, hold every nanosecond: 101 days."""
 
 
 def place(inputs: list[Input]) -> tuple[int, list[int], list[str]]:
@@ -47,7 +45,7 @@ def place(inputs: list[Input]) -> tuple[int, list[int], list[str]]:
             f"{item.scan.path} does not tell its clock (no baseTimeNanoseconds, no epoch times): "
             f"its first event is placed at the start of the others; rank {item.rank} is not aligned"
         )
-    if latest - base > _EXACT_NS:
+    if latest - base > EXACT_NS:
         warnings.append(
             f"the inputs span {(latest - first) // 86_400_000_000_000} days: viewers show times that late less exactly "
             "than to the nanosecond"

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.decimal_time import parse_us
+from tracekit.formats.late_times import is_exact
 from tracekit.formats.rank_trace import METADATA_EVENT
 from tracekit.formats.trace_reader import UNSET, decode_json, decode_or_none, encode_json
 from tracekit.validation.shapes import shape
@@ -150,7 +151,7 @@ class EventChecks:
                 "perfetto-negative-time", number, f"ts is {_short(text)}; write times relative to an earlier base"
             )
             return None
-        if ns > _EXACT_NS and (b"." in text or b"e" in text.lower()):
+        if ns > _EXACT_NS and (b"." in text or b"e" in text.lower()) and not is_exact(ns):
             self._add(
                 "perfetto-inexact-time",
                 number,
