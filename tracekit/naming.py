@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tracekit.distributed import ProcessInfo
     from tracekit.timestamp import Timestamp
 
-__all__ = ["FileName"]
+__all__ = ["FileName", "following_names", "safe_text"]
 
 _FIELDS: Final = ("run_id", "rank", "local_rank", "world_size", "node", "host", "pid", "attempt", "epoch", "batch")
 _MAX_ALTERNATIVES: Final = 100_000
@@ -87,12 +87,12 @@ class FileName:
         Text values lose what could leave their folder or upset a shell.
         """
         values: dict[str, int | str] = {
-            "run_id": _safe(process.run_id),
+            "run_id": safe_text(process.run_id),
             "rank": process.rank,
             "local_rank": process.local_rank,
             "world_size": process.world_size,
             "node": process.node,
-            "host": _safe(process.host),
+            "host": safe_text(process.host),
             "pid": process.pid,
             "attempt": process.attempt,
             "epoch": int(timestamp.epoch),
@@ -114,13 +114,19 @@ class FileName:
             for following in range(number, number + _MAX_ALTERNATIVES):
                 yield following, self.format(process, timestamp, following)
             return
-        path = self.format(process, timestamp)
-        yield 0, path
-        folder, slash, name = path.rpartition("/")
-        stem, dot, suffix = name.partition(".json")
-        for following in range(2, _MAX_ALTERNATIVES):
-            yield following, f"{folder}{slash}{stem}-{following}{dot}{suffix}"
+        for following, path in enumerate(following_names(self.format(process, timestamp)), 1):
+            yield 0 if following == 1 else following, path
 
 
-def _safe(text: str) -> str:
+def following_names(path: str) -> Iterator[str]:
+    """Yield a path, and what to take instead where it is taken: ``-2``, ``-3`` ... in front of its suffix."""
+    yield path
+    folder, slash, name = path.rpartition("/")
+    stem, dot, suffix = name.partition(".json")
+    for following in range(2, _MAX_ALTERNATIVES):
+        yield f"{folder}{slash}{stem}-{following}{dot}{suffix}"
+
+
+def safe_text(text: str) -> str:
+    """Return a text as it may be part of a file name: without what could leave the folder or upset a shell."""
     return _UNSAFE.sub("_", text).lstrip(".") or "_"

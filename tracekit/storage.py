@@ -6,11 +6,13 @@ Local paths take the standard library, so that recording to a local disk never p
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob as _glob
+import inspect
 import os
 import tempfile
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 from tracekit.errors import StorageError
 
@@ -18,17 +20,51 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
+    "AlreadyThereError",
+    "RefusedError",
+    "TooSlowError",
     "atomic_write",
     "basename",
+    "check_protocol",
     "exists",
     "expand",
     "is_remote",
     "open_read",
+    "put",
+    "read",
     "same_file",
     "size_bytes",
     "upload",
     "without_secrets",
 ]
+
+# The names of the errors by which the clients of object stores say that nobody is allowed in: none is an OSError.
+_NO_CREDENTIALS: Final = frozenset(
+    {
+        "ClientAuthenticationError",
+        "CredentialRetrievalError",
+        "DefaultCredentialsError",
+        "NoCredentialsError",
+        "PartialCredentialsError",
+        "ProfileNotFound",
+        "RefreshError",
+        "TokenRetrievalError",
+        "UnauthorizedSSOTokenError",
+    }
+)
+_ONE_REQUEST_BYTES: Final = 5 << 30  # S3's limit for a single PUT
+
+
+class AlreadyThereError(StorageError):
+    """An object of that name exists, and was not to be replaced."""
+
+
+class RefusedError(StorageError):
+    """The storage says no, and will say no again: wrong or missing credentials, no permission, no such bucket."""
+
+
+class TooSlowError(StorageError):
+    """The storage gave no answer within the time it was given."""
 
 
 def is_remote(path: str) -> bool:
@@ -245,3 +281,88 @@ def upload(local: str, url: str) -> None:
         filesystem.put_file(local, inner)
     except Exception as error:
         raise _explain(url, error, "be written") from error
+
+
+# ---- objects that are written once ------------------------------------------------------------------------------------------
+
+
+def check_protocol(url: str) -> None:
+    """Refuse a URL that nothing here can write to, without touching the network.
+
+    Raises:
+        StorageError: The protocol is unknown, or the package for it is not installed.
+    """
+    try:
+        from fsspec.registry import get_filesystem_class
+
+        get_filesystem_class(url.split("://", 1)[0].rpartition("::")[2])
+    except (ImportError, ValueError) as error:
+        raise StorageError(f"{without_secrets(url)}: {error}") from error
+
+
+def put(local: str, url: str, *, replace: bool = False, timeout_s: float | None = None) -> None:
+    """Copy a local file to a URL as one object, which is visible only when complete.
+
+    In one request where the storage knows that (S3 up to 5 GiB), so that no part of it can be left behind.
+
+    Args:
+        local: The file.
+        url: The object's name.
+        replace: Replace an object that is there. Otherwise it is made exclusively where the storage can do that, and
+            looked for beforehand where it cannot.
+        timeout_s: Seconds after which the request is cancelled, where the storage's client can be cancelled.
+
+    Raises:
+        AlreadyThereError: An object of that name is there.
+        RefusedError: Trying again would not help.
+        TooSlowError: It took longer than ``timeout_s``.
+        StorageError: The storage could not be reached, or failed.
+    """
+    try:
+        filesystem, inner = _filesystem(url)
+        put_file = filesystem._put_file if filesystem.async_impl else filesystem.put_file  # noqa: SLF001 - its arguments
+        known = inspect.signature(put_file).parameters
+        options: dict[str, Any] = {}
+        if filesystem.async_impl and timeout_s is not None:
+            options["timeout"] = timeout_s
+        if "s3" in filesystem.protocol and "chunksize" in known:
+            options["chunksize"] = _ONE_REQUEST_BYTES
+        if not replace:
+            if "mode" in known:
+                options["mode"] = "create"
+            elif filesystem.exists(inner):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        filesystem.put_file(local, inner, **options)
+    except Exception as error:
+        raise _explain_put(url, error) from error
+
+
+def read(url: str, *, timeout_s: float | None = None) -> bytes | None:
+    """Return the content of an object, or None if there is none.
+
+    Raises:
+        StorageError: It cannot be read.
+    """
+    try:
+        filesystem, inner = _filesystem(url)
+        options = {"timeout": timeout_s} if filesystem.async_impl and timeout_s is not None else {}
+        return bytes(filesystem.cat_file(inner, **options))
+    except FileNotFoundError:
+        return None
+    except Exception as error:
+        raise _explain_put(url, error, "be read") from error
+
+
+def _explain_put(url: str, error: Exception, what: str = "be written") -> StorageError:
+    if isinstance(error, StorageError):
+        return error
+    if isinstance(error, TimeoutError):
+        return TooSlowError(f"{without_secrets(url)}: cannot {what}: no answer in time")
+    explained = _explain(url, error, what)
+    response = getattr(error.__cause__, "response", None) or {}  # botocore's, below what s3fs makes of it
+    code = response.get("Error", {}).get("Code", "") if isinstance(response, dict) else ""
+    if isinstance(error, FileExistsError) or code in ("PreconditionFailed", "ConditionalRequestConflict"):
+        return AlreadyThereError(str(explained))
+    status = next((getattr(error, name) for name in ("code", "status", "status_code") if hasattr(error, name)), None)
+    refused = isinstance(error, PermissionError | FileNotFoundError) or type(error).__name__ in _NO_CREDENTIALS
+    return RefusedError(str(explained)) if refused or status in (401, 403) else explained

@@ -312,7 +312,9 @@ def test_dumps_go_to_remote_storage() -> None:
         recorder.dump()
         flush(profiler)
     memory = fsspec.filesystem("memory")
-    assert sorted(memory.ls("/flight", detail=False)) == ["/flight/d0-2.json", "/flight/d0.json"]
+    assert sorted(memory.ls("/flight", detail=False)) == [
+        "/flight/d.index.json", "/flight/d0-2.json", "/flight/d0.json",
+    ]  # fmt: skip
     memory.rm("/flight", recursive=True)
 
 

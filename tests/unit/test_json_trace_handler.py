@@ -151,30 +151,17 @@ def test_a_gz_name_is_written_plain_and_compressed_at_the_end(tmp_path: Path) ->
     assert events(tmp_path / "t.json.gz")[0]["name"] == "tracekit_metadata"
 
 
-def test_a_remote_name_is_uploaded_whole_when_the_recording_ends() -> None:
+def test_a_remote_name_is_uploaded_in_segments_when_the_recording_ends() -> None:
     import fsspec
 
     memory = fsspec.filesystem("memory")
-    record("memory://bucket/{run_id}/rank{rank}.json.gz")
-    with memory.open("/bucket/run/rank0.json.gz") as file:
+    handler, _ = record("memory://bucket/{run_id}/rank{rank}.json.gz")
+    assert handler.paths == ["memory://bucket/run/rank0-part0000.json.gz"]
+    assert handler.kept == []
+    with memory.open("/bucket/run/rank0-part0000.json.gz") as file:
         loaded = json.loads(gzip.decompress(file.read()))
     assert loaded[0]["args"]["rank"] == 0
     memory.rm("/bucket", recursive=True)
-
-
-def test_what_cannot_be_uploaded_is_kept_and_named(
-    monkeypatch: pytest.MonkeyPatch, caplog: Any, tmp_path: Path
-) -> None:
-    def refuse(local: str, url: str) -> None:
-        raise StorageError(f"{url}: cannot be written: no route")
-
-    monkeypatch.setattr("tracekit.storage.upload", refuse)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    record("memory://bucket/rank{rank}.json")
-    (kept,) = tmp_path.glob("*/rank0.json")
-    assert str(kept) in caplog.text
-    assert "no route" in caplog.text
-    assert events(kept)[0]["name"] == "tracekit_metadata"
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------------
@@ -250,7 +237,9 @@ def test_a_failed_write_loses_its_events_is_counted_and_leaves_the_file_whole(
             monkeypatch.setattr(os, "write", real_write)
             full = False
     found = events(tmp_path / "t.json")
-    assert [event["name"] for event in found if event["ph"] == "i"] == ["instant 0", "instant 2"]
+    instants = [event for event in found if event["ph"] == "i"]
+    assert [event["name"] for event in instants] == ["instant 0", "tracekit.gap", "instant 2"]
+    assert instants[1]["args"]["lost_events"] == 1
     assert found[-1]["args"]["dropped"] == {"events that could not be written": 1}
     assert caplog.text.count("No space left on device") == 1
 

@@ -28,6 +28,7 @@ ROOMS = {
     "errors": "errors",
     "events": "values",
     "naming": "values",
+    "notices": "values",
     "storage": "storage",
     "timestamp": "values",
     "timestring": "values",
@@ -37,7 +38,7 @@ ROOMS = {
 }
 
 FOUNDATION = {"errors", "values", "storage", "formats"}
-RECORDING = FOUNDATION | {"handlers", "recording"}
+RECORDING = FOUNDATION | {"handlers", "outbox", "recording"}
 SOURCES = RECORDING | {"sources", "testing"}
 
 # What each room may use besides itself.
@@ -46,8 +47,9 @@ MAY_USE = {
     "values": {"errors"},
     "storage": {"errors", "values"},
     "formats": {"errors", "values", "storage"},
-    "handlers": FOUNDATION,
-    "recording": FOUNDATION | {"handlers"},
+    "outbox": {"errors", "values", "storage"},
+    "handlers": FOUNDATION | {"outbox"},
+    "recording": FOUNDATION | {"handlers", "outbox"},
     "sources": RECORDING,
     "testing": RECORDING,
     "integrations": SOURCES,

@@ -24,6 +24,7 @@ __all__ = ["Verb", "entry_point", "main"]
 VERBS: Final = {
     "merge": "merge the traces of all ranks into one for Perfetto",
     "recover": "make a clean trace of a cut or damaged one",
+    "upload": "upload what a recording could not",
     "validate": "check that a trace is one that Perfetto shows whole",
 }
 _FAILURE: Final = 1

@@ -35,7 +35,10 @@ __all__ = [
     "COMPANION_EVENT",
     "DUMP_EVENT",
     "FORMAT_VERSION",
+    "GAP_EVENT",
     "GRID_SECONDS",
+    "LOSS_EVENT",
+    "LOST_EVENTS_KEY",
     "METADATA_EVENT",
     "SUMMARY_EVENT",
     "TIMESTAMP_EVENT",
@@ -65,6 +68,15 @@ COMPANION_EVENT: Final = "tracekit_companion"
 
 DUMP_EVENT: Final = "tracekit_dump"
 """The file is a dump of a flight recorder: ``args`` {"reasons", "events": kept, "dropped": events older than these}."""
+
+LOSS_EVENT: Final = "tracekit_loss"
+"""How many events this file lacks because it could not be written: ``args`` {`LOST_EVENTS_KEY`: n}, padded with spaces to a
+fixed width and kept right in place, so that it holds also when the disk stays full and the process is killed."""
+
+LOST_EVENTS_KEY: Final = "lost_events"
+
+GAP_EVENT: Final = "tracekit.gap"
+"""An instant, at the time of the first event that is missing: ``args`` {"lost_events", "from_ns", "to_ns"}."""
 
 SUMMARY_EVENT: Final = "tracekit_summary"
 """Last event of a file that was closed: ``args`` holds the counts of what was written and what was lost."""

@@ -26,11 +26,13 @@ class Recording:
         process: Who this process is.
         anchor: The reading of the clocks that every time of this recording is derived from.
         timestamp: The training time at the start.
+        shutdown_timeout_s: How long the end of the recording may take, from `TraceHandler.stopping` on.
     """
 
     process: ProcessInfo
     anchor: Anchor
     timestamp: Timestamp
+    shutdown_timeout_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,11 @@ class TraceHandler:
     """
 
     inline: ClassVar[bool] = False
+
+    @property
+    def lost(self) -> Mapping[str, int]:
+        """How many events this handler was given and could not keep, by reason; the profiler's `Summary` has them too."""
+        return {}
 
     # ---- life ---------------------------------------------------------------------------------------------------------
 

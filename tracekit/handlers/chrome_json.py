@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
+from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import ConfigError, StorageError
 from tracekit.events import WIDTH
 from tracekit.formats.rank_trace import COMPANION_EVENT
 from tracekit.handlers.base import Recording, Summary, TraceHandler
+from tracekit.handlers.gap import Gap, count_events, span_ns
 from tracekit.handlers.live_file import make_folder
 from tracekit.handlers.open_slices import OpenSlices
-from tracekit.handlers.rank_file import RankFile, RankFiles, clock_metadata, offset_metadata, trace_name
+from tracekit.handlers.rank_file import RankFile, clock_metadata, offset_metadata
+from tracekit.handlers.rank_files import DEFAULT_SPOOL_BYTES, RankFiles, trace_name
 from tracekit.handlers.rotation import Retention, Rotation
+from tracekit.notices import Notices
+from tracekit.outbox.remote import GONE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,11 +31,11 @@ if TYPE_CHECKING:
 
 __all__ = ["JSONTraceHandler"]
 
-logger = logging.getLogger("tracekit")
-
 DEFAULT_NAME = "traces/{run_id}/rank{rank}-attempt{attempt}.json"
 DEFAULT_PARTS_NAME = "traces/{run_id}/rank{rank}-attempt{attempt}-part{part:04d}.json"
 
+UNWRITTEN: Final = "events that could not be written"
+_SEGMENTS: Final = Rotation(limit_bytes=8 << 20, limit_ns=30_000_000_000)  # on a remote storage
 _SUMMARY_BYTES: Final = 1000  # about what the last lines of a recording take
 
 
@@ -39,9 +43,16 @@ class JSONTraceHandler(TraceHandler):
     """Streams the events of this rank to a Chrome JSON file, for `tracekit merge` and ui.perfetto.dev.
 
     The file is there under its name, and opens, from the start of the recording on; what was flushed survives the death of
-    the process. A name that ends with ``.gz`` is written plain and compressed when it is complete, and one on a remote
-    storage (``s3://`` ...) is written to a temporary local folder and uploaded when it is complete, because a cut gzip
-    does not open and an object cannot be appended to.
+    the process. A name that ends with ``.gz`` is written plain, without that ending, and compressed by another thread when it
+    is complete, because a cut gzip does not open.
+
+    On a remote storage (``s3://`` ...), where nothing can be appended to an object, the trace becomes numbered segments of
+    8 MiB or 30 s (or what the ``rotate_...`` arguments say), each written to a local spool folder and uploaded by another
+    thread when it is complete, in one request; ``-part{part:04d}`` is put into a name without ``{part}``. An index beside them
+    (``....index.json``) says which there are. What fails is tried again with growing pauses until the recording ends; nothing
+    waits for it. `Profiler.start` waits for the first answer for 5 s at most. What could not be uploaded stays in the spool,
+    and the last log line names the command that finishes it: ``tracekit upload SPOOL``. An object that is there is never
+    replaced: the segment takes the next name.
 
     Long runs go to several files: with ``{epoch}`` or ``{batch}`` in the name, every recording window of the schedule gets
     one of its own (and all go to one without); with a ``rotate_...`` argument, a new one begins whenever one is full. Every
@@ -51,7 +62,8 @@ class JSONTraceHandler(TraceHandler):
 
     Local files are made with mode 0600, in folders of mode 0700, and never overwrite another file: where a name is taken, the
     first file of a recording is refused, and later ones get the next number. A failed write (a full disk) loses the events of
-    that flush, which are counted in the summary; the file stays whole, and writing resumes as soon as it can.
+    that flush, which are counted in the summary; the file stays whole, writing resumes as soon as it can, and a ``tracekit.gap``
+    instant says what is missing. A file that somebody removes during the recording, or its folder, is begun again.
 
     Args:
         filename: Path or URL with the fields ``{run_id} {rank} {local_rank} {world_size} {node} {host} {pid} {attempt}
@@ -62,8 +74,10 @@ class JSONTraceHandler(TraceHandler):
         rotate_every: Begin a new file after this much training: ``"1ep"``, ``"500ba"``, ``"1e9tok"``.
         num_traces_to_keep: Keep only this many finished files of this recording and remove the oldest; None keeps all.
         max_total_bytes: Keep the files of this recording, the one being written included, below this size together by
-            removing the oldest. The summary tells what was removed. With a remote name, both limits are for the local files
-            that could not be uploaded; what was uploaded stays.
+            removing the oldest. The summary tells what was removed. Both limits are for local names.
+        spool: For remote names, the folder in which spools are made; by default ``TRACEKIT_SPOOL``, else
+            ``tracekit-spool-UID`` in the folder for temporary files.
+        spool_bytes: How much may wait there for its upload; beyond it the newest segments are dropped, and counted.
 
     Raises:
         ConfigError: An argument is wrong; from `open`, also: the file exists already.
@@ -79,9 +93,14 @@ class JSONTraceHandler(TraceHandler):
         rotate_every: Time | str | None = None,
         num_traces_to_keep: int | None = None,
         max_total_bytes: int | None = None,
+        spool: str | os.PathLike[str] | None = None,
+        spool_bytes: int = DEFAULT_SPOOL_BYTES,
     ) -> None:
         self._rotation = Rotation.of(rotate_bytes, rotate_seconds, rotate_every)
         name = DEFAULT_PARTS_NAME if self._rotation and filename == DEFAULT_NAME else os.fspath(filename)
+        if storage.is_remote(name):
+            name = _numbered(name)
+            self._rotation = self._rotation or _SEGMENTS
         self._name = trace_name(name, "part")
         self._retention = Retention(num_traces_to_keep, max_total_bytes)
         if self._rotation is not None and not self._name.numbered:
@@ -96,17 +115,20 @@ class JSONTraceHandler(TraceHandler):
                 f"max_total_bytes ({max_total_bytes}) must be at least twice rotate_bytes ({rotate_bytes}): the file being "
                 "written is never removed"
             )
-        self._files = RankFiles(self._name, self._retention)
+        self._files = RankFiles(self._name, self._retention, spool=spool, spool_bytes=spool_bytes)
         self._recording: Recording | None = None
         self._file: RankFile | None = None
         self._since: tuple[int, Timestamp] | None = None  # when the events of the file begin; None before the first
         self._delivered_ns = 0  # up to when the file holds everything
-        self._cut_ns = 0  # where the last file was cut
+        self._cut_ns: int | None = 0  # where the last file was cut; None where it was not
         self._open_slices = OpenSlices()
         self._tables: EventBatch | None = None  # an empty batch: labels, tracks and timestamps for the open slices
         self._waiting: list[tuple[str, Mapping[str, Any]]] = []  # metadata for a file that is not there yet
-        self._lost_events = 0
-        self._refused = False  # a new file could not be made
+        self._begun_ns = 0  # when the first events came to the file, on the clock of this machine
+        self._lost_events = 0  # in files that are finished, or for want of one
+        self._removed_events = 0
+        self._gap = Gap()  # what is missing since the last file
+        self._notices = Notices()
         self._summary: Summary | None = None
 
     @property
@@ -114,12 +136,26 @@ class JSONTraceHandler(TraceHandler):
         """The files that were written and not removed again, the one being written last."""
         return self._files.paths
 
+    @property
+    def kept(self) -> list[str]:
+        """What could not be packed or uploaded, and where it is instead; complete when the recording has ended."""
+        return self._files.kept
+
+    @property
+    def lost(self) -> Mapping[str, int]:
+        """How many events could not be kept, by reason."""
+        failed = self._lost_events + (self._file.lost_events if self._file is not None else 0)
+        lost = {**self._files.lost, UNWRITTEN: failed}
+        lost[GONE] = lost.get(GONE, 0) + self._removed_events
+        return {reason: count for reason, count in lost.items() if count}
+
     # ---- life ---------------------------------------------------------------------------------------------------------
 
     def open(self, recording: Recording) -> None:
         """Make the file, so that a wrong name or folder shows before training starts."""
         self._name.check(recording.process)
         self._recording = recording
+        self._files.open(recording)
         if not self._name.per_window:
             self._file = self._files.begin(recording, recording.timestamp, first=True)
         else:
@@ -135,19 +171,31 @@ class JSONTraceHandler(TraceHandler):
         if self._file is None or (newest is not None and self._is_full(self._file, *newest)):
             # The first batch names its file; it began when this batch's first event happened.
             self._begin_file(batch.timestamps.at(min(batch.records[1::WIDTH])), batch)
-        if newest is not None or self._name.per_window:
-            self._open_slices.follow(batch.records)
-            self._tables = dataclasses.replace(batch, records=())
+        self._open_slices.follow(batch.records)
+        self._tables = dataclasses.replace(batch, records=())
         if newest is not None:
             # A start may be told later than others after it.
             self._delivered_ns = max(newest[0], batch.cut_ns, self._delivered_ns)
             self._since = self._since or newest
         if self._file is None:
-            self._lost_events += len(batch)
+            self._lost_events += count_events(batch)
+            self._gap.extend(count_events(batch), *span_ns(batch))
             return
+        if not self._file.events:
+            self._begun_ns = SYSTEM_CLOCK.monotonic_ns()
         self._file.write_events(batch)
         if self._retention:
             self._files.make_room(live_bytes=self._file.size_bytes)
+
+    def flush(self) -> None:
+        """See to it that what was written can be found: begin a removed file again, and let no segment wait for more events."""
+        file = self._file
+        if file is not None and file.gone:
+            self._removed(file)
+        elif file is not None and file.events and self._tables is not None and self._is_old():
+            self._begin_file(self._tables.timestamps.at(self._delivered_ns), self._tables)
+        if self._retention:
+            self._files.make_room(live_bytes=None if self._file is None else self._file.size_bytes)
 
     def window_end(self, timestamp: Timestamp, wall_clock_time_ns: int) -> None:
         """Complete the window's file, if each has its own."""
@@ -174,10 +222,18 @@ class JSONTraceHandler(TraceHandler):
         self._summary = summary
 
     def close(self) -> None:
-        """Complete the file."""
+        """Complete the file, and wait for what is packed and uploaded, within the time for the end of the recording."""
+        if self._file is not None and self._file.gone:
+            self._removed(self._file)
         if self._file is not None:
-            file, self._file = self._file, None
-            self._finish(file, last=True)
+            self._finish(self._file, last=True)
+            self._file = None
+        self._files.close()
+
+    def stopping(self, error: BaseException | None) -> None:
+        """Note that the recording ends."""
+        del error
+        self._files.stopping()
 
     # ---- files --------------------------------------------------------------------------------------------------------
 
@@ -188,24 +244,31 @@ class JSONTraceHandler(TraceHandler):
         since_ns, since = self._since
         return self._rotation.due(file.size_bytes, newest_ns - since_ns, since, now)
 
-    def _begin_file(self, timestamp: Timestamp, batch: EventBatch) -> None:
+    def _is_old(self) -> bool:
+        """Tell whether a segment has waited long enough for more events; what it holds would be lost with this machine."""
+        if self._rotation is None or self._rotation.limit_ns is None or not storage.is_remote(self._name.template):
+            return False
+        return SYSTEM_CLOCK.monotonic_ns() - self._begun_ns >= self._rotation.limit_ns
+
+    def _begin_file(self, timestamp: Timestamp, batch: EventBatch | None) -> None:
         """Go on in a new file; in the old one, if there is one and no new one can be made."""
         assert self._recording is not None
         try:
             new = self._files.begin(self._recording, timestamp)
         except (ConfigError, StorageError) as error:
-            if not self._refused:
-                consequence = "the old one is written on" if self._file else "events are lost and counted"
-                logger.warning("tracekit: no new trace file can be made (%s); %s until it can", error, consequence)
-            self._refused = True
+            consequence = "the old one is written on" if self._file else "events are lost and counted"
+            self._notices.warn(
+                "refused", "tracekit: no new trace file can be made (%s); %s until it can", error, consequence
+            )
             return
-        self._refused = False
         if self._file is not None:
             self._cut_ns = self._delivered_ns
             self._end_file(self._file)
         self._file, self._since = new, None
+        new.write_gap(self._gap)
+        self._gap = Gap()
         resumed = self._open_slices.begins(self._cut_ns)
-        if resumed:
+        if resumed and batch is not None:
             new.write_events(dataclasses.replace(batch, records=resumed), count=False)
         for name, args in self._waiting:
             new.write_metadata(name, args)
@@ -213,33 +276,60 @@ class JSONTraceHandler(TraceHandler):
 
     def _end_file(self, file: RankFile) -> None:
         """Complete a file that another one will follow, at the time of the cut."""
-        ended = self._open_slices.ends(self._cut_ns)
+        ended = self._open_slices.ends(self._cut_ns or 0)
         if ended and self._tables is not None:
             file.write_events(dataclasses.replace(self._tables, records=ended), count=False)
         self._finish(file)
 
-    def _finish(self, file: RankFile, *, last: bool = False) -> None:
+    def _removed(self, file: RankFile) -> None:
+        """Go on without a file that somebody has removed, in one of the same name where it can be made."""
+        assert self._recording is not None
+        self._removed_events += file.events
         self._lost_events += file.lost_events
+        if file.events:
+            self._gap.extend(file.events, file.start_ns, file.end_ns)
+        self._notices.warn(
+            "removed",
+            "tracekit: %s was removed or replaced while it was written; its events (%d) are lost and counted, and a new one "
+            "is begun",
+            file.path,
+            file.events,
+        )
+        self._files.lose(file)
+        self._file, self._since, self._cut_ns = None, None, None
+        if not self._name.per_window:
+            at = self._recording.timestamp if self._tables is None else self._tables.timestamps.at(self._delivered_ns)
+            self._begin_file(at, self._tables)
+
+    def _finish(self, file: RankFile, *, last: bool = False) -> None:
         counts: dict[str, Any] | None = None
         if last and self._summary is not None:  # the other files have none: their run goes on
             # What has to go for this file goes first, so that the summary can tell.
-            self._files.make_room(
-                coming=0 if storage.is_remote(file.path) else 1, live_bytes=file.size_bytes + _SUMMARY_BYTES
-            )
+            self._files.make_room(coming=1, live_bytes=file.size_bytes + _SUMMARY_BYTES)
             counts = dataclasses.asdict(self._summary)
-            if self._lost_events:
-                counts["dropped"]["events that could not be written"] = self._lost_events
+            counts["dropped"] = {**counts["dropped"], **self.lost}
             if self._retention.removed["files"]:
                 counts["removed"] = self._retention.removed
+        self._lost_events += file.lost_events
+        file.lost_events = 0
         self._files.finish(file, counts)
-        if not last or storage.is_remote(file.path):
+        if not last:
             self._files.make_room()
 
     def _metadata(self, name: str, args: Mapping[str, Any]) -> None:
         if self._file is not None:
             self._file.write_metadata(name, args)
-        elif self._name.per_window:
+        else:
             self._waiting.append((name, args))
+
+
+def _numbered(name: str) -> str:
+    """Return the name of segments: with a number in it."""
+    if "{part" in name:
+        return name
+    folder, slash, last = name.rpartition("/")
+    stem, dot, suffix = last.partition(".json")
+    return f"{folder}{slash}{stem}-part{{part:04d}}{dot}{suffix}"
 
 
 def _newest(batch: EventBatch) -> tuple[int, Timestamp]:

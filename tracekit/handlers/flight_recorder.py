@@ -15,7 +15,8 @@ from tracekit.formats.rank_trace import COMPANION_EVENT, DUMP_EVENT
 from tracekit.handlers.base import Recording, TraceHandler
 from tracekit.handlers.event_ring import EventRing
 from tracekit.handlers.live_file import make_folder
-from tracekit.handlers.rank_file import RankFiles, clock_metadata, offset_metadata, trace_name
+from tracekit.handlers.rank_file import clock_metadata, offset_metadata
+from tracekit.handlers.rank_files import RankFiles, trace_name
 from tracekit.handlers.rotation import Retention, positive
 from tracekit.handlers.triggers import ExceptionTrigger, SignalTrigger, SlowSteps
 
@@ -136,6 +137,7 @@ class FlightRecorder(TraceHandler):
         path = self._name.format(recording.process, recording.timestamp)
         if not storage.is_remote(path):
             make_folder(Path(path).parent, path)
+        self._files.open(recording)
         if self._signal is not None:
             self._signal.install()
         if self._exceptions is not None:
@@ -143,6 +145,7 @@ class FlightRecorder(TraceHandler):
 
     def stopping(self, error: BaseException | None) -> None:
         """Take the hooks back, on the thread that may; note the exception that ends the recording."""
+        self._files.stopping()
         if error is not None and self._on_exception and not isinstance(error, (SystemExit, GeneratorExit)):
             self._request(f"exception: {_shown(error)}")
         self._take_hooks_back()
@@ -166,6 +169,7 @@ class FlightRecorder(TraceHandler):
         due = list(self._requests)
         self._requests.clear()
         self._serve(due)
+        self._files.close()
 
     def _take_hooks_back(self) -> None:
         if self._signal is not None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
-import logging
+import errno
 import os
-import shutil
-import tempfile
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tracekit import storage
 from tracekit.errors import ConfigError, StorageError
 
-__all__ = ["LiveFile", "NameTakenError", "make_folder"]
+if TYPE_CHECKING:
+    from pathlib import Path
 
-logger = logging.getLogger("tracekit")
+__all__ = ["LiveFile", "NameTakenError", "make_folder"]
 
 
 class NameTakenError(ConfigError):
@@ -23,50 +20,50 @@ class NameTakenError(ConfigError):
 
 
 class LiveFile:
-    """A file that is whole after every write.
+    """A local file that is whole after every write.
 
     Written with ``os.write`` to a descriptor that is this file's alone: no buffer that a fork could write twice. After a
     short or failed write it is cut back to the last whole record, because a tear in the middle makes the file unreadable.
+
+    Args:
+        path: Where it is made; nothing may be there.
+        head: Its first records, which it is never seen without.
+        name: What it is called in messages.
+
+    Raises:
+        NameTakenError: Something is there.
+        StorageError: It cannot be made.
     """
 
-    def __init__(self, path: str, head: bytes) -> None:
+    def __init__(self, path: Path, head: bytes, name: str) -> None:
         self.path = path
-        self._spool: Path | None = None
-        if storage.is_remote(path):
-            self._spool = Path(tempfile.mkdtemp(prefix="tracekit-"))
-            local = self._spool / storage.basename(path)
-        else:
-            local = Path(path)
-            make_folder(local.parent, path)
-        self._final = local
-        self._live = local.with_name(local.name.removesuffix(".gz"))
-        for existing in {self._final, self._live}:
-            if os.path.lexists(existing):
-                raise NameTakenError(
-                    f"{existing}: exists already, and tracekit never overwrites a trace; choose another name "
-                    "(with {run_id} or {attempt} in it), or remove the file"
-                )
+        make_folder(path.parent, name)
+        if os.path.lexists(path):
+            raise name_taken(path)
         self._good_bytes = 0
+        self._torn = False
         self._descriptor = -1
         try:
             self._create(head)
+        except FileExistsError:
+            raise name_taken(path) from None
         except OSError as error:
-            raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from error
+            raise StorageError(f"{name}: cannot be written: {error.strerror or error}") from error
 
     def _create(self, head: bytes) -> None:
         # Under another name first, so that nobody ever sees a file without its metadata. A link, unlike a rename, does not
         # replace a file that somebody else made meanwhile.
-        temporary = self._live.with_name(f".{self._live.name}.{os.getpid()}.tmp")
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
         self._descriptor = os.open(temporary, flags, 0o600)
         try:
             self.write(head)
             try:
-                os.link(temporary, self._live)
+                os.link(temporary, self.path)
             except OSError:
-                if self._live.exists():
+                if self.path.exists():
                     raise
-                os.rename(temporary, self._live)  # a file system without links
+                os.rename(temporary, self.path)  # a file system without links
         except OSError:
             os.close(self._descriptor)
             raise
@@ -76,8 +73,18 @@ class LiveFile:
 
     @property
     def size_bytes(self) -> int:
-        """How much has been written, before compression."""
+        """How much has been written."""
         return self._good_bytes
+
+    @property
+    def gone(self) -> bool:
+        """Whether somebody has removed or replaced the file, so that what is written reaches nobody any more."""
+        try:
+            return not os.path.samestat(self.path.stat(), os.fstat(self._descriptor))
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:  # the storage has other troubles, of which writing will tell
+            return False
 
     def write(self, data: bytes) -> None:
         """Append whole records, or nothing.
@@ -85,25 +92,34 @@ class LiveFile:
         Raises:
             OSError: They could not be written, and are not in the file.
         """
+        if self._torn:
+            self._cut_back()
         view = memoryview(data)
         try:
             while view:
-                view = view[os.write(self._descriptor, view) :]
+                written = os.write(self._descriptor, view)
+                if not written:
+                    raise OSError(errno.EIO, "nothing was written")
+                view = view[written:]
         except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, self._good_bytes)
-                os.lseek(self._descriptor, self._good_bytes, os.SEEK_SET)
+            self._torn = True
+            with contextlib.suppress(OSError):  # then before the next write
+                self._cut_back()
             raise
         self._good_bytes += len(data)
 
-    def finish(self, lines: bytes) -> Path | None:
-        """Write the last lines and close the array; compress and upload where the name asks for it.
+    def _cut_back(self) -> None:
+        os.ftruncate(self._descriptor, self._good_bytes)
+        os.lseek(self._descriptor, self._good_bytes, os.SEEK_SET)
+        self._torn = False
 
-        Raises nothing: what fails is logged.
+    def overwrite(self, offset: int, data: bytes) -> None:
+        """Replace bytes that are in the file already. Works on a full disk as well; raises nothing."""
+        with contextlib.suppress(OSError):
+            os.pwrite(self._descriptor, data, offset)
 
-        Returns:
-            The local file that remains; None when it was uploaded.
-        """
+    def finish(self, lines: bytes) -> None:
+        """Write the last lines, close the array, and close the file. Raises nothing."""
         try:
             self.write(lines)
             # Perfetto would take the last comma, but JSON has none before the bracket.
@@ -113,39 +129,20 @@ class LiveFile:
         except OSError:
             pass  # Perfetto reads the file without its end
         finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close the file as it is."""
+        with contextlib.suppress(OSError):
             os.close(self._descriptor)
-        try:
-            if self._final != self._live:
-                _compress(self._live, self._final)
-            if self._spool is not None:
-                storage.upload(os.fspath(self._final), self.path)
-                shutil.rmtree(self._spool, ignore_errors=True)
-                return None
-        except (OSError, StorageError) as error:
-            kept = self._final if self._final.exists() else self._live
-            logger.warning(
-                "tracekit: %s is not complete where it should be (%s); the trace is kept in %s", self.path, error, kept
-            )
-            return kept
-        return self._final
 
 
-def _compress(plain: Path, packed: Path) -> None:
-    temporary = packed.with_name(f".{packed.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        # Level 1: a fifth of the time of the default for a quarter more bytes.
-        with (
-            os.fdopen(descriptor, "wb") as raw,
-            gzip.GzipFile("", "wb", 1, raw, mtime=0) as out,
-            plain.open("rb") as source,
-        ):
-            shutil.copyfileobj(source, out, 1 << 20)
-        os.replace(temporary, packed)
-        plain.unlink()
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+def name_taken(path: Path) -> NameTakenError:
+    """Return the error that refuses a name."""
+    return NameTakenError(
+        f"{path}: exists already, and tracekit never overwrites a trace; choose another name "
+        "(with {run_id} or {attempt} in it), or remove the file"
+    )
 
 
 def make_folder(folder: Path, path: str) -> None:

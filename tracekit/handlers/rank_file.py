@@ -1,16 +1,11 @@
-"""RankFile: one file of a rank trace, from its head to its end (see `tracekit.formats.rank_trace` for its form).
-
-`RankFiles` are those of one handler.
-"""
+"""RankFile: one file of a rank trace, from its head to its end (see `tracekit.formats.rank_trace` for its form)."""
 
 from __future__ import annotations
 
 import dataclasses
-import logging
-import os
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.errors import ConfigError
 from tracekit.formats.chrome_writer import ChromeEncoder
 from tracekit.formats.rank_trace import (
     BASE_TIME_KEY,
@@ -18,12 +13,15 @@ from tracekit.formats.rank_trace import (
     CLOCK_OFFSET_EVENT,
     CLOCK_STEP_EVENT,
     FORMAT_VERSION,
+    LOSS_EVENT,
+    LOST_EVENTS_KEY,
     METADATA_EVENT,
     SUMMARY_EVENT,
     base_time_ns,
 )
-from tracekit.handlers.live_file import LiveFile, NameTakenError
-from tracekit.naming import FileName
+from tracekit.handlers.gap import Gap, count_events, span_ns
+from tracekit.handlers.live_file import LiveFile
+from tracekit.notices import Notices
 from tracekit.version import __version__
 
 if TYPE_CHECKING:
@@ -33,19 +31,23 @@ if TYPE_CHECKING:
     from tracekit.clock import Anchor, ClockOffset, ClockStep
     from tracekit.events import EventBatch
     from tracekit.handlers.base import Recording
-    from tracekit.handlers.rotation import Retention
-    from tracekit.timestamp import Timestamp
 
-__all__ = ["RankFile", "RankFiles", "clock_metadata", "offset_metadata", "trace_name"]
+__all__ = ["RankFile", "clock_metadata", "offset_metadata"]
 
-logger = logging.getLogger("tracekit")
+_MOST_LATE: Final = 1000
+_LOSS_BYTES: Final = 120  # of the line that tells how many events are lost, with room for any number
 
 
 class RankFile:
     """Writes one file of a rank trace, which says by itself whose it is, and opens and merges by itself.
 
+    While it cannot be written, events are lost and counted. When it can be again, a ``tracekit.gap`` instant says how many
+    and from when to when, and what long slices need to be whole is made up for. The head of the file tells the number as well,
+    for a disk that stays full.
+
     Args:
-        path: Path or URL.
+        name: Path or URL that it will have.
+        path: Where it is written.
         recording: Whose it is, and what its times are relative to.
 
     Raises:
@@ -53,15 +55,24 @@ class RankFile:
         StorageError: It cannot be made.
     """
 
-    def __init__(self, path: str, recording: Recording) -> None:
+    def __init__(self, name: str, path: Path, recording: Recording) -> None:
         process, anchor = recording.process, recording.anchor
+        self.name = name
         self.path = path
         self.events = 0
-        """How many events were written."""
+        """How many events were written, a slice counting at its finish."""
         self.lost_events = 0
         """How many could not be written."""
-        self._warned = False
-        self._encoder = ChromeEncoder(process.pid, base_time_ns(anchor.wall_ns))
+        self.start_ns = 0
+        """When the first of its events began, ns since the epoch; 0 before there is one."""
+        self.end_ns = 0
+        """Up to when it holds what happened."""
+        self._gap = Gap()
+        self._late_metadata: deque[bytes] = deque(maxlen=_MOST_LATE)
+        self._notices = Notices()
+        self._pid = process.pid
+        self._base_ns = base_time_ns(anchor.wall_ns)
+        self._encoder = ChromeEncoder(process.pid, self._base_ns)
         head = b"[\n" + self._encoder.metadata(
             METADATA_EVENT,
             {
@@ -77,18 +88,24 @@ class RankFile:
                 "attempt": process.attempt,
                 "rank_source": process.source,
                 "boot_id": process.boot_id,
-                BASE_TIME_KEY: base_time_ns(anchor.wall_ns),
+                BASE_TIME_KEY: self._base_ns,
                 "clock": _anchor(anchor),
             },
         )
         head += self._encoder.metadata("process_name", {"name": f"rank {process.rank}"})
         head += self._encoder.metadata("process_sort_index", {"sort_index": process.rank})
-        self._file = LiveFile(path, head)
+        self._loss_at = len(head)
+        self._file = LiveFile(path, head + self._loss_line(), name)
 
     @property
     def size_bytes(self) -> int:
         """Size of the file so far, before compression."""
         return self._file.size_bytes
+
+    @property
+    def gone(self) -> bool:
+        """Whether somebody has removed or replaced the file."""
+        return self._file.gone
 
     def write_events(self, batch: EventBatch, *, count: bool = True) -> None:
         """Write a batch, or count it as lost. Raises nothing for a storage that fails.
@@ -97,112 +114,71 @@ class RankFile:
             batch: The events.
             count: Whether they count as events; the ends and starts where a slice is cut in two do not.
         """
-        written = self._write(self._encoder.encode(batch))
-        if written:
-            self.events += len(batch) if count else 0
+        data = b""
+        if self._gap or self._late_metadata:
+            data = b"".join(self._late_metadata) + self._gap.encode(self._pid, self._base_ns)
+            data += self._encoder.encode(dataclasses.replace(batch, records=self._gap.late))
+        if self._write(data + self._encoder.encode(batch)):
+            self.events += count_events(batch) if count else 0
+            if data:
+                self._gap = Gap()
+                self._late_metadata.clear()
         else:
-            self.lost_events += len(batch) if count else 0
+            lost = self._gap.add(batch, count=count)
             self._encoder.restart()  # names of threads may have been among what was lost
+            self._lose(lost)
+        if batch and not self.start_ns:
+            self.start_ns, self.end_ns = span_ns(batch)
+        if batch.cut_ns:
+            self.end_ns = max(self.end_ns, batch.cut_ns + batch.offset_ns)
+
+    def write_gap(self, gap: Gap) -> None:
+        """Tell of events that are missing before this file."""
+        data = gap.encode(self._pid, self._base_ns)
+        if data and not self._write(data):
+            self._late_metadata.append(data)
 
     def write_metadata(self, name: str, args: Mapping[str, Any]) -> None:
-        """Write a metadata event."""
-        self._write(self._encoder.metadata(name, args))
+        """Write a metadata event, now or when it can be."""
+        data = self._encoder.metadata(name, args)
+        if not self._write(data):
+            self._late_metadata.append(data)
 
-    def finish(self, summary: Mapping[str, Any] | None = None) -> Path | None:
-        """Complete the file; compress and upload it where its name asks for it. Raises nothing.
+    def finish(self, summary: Mapping[str, Any] | None = None) -> None:
+        """Complete the file. Raises nothing.
 
         Args:
             summary: What was recorded and lost, for the last file of a recording.
-
-        Returns:
-            The local file that remains; None when it was uploaded.
         """
-        return self._file.finish(b"" if summary is None else self._encoder.metadata(SUMMARY_EVENT, summary))
+        lines = b"".join(self._late_metadata) + self._gap.encode(self._pid, self._base_ns)
+        self._file.finish(lines + (b"" if summary is None else self._encoder.metadata(SUMMARY_EVENT, summary)))
+
+    def abandon(self) -> None:
+        """Close the file as it is, which nobody can see any more."""
+        self._file.abandon()
 
     def _write(self, data: bytes) -> bool:
         try:
             self._file.write(data)
         except OSError as error:
-            if not self._warned:
-                self._warned = True
-                logger.warning(
-                    "tracekit: %s cannot be written (%s); events are lost and counted until it can",
-                    self.path,
-                    error.strerror or error,
-                )
+            self._notices.warn(
+                "failed",
+                "tracekit: %s cannot be written (%s); events are lost and counted until it can (%d so far)",
+                self.path,
+                error.strerror or error,
+                self.lost_events,
+            )
             return False
         return True
 
+    def _lose(self, events: int) -> None:
+        self.lost_events += events
+        if events:
+            self._file.overwrite(self._loss_at, self._loss_line())
 
-class RankFiles:
-    """The files of one handler: gives each a name that nobody has taken, and removes the oldest where there are limits.
-
-    Args:
-        name: Their names.
-        retention: How many are kept.
-
-    Attributes:
-        paths: The files that were begun and not removed again, the newest last.
-    """
-
-    def __init__(self, name: FileName, retention: Retention) -> None:
-        self.paths: list[str] = []
-        self._name = name
-        self._retention = retention
-        self._number = 0
-        self._used: set[str] = set()  # every name that was given, also to files that are gone
-
-    def begin(self, recording: Recording, timestamp: Timestamp, *, first: bool = False) -> RankFile:
-        """Make the next file.
-
-        Args:
-            recording: Whose it is.
-            timestamp: The training time, for its name.
-            first: Refuse a name that is taken, instead of going on to the next.
-
-        Raises:
-            ConfigError: The name is taken.
-            StorageError: It cannot be made.
-        """
-        for number, path in self._name.alternatives(recording.process, timestamp, self._number):
-            if path in self._used:
-                continue
-            try:
-                file = RankFile(path, recording)
-            except NameTakenError:
-                if first:
-                    raise
-                continue
-            self._number = number + 1
-            self._used.add(path)
-            self.paths.append(path)
-            return file
-        raise ConfigError(f"file name {self._name.template!r}: every number of it is taken")
-
-    def finish(self, file: RankFile, summary: Mapping[str, Any] | None = None) -> None:
-        """Complete a file. Raises nothing."""
-        local = file.finish(summary)
-        if local is not None:
-            self._retention.add(local)
-
-    def make_room(self, *, coming: int = 0, live_bytes: int | None = None) -> None:
-        """Remove the oldest files beyond the limits; see `Retention.make_room`."""
-        for path in self._retention.make_room(coming=coming, live_bytes=live_bytes):
-            if os.fspath(path) in self.paths:  # a local copy of what could not be uploaded is not
-                self.paths.remove(os.fspath(path))
-
-
-def trace_name(filename: str | os.PathLike[str], number: str) -> FileName:
-    """Return the template of a JSON trace, which may have a field ``number``.
-
-    Raises:
-        ConfigError: It is wrong, or does not end as a JSON trace does.
-    """
-    name = os.fspath(filename)
-    template = FileName(name, number)
-    if not name.endswith((".json", ".json.gz")):
-        raise ConfigError(f"file name {name!r}: a JSON trace must end with .json or .json.gz")
-    return template
+    def _loss_line(self) -> bytes:
+        line = self._encoder.metadata(LOSS_EVENT, {LOST_EVENTS_KEY: self.lost_events})
+        return line.removesuffix(b"}},\n").ljust(_LOSS_BYTES) + b"}},\n"
 
 
 def clock_metadata(anchor: Anchor, step: ClockStep | None) -> list[tuple[str, dict[str, int]]]:

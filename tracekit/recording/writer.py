@@ -147,6 +147,9 @@ class Writer:
             "counter values that are no numbers": self._counter_values_refused,
             "events beyond max_buffered_events": self.overflowed,
         }
+        for handler in self._handlers:
+            for reason, count in handler.lost.items():
+                dropped[reason] = dropped.get(reason, 0) + count
         return Summary(
             slices=self._slices,
             instants=self._instants,

@@ -1,0 +1,559 @@
+"""A remote storage that is down, slow, mad or somebody else's (rows R1 to R9): training goes on, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.faults import GOOD, Child, bites
+from tests.faults.object_store import BUCKET, FaultProxy, ObjectStore, free_port
+from tests.faults.processes import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.perfetto import Engine
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# What every program begins with: a profiler that writes to the storage, a segment each 20 kB, and patience for seconds only.
+RECORDER = """
+import logging
+from tests.faults.bad_remote_writers import impatient, make_remote_writer
+from tests.faults.child import WRITER
+from tracekit import Profiler
+
+def recorder(times={}, options={}, **how):
+    impatient(**times)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    options = {"rotate_bytes": 20_000, "rotate_seconds": 0.2, "spool": "spool", **options}
+    handler = make_remote_writer(WRITER, "s3://bucket/{run_id}/rank0.json", **options)
+    how = {"rank": 0, "run_id": "run", "record_batches": False, "flush_interval": 0.05, **how}
+    return handler, Profiler(handler, **how)
+
+def work(profiler, events):
+    for _ in range(events):
+        with profiler.marker("work"):
+            pass
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ObjectStore]:
+    server = ObjectStore()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def store(server: ObjectStore) -> Iterator[ObjectStore]:
+    yield server
+    server.forget()
+
+
+def remote_writers(*bad: str) -> pytest.MarkDecorator:
+    """Run a test with tracekit's writer, and with these of `tests.faults.bad_remote_writers`."""
+    return pytest.mark.parametrize("writer", [GOOD, *bad])
+
+
+def recording(program: str, folder: Path, store: ObjectStore, writer: str = GOOD, port: int | None = None) -> Child:
+    return Child(RECORDER + _dedent(program), folder, writer=writer, environment=store.environment(port))
+
+
+def _dedent(program: str) -> str:
+    import textwrap
+
+    return textwrap.dedent(program)
+
+
+def upload(folder: Path, store: ObjectStore, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tracekit", "upload", *arguments],
+        cwd=folder,
+        env={**os.environ, **store.environment(), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def spools(folder: Path) -> list[Path]:
+    return sorted((folder / "spool").glob("*/spool.jsonl"))
+
+
+def only_spool(folder: Path) -> Path:
+    """Return the journal of the only spool."""
+    found = spools(folder)
+    assert len(found) == 1, f"there should be one spool, not {found}"
+    return found[0]
+
+
+def slices(events: list[dict[str, Any]]) -> int:
+    return sum(event["ph"] == "X" for event in events)
+
+
+def in_store(store: ObjectStore) -> int:
+    return sum(map(slices, store.segments().values()))
+
+
+def load(engine: Engine, store: ObjectStore, folder: Path) -> None:
+    """Assert that the engine loads every segment as it is, and finds every slice."""
+    segments = store.segments()
+    assert segments, "there is no segment"
+    for key, events in segments.items():
+        path = folder / "downloaded" / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(store.get(key))
+        with engine.load(path) as trace:
+            assert trace.errors() == []
+            assert trace.scalar("select count(*) from slice where dur >= 0") == slices(events)
+
+
+@remote_writers("uploads at close")
+def test_segments_are_uploaded_while_the_recording_goes_on(
+    tmp_path: Path, store: ObjectStore, engine: Engine, writer: str
+) -> None:
+    program = """
+    handler, profiler = recorder()
+    with profiler:
+        work(profiler, 1000)
+        profiler.flush()
+        say("first")
+        hear()
+        work(profiler, 10)
+    say("end")
+    """
+    with bites(writer), recording(program, tmp_path, store, writer) as child:
+        child.hear("first")
+        wait_until(lambda: in_store(store) == 1000, 5 if writer == GOOD else 1)
+        load(engine, store, tmp_path)
+        child.tell()
+        child.hear("end")
+        assert in_store(store) == 1010
+        index = store.index()
+        assert index["complete"] is True
+        assert [f"run/{segment['name']}" for segment in index["segments"]] == list(store.segments())
+        assert sum(segment["events"] for segment in index["segments"]) == 1010
+        assert all(segment["state"] == "uploaded" and segment["sha256"] for segment in index["segments"])
+        assert child.end() == 0
+        assert spools(tmp_path) == []
+        assert child.errors == ""
+
+
+# ---- R1 to R4: the storage is down, dies, hangs, is slow or says no ------------------------------------------------------
+
+
+@remote_writers("uploads at close", "uploads each flush")
+def test_r1_a_storage_that_is_down_at_the_start_is_reported_soon_and_training_runs(
+    tmp_path: Path, store: ObjectStore, engine: Engine, writer: str
+) -> None:
+    program = """
+    import time
+    handler, profiler = recorder({"warm_up_s": 1.0, "first_s": 0.5}, shutdown_timeout=2.0)
+    before = time.monotonic()
+    profiler.start()
+    say(f"started {time.monotonic() - before}")
+    work(profiler, 1000)
+    before = time.monotonic()
+    profiler.stop()
+    say(f"stopped {time.monotonic() - before}")
+    assert not profiler.stats.failures, profiler.stats
+    say(f"kept {len(handler.kept)}")
+    """
+    with bites(writer), recording(program, tmp_path, store, writer, free_port()) as child:
+        assert float(child.hear("started")) < 1.5
+        assert float(child.hear("stopped")) < 3
+        assert int(child.hear("kept")) == 1
+        assert child.end() == 0
+        assert "cannot be reached" in child.errors or "an upload failed" in child.errors
+        journal = only_spool(tmp_path)
+        command = child.errors.strip().rpartition("to finish it: tracekit ")[2].split()
+        assert command[0] == "upload"
+        assert (tmp_path / command[1]).samefile(journal.parent)
+        assert store.keys() == []
+        done = upload(tmp_path, store, command[1], "--json")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert json.loads(done.stdout)["spools"][0]["complete"] is True
+        assert in_store(store) == 1000
+        load(engine, store, tmp_path)
+
+
+@remote_writers("uploads each flush")
+def test_r2_a_storage_that_dies_and_comes_back_gets_everything(
+    tmp_path: Path, store: ObjectStore, engine: Engine, writer: str
+) -> None:
+    program = """
+    handler, profiler = recorder()
+    with profiler:
+        work(profiler, 100)
+        profiler.flush()
+        say("begun")
+        hear()
+        for _ in range(5):
+            work(profiler, 300)
+            profiler.flush()
+        say("recorded while it was down")
+        hear()
+    say(f"failures {sum(profiler.stats.failures.values())}")
+    """
+    with bites(writer), recording(program, tmp_path, store, writer) as child:
+        child.hear("begun")
+        store.stop()
+        try:
+            child.tell()
+            child.hear("recorded")
+        finally:
+            store.start()
+        child.tell()
+        assert int(child.hear("failures")) == 0
+        assert in_store(store) == 1600
+        assert store.index()["complete"] is True
+        assert spools(tmp_path) == []
+        assert child.errors.count("an upload failed") <= 1
+        load(engine, store, tmp_path)
+
+
+@remote_writers("uploads at close")
+def test_r3_nobody_waits_for_a_storage_that_takes_everything_and_says_nothing(
+    tmp_path: Path, store: ObjectStore, writer: str
+) -> None:
+    program = """
+    import threading, time
+    handler, profiler = recorder(
+        {"warm_up_s": 5.0, "answer_s": 0.5}, {"rotate_seconds": 0.05}, shutdown_timeout=2.0
+    )
+    profiler.start()
+    say("started")
+    hear()
+    for _ in range(10):
+        work(profiler, 100)
+        before = time.monotonic()
+        assert profiler.flush(), "nothing is delivered any more"
+        assert time.monotonic() - before < 1.0
+        time.sleep(0.06)
+    say(f"hanging {sum(thread.name == 'tracekit-upload' for thread in threading.enumerate())}")
+    before = time.monotonic()
+    profiler.stop()
+    say(f"stopped {time.monotonic() - before}")
+    """
+    with (
+        bites(writer),
+        FaultProxy(store.port) as proxy,
+        recording(program, tmp_path, store, writer, proxy.port) as child,
+    ):
+        child.hear("started")
+        proxy.fault = "black hole"
+        child.tell()
+        assert int(child.hear("hanging")) <= 2
+        assert float(child.hear("stopped")) < 2.5
+        assert child.end(5) == 0
+        journal = only_spool(tmp_path)
+        assert proxy.connections > 2  # it was tried again
+        assert upload(tmp_path, store, str(journal.parent)).returncode == 0
+        assert in_store(store) == 1000
+
+
+@pytest.mark.parametrize(
+    ("fault", "settings"),
+    [
+        ("none", {"delay_s": 0.3}),
+        ("none", {"bytes_per_s": 100_000}),
+        ("reset", {"refusals": 4}),
+        ("refuse", {"refusals": 4, "status": 503, "code": "SlowDown"}),
+        ("refuse", {"refusals": 4, "status": 500, "code": "InternalError"}),
+    ],
+    ids=["far away", "thin", "RST", "503", "500"],
+)
+def test_r4_a_bad_network_delays_and_loses_nothing(
+    tmp_path: Path, store: ObjectStore, fault: str, settings: dict[str, Any]
+) -> None:
+    program = """
+    handler, profiler = recorder({"answer_s": 2.0})
+    with profiler:
+        say("started")
+        hear()
+        work(profiler, 1000)
+    """
+    with FaultProxy(store.port) as proxy, recording(program, tmp_path, store, port=proxy.port) as child:
+        child.hear("started")
+        for name, value in {**settings, "fault": fault}.items():
+            setattr(proxy, name, value)
+        child.tell()
+        assert child.end() == 0
+        assert in_store(store) == 1000
+        assert store.index()["complete"] is True
+        assert child.errors.count("\n") <= 1, child.errors
+
+
+@remote_writers("streams to object")
+def test_r4_a_connection_that_is_cut_leaves_nothing_half(tmp_path: Path, store: ObjectStore, writer: str) -> None:
+    program = """
+    handler, profiler = recorder(shutdown_timeout=1.5)
+    with profiler:
+        say("started")
+        hear()
+        work(profiler, 3000)
+    say(f"failures {sum(profiler.stats.failures.values())}")
+    """
+    with (
+        bites(writer),
+        FaultProxy(store.port) as proxy,
+        recording(program, tmp_path, store, writer, proxy.port) as child,
+    ):
+        child.hear("started")
+        proxy.cut_after = 30_000
+        child.tell()
+        assert int(child.hear("failures")) == 0
+        assert child.end() == 0
+        assert store.segments() == {}
+        journal = only_spool(tmp_path)
+        assert upload(tmp_path, store, str(journal.parent)).returncode == 0
+        assert in_store(store) == 3000
+
+
+def test_r4_a_refusal_is_reported_once_and_not_tried_for_ever(tmp_path: Path, store: ObjectStore) -> None:
+    program = """
+    handler, profiler = recorder({"first_s": 0.01}, {"rotate_seconds": 0.05})
+    with profiler:
+        say("started")
+        hear()
+        for _ in range(10):
+            work(profiler, 100)
+            profiler.flush()
+            time.sleep(0.06)
+    """
+    with (
+        FaultProxy(store.port) as proxy,
+        recording("import time\n" + _dedent(program), tmp_path, store, port=proxy.port) as child,
+    ):
+        child.hear("started")
+        proxy.fault, proxy.status, proxy.code = "refuse", 403, "ExpiredToken"
+        child.tell()
+        assert child.end() == 0
+        assert proxy.connections < 10
+        assert child.errors.count("the storage refuses") == 1
+        journal = only_spool(tmp_path)
+        failed = upload(tmp_path, store, str(journal.parent))
+        assert failed.returncode == 0
+        assert in_store(store) == 1000
+
+
+def test_r4_a_full_spool_drops_the_newest_segments_and_counts(tmp_path: Path, store: ObjectStore) -> None:
+    program = """
+    handler, profiler = recorder({"warm_up_s": 0.5}, {"spool_bytes": 60_000, "rotate_seconds": 0.01}, shutdown_timeout=1.0)
+    with profiler:
+        for _ in range(20):
+            work(profiler, 100)
+            profiler.flush()
+            time.sleep(0.02)
+    dropped = profiler.stats.dropped
+    assert list(dropped) == ["events of files beyond the size of the spool"], dropped
+    say(f"dropped {sum(dropped.values())}")
+    """
+    with recording("import time\n" + _dedent(program), tmp_path, store, port=free_port()) as child:
+        dropped = int(child.hear("dropped"))
+        assert child.end() == 0
+        assert child.errors.count("spool_bytes (60000)") == 1
+        journal = only_spool(tmp_path)
+        waiting = sum(path.stat().st_size for path in journal.parent.glob("0*.json"))
+        assert waiting <= 60_000
+        assert upload(tmp_path, store, str(journal.parent)).returncode == 0
+        assert dropped > 0
+        assert in_store(store) == 2000 - dropped
+        index = store.index()
+        assert index["dropped"]["events"] == dropped
+        assert index["complete"] is False
+        # The newest are those that are missing; the very last one is small, and may have fitted in.
+        states = [segment["state"] for segment in index["segments"]]
+        assert 3 <= states.index("dropped") >= states.count("uploaded") - 1
+
+
+# ---- R5 to R9: the node or the process dies, and others want the same names -----------------------------------------------
+
+
+@remote_writers("streams to object", "uploads at close")
+def test_r5_what_was_uploaded_survives_the_node(
+    tmp_path: Path, store: ObjectStore, engine: Engine, writer: str
+) -> None:
+    program = """
+    handler, profiler = recorder()
+    profiler.start()
+    for number in range(100_000):
+        work(profiler, 10)
+        profiler.marker("n").counter({"n": number})
+        say(f"n {number}")
+        time.sleep(0.01)
+    """
+    with bites(writer), recording("import time\n" + _dedent(program), tmp_path, store, writer) as child:
+        child.hear("n 20")
+        wait_until(lambda: len(store.segments()) >= 3, 10 if writer == GOOD else 2)
+        child.kill()
+        shutil.rmtree(tmp_path / "spool")
+        segments = store.segments()
+        load(engine, store, tmp_path)
+        seen = [event["args"]["n"] for events in segments.values() for event in events if event["ph"] == "C"]
+        assert seen == list(range(len(seen)))
+        assert len(seen) >= 20
+        assert store.index()["complete"] is False
+
+
+@remote_writers("uploads at close")
+def test_r6_upload_finishes_what_a_killed_process_left(
+    tmp_path: Path, store: ObjectStore, engine: Engine, writer: str
+) -> None:
+    program = """
+    handler, profiler = recorder({"warm_up_s": 0.3}, {"rotate_bytes": 5_000, "rotate_seconds": 60})
+    profiler.start()
+    for _ in range(5):
+        work(profiler, 100)
+        profiler.flush()
+    say("flushed")
+    hear()
+    """
+    with bites(writer), recording(program, tmp_path, store, writer, free_port()) as child:
+        child.hear("flushed")
+        journal = only_spool(tmp_path)
+        busy = upload(tmp_path, store, str(journal.parent))
+        assert busy.returncode == 3
+        assert "another process uses this spool" in busy.stderr
+        child.kill()
+        # Several at once do not get into each other's way: each finishes it, finds it finished, or finds it busy.
+        racing = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tracekit", "upload", str(journal.parent)],
+                env={**os.environ, **store.environment(), "PYTHONPATH": str(ROOT)},
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )
+            for _ in range(3)
+        ]  # fmt: skip
+        results = [(one.communicate()[0], one.returncode) for one in racing]
+        assert {code for _, code in results} <= {0, 3}, results
+        assert 0 in {code for _, code in results}
+        assert in_store(store) == 500
+        load(engine, store, tmp_path)
+        before = {key: store.get(key) for key in store.keys("")}
+        again = upload(tmp_path, store, str(journal.parent))
+        assert again.returncode == 0
+        assert {key: store.get(key) for key in store.keys("")} == before
+        # As if the journal had not been written at the very end: what is there is recognised, and not uploaded anew.
+        lines = journal.read_text().splitlines(keepends=True)
+        for segment, (key, data) in zip(range(2), before.items(), strict=False):
+            (journal.parent / f"{segment:06d}-{Path(key).name}").write_bytes(data)
+        journal.write_text("".join(line for line in lines if '"deliver":0,' not in line and '"index":true' not in line))
+        assert upload(tmp_path, store, str(journal.parent)).returncode == 0
+        assert {key: store.get(key) for key in store.keys("")} == before
+
+
+@pytest.mark.parametrize("connection", ["cold", "warm"])
+def test_r7_a_process_that_ends_with_much_to_upload_does_it_or_says_how(
+    tmp_path: Path, store: ObjectStore, connection: str
+) -> None:
+    program = f"""
+    import time
+    handler, profiler = recorder(
+        {{"warm_up_s": {5.0 if connection == "warm" else 0.2}}},
+        {{"rotate_bytes": 500, "rotate_seconds": 60}}, shutdown_timeout=3.0,
+    )
+    profiler.start()
+    for _ in range(20):
+        work(profiler, 50)
+        profiler.flush()
+    say("recorded")
+    """  # nobody stops it: the end of the interpreter does
+    with FaultProxy(store.port) as proxy:
+        proxy.delay_s = 0.4 if connection == "cold" else 0.2
+        with recording(program, tmp_path, store, port=proxy.port) as child:
+            child.hear("recorded")
+            before = time.monotonic()
+            assert child.end(10) == 0
+            assert time.monotonic() - before < 5
+            assert "Traceback" not in child.errors
+            assert "thread" not in child.errors
+            left = spools(tmp_path)
+            if left:
+                assert f"tracekit upload {left[0].parent.relative_to(tmp_path)}" in child.errors
+                assert upload(tmp_path, store, str(left[0].parent)).returncode == 0
+    assert in_store(store) == 1000
+
+
+def test_r8_a_kill_during_an_upload_leaves_no_part_of_an_object(tmp_path: Path, store: ObjectStore) -> None:
+    program = """
+    handler, profiler = recorder(options={"rotate_bytes": 5_000, "rotate_seconds": 60})
+    profiler.start()
+    say("started")
+    hear()
+    work(profiler, 100_000)  # larger than what s3fs sends in one piece otherwise
+    profiler.flush()
+    work(profiler, 1)
+    profiler.flush()
+    say("recorded")
+    hear()
+    """
+    with FaultProxy(store.port) as proxy, recording(program, tmp_path, store, port=proxy.port) as child:
+        child.hear("started")
+        proxy.bytes_per_s = 1_000_000
+        connections = proxy.connections
+        child.tell()
+        child.hear("recorded")
+        wait_until(lambda: proxy.connections > connections or proxy.passed > 1_000_000, 20)
+        child.kill()
+        assert store.segments() == {}
+        assert store.unfinished() == []
+
+
+@remote_writers("uploads each flush")
+def test_r9_two_that_want_the_same_names_never_overwrite_each_other(
+    tmp_path: Path, store: ObjectStore, writer: str
+) -> None:
+    program = """
+    handler, profiler = recorder(options={"spool": f"spool{os.getpid()}"})
+    say("ready")
+    hear()
+    try:
+        with profiler:
+            work(profiler, 100)
+            profiler.flush()
+            say("recording")
+            hear()
+        say("end")
+    except Exception as error:
+        say(f"refused: {error}")
+    """
+    with bites(writer):
+        with (
+            recording(program, tmp_path, store, writer) as first,
+            recording(program, tmp_path, store, writer) as second,
+        ):
+            for child in (first, second):
+                child.hear("ready")
+            first.tell()
+            first.hear("recording")
+            second.tell()
+            assert "exists already" in second.hear("re")
+            first.tell()
+            first.hear("end")
+        assert in_store(store) == 100
+
+
+def test_r9_a_segment_whose_name_was_taken_meanwhile_takes_the_next(tmp_path: Path, store: ObjectStore) -> None:
+    foreign = b'[\n{"ph":"M","name":"tracekit_metadata","pid":1,"args":{}}\n]\n'
+    store.client.put_object(Bucket=BUCKET, Key="run/rank0-part0000.json", Body=foreign)
+    program = """
+    handler, profiler = recorder()
+    with profiler:
+        work(profiler, 100)
+    say(f"kept {handler.kept}")
+    """
+    with recording(program, tmp_path, store) as child:
+        assert child.hear("kept") == "[]"
+    assert store.get("run/rank0-part0000.json") == foreign
+    assert slices(store.segments()["run/rank0-part0000-2.json"]) == 100
+    assert [segment["name"] for segment in store.index()["segments"]] == ["rank0-part0000-2.json"]

@@ -1,0 +1,97 @@
+"""``tracekit upload [SPOOL...]``: finishes what a recording could not upload."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.cli.terminal import printable
+from tracekit.errors import CommandError, StorageError
+from tracekit.outbox.finish import Finished, finish_spool
+from tracekit.outbox.spool import JOURNAL, BusyError, default_root
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["prepare_parser", "run"]
+
+OK: Final = 0
+FAILED: Final = 1
+BUSY: Final = 3
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``tracekit upload``."""
+    parser.add_argument(
+        "spools",
+        nargs="*",
+        metavar="SPOOL",
+        help="folders that recordings have named, or a folder of such (default: where they are made unless told otherwise, "
+        f"{default_root()})",
+    )
+    parser.add_argument(
+        "--tries", type=_positive, default=4, metavar="N", help="how often to try each file (default: 4)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document with all reports")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing unless something is left")
+    parser.epilog = (
+        "Uploading twice gives the same objects, and never replaces one that somebody else has written. Exit code: 0 everything "
+        "is uploaded, 1 something could not be, 2 wrong usage, 3 a spool is in use by another process."
+    )
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Run ``tracekit upload``; return its exit code."""
+    del parser
+    done: list[Finished] = []
+    busy: list[str] = []
+    failed: list[tuple[str, str]] = []
+    for folder in _spools([Path(name) for name in args.spools]):
+        try:
+            report = finish_spool(folder, tries=args.tries)
+        except BusyError as error:
+            busy.append(str(folder))
+            print(printable(f"tracekit upload: {error}"), file=sys.stderr)
+            continue
+        except StorageError as error:
+            failed.append((str(folder), str(error)))
+            print(printable(f"tracekit upload: {error}"), file=sys.stderr)
+            continue
+        done.append(report)
+        if not args.json and not (args.quiet and report.complete):
+            for line in report.lines():
+                print(printable(line))
+    if args.json:
+        document: dict[str, Any] = {
+            "spools": [report.to_json() for report in done],
+            "busy": busy,
+            "failed": [{"spool": spool, "reason": reason} for spool, reason in failed],
+        }
+        print(json.dumps(document, indent=2))
+    elif not (done or busy or failed) and not args.quiet:
+        print("nothing is left to upload")
+    if failed or not all(report.complete for report in done):
+        return FAILED
+    return BUSY if busy else OK
+
+
+def _spools(folders: list[Path]) -> list[Path]:
+    """Return the spools that were named, or lie in the folders that were named."""
+    found: list[Path] = []
+    for folder in folders or [default_root()]:
+        if (folder / JOURNAL).is_file():
+            found.append(folder)
+        elif folder.is_dir():
+            found += sorted(path.parent for path in folder.glob(f"*/{JOURNAL}"))
+        elif folders:
+            raise CommandError(f"{folder}: no such folder; name one that a recording has named as its spool", 2)
+    return found

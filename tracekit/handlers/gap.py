@@ -1,0 +1,105 @@
+"""Gap: what a trace file lacks because it could not be written for a while, and what makes up for it when it can be again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tracekit.events import BEGIN, END, WIDTH
+from tracekit.formats.chrome_writer import encode_value
+from tracekit.formats.rank_trace import GAP_EVENT
+
+if TYPE_CHECKING:
+    from tracekit.events import EventBatch
+
+__all__ = ["Gap", "count_events", "span_ns"]
+
+
+class Gap:
+    """Counts the events that are lost, and keeps the starts and finishes of long slices.
+
+    A slice counts as one event, at its finish. A start or a finish whose other half is in the file, or may still be, is not
+    lost but late: without it the file would show a slice that never ends, or lack one that goes on for long.
+
+    Attributes:
+        events: How many are lost.
+        start_ns: From when on, ns since the epoch.
+        end_ns: Until when.
+        late: Records that are still to be written (see `tracekit.events`); as many as slices that were open.
+    """
+
+    __slots__ = ("end_ns", "events", "late", "start_ns")
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.start_ns = 0
+        self.end_ns = 0
+        self.late: list[Any] = []
+
+    def __bool__(self) -> bool:
+        """Tell whether there is anything to make up for."""
+        return bool(self.events or self.late)
+
+    def add(self, batch: EventBatch, *, count: bool = True) -> int:
+        """Take in a batch that could not be written; return how many events are lost with it.
+
+        Args:
+            batch: The events.
+            count: Whether they count; see `RankFile.write_events`.
+        """
+        records, lost = batch.records, 0
+        edges = []
+        for at in range(0, len(records), WIDTH):
+            if records[at + 2] in (BEGIN, END):
+                edges.append(records[at : at + WIDTH])
+            else:
+                lost += 1
+        for edge in sorted(edges, key=lambda edge: edge[1]):  # stable: at one time, what ends stands first
+            lost += self._keep(*edge)
+        lost = lost if count else 0
+        if lost:
+            self.extend(lost, *span_ns(batch))
+        return lost
+
+    def extend(self, events: int, start_ns: int, end_ns: int) -> None:
+        """Take in events that are lost, of a time in ns since the epoch."""
+        self.start_ns = min(start_ns, self.start_ns) if self.events else start_ns
+        self.end_ns = max(end_ns, self.end_ns)
+        self.events += events
+
+    def encode(self, pid: int, base_ns: int) -> bytes:
+        """Return the instant that tells of the lost events; nothing if there are none."""
+        if not self.events:
+            return b""
+        args = {"lost_events": self.events, "from_ns": self.start_ns, "to_ns": self.end_ns}
+        relative_ns = max(self.start_ns - base_ns, 0)
+        return b'{"ph":"i","name":%b,"cat":"tracekit","s":"p","pid":%d,"tid":%d,"ts":%d.%03d,"args":%b},\n' % (
+            encode_value(GAP_EVENT),
+            pid,
+            pid,
+            *divmod(relative_ns, 1000),
+            encode_value(args),
+        )
+
+    def _keep(self, label: int, time_ns: int, kind: int, track: int) -> int:
+        """Keep a start or a finish; return 1 if a whole slice is lost by it."""
+        if kind == END:
+            for at in range(len(self.late) - WIDTH, -1, -WIDTH):
+                if self.late[at + 3] == track:
+                    if self.late[at + 2] != BEGIN:
+                        break  # its start is in the file, as that of the slice inside it was
+                    del self.late[at : at + WIDTH]
+                    return 1
+        self.late += (label, time_ns, kind, track)
+        return 0
+
+
+def count_events(batch: EventBatch) -> int:
+    """Return how many events a batch has, a slice counting at its finish."""
+    return len(batch) - list(batch.records[2::WIDTH]).count(BEGIN)
+
+
+def span_ns(batch: EventBatch) -> tuple[int, int]:
+    """Return from when until when the events of a batch are, ns since the epoch."""
+    starts, ends = batch.records[1::WIDTH], batch.records[2::WIDTH]
+    newest_ns = max(max(starts), max(ends))  # noqa: PLW3301 - not flattened: a call with 10,000 arguments
+    return min(starts) + batch.offset_ns, newest_ns + batch.offset_ns

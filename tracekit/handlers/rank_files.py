@@ -1,0 +1,201 @@
+"""RankFiles: the files of one handler, from their names to where they belong in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.clock import SYSTEM_CLOCK
+from tracekit.errors import ConfigError, StorageError
+from tracekit.handlers.live_file import NameTakenError, name_taken
+from tracekit.handlers.rank_file import RankFile
+from tracekit.handlers.rotation import positive
+from tracekit.naming import FileName
+from tracekit.outbox.index import index_name
+from tracekit.outbox.outbox import Outbox, PackingOutbox
+from tracekit.outbox.remote import UploadingOutbox
+from tracekit.outbox.spool import default_root
+from tracekit.storage import basename, is_remote
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tracekit.handlers.base import Recording
+    from tracekit.handlers.rotation import Retention
+    from tracekit.timestamp import Timestamp
+
+__all__ = ["DEFAULT_SPOOL_BYTES", "RankFiles", "trace_name"]
+
+DEFAULT_SPOOL_BYTES: Final = 2 << 30
+_SHARE: Final = 0.9  # of the time for the end of the recording; the rest is for what comes before and after
+
+
+class RankFiles:
+    """The files of one handler: gives each a name that nobody has taken, and removes the oldest where there are limits.
+
+    Args:
+        name: Their names.
+        retention: How many are kept.
+        spool: For a remote storage: the folder for what is not uploaded yet; None takes the default.
+        spool_bytes: How much may be there.
+
+    Attributes:
+        paths: The files that were begun and not removed again, the newest last.
+    """
+
+    def __init__(
+        self,
+        name: FileName,
+        retention: Retention,
+        *,
+        spool: str | os.PathLike[str] | None = None,
+        spool_bytes: int = DEFAULT_SPOOL_BYTES,
+    ) -> None:
+        if retention and is_remote(name.template):
+            raise ConfigError(
+                f"file name {name.template!r}: num_traces_to_keep and max_total_bytes are for local files, since what was "
+                "uploaded stays; spool_bytes= limits what waits for its upload"
+            )
+        positive("spool_bytes", spool_bytes, whole=True)
+        self.paths: list[str] = []
+        self.outbox: Outbox | None = None
+        self._name = name
+        self._retention = retention
+        self._spool = None if spool is None else Path(spool)
+        self._spool_bytes = spool_bytes
+        self._shutdown_s = 0.0
+        self._deadline_ns: int | None = None
+        self._number = 0
+        self._used: set[str] = set()  # every name that was given, also to files that are gone
+        self._name_at: dict[Path, str] = {}  # what is on this machine, for when it is removed
+
+    def open(self, recording: Recording) -> None:
+        """Get ready for files; what has to be packed or uploaded has a thread of its own from here on.
+
+        Raises:
+            ConfigError: Another recording has this name.
+            StorageError: Nothing can be written there.
+        """
+        name, process = self._name.template, recording.process
+        self._shutdown_s = recording.shutdown_timeout_s
+        if is_remote(name):
+            index = FileName(index_name(name)).format(process, recording.timestamp)
+            header = {
+                "run_id": process.run_id,
+                "rank": process.rank,
+                "attempt": process.attempt,
+                "pid": process.pid,
+                "index": index,
+            }
+            self.outbox = UploadingOutbox(self._spool or default_root(), header, self._spool_bytes)
+        elif name.endswith(".gz"):
+            self.outbox = PackingOutbox(Path.cwd())
+        else:
+            self.outbox = Outbox(Path.cwd())
+        self.outbox.start()
+
+    @property
+    def lost(self) -> Mapping[str, int]:
+        """How many events of finished files are lost, by reason."""
+        return {} if self.outbox is None else self.outbox.lost
+
+    @property
+    def kept(self) -> list[str]:
+        """What could not be packed or uploaded, and where it is instead; complete when the recording has ended."""
+        return [] if self.outbox is None else [os.fspath(path) for path in self.outbox.kept]
+
+    def begin(self, recording: Recording, timestamp: Timestamp, *, first: bool = False) -> RankFile:
+        """Make the next file.
+
+        Args:
+            recording: Whose it is.
+            timestamp: The training time, for its name.
+            first: Refuse a name that is taken, instead of going on to the next.
+
+        Raises:
+            ConfigError: The name is taken.
+            StorageError: It cannot be made.
+        """
+        assert self.outbox is not None
+        for number, name in self._name.alternatives(recording.process, timestamp, self._number):
+            if name in self._used:
+                continue
+            path = self.outbox.place(name)
+            try:
+                if not is_remote(name) and os.path.lexists(path.parent / basename(name)):
+                    raise name_taken(path.parent / basename(name))  # the packed one
+                file = RankFile(name, path, recording)
+            except (ConfigError, StorageError) as error:
+                self.outbox.discard(path)
+                if first or not isinstance(error, NameTakenError):
+                    raise
+                continue
+            self._number = number + 1
+            self._used.add(name)
+            self.paths.append(name)
+            return file
+        raise ConfigError(f"file name {self._name.template!r}: every number of it is taken")
+
+    def finish(self, file: RankFile, summary: Mapping[str, Any] | None = None) -> None:
+        """Complete a file, and let it go on its way. Raises nothing."""
+        assert self.outbox is not None
+        file.finish(summary)
+        here = self.outbox.send(file.path, file.name, events=file.events, start_ns=file.start_ns, end_ns=file.end_ns)
+        if here is not None:
+            self._settled(here, file.name)
+
+    def lose(self, file: RankFile) -> None:
+        """Forget a file that somebody has removed; its name may be given again."""
+        assert self.outbox is not None
+        file.abandon()
+        self.outbox.discard(file.path)
+        self._used.discard(file.name)
+        self._number = 0 if not self._name.numbered else self._number
+        with contextlib.suppress(ValueError):
+            self.paths.remove(file.name)
+
+    def make_room(self, *, coming: int = 0, live_bytes: int | None = None) -> None:
+        """Remove the oldest files beyond the limits; see `Retention.make_room`."""
+        assert self.outbox is not None
+        waiting, waiting_bytes = self.outbox.waiting
+        for path, name in self.outbox.arrived():
+            self._settled(path, name)
+        if waiting:
+            coming, live_bytes = coming + waiting, (live_bytes or 0) + waiting_bytes
+        for path in self._retention.make_room(coming=coming, live_bytes=live_bytes):
+            name = self._name_at.pop(path)
+            if name in self.paths:
+                self.paths.remove(name)
+
+    def stopping(self) -> None:
+        """Note that the recording ends now, from when on its time for that counts."""
+        self._deadline_ns = SYSTEM_CLOCK.monotonic_ns() + round(self._shutdown_s * _SHARE * 1e9)
+
+    def close(self) -> None:
+        """Bring out what is finished, within the time that the end of the recording may take."""
+        if self.outbox is None:
+            return
+        if self._deadline_ns is None:  # the recording has not started
+            self.stopping()
+        assert self._deadline_ns is not None
+        self.outbox.close(max(0.0, (self._deadline_ns - SYSTEM_CLOCK.monotonic_ns()) / 1e9))
+        self.make_room()
+
+    def _settled(self, path: Path, name: str) -> None:
+        self._name_at[path] = name
+        self._retention.add(path)
+
+
+def trace_name(filename: str | os.PathLike[str], number: str) -> FileName:
+    """Return the template of a JSON trace, which may have a field ``number``.
+
+    Raises:
+        ConfigError: It is wrong, or does not end as a JSON trace does.
+    """
+    name = os.fspath(filename)
+    template = FileName(name, number)
+    if not name.endswith((".json", ".json.gz")):
+        raise ConfigError(f"file name {name!r}: a JSON trace must end with .json or .json.gz")
+    return template

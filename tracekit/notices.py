@@ -1,0 +1,36 @@
+"""Notices: warnings about what goes on being wrong, at most one a minute each."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from tracekit.clock import SYSTEM_CLOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Notices"]
+
+logger = logging.getLogger("tracekit")
+
+_EVERY_NS: Final = 60_000_000_000
+
+
+class Notices:
+    """Logs a warning of each kind at once, and again after a minute at the earliest. Used by one thread.
+
+    Args:
+        monotonic_ns: The clock; for tests.
+    """
+
+    def __init__(self, monotonic_ns: Callable[[], int] = SYSTEM_CLOCK.monotonic_ns) -> None:
+        self._monotonic_ns = monotonic_ns
+        self._next_ns: dict[str, int] = {}
+
+    def warn(self, kind: str, message: str, *args: object) -> None:
+        """Log a warning, unless one of its kind was logged within the last minute."""
+        now_ns = self._monotonic_ns()
+        if now_ns >= self._next_ns.get(kind, now_ns):
+            self._next_ns[kind] = now_ns + _EVERY_NS
+            logger.warning(message, *args)

@@ -1,0 +1,100 @@
+"""Caller: makes calls that may hang for ever, and gives up on those that do."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from tracekit.storage import TooSlowError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Caller"]
+
+T = TypeVar("T")
+_MOST_HANGING: Final = 8
+
+
+class _Call:
+    __slots__ = ("done", "error", "function", "value")
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
+        self.done = threading.Event()
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+
+class Caller:
+    """One thread that makes calls for another one, which waits for each no longer than it wants to.
+
+    A client of an object store can wait for ever for a server that has accepted a connection and says nothing. Such a call
+    cannot be ended from outside; its thread is left behind and another one takes its place. The thread is started at once,
+    because at the end of the interpreter some Pythons start no more.
+
+    Args:
+        name: Name of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._left_behind: list[threading.Thread] = []
+        self._current: _Call | None = None
+        self._start()
+
+    def call(self, function: Callable[[], T], timeout_s: float) -> T:
+        """Call a function on the other thread, and return or raise what it does.
+
+        Raises:
+            TooSlowError: It did not return in time, or too many earlier ones still have not.
+        """
+        self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
+        if len(self._left_behind) >= _MOST_HANGING:
+            raise TooSlowError(f"the storage hangs: {_MOST_HANGING} calls have not returned")
+        if self._thread is None:
+            self._start()
+        call = self._current = _Call(function)
+        self._calls.put(call)
+        if not call.done.wait(timeout_s):
+            self._abandon()
+            raise TooSlowError(f"the storage gave no answer within {timeout_s:g} s")
+        if call.error is not None:
+            raise call.error
+        value: T = call.value
+        return value
+
+    def close(self) -> None:
+        """End: whoever waits for a call waits no longer, and the thread ends as soon as it can. Does not wait."""
+        call, self._left_behind = self._current, []
+        if call is not None and not call.done.is_set():
+            call.error = TooSlowError("it was not waited for any longer")
+            call.done.set()
+        self._calls.put(None)
+
+    def _start(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        thread = threading.Thread(target=_serve, args=(self._calls,), name=self._name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the interpreter is ending
+            raise TooSlowError(f"the storage hangs, and no other thread can be started ({error})") from error
+        self._thread = thread
+
+    def _abandon(self) -> None:
+        self._calls.put(None)  # it ends if it ever returns
+        if self._thread is not None:
+            self._left_behind.append(self._thread)
+        self._thread = None
+
+
+def _serve(calls: queue.SimpleQueue[_Call | None]) -> None:
+    while (call := calls.get()) is not None:
+        try:
+            call.value = call.function()
+        except BaseException as error:  # noqa: BLE001 - belongs to whoever waits for it
+            call.error = call.error or error
+        call.done.set()
+        del call

@@ -1,0 +1,156 @@
+"""Finishing: uploads what is left in the spool of a recording that has ended, or whose process was killed."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tracekit.errors import StorageError
+from tracekit.outbox.caller import Caller
+from tracekit.outbox.retry import Pace, Retry
+from tracekit.outbox.spool import Spool
+from tracekit.outbox.upload import GoneError, Uploader
+from tracekit.storage import RefusedError, TooSlowError, without_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ["Finished", "finish_spool"]
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Finished:
+    """What has become of a spool.
+
+    Attributes:
+        spool: The folder.
+        uploaded: URL and size of what was uploaded now.
+        there: URLs of what had been uploaded before.
+        left: File and reason of what could not be.
+        lost: Files that are gone from the spool.
+        reason: Why the index could not be uploaded; None if it was.
+    """
+
+    spool: str
+    uploaded: list[tuple[str, int]] = field(default_factory=list)
+    there: list[str] = field(default_factory=list)
+    left: list[tuple[str, str]] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    reason: str | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything is where it belongs."""
+        return not self.left and not self.lost and self.reason is None
+
+    def lines(self) -> list[str]:
+        """Say it in words."""
+        size_bytes = sum(size_bytes for _, size_bytes in self.uploaded)
+        lines = [f"{url}: uploaded, {size_bytes} bytes" for url, size_bytes in self.uploaded]
+        lines += [f"{file}: not uploaded: {reason}" for file, reason in self.left]
+        lines += [f"{file}: is gone from the spool, and lost" for file in self.lost]
+        if self.reason is not None:
+            lines.append(f"{self.spool}: the index could not be uploaded: {self.reason}")
+        there = f", {len(self.there)} uploaded before" if self.there else ""
+        left = f", {len(self.left)} left" if self.left else ""
+        lines.append(f"{self.spool}: {len(self.uploaded)} uploaded ({size_bytes} bytes){there}{left}")
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for machines."""
+        return {
+            "spool": self.spool,
+            "complete": self.complete,
+            "uploaded": [{"url": url, "bytes": size_bytes} for url, size_bytes in self.uploaded],
+            "uploaded_before": self.there,
+            "left": [{"file": file, "reason": reason} for file, reason in self.left],
+            "lost": self.lost,
+            "index": {"uploaded": self.reason is None, "reason": self.reason},
+        }
+
+
+def finish_spool(folder: Path, *, tries: int = 4, retry: Retry | None = None) -> Finished:
+    """Upload what is left in a spool. Its journal stays, so that doing it again finds nothing to do.
+
+    Args:
+        folder: The spool.
+        tries: How often to try each request.
+        retry: How long to wait for what.
+
+    Raises:
+        BusyError: The recording goes on, or another process uploads it.
+        StorageError: It is no spool.
+    """
+    spool = Spool.load(folder)
+    caller = Caller("tracekit-upload")
+    try:
+        return _finish(spool, Uploader(spool, caller), _Tries(tries, retry or Retry()))
+    finally:
+        caller.close()
+        spool.close()
+
+
+def _finish(spool: Spool, uploader: Uploader, tries: _Tries) -> Finished:
+    report = Finished(
+        str(spool.folder),
+        there=[without_secrets(segment.url) for segment in spool.segments.values() if segment.state == "delivered"],
+    )
+    for segment in spool.waiting:
+        path = spool.path(segment)
+        if not path.exists() and segment.state == "open":
+            spool.drop(segment)  # the process died before the file was made
+            continue
+        try:
+            tries.make(partial(uploader.deliver, segment))
+        except GoneError:
+            spool.drop(segment)
+            report.lost.append(str(path))
+        except StorageError as error:
+            report.left.append((str(path), str(error)))
+        else:
+            report.uploaded.append((without_secrets(segment.url), segment.size_bytes))
+    if not spool.index_done:
+        try:
+            tries.make(uploader.deliver_index)
+        except StorageError as error:
+            report.reason = str(error)
+        else:
+            spool.note_index()
+    return report
+
+
+class _Tries:
+    """Makes requests again until they work, but not for ever; after a refusal, not even once more."""
+
+    def __init__(self, tries: int, retry: Retry) -> None:
+        self._tries = tries
+        self._pace = Pace(retry)
+        self._refusal: RefusedError | None = None
+
+    def make(self, request: Callable[[float], T]) -> T:
+        """Make a request, which gets the seconds that it may take, and return what it returns."""
+        if self._refusal is not None:
+            raise self._refusal
+        left = self._tries
+        while True:
+            left -= 1
+            try:
+                value = request(self._pace.answer_s)
+            except RefusedError as error:
+                self._refusal = error
+                raise
+            except GoneError:
+                raise
+            except StorageError as error:
+                pause_s = self._pace.failed(too_slow=isinstance(error, TooSlowError))
+                if left <= 0:
+                    raise
+                threading.Event().wait(pause_s)
+            else:
+                self._pace.succeeded()
+                return value

@@ -1,0 +1,71 @@
+"""The index of a recording on a remote storage: a small object beside its segments that says which there are.
+
+A reader of the segments needs none of it, since each opens and merges by itself; it tells whether one is missing.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from tracekit.outbox.spool import Segment
+
+__all__ = ["INDEX_KEY", "INDEX_SUFFIX", "index_document", "index_name"]
+
+INDEX_KEY: Final = "tracekit_index"
+INDEX_SUFFIX: Final = ".index.json"
+_VERSION: Final = 1
+# The fields by which the segments of one recording differ, with what usually stands before them.
+_VARYING: Final = re.compile(r"[-_.]?(?:part|dump|batch|epoch|ep|b|w|p)?\{(?:part|dump|batch|epoch)[^{}]*\}")
+
+
+def index_name(template: str) -> str:
+    """Return the template of the index's name, for that of the segments' names.
+
+    Example::
+
+        s3://bucket/{run_id}/rank{rank}-part{part:04d}.json.gz  ->  s3://bucket/{run_id}/rank{rank}.index.json
+    """
+    folder, slash, name = template.rpartition("/")
+    stem = _VARYING.sub("", name).removesuffix(".gz").removesuffix(".json").strip("-_.")
+    while _VARYING.search(folder):  # a folder for every window: the index lies above them
+        folder, slash, _ = folder.rpartition("/")
+    return f"{folder}{slash}{stem or 'trace'}{INDEX_SUFFIX}"
+
+
+def index_document(
+    header: Mapping[str, Any], segments: Iterable[Segment], index_url: str, *, complete: bool
+) -> dict[str, Any]:
+    """Describe what a recording has written.
+
+    Args:
+        header: Whose it is; see `Spool`.
+        segments: Its files.
+        index_url: Where the index will be; names are relative to it.
+        complete: The recording has ended, and everything that it wrote is there.
+    """
+    folder = index_url.rpartition("/")[0]
+    finished = [segment for segment in segments if segment.state != "open"]
+    dropped = [segment for segment in finished if segment.state == "dropped"]
+    return {
+        INDEX_KEY: _VERSION,
+        **{key: header.get(key) for key in ("id", "run_id", "rank", "attempt", "pid", "tracekit_version")},
+        "complete": complete and not dropped,
+        "segments": [
+            {
+                "name": posixpath.relpath(f"/{segment.url}", f"/{folder}"),
+                "state": "uploaded" if segment.state == "delivered" else segment.state,
+                "events": segment.events if segment.end_ns else None,
+                "start_ns": segment.start_ns,
+                "end_ns": segment.end_ns,
+                "bytes": segment.size_bytes,
+                "sha256": segment.sha256 or None,
+            }
+            for segment in finished
+        ],
+        "dropped": {"segments": len(dropped), "events": sum(segment.events for segment in dropped)},
+    }

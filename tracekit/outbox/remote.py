@@ -1,0 +1,231 @@
+"""UploadingOutbox: spools the files of a remote storage, and uploads each when it is finished."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import threading
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.clock import SYSTEM_CLOCK
+from tracekit.errors import ConfigError, StorageError
+from tracekit.notices import Notices
+from tracekit.outbox.caller import Caller
+from tracekit.outbox.outbox import BackgroundOutbox
+from tracekit.outbox.pack import StoppedError
+from tracekit.outbox.retry import Pace, Retry
+from tracekit.outbox.spool import Spool
+from tracekit.outbox.upload import GoneError, Uploader
+from tracekit.storage import AlreadyThereError, RefusedError, TooSlowError, check_protocol, without_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from tracekit.outbox.spool import Segment
+
+__all__ = ["DEFAULT_RETRY", "UploadingOutbox", "upload_command"]
+
+logger = logging.getLogger("tracekit")
+
+DEFAULT_RETRY: Final = Retry()
+FULL: Final = "events of files beyond the size of the spool"
+GONE: Final = "events of files that were removed"
+
+
+class UploadingOutbox(BackgroundOutbox):
+    """Keeps files in a spool folder until the storage has them.
+
+    What fails is tried again, with growing pauses, until the recording ends; what the storage refuses for good (credentials, no
+    such bucket) is not. What is left stays in the spool, for ``tracekit upload``.
+
+    Args:
+        root: Folder that the spool is made in.
+        header: Whose the files are; see `Spool.create`.
+        spool_bytes: How much may wait in it; files beyond that are removed, the newest, and their events counted.
+        retry: How long to wait for what.
+    """
+
+    def __init__(self, root: Path, header: Mapping[str, Any], spool_bytes: int, retry: Retry | None = None) -> None:
+        super().__init__(root)
+        check_protocol(header["index"])
+        self._retry = retry or DEFAULT_RETRY
+        self._pace = Pace(self._retry)
+        self._spool = Spool.create(root, header)
+        self._spool_bytes = spool_bytes
+        self._url = without_secrets(header["index"])
+        self._writing: dict[Path, Segment] = {}
+        self._waiting: deque[Segment] = deque()
+        self._notices = Notices()
+        self._lost: Counter[str] = Counter()
+        self._kept: list[Path] = []
+        self._refusal: StorageError | None = None
+        self._trouble: StorageError | None = None  # the last failure, until something has worked again
+        self._claimed = threading.Event()  # the first try is over
+        self._taken: AlreadyThereError | None = None
+        self._index_after_ns = 0
+        self._caller = Caller("tracekit-upload")
+        self._uploader = Uploader(self._spool, self._caller)
+
+    @property
+    def lost(self) -> Mapping[str, int]:
+        """How many events will never be uploaded."""
+        return self._lost
+
+    @property
+    def kept(self) -> list[Path]:
+        """What is left in the spool."""
+        return self._kept
+
+    def start(self) -> None:
+        """Start the thread, and wait a few seconds at most for whether the storage can be written to.
+
+        Raises:
+            ConfigError: Another recording has written under this name.
+        """
+        super().start()
+        self._claimed.wait(self._retry.warm_up_s)
+        if self._taken is not None:
+            self.close(self._retry.warm_up_s)
+            raise ConfigError(
+                f"{self._taken}, and tracekit never overwrites a trace; choose another name (with {{run_id}} or {{attempt}} "
+                "in it), or remove what is there"
+            )
+
+    def place(self, name: str) -> Path:
+        """Return a place in the spool."""
+        segment = self._spool.begin(name)
+        path = self._spool.folder / segment.file
+        self._writing[path] = segment
+        return path
+
+    def discard(self, path: Path) -> None:
+        """Forget a place in which no file could be made."""
+        self._spool.drop(self._writing.pop(path))
+
+    def send(self, path: Path, name: str, *, events: int, start_ns: int, end_ns: int) -> Path | None:
+        """Have it uploaded, unless the spool is full."""
+        del name
+        segment = self._writing.pop(path)
+        self._spool.finish(segment, events, start_ns, end_ns)
+        if self._spool.bytes_waiting > self._spool_bytes:
+            self._spool.drop(segment)
+            self._lost[FULL] += events
+            self._notices.warn(
+                "full",
+                "tracekit: the spool %s holds spool_bytes (%d) of files that could not be uploaded; newer ones are dropped "
+                "(%d events so far) until it is smaller",
+                self._spool.folder,
+                self._spool_bytes,
+                self._lost[FULL],
+            )
+        else:
+            self._waiting.append(segment)
+            self._wake.set()
+        return None
+
+    def close(self, timeout_s: float) -> None:
+        """Upload the rest within that time; say what is left, and how to go on."""
+        for path, segment in list(self._writing.items()):  # nobody has finished them: the recording did not start
+            if not path.exists():
+                self._spool.drop(segment)
+        self._spool.end()
+        super().close(timeout_s)
+        self._caller.close()
+        left = self._spool.waiting
+        self._spool.close()
+        self._kept = [self._spool.path(segment) for segment in left]
+        if not left and (not self._uploader.index_due or not self._spool.segments):
+            self._spool.remove()
+            return
+        what = f"{len(left)} file{'s' * (len(left) != 1)}" if left else "the index"
+        logger.warning(
+            "tracekit: %s of %s could not be uploaded (%s) and %s kept in %s; to finish it: %s",
+            what,
+            self._url,
+            self._refusal or self._trouble or f"there was no time for it within {timeout_s:.3g} s",
+            "are" if len(left) > 1 else "is",
+            self._spool.folder,
+            upload_command(self._spool.folder),
+        )
+
+    # ---- on the thread of the outbox ----------------------------------------------------------------------------------
+
+    def _step(self) -> float | None:
+        if self._refusal is not None:
+            return None
+        try:
+            if not self._claimed.is_set():
+                self._claim()
+            elif self._waiting:
+                self._uploader.deliver(self._waiting[0], self._pace.answer_s, self._stop.is_set)
+                self._waiting.popleft()
+            elif self._index_is_due():
+                self._uploader.deliver_index(self._pace.answer_s)
+                self._index_after_ns = self._next_index_ns()
+            else:
+                return None
+        except StoppedError:
+            return None
+        except GoneError as error:
+            segment = self._waiting.popleft()
+            self._spool.drop(segment)
+            self._lost[GONE] += segment.events
+            self._notices.warn("gone", "tracekit: %s", error)
+        except RefusedError as error:
+            self._refusal = error
+            logger.warning(
+                "tracekit: the storage refuses (%s), which is not tried again; recording goes on into %s",
+                error,
+                self._spool.folder,
+            )
+            return None
+        except StorageError as error:
+            return self._failed(error)
+        except Exception as error:  # noqa: BLE001 - a client of a storage may raise anything; the thread must go on
+            return self._failed(StorageError(f"{type(error).__name__}: {error}"))
+        else:
+            self._pace.succeeded()
+            self._trouble = None
+        return 0
+
+    def _claim(self) -> None:
+        try:
+            self._uploader.claim_index(self._retry.warm_up_s)
+            self._index_after_ns = self._next_index_ns()
+        except AlreadyThereError as error:
+            self._taken = self._refusal = error
+        finally:
+            self._claimed.set()
+
+    def _failed(self, error: StorageError) -> float:
+        if self._stop.is_set():
+            return 0
+        self._trouble = error
+        pause_s = self._pace.failed(too_slow=isinstance(error, TooSlowError))
+        self._notices.warn(
+            "trouble",
+            "tracekit: an upload failed (%s); it is tried again, and until then the files are in %s",
+            error,
+            self._spool.folder,
+        )
+        return pause_s
+
+    def _index_is_due(self) -> bool:
+        if not self._uploader.index_due:
+            return False
+        return self._closing.is_set() or SYSTEM_CLOCK.monotonic_ns() >= self._index_after_ns
+
+    def _next_index_ns(self) -> int:
+        return SYSTEM_CLOCK.monotonic_ns() + round(self._retry.index_s * 1e9)
+
+    def _idle_s(self) -> float | None:
+        if self._refusal is not None or not self._uploader.index_due:
+            return None
+        return max(0.0, (self._index_after_ns - SYSTEM_CLOCK.monotonic_ns()) / 1e9)
+
+
+def upload_command(folder: Path) -> str:
+    """Return the command that uploads what is left in a spool."""
+    return f"tracekit upload {shlex.quote(str(folder))}"

@@ -1,0 +1,322 @@
+"""Spool: a local folder that holds the files of one recording until they are where they belong.
+
+Its journal says of every file what it is and where it has to go, so that ``tracekit upload`` can finish what a killed
+process, or one whose storage was down, could not. The journal is one JSON object a line, and is only ever appended to, each
+line in one write: a process that dies leaves it readable, and a torn last line is passed over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+import tempfile
+import threading
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.errors import StorageError
+from tracekit.naming import safe_text
+from tracekit.storage import basename
+from tracekit.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["JOURNAL", "SPOOL_VARIABLE", "BusyError", "Segment", "Spool", "default_root", "digest"]
+
+SPOOL_VARIABLE: Final = "TRACEKIT_SPOOL"
+JOURNAL: Final = "spool.jsonl"
+_VERSION: Final = 1
+
+
+class BusyError(StorageError):
+    """Another process records into the spool, or uploads it."""
+
+
+@dataclass(slots=True)
+class Segment:
+    """One file of a recording.
+
+    Attributes:
+        number: Its number in the spool, from 0.
+        file: Name in the spool folder, as it is written: plain.
+        url: Where it has to go; a name that ends with ``.gz`` is packed first.
+        state: "open" while it is written (or for ever, when the process was killed), "waiting", "delivered", "dropped".
+        events: How many events it holds.
+        start_ns: From when on, ns since the epoch; 0 if not known.
+        end_ns: Until when.
+        size_bytes: Its size as it was delivered.
+        sha256: Of what was delivered.
+    """
+
+    number: int
+    file: str
+    url: str
+    state: str = "open"
+    events: int = 0
+    start_ns: int = 0
+    end_ns: int = 0
+    size_bytes: int = 0
+    sha256: str = ""
+
+
+def default_root(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder that spools are made in unless told otherwise.
+
+    ``TRACEKIT_SPOOL``, else a folder of this user in the folder for temporary files: on clusters that one is on the node's
+    own disk, and home folders are small and on a network.
+    """
+    given = environ.get(SPOOL_VARIABLE)
+    return Path(given) if given else Path(tempfile.gettempdir()) / f"tracekit-spool-{os.geteuid()}"
+
+
+class Spool:
+    """The spool of one recording. Use `create` to record, `load` to finish what another process has left.
+
+    Threads: `begin`, `finish` and `drop` belong to the thread that writes the files, `delivered` to the one that uploads them.
+
+    Attributes:
+        folder: Where it is.
+        header: Whose it is: an id of its own, run_id, rank, attempt, pid, and the URL of the index.
+        segments: All files, by number.
+        closed: The recording ended in order.
+        index_done: The index that has been uploaded tells everything; only for `load`.
+    """
+
+    def __init__(self, folder: Path, header: dict[str, Any], descriptor: int) -> None:
+        self.folder = folder
+        self.header = header
+        self.segments: dict[int, Segment] = {}
+        self.closed = False
+        self.index_done = False
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+
+    @classmethod
+    def create(cls, root: Path, header: Mapping[str, Any]) -> Spool:
+        """Make a new spool, for this process alone.
+
+        Args:
+            root: The folder it is made in; made with mode 0700 if it is not there.
+            header: ``run_id``, ``rank``, ``attempt``, ``pid``, ``index``.
+
+        Raises:
+            StorageError: The folder cannot be made, or is not this user's own.
+        """
+        try:
+            _make_private(root)
+            stem = f"{safe_text(str(header['run_id']))}-rank{header['rank']}-attempt{header['attempt']}-{header['pid']}"
+            folder = Path(tempfile.mkdtemp(prefix=f"{stem}-", dir=root))  # 0700, and nobody else's
+            descriptor = _open_journal(folder, os.O_CREAT | os.O_EXCL)
+        except OSError as error:
+            raise StorageError(
+                f"{root}: the spool, which files wait in for their upload, cannot be made: {error.strerror or error}; "
+                f"name another folder with spool= or {SPOOL_VARIABLE}"
+            ) from error
+        spool = cls(folder, {"id": uuid.uuid4().hex, "tracekit_version": __version__, **header}, descriptor)
+        _lock(descriptor, folder)
+        spool._append({"tracekit_spool": _VERSION, **spool.header})
+        return spool
+
+    @classmethod
+    def load(cls, folder: Path) -> Spool:
+        """Take over the spool of a process that has ended.
+
+        Raises:
+            BusyError: A process still uses it.
+            StorageError: It is no spool.
+        """
+        try:
+            descriptor = _open_journal(folder)
+        except OSError as error:
+            raise StorageError(f"{folder}: no spool of tracekit ({JOURNAL}: {error.strerror or error})") from error
+        try:
+            _lock(descriptor, folder)
+            lines = [line for line in map(_decoded, _content(descriptor).split(b"\n")) if line]
+            if not lines or lines[0].get("tracekit_spool") != _VERSION:
+                raise StorageError(f"{folder}: {JOURNAL} is not one that this tracekit {__version__} can read")
+            spool = cls(folder, {key: value for key, value in lines[0].items() if key != "tracekit_spool"}, descriptor)
+            for line in lines[1:]:
+                spool._replay(line)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return spool
+
+    @property
+    def waiting(self) -> list[Segment]:
+        """The files that are finished, or were left open by a process that has ended, and have to go out; oldest first."""
+        return [segment for segment in list(self.segments.values()) if segment.state in ("open", "waiting")]
+
+    @property
+    def bytes_waiting(self) -> int:
+        """What the finished files take that have not gone out."""
+        return sum(segment.size_bytes for segment in list(self.segments.values()) if segment.state == "waiting")
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to upload; the index aside."""
+        return not self.waiting
+
+    def path(self, segment: Segment) -> Path:
+        """Return where the file of a segment is: the packed one if there is one."""
+        plain = self.folder / segment.file
+        packed = plain.with_name(plain.name + ".gz")
+        return packed if segment.url.endswith(".gz") and packed.exists() else plain
+
+    def begin(self, url: str) -> Segment:
+        """Note a file that will be written."""
+        number = len(self.segments)
+        segment = Segment(number, f"{number:06d}-{basename(url).removesuffix('.gz')}", url)
+        self.segments[number] = segment
+        self._append({"begin": number, "file": segment.file, "url": url})
+        return segment
+
+    def finish(self, segment: Segment, events: int, start_ns: int, end_ns: int) -> None:
+        """Note that a file is complete."""
+        segment.events, segment.start_ns, segment.end_ns = events, start_ns, end_ns
+        with contextlib.suppress(OSError):
+            segment.size_bytes = self.path(segment).stat().st_size
+        segment.state = "waiting"
+        self._append({"finish": segment.number, "events": events, "start_ns": start_ns, "end_ns": end_ns})
+
+    def drop(self, segment: Segment) -> None:
+        """Remove a file that will never be uploaded."""
+        segment.state = "dropped"
+        self._remove(segment)
+        self._append({"drop": segment.number})
+
+    def delivered(self, segment: Segment, url: str, size_bytes: int, sha256: str) -> None:
+        """Note that a file is where it belongs, and remove it here. Does nothing when the spool has been let go of."""
+        with self._lock:
+            if self._descriptor < 0:
+                return
+            segment.url, segment.size_bytes, segment.sha256, segment.state = url, size_bytes, sha256, "delivered"
+        self._append({"deliver": segment.number, "url": url, "bytes": size_bytes, "sha256": sha256})
+        self._remove(segment)
+
+    def note_index(self) -> None:
+        """Note that the index has been uploaded, and tells everything."""
+        self.index_done = True
+        self._append({"index": True})
+
+    def end(self) -> None:
+        """Note that the recording has ended in order: nothing will come any more."""
+        self.closed = True
+        self._append({"closed": True})
+
+    def close(self) -> None:
+        """Let go of it, so that another process can take it over."""
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, -1
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def remove(self) -> None:
+        """Remove the folder of a recording that has been delivered. Raises nothing."""
+        with contextlib.suppress(OSError):
+            for name in os.listdir(self.folder):  # noqa: PTH208 - names
+                os.unlink(self.folder / name)
+            self.folder.rmdir()
+
+    def _remove(self, segment: Segment) -> None:
+        plain = self.folder / segment.file
+        for path in (plain, plain.with_name(plain.name + ".gz")):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        # A full disk must not stop the recording. What is missing here is found again: a segment that is not known to be
+        # delivered is compared with what is there.
+        with self._lock, contextlib.suppress(OSError):
+            if self._descriptor >= 0:
+                os.write(self._descriptor, json.dumps(line, separators=(",", ":")).encode() + b"\n")
+
+    def _replay(self, line: dict[str, Any]) -> None:
+        """Take in one line of the journal; what is not understood, or not safe, is passed over."""
+        self.index_done = "index" in line
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            if "begin" in line:
+                number, file, url = int(line["begin"]), str(line["file"]), str(line["url"])
+                if Path(file).name == file and not file.startswith("."):
+                    self.segments[number] = Segment(number, file, url)
+            elif "finish" in line:
+                segment = self.segments[line["finish"]]
+                segment.state = "waiting"
+                segment.events, segment.start_ns, segment.end_ns = (
+                    int(line["events"]), int(line["start_ns"]), int(line["end_ns"]),
+                )  # fmt: skip
+            elif "drop" in line:
+                self.segments[line["drop"]].state = "dropped"
+            elif "deliver" in line:
+                segment = self.segments[line["deliver"]]
+                segment.url, segment.size_bytes, segment.sha256 = line["url"], int(line["bytes"]), line["sha256"]
+                segment.state = "delivered"
+            elif "closed" in line:
+                self.closed = True
+
+
+def digest(path: Path) -> tuple[int, str]:
+    """Return size and SHA-256 of a file.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        sha256, size_bytes = hashlib.sha256(), 0
+        while piece := file.read(1 << 20):
+            sha256.update(piece)
+            size_bytes += len(piece)
+    return size_bytes, sha256.hexdigest()
+
+
+def _open_journal(folder: Path, flags: int = 0) -> int:
+    flags |= os.O_RDWR | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+    return os.open(folder / JOURNAL, flags, 0o600)
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    """Keep other processes away for as long as the descriptor is open; a forked child does not inherit this."""
+    try:
+        import fcntl
+
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:  # pragma: no cover - not on this system; objects are made exclusively all the same
+        return
+    except (BlockingIOError, PermissionError) as error:
+        raise BusyError(f"{folder}: another process uses this spool: it still records, or uploads it") from error
+    except OSError:  # a file system without locks
+        return
+
+
+def _make_private(root: Path) -> None:
+    """Make the folder for this user alone. One in a place where everybody may write could be another user's trap."""
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        root.mkdir(mode=0o700)
+    found = root.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(20, "it is no folder")
+    if found.st_uid not in (os.geteuid(), 0):
+        raise PermissionError(13, "it belongs to another user")
+
+
+def _content(descriptor: int) -> bytes:
+    # Not by opening the file once more: closing any descriptor of a file gives up the locks of the process on it.
+    content = b""
+    while piece := os.pread(descriptor, 1 << 20, len(content)):
+        content += piece
+    return content
+
+
+def _decoded(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,147 @@
+"""Upload: brings the segments of a spool, and the index, to the remote storage. Twice gives the same objects.
+
+An object that is there is never replaced. If it holds the same bytes, it is taken for an earlier try of ours that did
+arrive; otherwise somebody else has written it, and the segment takes the next name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit import storage
+from tracekit.errors import StorageError
+from tracekit.naming import following_names
+from tracekit.outbox.index import index_document
+from tracekit.outbox.pack import pack
+from tracekit.outbox.spool import digest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tracekit.outbox.caller import Caller
+    from tracekit.outbox.spool import Segment, Spool
+
+__all__ = ["GoneError", "Uploader"]
+
+_INDEX_FILE: Final = "index.json"
+_CANCEL_FIRST: Final = 0.9  # the client is asked to give up a little before its thread is given up
+
+
+class GoneError(StorageError):
+    """The file that was to be uploaded is not in the spool any more."""
+
+
+class Uploader:
+    """Uploads what is in a spool; every request has a deadline. Used by one thread.
+
+    Args:
+        spool: What is to be uploaded.
+        caller: Makes the requests.
+    """
+
+    def __init__(self, spool: Spool, caller: Caller) -> None:
+        self._spool = spool
+        self._caller = caller
+        self._index_url: str | None = None  # where our own is
+        self._index_taken = 0  # how many names of the index other recordings have
+        self._index_done: dict[str, Any] | None = None
+
+    @property
+    def index_due(self) -> bool:
+        """Whether the index that was uploaded last does not tell everything."""
+        return self._index_done != self._index()
+
+    def deliver(self, segment: Segment, timeout_s: float, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Upload one segment, packed if its name says so.
+
+        Raises:
+            StoppedError: While packing, because it was told to.
+            GoneError: The file is not there.
+            RefusedError: The storage will not have it.
+            StorageError: It did not work; it may the next time.
+        """
+        path = self._spool.path(segment)
+        try:
+            if segment.url.endswith(".gz") and path.suffix != ".gz":
+                packed = path.with_name(path.name + ".gz")
+                pack(path, packed, stopped)
+                path = packed
+            size_bytes, sha256 = digest(path)
+        except FileNotFoundError:
+            raise GoneError(f"{path}: is gone; somebody has removed it from the spool") from None
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be read: {error.strerror or error}") from error
+        for url in following_names(segment.url):
+            try:
+                self._put(path, url, timeout_s)
+            except storage.AlreadyThereError:
+                if not self._is_there(url, size_bytes, sha256, timeout_s):
+                    continue
+            self._spool.delivered(segment, url, size_bytes, sha256)
+            return
+
+    def deliver_index(self, timeout_s: float) -> None:
+        """Upload the index, in the place of the one that this recording has uploaded before.
+
+        Raises:
+            StorageError: as for `deliver`.
+        """
+        for number, url in enumerate(following_names(self._spool.header["index"])):
+            if number >= self._index_taken and self._put_index(url, timeout_s):
+                return
+
+    def claim_index(self, timeout_s: float) -> None:
+        """Upload the first index: it shows whether the storage can be reached and written to.
+
+        Raises:
+            AlreadyThereError: Another recording has that name.
+            StorageError: as for `deliver`.
+        """
+        url = self._spool.header["index"]
+        if not self._put_index(url, timeout_s):
+            raise storage.AlreadyThereError(f"{storage.without_secrets(url)}: exists already")
+
+    def _put_index(self, url: str, timeout_s: float) -> bool:
+        """Make the index, or replace our own; return False if another recording has that name."""
+        document, local = self._index(), self._spool.folder / _INDEX_FILE
+        try:
+            local.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+        except OSError as error:
+            raise StorageError(f"{local}: cannot be written: {error.strerror or error}") from error
+        try:
+            self._put(local, url, timeout_s, replace=self._index_url == url)
+        except storage.AlreadyThereError:
+            there = self._read(url, timeout_s)
+            if there is None or not self._is_own(there):
+                self._index_taken += 1
+                return False
+            self._put(local, url, timeout_s, replace=True)
+        self._index_url, self._index_done = url, document
+        return True
+
+    def _index(self) -> dict[str, Any]:
+        spool = self._spool
+        return index_document(
+            spool.header, list(spool.segments.values()), spool.header["index"], complete=spool.closed and spool.done
+        )
+
+    def _is_there(self, url: str, size_bytes: int, sha256: str, timeout_s: float) -> bool:
+        there = self._read(url, timeout_s)
+        return there is not None and len(there) == size_bytes and hashlib.sha256(there).hexdigest() == sha256
+
+    def _is_own(self, there: bytes) -> bool:
+        try:
+            return bool(json.loads(there)["id"] == self._spool.header["id"])
+        except (ValueError, KeyError, TypeError):
+            return False
+
+    def _put(self, path: Path, url: str, timeout_s: float, *, replace: bool = False) -> None:
+        limit_s = timeout_s * _CANCEL_FIRST
+        self._caller.call(lambda: storage.put(os.fspath(path), url, replace=replace, timeout_s=limit_s), timeout_s)
+
+    def _read(self, url: str, timeout_s: float) -> bytes | None:
+        return self._caller.call(lambda: storage.read(url, timeout_s=timeout_s * _CANCEL_FIRST), timeout_s)
