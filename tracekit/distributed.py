@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,6 +40,11 @@ class ProcessInfo:
         source: What the rank was read from: "arguments", "torch.distributed", "torchrun", "slurm", "openmpi", "pmi", or
             "default" where nothing said anything.
         restartable: The launcher may start this rank again under the same run id.
+        start_ticks: When the process was started, in the kernel's clock ticks since the boot, or None. With host, boot and
+            pid it names a process for good: pids are used again, and a container's first process is always 1.
+        child: What a process that a rank has started is called ("worker 0"); empty for the rank's own process.
+        worker: Its number, if it is a worker of a data loader.
+        parent_pid: The process that has started it and records the rank, for a child.
     """
 
     run_id: str
@@ -53,6 +58,21 @@ class ProcessInfo:
     boot_id: str | None
     source: str
     restartable: bool = False
+    start_ticks: int | None = None
+    child: str = ""
+    worker: int | None = None
+    parent_pid: int | None = None
+
+    def as_child(self, name: str, worker: int | None = None) -> ProcessInfo:
+        """Return what the process that runs is, if it is a child of this one.
+
+        Args:
+            name: What it is called.
+            worker: Its number, if it is a worker of a data loader.
+        """
+        return replace(
+            self, pid=os.getpid(), start_ticks=_start_ticks(), child=name, worker=worker, parent_pid=self.pid
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +181,7 @@ def detect_process(
         boot_id=_boot_id(),
         source=source,
         restartable=(_number(environ, ("TORCHELASTIC_MAX_RESTARTS",)) or 0) > 0,
+        start_ticks=_start_ticks(),
     )
 
 
@@ -236,4 +257,13 @@ def _boot_id() -> str | None:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
     except (OSError, ValueError):
+        return None
+
+
+def _start_ticks() -> int | None:
+    """Return when this process was started, in clock ticks since the boot, or None where /proc does not tell."""
+    try:
+        # The name in parentheses may hold anything; the start is the 22nd field, the 20th behind the name.
+        return int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
         return None

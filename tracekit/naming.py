@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tracekit.distributed import ProcessInfo
     from tracekit.timestamp import Timestamp
 
-__all__ = ["FileName", "following_names", "safe_text"]
+__all__ = ["FileName", "child_file_name", "following_names", "safe_text"]
 
 _FIELDS: Final = ("run_id", "rank", "local_rank", "world_size", "node", "host", "pid", "attempt", "epoch", "batch")
 _MAX_ALTERNATIVES: Final = 100_000
@@ -125,6 +125,19 @@ def following_names(path: str) -> Iterator[str]:
     stem, dot, suffix = name.partition(".json")
     for following in range(2, _MAX_ALTERNATIVES):
         yield f"{folder}{slash}{stem}-{following}{dot}{suffix}"
+
+
+def child_file_name(template: str, child: str) -> str:
+    """Return the template for a child of the process that ``template`` is for: with its name and pid in front of the suffix.
+
+    Args:
+        template: A template that `FileName` takes.
+        child: What the child is called, such as "worker 0".
+    """
+    folder, slash, name = template.rpartition("/")
+    stem, dot, suffix = name.partition(".json")
+    # The pid, since workers of the same number come and go: at every epoch, for each of several loaders.
+    return f"{folder}{slash}{stem}-{safe_text(child.replace(' ', ''))}-{{pid}}{dot}{suffix}"
 
 
 def safe_text(text: str) -> str:

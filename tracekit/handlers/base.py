@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from tracekit.events import Counter, Instant, SliceBegin, SliceEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tracekit.clock import Anchor, ClockOffset, ClockStep
     from tracekit.distributed import ProcessInfo
@@ -68,7 +68,7 @@ class TraceHandler:
     the moment of the event: for mirroring into NVTX or ``record_function``. Keep such a handler short and thread-safe.
 
     A method that raises is counted and logged once, and never reaches the training loop; after ten failures in a row the
-    handler is called no more. Handlers are not used in forked children.
+    handler is called no more. Handlers are not used in forked children, which get their own by `for_children`.
 
     `tracekit.testing.TraceHandlerContract` is a test suite for handlers of your own.
     """
@@ -99,6 +99,15 @@ class TraceHandler:
 
     def close(self) -> None:
         """Finish; the last call, also after failures."""
+
+    def for_children(self) -> Callable[[str], TraceHandler] | None:
+        """Say how a child process (a worker of a data loader) makes a handler of its own, that writes beside this one.
+
+        Returns:
+            What makes it, called in the child with the child's name ("worker 0"); must be picklable. None where there is
+            nothing for a child to write, which is the default.
+        """
+        return None
 
     # ---- events, one by one -------------------------------------------------------------------------------------------
 

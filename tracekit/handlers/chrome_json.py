@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,9 +22,10 @@ from tracekit.handlers.rank_files import DEFAULT_SPOOL_BYTES, RankFiles, trace_n
 from tracekit.handlers.rotation import Retention, Rotation
 from tracekit.notices import Notices
 from tracekit.outbox.remote import GONE
+from tracekit.naming import child_file_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from tracekit.clock import Anchor, ClockOffset, ClockStep
     from tracekit.events import EventBatch
@@ -103,6 +105,15 @@ class JSONTraceHandler(TraceHandler):
             self._rotation = self._rotation or _SEGMENTS
         self._name = trace_name(name, "part")
         self._retention = Retention(num_traces_to_keep, max_total_bytes)
+        self._options = {
+            "rotate_bytes": rotate_bytes,
+            "rotate_seconds": rotate_seconds,
+            "rotate_every": rotate_every,
+            "num_traces_to_keep": num_traces_to_keep,
+            "max_total_bytes": max_total_bytes,
+            "spool": spool,
+            "spool_bytes": spool_bytes,
+        }
         if self._rotation is not None and not self._name.numbered:
             raise ConfigError(f"file name {name!r} is the same for every file of a rotation; put {{part}} into it")
         if self._retention and self._rotation is None and not self._name.per_window:
@@ -156,7 +167,8 @@ class JSONTraceHandler(TraceHandler):
         self._name.check(recording.process)
         self._recording = recording
         self._files.open(recording)
-        if not self._name.per_window:
+        # A child has a file when it has something to say: a run may have thousands of them.
+        if not self._name.per_window and recording.process.parent_pid is None:
             self._file = self._files.begin(recording, recording.timestamp, first=True)
         else:
             path = self._name.format(recording.process, recording.timestamp)
@@ -234,6 +246,10 @@ class JSONTraceHandler(TraceHandler):
         """Note that the recording ends."""
         del error
         self._files.stopping()
+
+    def for_children(self) -> Callable[[str], TraceHandler]:
+        """Have children write files of the same kind, with their name and pid in the file's name."""
+        return partial(_child_handler, type(self), self._name.template, self._options)
 
     # ---- files --------------------------------------------------------------------------------------------------------
 
@@ -330,6 +346,12 @@ def _numbered(name: str) -> str:
     folder, slash, last = name.rpartition("/")
     stem, dot, suffix = last.partition(".json")
     return f"{folder}{slash}{stem}-part{{part:04d}}{dot}{suffix}"
+
+
+def _child_handler(
+    kind: type[JSONTraceHandler], template: str, options: Mapping[str, Any], child: str
+) -> JSONTraceHandler:
+    return kind(child_file_name(template, child), **options)
 
 
 def _newest(batch: EventBatch) -> tuple[int, Timestamp]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tracekit.clock import Anchor, ClockOffset, ClockStep
+    from tracekit.distributed import ProcessInfo
     from tracekit.events import EventBatch
     from tracekit.handlers.base import Recording
 
@@ -90,9 +91,11 @@ class RankFile:
                 "boot_id": process.boot_id,
                 BASE_TIME_KEY: self._base_ns,
                 "clock": _anchor(anchor),
+                **_which_process(process),
             },
         )
-        head += self._encoder.metadata("process_name", {"name": f"rank {process.rank}"})
+        name = f"rank {process.rank} · {process.child}" if process.child else f"rank {process.rank}"
+        head += self._encoder.metadata("process_name", {"name": name})
         head += self._encoder.metadata("process_sort_index", {"sort_index": process.rank})
         self._loss_at = len(head)
         self._file = LiveFile(path, head + self._loss_line(), name)
@@ -192,6 +195,12 @@ def clock_metadata(anchor: Anchor, step: ClockStep | None) -> list[tuple[str, di
 def offset_metadata(offset: ClockOffset) -> tuple[str, dict[str, Any]]:
     """Return the metadata event, name and args, that tells how this process's clock stands to another's."""
     return CLOCK_OFFSET_EVENT, dataclasses.asdict(offset)
+
+
+def _which_process(process: ProcessInfo) -> dict[str, Any]:
+    """Return what tells a process from others of its pid, and a child from its rank's own process."""
+    values = {"start_ticks": process.start_ticks, "parent_pid": process.parent_pid, "worker": process.worker}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _anchor(anchor: Anchor) -> dict[str, int]:

@@ -13,8 +13,9 @@ from tracekit.formats.rank_trace import BASE_TIME_KEY
 from tracekit.formats.trace_reader import TraceReader, encode_json
 from tracekit.merge.clocks import describe_clocks, place
 from tracekit.merge.inputs import find_inputs, gather
-from tracekit.merge.namespaces import CPU, GPU, plan
+from tracekit.merge.namespaces import plan
 from tracekit.merge.patch import Patcher
+from tracekit.merge.processes import CHILD, CPU, GPU
 from tracekit.merge.report import Drop, InputReport, MergeReport, OmissionReport, RankReport, Repair
 from tracekit.storage import atomic_write, basename, exists, size_bytes, without_secrets
 from tracekit.version import __version__
@@ -242,7 +243,7 @@ def _declare(process: Process, order: int) -> list[dict[str, Any]]:
         if thread.name is not None:
             events.append(event("thread_name", thread.tid, name=thread.name))
         # The main thread first, whatever the numbers of the others.
-        sort_index = -1 if thread.main and kind == CPU else thread.sort_index
+        sort_index = -1 if thread.main and kind in (CPU, CHILD) else thread.sort_index
         if sort_index is not None:
             events.append(event("thread_sort_index", thread.tid, sort_index=sort_index))
     return events

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.errors import ConfigError, MergeError, StorageError, TraceFormatError
 from tracekit.formats.kineto import rank_in_name, rank_of_header
 from tracekit.formats.trace_reader import decode_json
-from tracekit.merge.namespaces import CPU, PROFILER
+from tracekit.merge.processes import CHILD, CPU, assign_keys, check_claims
 from tracekit.merge.scan import raw_number, scan
 from tracekit.storage import basename, expand, is_remote, open_read, same_file, size_bytes, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from tracekit.merge.processes import ProcessKey
     from tracekit.merge.scan import InputScan
 
 __all__ = ["SUFFIXES", "Input", "Omission", "find_inputs", "gather"]
@@ -36,13 +37,15 @@ class Input:
         rank: Whose it is.
         rank_source: What said so.
         merged_processes: For an earlier merge: new pid to (rank, process key, name) of its processes.
+        process_keys: Which process a pid of the file is, where the pid alone does not tell.
     """
 
     path: str
     scan: InputScan
     rank: int = -1
     rank_source: str = ""
-    merged_processes: dict[int, tuple[int, tuple[int, int | str], str]] = field(default_factory=dict)
+    merged_processes: dict[int, tuple[int, ProcessKey, str]] = field(default_factory=dict)
+    process_keys: dict[int, ProcessKey] = field(default_factory=dict)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -175,7 +178,8 @@ def gather(
     _find_ranks(inputs, ranks)
     inputs.sort(key=lambda item: item.order)
     inputs = _without_copies(inputs, omissions)
-    _check_claims(inputs)
+    check_claims(inputs)
+    assign_keys(inputs)
     return inputs, omissions
 
 
@@ -246,7 +250,7 @@ def _read_merged(item: Input) -> None:
     try:
         for entry in item.scan.header["tracekit"]["processes"]:
             kind, value = int(entry["key"][0]), entry["key"][1]
-            if not CPU <= kind <= PROFILER or not isinstance(value, (int, str)):
+            if not CPU <= kind <= CHILD or not isinstance(value, (int, str)):
                 raise ValueError
             item.merged_processes[int(entry["pid"])] = (int(entry["rank"]), (kind, value), str(entry["name"]))
         item.rank = min((rank for rank, _, _ in item.merged_processes.values()), default=0)
@@ -290,41 +294,3 @@ def _without_copies(inputs: list[Input], omissions: list[Omission]) -> list[Inpu
         kept[same] = item
         result.append(item)
     return result
-
-
-def _check_claims(inputs: list[Input]) -> None:
-    """Refuse two different processes that claim one rank; a restarted rank and several files of one process are fine."""
-    by_rank: dict[int, list[Input]] = {}
-    for item in inputs:
-        if item.scan.kind in ("tracekit", "torch"):
-            by_rank.setdefault(item.rank, []).append(item)
-    for rank, items in by_rank.items():
-        for position, item in enumerate(items):
-            others = items[:position]
-            if not others or any(_same_process(item, other) or _restarted(item, other) for other in others):
-                continue
-            other = others[0]
-            raise MergeError(
-                f"{other.scan.path} and {item.scan.path} both claim rank {rank}, but are different processes "
-                f"({_who(other)} and {_who(item)}); merge one of them, or tell their ranks with --rank FILE=N"
-            )
-
-
-def _same_process(first: Input, second: Input) -> bool:
-    if first.host and second.host and first.host != second.host:
-        return False
-    if not first.pids or not second.pids:
-        return True
-    return not first.pids.isdisjoint(second.pids)
-
-
-def _restarted(first: Input, second: Input) -> bool:
-    one, two = first.identity, second.identity
-    if not one or not two or one.get("attempt") == two.get("attempt"):
-        return False
-    return bool(one.get("run_id") == two.get("run_id"))
-
-
-def _who(item: Input) -> str:
-    pids = ", ".join(map(str, sorted(item.pids)[:3])) or "unknown"
-    return f"pid {pids}" + (f" on {item.host}" if item.host else "")

@@ -1,8 +1,9 @@
 """Where everything of every input goes: processes, threads and ids that are unique in the merged trace.
 
-A rank's processes are numbered ``rank * stride + 1, + 2 ...``: CPU processes first, then GPUs, then what the profilers
-add. All files of one rank that know the same real process share it, so that a marker and the operator under it stand on
-one thread's track. Thread ids are kept where Perfetto takes them (1 .. 2**32 - 1), since they are what other tools show.
+A rank's processes are numbered ``rank * stride + 1, + 2 ...``: CPU processes first, then GPUs, then the rank's children
+(workers of data loaders), then what the profilers add. All files of one rank that know the same real process share it, so
+that a marker and the operator under it stand on one thread's track. Thread ids are kept where Perfetto takes them
+(1 .. 2**32 - 1), since they are what other tools show.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.errors import MergeError
 from tracekit.formats.kineto import GPU_CATEGORIES, gpu_of_label
 from tracekit.merge.lanes import DROPPED, assign_lanes
+from tracekit.merge.processes import CHILD, CPU, DEVICE, GPU, OVERHEAD, PROFILER, ProcessKey, main_thread
 from tracekit.merge.scan import raw_number
 
 if TYPE_CHECKING:
@@ -28,9 +30,7 @@ _MAX_ID: Final = 2**32 - 1
 _FREE_TIDS: Final = 3 * 2**30
 """Thread ids from here on are given to tracks that have none a viewer takes; tracekit's own lanes begin at 2**30."""
 
-ProcessKey = tuple[int, int | str]
-"""What a process is within its rank: (kind, its number or name). The order of the kinds is the order of display."""
-CPU, GPU, DEVICE, OVERHEAD, PROFILER = range(5)
+_DISPLAY: Final = (CPU, GPU, DEVICE, CHILD, OVERHEAD, PROFILER)
 _PSEUDO_PROCESSES: Final = frozenset({"Spans", "Traces", ""})
 
 
@@ -125,7 +125,8 @@ def plan(inputs: list[Input], shifts_ns: list[int]) -> tuple[list[Process], list
             found.append((process_scan, process))
         places.append(found)
     ordered = sorted(
-        processes.values(), key=lambda process: (process.rank, process.key[0], str(process.key[1]).zfill(20))
+        processes.values(),
+        key=lambda process: (process.rank, _DISPLAY.index(process.key[0]), str(process.key[1]).zfill(20)),
     )
     _number(ordered)
     for number, found in enumerate(places):
@@ -175,7 +176,7 @@ def _identify(item: Input, raw: Any, process: ProcessScan) -> tuple[int, Process
             return rank, (GPU, gpu), f"GPU {gpu}"
         if raw < 0:
             return rank, (OVERHEAD, raw), "overhead"
-    return rank, (CPU, raw), process.name or f"process {raw}"
+    return rank, item.process_keys.get(raw, (CPU, raw)), process.name or f"process {raw}"
 
 
 def _better_name(old: str, new: str, rank: int) -> str:
@@ -210,7 +211,7 @@ def _add_threads(process: Process, scan: ProcessScan, number: int) -> None:
             continue
         key = _thread_key(process, raw)
         thread = process.threads.setdefault(key, Thread(0, None, None))
-        thread.main = thread.main or key == process.key[1]
+        thread.main = thread.main or key == main_thread(process.key)
         name = (thread_scan.name or "").strip() or None
         if name is not None:
             # Inputs come in a fixed order, tracekit's rank traces first: their thread names say more.

@@ -6,20 +6,30 @@ All of tracekit's global state is here.
 from __future__ import annotations
 
 import atexit
+import copyreg
 import os
 import weakref
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.recording.compiling import pass_over_markers
 from tracekit.recording.marker import MARKER_TYPES, Marker
 from tracekit.recording.schedule import ProfilerAction
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tracekit.recording.profiler import Profiler
 
-__all__ = ["DEFAULT_ACTIONS", "MarkerTable", "activate", "active_profiler", "deactivate", "marker"]
+__all__ = [
+    "DEFAULT_ACTIONS",
+    "MarkerTable",
+    "activate",
+    "active_profiler",
+    "adopt_in_child",
+    "deactivate",
+    "inherit",
+    "marker",
+]
 
 DEFAULT_ACTIONS: Final = frozenset({ProfilerAction.WARMUP, ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE})
 """What a marker records in unless told otherwise: everything but SKIP."""
@@ -64,6 +74,9 @@ _active: list[Profiler] = []
 _module_markers: Final = MarkerTable()
 """Markers made by `tracekit.marker`, which record into the innermost active profiler."""
 
+_inherited: Final[list[MarkerTable]] = []
+"""In a forked child: the markers of its parent's profilers, which do the same there."""
+
 _known: Final[weakref.WeakSet[Profiler]] = weakref.WeakSet()
 """Every profiler that was started, for forked children and for the end of the interpreter."""
 
@@ -101,9 +114,9 @@ def activate(profiler: Profiler) -> None:
         _register_hooks()
     _known.add(profiler)
     if _active:
-        _active[-1].release(_module_markers)
+        _active[-1].release(_shared_markers())
     _active.append(profiler)
-    for found in _module_markers:
+    for found in _shared_markers():
         profiler.adopt(found)
 
 
@@ -114,10 +127,25 @@ def deactivate(profiler: Profiler) -> None:
     innermost = _active[-1] is profiler
     _active.remove(profiler)
     if innermost:
-        profiler.release(_module_markers)
+        profiler.release(_shared_markers())
         if _active:
-            for found in _module_markers:
+            for found in _shared_markers():
                 _active[-1].adopt(found)
+
+
+def inherit(markers: MarkerTable) -> None:
+    """In a forked child: have the markers of a parent's profiler record into whichever profiler is active in the child."""
+    _inherited.append(markers)
+
+
+def adopt_in_child(found: Marker) -> None:
+    """In a forked child: the same for a marker that the parent's profiler was asked for just now."""
+    if _active:
+        _active[-1].adopt(found)
+
+
+def _shared_markers() -> list[Marker]:
+    return [found for table in (_module_markers, *_inherited) for found in table]
 
 
 _hooks_registered = False
@@ -144,5 +172,19 @@ def _after_fork_in_child() -> None:
         profiler.abandon_in_child()
     _active.clear()
 
+
+def _pickled(found: Marker) -> tuple[Callable[..., Marker], tuple[Any, ...]]:
+    """Have a marker that is sent to another process record into the profiler that is active there."""
+    return marker, (
+        found.name,
+        found.categories,
+        found.actions,
+        found.record_instant_on_start,
+        found.record_instant_on_finish,
+    )
+
+
+for _kind in MARKER_TYPES:
+    copyreg.pickle(_kind, _pickled)
 
 pass_over_markers(MARKER_TYPES, marker)

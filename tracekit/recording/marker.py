@@ -22,7 +22,7 @@ from tracekit.recording.decorate import decorate
 from tracekit.recording.tasks import TaskTracks, current_owner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from tracekit.recording.buffer import RecordBuffer
@@ -60,7 +60,8 @@ class Marker:
     recorded does nothing. An exception in the body is not swallowed; it closes the slice and its type is kept as the
     slice's argument ``exception``.
 
-    After a fork the child's markers record nothing until a profiler starts there.
+    After a fork the child's markers record nothing until a profiler starts there, and then into that; a slice that was open
+    at the fork belongs to the parent. A pickled marker records into the profiler that is active where it is unpickled.
 
     Attributes:
         name: What the slice is called.
@@ -113,7 +114,7 @@ class Marker:
         self._start = 0
         self._track = 0
         self._contended = 0  # how many slices are on the stacks, plus _carried
-        self._stacks: dict[Hashable, list[tuple[int, int]]] = {}  # (start, track) by thread and task
+        self._stacks: dict[tuple[int, Any], list[tuple[int, int]]] = {}  # (start, track) by thread and task
         self._label = 0
         self._observer: MarkerObserver | None = None
         self._buffer: RecordBuffer | None = None
@@ -288,6 +289,15 @@ class Marker:
         self._start = self._contended = 0
         self._stacks.clear()
         self._tracks = {}
+
+    def abandon_in_child(self) -> None:
+        """Forget the profiler in a forked child, and the slices of the threads that the child does not have."""
+        ident = _get_ident()
+        mine = sum(len(stack) for (owner, _), stack in self._stacks.items() if owner == ident)
+        mine += self._start > 2 and self._track == self._tracks.get(ident)
+        open_here = self._skipped + mine
+        self.detach()
+        self._skipped = open_here
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import logging
 import os
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from tracekit.clock import SYSTEM_CLOCK, Clock, Timeline
 from tracekit.distributed import ProcessInfo, detect_process
@@ -15,11 +15,19 @@ from tracekit.events import WIDTH, Timestamps
 from tracekit.handlers.base import Recording, Summary, TraceHandler
 from tracekit.naming import FileName
 from tracekit.recording.buffer import RecordBuffer
+from tracekit.recording.children import (
+    SHUTDOWN_TIMEOUT_S,
+    ChildPlan,
+    ChildRecording,
+    WorkerRecording,
+    recording_workers,
+)
 from tracekit.recording.compiling import pass_over_profilers
 from tracekit.recording.failures import Failures
 from tracekit.recording.inline import InlineHandlers, WithoutEvents
-from tracekit.recording.lifecycle import DEFAULT_ACTIONS, MarkerTable, activate, deactivate
+from tracekit.recording.lifecycle import DEFAULT_ACTIONS, MarkerTable, activate, adopt_in_child, deactivate, inherit
 from tracekit.recording.schedule import CyclicSchedule, ProfilerAction
+from tracekit.recording.shared_action import SharedAction
 from tracekit.recording.source import Source
 from tracekit.recording.tasks import TaskTracks
 from tracekit.recording.termination import Termination
@@ -58,7 +66,8 @@ class Profiler:
     logged once and counted (``TRACEKIT_STRICT=1`` raises them), and nothing on the loop's path waits for storage.
 
     Threads: markers may be used from any thread; `start`, `step`, `next_epoch`, `next_iteration` and `stop` belong to the
-    training thread. Fork: a forked child records nothing until it starts a profiler of its own.
+    training thread. Fork: a forked child records nothing, except by `child_recording` (which `iterate` sees to for the
+    workers of a data loader), or by a profiler of its own. A Profiler cannot be pickled; a Marker can.
 
     Args:
         trace_handlers: Where the events go; one handler or several.
@@ -77,6 +86,7 @@ class Profiler:
             is open then is not saved. Needs the profiler to be started on the main thread.
         run_id, rank, local_rank, world_size, node, attempt: Which process this is, where the environment does not tell;
             see `tracekit.distributed.detect_process`.
+        process: Which process this is, all of it; for what knows better than any argument, such as `ChildRecording`.
         clock: The clocks to read; for tests.
 
     Raises:
@@ -101,6 +111,7 @@ class Profiler:
         world_size: int | None = None,
         node: int | None = None,
         attempt: int | None = None,
+        process: ProcessInfo | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._handlers = _all_of(TraceHandler, "trace_handlers", trace_handlers)
@@ -145,7 +156,9 @@ class Profiler:
         self._action = ProfilerAction.SKIP
         self._window_open = False
         self._state = "new"
+        self._given_process = process
         self._process: ProcessInfo | None = None
+        self._shared_action: SharedAction | None = None
         self._writer: Writer | None = None
         self._timeline: Timeline | None = None
         self._timestamps = Timestamps(self._timestamp)
@@ -177,7 +190,7 @@ class Profiler:
             raise ConfigError(f"this Profiler was {self._state} before; make a new one for every recording")
         if self._sigterm_grace_s is not None:
             self._termination = Termination(self.flush, self._end_at_signal, self._sigterm_grace_s)
-        self._process = detect_process(**self._identity)
+        self._process = self._given_process or detect_process(**self._identity)
         for source in self._sources:
             source.check(self)
         self._timeline = timeline = Timeline(self._clock)
@@ -204,6 +217,9 @@ class Profiler:
         activate(self)
         if self._termination is not None:
             self._termination.install()
+        if self._schedule is not None:
+            with suppress(OSError):  # without it children record always
+                self._shared_action = SharedAction(self._action)
         self._begin_batch(self._decide())
         for source in self._sources:
             self._guard(source, source.open, self, self._action)
@@ -221,6 +237,8 @@ class Profiler:
         if self._state != "started" or self._writer is None:
             return
         self._state = "stopped"
+        if self._shared_action is not None:
+            self._shared_action.close()
         for source in self._sources:
             try:
                 source.close()
@@ -358,12 +376,14 @@ class Profiler:
         """Yield from an iterable, recording a slice for each time it is asked for a value.
 
         If the iterable has a length, a schedule that counts per epoch learns the length of the epoch from it, and saves its
-        window with the last batch.
+        window with the last batch. The workers of a torch DataLoader record as well, each into a trace of its own; see
+        `worker_init_fn`.
         """
         with suppress(TypeError):
             self._learn_epoch_length(len(iterable))  # type: ignore[arg-type]
         marker = self.marker(name, categories)
-        iterator = iter(iterable)
+        with recording_workers(iterable, self):
+            iterator = iter(iterable)
         while True:
             with marker:
                 try:
@@ -432,7 +452,14 @@ class Profiler:
     def _begin_batch(self, action: ProfilerAction) -> None:
         if action is not self._action:
             self._action = action
+            if self._shared_action is not None:
+                self._shared_action.set(action)
             self._set_markers()
+
+    def ask_schedule(self) -> None:
+        """Ask the schedule again, between two steps."""
+        if self._state == "started":
+            self._begin_batch(self._decide())
 
     # ---- markers ------------------------------------------------------------------------------------------------------
 
@@ -469,6 +496,9 @@ class Profiler:
 
     def adopt(self, marker: Marker) -> None:
         """Have a marker record into this profiler."""
+        if self._state == "forked":
+            adopt_in_child(marker)
+            return
         marker.attach(self._buffer, self._clock.monotonic_ns, self._task_tracks)
         self._attached.append(marker)
         if self._state == "started":
@@ -490,6 +520,53 @@ class Profiler:
 
     def _open_slices(self) -> list[OpenSlice]:
         return [slice_ for marker in list(self._attached) for slice_ in marker.open_slices()]
+
+    # ---- child processes ----------------------------------------------------------------------------------------------
+
+    def child_recording(self, name: str) -> ChildRecording:
+        """Return what records in a child process; see `ChildRecording`.
+
+        Args:
+            name: What the child is called in the merged trace: "decoder" is shown as "rank 0 · decoder".
+        """
+        return ChildRecording(self, name)
+
+    def worker_init_fn(self, user_fn: Callable[[int], object] | None = None) -> WorkerRecording:
+        """Return a ``worker_init_fn`` for a torch DataLoader with which its workers record.
+
+        `iterate` needs none. Each worker is a process of its own under this rank, "worker 0", "worker 1" ..., with a slice
+        "fetch" for each of its batches and what the markers of the dataset record::
+
+            loader = DataLoader(dataset, num_workers=4, worker_init_fn=profiler.worker_init_fn())
+
+        Args:
+            user_fn: The ``worker_init_fn`` that the loader would have otherwise; called when recording has begun.
+        """
+        return WorkerRecording(self, user_fn)
+
+    def child_plan(self) -> ChildPlan | None:
+        """Return how children of this process record; None while nothing is recorded."""
+        if self._state not in ("started", "forked") or self._process is None:
+            return None
+        factories = [handler.for_children() for handler in self._handlers]
+        return ChildPlan(
+            make_profiler=Profiler,
+            process=self._process,
+            handlers=tuple(factory for factory in factories if factory is not None),
+            options={
+                "timestamp": self._timestamp,
+                "flush_interval": self._flush_interval_s,
+                "max_buffered_events": self._max_buffered // WIDTH,
+                "shutdown_timeout": min(self._shutdown_timeout_s, SHUTDOWN_TIMEOUT_S),
+            },
+            action=None if self._shared_action is None else self._shared_action.view(),
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise ConfigError(
+            "a Profiler cannot be sent to another process: send its markers, profiler.child_recording(name), or (as the "
+            "worker_init_fn of a data loader) profiler.worker_init_fn(); code there can use tracekit.marker(...)"
+        )
 
     # ---- for sources and handlers -------------------------------------------------------------------------------------
 
@@ -541,7 +618,8 @@ class Profiler:
         if self._state == "started":
             self._state = "forked"
             for marker in self._attached:
-                marker.detach()
+                marker.abandon_in_child()
+            inherit(self._markers)
             if self._writer is not None:
                 self._writer.abandon()
             if self._termination is not None:

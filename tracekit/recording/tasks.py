@@ -8,8 +8,6 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from tracekit.recording.buffer import RecordBuffer
 
 __all__ = ["TaskTracks", "current_owner", "current_task"]
@@ -63,6 +61,6 @@ def current_task() -> Any:
     return asyncio.current_task()
 
 
-def current_owner() -> Hashable:
+def current_owner() -> tuple[int, Any]:
     """Return what a slice belongs to while it is open: its thread, and its task where there is one."""
     return threading.get_ident(), current_task()
