@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -39,6 +40,9 @@ class _Writer(TraceHandler):
     def __init__(self, path: str | Path) -> None:
         self.path = os.fspath(path).removesuffix(".gz")
 
+    def for_children(self) -> Callable[[str], TraceHandler]:
+        return functools.partial(_child_writer, type(self), self.path)
+
     def open(self, recording: Recording) -> None:
         base_ns = base_time_ns(recording.anchor.wall_ns)
         self.encoder = ChromeEncoder(recording.process.pid, base_ns)
@@ -64,6 +68,10 @@ class _Writer(TraceHandler):
 
     def close(self) -> None:
         os.close(self.descriptor)
+
+
+def _child_writer(kind: type[_Writer], path: str, child: str) -> _Writer:
+    return kind(path.replace(".json", f"-{child.replace(' ', '')}-{os.getpid()}.json"))
 
 
 class ObjectAtClose(_Writer):

@@ -90,42 +90,6 @@ def test_a_second_process_of_the_same_rank_is_refused_with_a_sentence(tmp_path: 
     assert (tmp_path / "t.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_workers_of_a_data_loader_leave_the_trace_of_their_parent_alone(
-    tmp_path: Path, engine: Engine, method: str
-) -> None:
-    pytest.importorskip("torch", reason="torch is not installed")
-    program = f"""
-import tracekit, torch
-from torch.utils.data import DataLoader, Dataset
-
-class Squares(Dataset):
-    def __len__(self):
-        return 16
-    def __getitem__(self, index):
-        with tracekit.marker("get item"):
-            return index * index
-
-if __name__ == "__main__":
-    profiler = tracekit.Profiler(tracekit.JSONTraceHandler("t.json"), rank=0, record_batches=False)
-    with profiler:
-        loader = DataLoader(Squares(), batch_size=4, num_workers=2, multiprocessing_context="{method}")
-        total = sum(int(batch.sum()) for batch in profiler.iterate(loader, "loader"))
-    assert total == sum(number * number for number in range(16))
-"""
-    script = tmp_path / "train.py"
-    script.write_text(program)
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "tracekit" not in done.stderr
-    assert [path.name for path in tmp_path.glob("*.json")] == ["t.json"]
-    with engine.load(tmp_path / "t.json") as trace:
-        assert trace.errors() == []
-        assert trace.rows("select name, count(*) from slice group by name") == [("loader", 5)]
-
-
 def test_recording_to_a_local_file_imports_neither_fsspec_nor_torch(tmp_path: Path) -> None:
     process = start(
         "print([name for name in ('fsspec', 'torch', 'psutil', 'msgspec') if name in sys.modules])", tmp_path

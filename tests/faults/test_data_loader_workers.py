@@ -1,0 +1,209 @@
+"""F4: the workers of a torch DataLoader leave traces of their own, however they start and however they end.
+
+A worker notes every item, when its markers have ended, in a file of its own that the test holds against its trace.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.faults import GOOD, bites, read_trace
+from tests.faults.processes import ROOT
+from tracekit.merge import merge_traces
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.perfetto import Engine
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+LOSS_WINDOW_NS = 250_000_000
+
+TRAIN = """
+import multiprocessing, os, pathlib, sys, time
+import torch, tracekit
+from torch.utils.data import DataLoader, Dataset
+from tests.faults.bad_writers import make_writer
+
+class Items(Dataset):
+    def __init__(self, held, count=32, seconds=0.005):
+        self.held, self.count, self.seconds = held, count, seconds
+    def __len__(self):
+        return self.count
+    def __getitem__(self, index):
+        with tracekit.marker("item"), self.held:
+            pass
+        before_ns = time.monotonic_ns()
+        time.sleep(self.seconds)
+        with open(f"items-{os.getpid()}", "a") as evidence:
+            # How late this was is how busy the machine is.
+            evidence.write(f"{before_ns} {time.monotonic_ns() - before_ns - self.seconds * 1e9:.0f}\\n")
+        return index
+
+def own_init(number):
+    pathlib.Path(f"own-{os.getpid()}").write_text(str(number))
+
+def main(method, workers, writer, ways):
+    if method == "forkserver":
+        multiprocessing.set_forkserver_preload(["torch"])
+    handler = make_writer(writer, "t.json")
+    options = {"rank": 0, "record_batches": False, **getattr(handler, "profiler_options", {})}
+    profiler = tracekit.Profiler(handler, **options)
+    items = Items(profiler.marker("held by the dataset"))
+    def loader(items=items, **options):
+        return DataLoader(items, batch_size=2, num_workers=workers, multiprocessing_context=method, **options)
+    own = loader(worker_init_fn=profiler.worker_init_fn(own_init))
+    profiler.start()
+    if "exhaust" in ways:
+        ended = loader(worker_init_fn=own_init)
+        assert sum(len(batch) for batch in profiler.iterate(ended, "loader")) == 32
+        assert ended.worker_init_fn is own_init
+    if "own loop" in ways:
+        assert sum(len(batch) for batch in own) == 32
+    if "break" in ways:
+        for number, batch in enumerate(profiler.iterate(loader(), "loader"), 1):
+            if number == workers:  # each has had one
+                break
+    if "persistent" in ways:
+        kept = loader(persistent_workers=True)
+        for epoch in range(2):
+            assert sum(len(batch) for batch in profiler.iterate(kept, "loader")) == 32
+    print("ending", flush=True)
+    if "exception" in ways:
+        global iterator
+        # Half a second for each worker, and the end comes with the last batch.
+        many = loader(Items(items.held, 20 * workers, 0.025))
+        iterator = profiler.iterate(many, "loader")
+        for number, batch in enumerate(iterator, 1):
+            if number == len(many):
+                raise RuntimeError("mine")
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4:])
+"""
+
+
+def train(folder: Path, method: str, workers: int, ways: list[str], writer: str = GOOD) -> None:
+    """Run it, and hold it to what it may say and how long it may take at its end."""
+    script = folder / "train.py"
+    script.write_text(TRAIN)
+    few_cores = "ignore:This DataLoader will create"
+    process = subprocess.Popen(
+        [sys.executable, "-W", "default", "-W", few_cores, str(script), method, str(workers), writer, *ways],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        said = process.stdout.readline()
+        ending = time.monotonic()
+        errors = process.stderr.read()
+        assert said == "ending\n", errors
+        took_s = time.monotonic() - ending
+    assert process.returncode == (1 if "exception" in ways else 0), errors
+    if "exception" in ways:
+        assert errors.endswith("RuntimeError: mine\n")
+        assert errors.count("Traceback") == 1
+    else:
+        assert errors == ""
+    assert "tracekit:" not in errors
+    assert "Warning" not in errors
+    if method == "fork":  # the others start workers in this time
+        assert took_s < 5.0
+
+
+def workers_of(folder: Path) -> dict[int, Path]:
+    """Return the traces of the workers by pid."""
+    return {int(path.stem.rpartition("-")[2]): path for path in folder.glob("t-worker*.json")}
+
+
+def lost_ns(folder: Path, pid: int, trace: Path | None) -> tuple[int, int]:
+    """Return how long before a worker's last item its trace ends, 0 if it has them all, and how busy the machine was."""
+    notes = [line.split() for line in (folder / f"items-{pid}").read_text().splitlines()]
+    ended_ns = [int(time_ns) for time_ns, _ in notes]
+    late_ns = max(int(late) for _, late in notes)
+    if trace is None:
+        return ended_ns[-1] - ended_ns[0], late_ns
+    remains = read_trace(trace)
+    if remains.count("XE", "item") >= len(ended_ns):
+        assert remains.count("XE", "held by the dataset") == remains.count("XE", "item")
+        return 0, late_ns
+    return ended_ns[-1] - remains.newest_ns, late_ns
+
+
+def assert_little_is_lost(folder: Path) -> list[int]:
+    traces = workers_of(folder)
+    pids = [int(path.name.partition("-")[2]) for path in folder.glob("items-*")]
+    assert set(traces) <= set(pids)
+    windows = []
+    for pid in pids:
+        lost, late = lost_ns(folder, pid, traces.get(pid))
+        assert lost <= LOSS_WINDOW_NS + late, (
+            f"worker {pid} lost {lost / 1e6:.0f} ms, the machine was {late / 1e6:.0f} late"
+        )
+        windows.append(lost)
+    return windows
+
+
+def assert_merges(folder: Path, engine: Engine, generations: dict[str, int]) -> None:
+    """Assert that the merged trace shows each worker as a process of the rank, with all that its file holds."""
+    slices = sum(read_trace(path).count("XB") for path in folder.glob("t*.json"))
+    report = merge_traces(str(folder / "merged.json"), [str(folder / "t*.json")], strict=True)
+    assert report.complete
+    with engine.load(folder / "merged.json") as trace:
+        assert trace.errors() == []
+        assert trace.rows("select count(*) from slice") == [(slices,)]
+        shown = trace.rows("select pid, name from process where name is not null and pid > 0 order by pid")
+        assert [pid for pid, _ in shown] == list(range(1, 1 + len(shown)))
+        assert dict(Counter(name for _, name in shown)) == generations
+        assert [name for _, name in shown] == sorted(generations, key=lambda name: (len(name), name))[:1] + [
+            name for name in sorted(generations)[1:] for _ in range(generations[name])
+        ]
+        fetches = trace.rows(
+            "select distinct process.name from slice join thread_track on thread_track.id = track_id "
+            "join thread using (utid) join process using (upid) where slice.name in ('fetch', 'item') order by 1"
+        )
+        assert [name for (name,) in fetches] == sorted(generations)[1:]
+
+
+@pytest.mark.parametrize("writer", [GOOD, "never flushes", "python buffer"])
+def test_forked_workers_record_whatever_becomes_of_them(tmp_path: Path, engine: Engine, writer: str) -> None:
+    ways = ["exhaust", "own loop", "break", "persistent", "exception"] if writer == GOOD else ["exception"]
+    workers = 4 if writer == GOOD else 2
+    with bites(writer):
+        train(tmp_path, "fork", workers, ways, writer)
+        windows = assert_little_is_lost(tmp_path)
+        assert len(windows) == workers * len(ways)
+        assert_merges(tmp_path, engine, {"rank 0": 1, **{f"rank 0 · worker {n}": len(ways) for n in range(workers)}})
+        # The user's own function was called, in each worker of the two loaders that had one.
+        own = sorted(int(path.read_text()) for path in tmp_path.glob("own-*"))
+        assert own == sorted([*range(workers)] * 2)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "ways",
+    [
+        pytest.param(["own loop", "break"], id="ends in order"),
+        pytest.param(["exhaust", "persistent", "exception"], id="ends with main", marks=pytest.mark.slow),
+    ],
+)
+def test_started_workers_record_whatever_becomes_of_them(
+    tmp_path: Path, engine: Engine, method: str, ways: list[str]
+) -> None:
+    train(tmp_path, method, 2, ways)
+    windows = assert_little_is_lost(tmp_path)
+    assert len(windows) == 2 * len(ways)
+    assert_merges(tmp_path, engine, {"rank 0": 1, **{f"rank 0 · worker {n}": len(ways) for n in range(2)}})
