@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tracekit.handlers.flight_recorder import FlightRecorder
     from tracekit.handlers.memory import MemoryTraceHandler
     from tracekit.merge import MergeReport, merge_traces
+    from tracekit.recording.children import ChildRecording
     from tracekit.recording.lifecycle import active_profiler, marker
     from tracekit.recording.marker import Marker
     from tracekit.recording.profiler import Profiler
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from tracekit.version import __version__
 
 __all__ = [
+    "ChildRecording",
     "ClockOffset",
     "ClockSync",
     "CommandError",
@@ -116,6 +118,7 @@ _HOME = {
     "tracekit.handlers.flight_recorder": ("FlightRecorder",),
     "tracekit.handlers.memory": ("MemoryTraceHandler",),
     "tracekit.merge": ("MergeReport", "merge_traces"),
+    "tracekit.recording.children": ("ChildRecording",),
     "tracekit.recording.lifecycle": ("active_profiler", "marker"),
     "tracekit.recording.marker": ("Marker",),
     "tracekit.recording.profiler": ("Profiler",),

@@ -105,7 +105,7 @@ class JSONTraceHandler(TraceHandler):
             self._rotation = self._rotation or _SEGMENTS
         self._name = trace_name(name, "part")
         self._retention = Retention(num_traces_to_keep, max_total_bytes)
-        self._options = {
+        self._options: dict[str, Any] = {
             "rotate_bytes": rotate_bytes,
             "rotate_seconds": rotate_seconds,
             "rotate_every": rotate_every,
@@ -250,6 +250,10 @@ class JSONTraceHandler(TraceHandler):
     def for_children(self) -> Callable[[str], TraceHandler]:
         """Have children write files of the same kind, with their name and pid in the file's name."""
         return partial(_child_handler, type(self), self._name.template, self._options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What is sent to another process is a handler that is set up alike, and not open: a file has one writer.
+        return partial(type(self), self._name.template, **self._options), ()
 
     # ---- files --------------------------------------------------------------------------------------------------------
 

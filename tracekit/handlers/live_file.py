@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from tracekit.errors import ConfigError, StorageError
 
@@ -85,6 +85,9 @@ class LiveFile:
             return True
         except OSError:  # the storage has other troubles, of which writing will tell
             return False
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self.path}: a file that is being written cannot be sent to another process")
 
     def write(self, data: bytes) -> None:
         """Append whole records, or nothing.
