@@ -20,9 +20,9 @@ from tracekit.handlers.open_slices import OpenSlices
 from tracekit.handlers.rank_file import RankFile, clock_metadata, offset_metadata
 from tracekit.handlers.rank_files import DEFAULT_SPOOL_BYTES, RankFiles, trace_name
 from tracekit.handlers.rotation import Retention, Rotation
+from tracekit.naming import child_file_name
 from tracekit.notices import Notices
 from tracekit.outbox.remote import GONE
-from tracekit.naming import child_file_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -94,8 +94,8 @@ class RankFile:
                 **_which_process(process),
             },
         )
-        name = f"rank {process.rank} · {process.child}" if process.child else f"rank {process.rank}"
-        head += self._encoder.metadata("process_name", {"name": name})
+        shown = f"rank {process.rank} · {process.child}" if process.child else f"rank {process.rank}"
+        head += self._encoder.metadata("process_name", {"name": shown})
         head += self._encoder.metadata("process_sort_index", {"sort_index": process.rank})
         self._loss_at = len(head)
         self._file = LiveFile(path, head + self._loss_line(), name)
