@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tracekit.recording.children import ChildRecording
     from tracekit.recording.lifecycle import active_profiler, marker
     from tracekit.recording.marker import Marker
+    from tracekit.recording.on_demand import OnDemand, on_demand
     from tracekit.recording.profiler import Profiler
     from tracekit.recording.schedule import ProfilerAction, cyclic_schedule
     from tracekit.recording.source import Source
@@ -70,6 +71,7 @@ __all__ = [
     "MergeError",
     "MergeReport",
     "MissingExtraError",
+    "OnDemand",
     "Profiler",
     "ProfilerAction",
     "Recording",
@@ -95,6 +97,7 @@ __all__ = [
     "ensure_time",
     "marker",
     "merge_traces",
+    "on_demand",
     "recover_trace",
     "validate_trace",
 ]
@@ -121,6 +124,7 @@ _HOME = {
     "tracekit.recording.children": ("ChildRecording",),
     "tracekit.recording.lifecycle": ("active_profiler", "marker"),
     "tracekit.recording.marker": ("Marker",),
+    "tracekit.recording.on_demand": ("OnDemand", "on_demand"),
     "tracekit.recording.profiler": ("Profiler",),
     "tracekit.recording.schedule": ("ProfilerAction", "cyclic_schedule"),
     "tracekit.recording.source": ("Source",),

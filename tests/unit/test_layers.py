@@ -38,7 +38,7 @@ ROOMS = {
 }
 
 FOUNDATION = {"errors", "values", "storage", "formats"}
-RECORDING = FOUNDATION | {"handlers", "outbox", "recording"}
+RECORDING = FOUNDATION | {"handlers", "outbox", "recording", "capture"}
 SOURCES = RECORDING | {"sources", "testing"}
 
 # What each room may use besides itself.
@@ -49,7 +49,9 @@ MAY_USE = {
     "formats": {"errors", "values", "storage"},
     "outbox": {"errors", "values", "storage"},
     "handlers": FOUNDATION | {"outbox"},
-    "recording": FOUNDATION | {"handlers", "outbox"},
+    # The protocol between a running job and whoever presses its button, which both sides use.
+    "capture": FOUNDATION,
+    "recording": FOUNDATION | {"handlers", "outbox", "capture"},
     "sources": RECORDING,
     "testing": RECORDING,
     "integrations": SOURCES,

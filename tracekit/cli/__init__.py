@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Verb", "entry_point", "main"]
 
 VERBS: Final = {
+    "capture": "have a running job record a few batches, and say where they are",
     "merge": "merge the traces of all ranks into one for Perfetto",
     "recover": "make a clean trace of a cut or damaged one",
     "upload": "upload what a recording could not",

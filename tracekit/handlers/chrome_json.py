@@ -160,6 +160,11 @@ class JSONTraceHandler(TraceHandler):
         lost[GONE] = lost.get(GONE, 0) + self._removed_events
         return {reason: count for reason, count in lost.items() if count}
 
+    @property
+    def live_path(self) -> str | None:
+        """The one of them that is being written; None where the next recording window gets one of its own."""
+        return None if self._file is None else self._file.path
+
     # ---- life ---------------------------------------------------------------------------------------------------------
 
     def open(self, recording: Recording) -> None:

@@ -75,8 +75,8 @@ class SignalTrigger:
         previous = signal.getsignal(self._number)
         if previous is None or (previous == signal.SIG_DFL and self._number not in _FREE_SIGNALS):
             raise ConfigError(
-                f"on_signal: a dump in the place of what {self.name} does by itself would change what becomes of this "
-                "process; use signal.SIGUSR1 or SIGUSR2, or set a handler of your own first, which is called as well"
+                f"on_signal: a dump or a capture in the place of what {self.name} does by itself would change what becomes of "
+                "this process; use signal.SIGUSR1 or SIGUSR2, or set a handler of your own first, which is called as well"
             )
         self._previous = previous
         self._pid = os.getpid()

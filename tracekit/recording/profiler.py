@@ -26,6 +26,7 @@ from tracekit.recording.compiling import pass_over_profilers
 from tracekit.recording.failures import Failures
 from tracekit.recording.inline import InlineHandlers, WithoutEvents
 from tracekit.recording.lifecycle import DEFAULT_ACTIONS, MarkerTable, activate, adopt_in_child, deactivate, inherit
+from tracekit.recording.on_demand import OnDemand
 from tracekit.recording.schedule import CyclicSchedule, ProfilerAction
 from tracekit.recording.shared_action import SharedAction
 from tracekit.recording.source import Source
@@ -71,8 +72,8 @@ class Profiler:
 
     Args:
         trace_handlers: Where the events go; one handler or several.
-        schedule: When to record: `cyclic_schedule`, or any function of the `Timestamp` at the start of a batch that returns
-            a `ProfilerAction`. None records always.
+        schedule: When to record: `cyclic_schedule`, `on_demand`, or any function of the `Timestamp` at the start of a batch
+            that returns a `ProfilerAction`. None records always.
         sources: What records beside the markers: `TorchProfiler`, `SystemProfiler`, or `Source` subclasses of your own.
         timestamp: The training time to start from, when a run is resumed from a checkpoint.
         record_batches: Whether every `step` records the batch as a slice, on a track of its own.
@@ -129,8 +130,12 @@ class Profiler:
         if not isinstance(max_buffered_events, int) or max_buffered_events < 1:
             raise ConfigError(f"max_buffered_events must be a whole number above 0, not {max_buffered_events!r}")
         self._timestamp = timestamp or Timestamp()
-        if timestamp is not None and isinstance(schedule, CyclicSchedule):
+        if timestamp is not None and isinstance(schedule, CyclicSchedule | OnDemand):
             schedule = schedule.resumed_at(timestamp)
+        if isinstance(schedule, OnDemand):
+            # The last of the handlers: when it hears that a window is complete, the others have written it.
+            schedule.attach(self._handlers, warms_up=bool(self._sources))
+            self._handlers.append(schedule)
         self._schedule = schedule
         self._record_batches = record_batches
         self._flush_interval_s = flush_interval
@@ -289,6 +294,12 @@ class Profiler:
         self._failures.raise_pending()
         return done
 
+    def capture(self, *, steps: int | None = None, seconds: float | None = None, warmup: int | None = None) -> bool:
+        """Record the next batches on this rank, under an `on_demand` schedule; see `OnDemand.capture`. Returns at once."""
+        if not isinstance(self._schedule, OnDemand):
+            raise ConfigError("capture() needs a schedule that can be asked: Profiler(..., schedule=on_demand(...))")
+        return self._schedule.capture(steps=steps, seconds=seconds, warmup=warmup)
+
     @property
     def stats(self) -> Summary:
         """What has been delivered so far, what was lost and what went wrong."""
@@ -359,8 +370,8 @@ class Profiler:
         if now_ns is None:
             return
         self._post("epoch_end", self._timestamp)
+        counts_through = isinstance(self._schedule, CyclicSchedule | OnDemand) and self._schedule.per == "run"
         action = self._decide()
-        counts_through = isinstance(self._schedule, CyclicSchedule) and self._schedule.per == "run"
         if self._window_open and not counts_through:
             self._end_window(action, now_ns)
         elif action is not self._action:
@@ -414,7 +425,7 @@ class Profiler:
         # Only before the first batch of an epoch: an evaluation in its middle has a loader of another length.
         schedule = self._schedule
         if (
-            isinstance(schedule, CyclicSchedule)
+            isinstance(schedule, CyclicSchedule | OnDemand)
             and schedule.per == "epoch"
             and schedule.epoch_length != batches > 0
             and int(self._timestamp.batch_in_epoch) == 0
