@@ -111,7 +111,7 @@ class Drive:
             self._update(view, statuses.get(rank), now_ns)
         for view in self.ranks.values():
             self._judge(view, now_ns)
-        if not self.request.decided and not self.request.stop:
+        if not (self.request.decided or self.request.stop or self._withdrawn):
             self._decide(now_ns)
         nobody = not self.ranks and now_ns - self._began_ns > self._timeout_ns
         self.finished = nobody or (bool(self.ranks) and all(self._is_over(view) for view in self.ranks.values()))

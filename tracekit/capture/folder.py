@@ -127,13 +127,17 @@ class ControlFolder:
         Raises:
             OSError: It cannot be written.
         """
-        path = self.path / RANKS / f"rank{status.rank:05d}.json"
+        path = self._status_path(status.rank)
         try:
             self._put(path, status.to_bytes())
         except FileNotFoundError:  # somebody has cleared up
             with contextlib.suppress(StorageError):
                 self.make()
             self._put(path, status.to_bytes())
+
+    def has_status(self, rank: int) -> bool:
+        """Tell whether a rank has said something that is still there."""
+        return self._status_path(rank).exists()
 
     def statuses(self) -> dict[int, RankStatus]:
         """Return what each rank has said last; files that are no status are passed over.
@@ -151,6 +155,9 @@ class ControlFolder:
                 kept[name] = (version, RankStatus.from_bytes(_read(self.path / RANKS / name)))
         self._statuses = kept
         return {status.rank: status for _, status in kept.values()}
+
+    def _status_path(self, rank: int) -> Path:
+        return self.path / RANKS / f"rank{rank:05d}.json"
 
     def _versions(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         with os.scandir(self.path / RANKS) as entries:

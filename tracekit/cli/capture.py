@@ -17,6 +17,7 @@ from tracekit.capture.drive import Drive, RankView, is_gone
 from tracekit.capture.folder import RANKS, ControlFolder
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import printable
+from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import CommandError
 
 if TYPE_CHECKING:
@@ -139,7 +140,11 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 def _time(text: str) -> float:
     try:
-        return time.time() + float(text[1:]) if text.startswith("+") else datetime.fromisoformat(text).timestamp()
+        return (
+            SYSTEM_CLOCK.wall_ns() / 1e9 + float(text[1:])
+            if text.startswith("+")
+            else datetime.fromisoformat(text).timestamp()
+        )
     except (ValueError, OverflowError):
         raise CommandError(f"--at-time {text}: give 2026-01-31T12:00:00, or +10 for in ten seconds", 2) from None
 

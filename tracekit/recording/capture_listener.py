@@ -224,10 +224,10 @@ class CaptureListener:
         window = self._captures.window
         capture = None if window is None else window.status()
         news = (capture, self._refused, not closing)
-        same = told is not None and news == (told.capture, told.refused, told.listening)
-        in_force = capture is not None and capture.in_force
-        if same and not (in_force and now_ns - self._told_ns >= _HEARTBEAT_NS):
-            return
+        if told is not None and news == (told.capture, told.refused, told.listening):
+            alive_is_known = capture is None or not capture.in_force or now_ns - self._told_ns < _HEARTBEAT_NS
+            if alive_is_known and self._folder.has_status(told.rank):  # somebody may have cleared up
+                return
         self._updates += 1
         status = self._status(capture, listening=not closing)
         self._folder.write_status(status)
@@ -253,11 +253,13 @@ class CaptureListener:
         )
 
     def _step_seconds(self) -> float | None:
+        """Return the lesser of what a batch took on the average and what the last one took: a start must lie ahead."""
+        timestamp = self._captures.timestamp
+        known = [] if timestamp is None else [timestamp.batch_wct.total_seconds()]
         (since_ns, first), (now_ns, last) = self._steps[0], self._steps[-1]
         if last > first:
-            return (now_ns - since_ns) / 1e9 / (last - first)
-        timestamp = self._captures.timestamp
-        return None if timestamp is None else timestamp.batch_wct.total_seconds() or None
+            known.append((now_ns - since_ns) / 1e9 / (last - first))
+        return min((seconds for seconds in known if seconds > 0), default=None)
 
     def _warn(self, message: str) -> None:
         self._warnings += 1

@@ -106,12 +106,12 @@ class OnDemand(TraceHandler):
         return action
 
     @property
-    def per(self) -> Literal["epoch", "run"]:
-        """Whether a window that is open now ends with the epoch, or goes on through the run; captures go on."""
+    def per(self) -> Literal["epoch", "run"] | None:
+        """What a window that is open now goes on through; a capture through the run. None if the base schedule is no cycle."""
         window = self._window
         if window is not None and window.begin is not None and window.end is None:
             return "run"
-        return self._base.per if isinstance(self._base, CyclicSchedule) else "epoch"
+        return self._base.per if isinstance(self._base, CyclicSchedule) else None
 
     @property
     def epoch_length(self) -> int | None:

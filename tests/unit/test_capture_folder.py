@@ -1,0 +1,210 @@
+"""The documents of a control folder, and what is refused there."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tracekit.capture.documents import LARGEST_BYTES, CaptureState, CaptureStatus, RankStatus, Request
+from tracekit.capture.folder import ControlFolder
+from tracekit.errors import ConfigError, StorageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ControlFolder:
+    made = ControlFolder(tmp_path / "run" / "control")
+    made.make()
+    return made
+
+
+def put(folder: ControlFolder, text: str | bytes, mode: int = 0o600) -> None:
+    path = folder.path / "request.json"
+    path.unlink(missing_ok=True)
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    path.chmod(mode)
+
+
+STATUS = RankStatus(
+    rank=3,
+    world_size=8,
+    run_id="r",
+    host="h",
+    pid=17,
+    machine="m",
+    updates=2,
+    batch=12,
+    step_seconds=0.25,
+    capture=CaptureStatus(
+        id="x", state=CaptureState.DONE, first_batch=4, last_batch=8, files=("/a.json", "s3://b/c.json")
+    ),
+    refused=("y", "busy"),
+)
+
+
+def test_documents_are_read_as_they_were_written(folder: ControlFolder) -> None:
+    request = Request(
+        id="abc", ranks=(0, 3), steps=5, seconds=2.5, warmup=1, together=True, start_batch=7, expires=1.8e9
+    )
+    folder.write_request(request)
+    assert folder.read_request() == request
+    folder.write_status(STATUS)
+    assert folder.statuses() == {3: STATUS}
+
+
+def test_folders_and_files_are_for_their_user_alone(folder: ControlFolder) -> None:
+    folder.write_request(Request(id="abc"))
+    folder.write_status(STATUS)
+    found = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.path.parent.parent.rglob("*")}
+    assert found == {"run": 0o700, "control": 0o700, "ranks": 0o700, "request.json": 0o600, "rank00003.json": 0o600}
+
+
+def test_a_request_is_read_once(folder: ControlFolder) -> None:
+    assert folder.read_request() is None
+    folder.write_request(Request(id="a"))
+    assert folder.read_request() == Request(id="a")
+    assert folder.read_request() is None
+    folder.write_request(Request(id="b"))
+    assert folder.read_request() == Request(id="b")
+
+
+def test_a_request_by_hand_needs_no_id(folder: ControlFolder) -> None:
+    put(folder, '{"steps": 5, "start_batch": 1000, "comment": "for Tuesday"}')
+    request = folder.read_request()
+    assert request is not None
+    assert (request.steps, request.start_batch, request.decided, request.ranks) == (5, 1000, True, None)
+    put(folder, '{"steps": 5}')
+    again = folder.read_request()
+    assert again is not None
+    assert again.id != request.id
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "JSON"),
+        ('{"steps": 5', "half"),
+        ("[" * 60_000, "JSON"),
+        (b"\xff\xfe{}", "JSON"),
+        ("[]", "object"),
+        ('{"version": 2}', "later version"),
+        ('{"id": "../../etc"}', "id must"),
+        ('{"id": 5}', "id must"),
+        ('{"steps": -1}', "steps"),
+        ('{"steps": true}', "steps"),
+        ('{"steps": 1e3}', "steps"),
+        ('{"steps": 99999999999999999999}', "steps"),
+        ('{"seconds": 0}', "seconds"),
+        ('{"seconds": NaN}', "seconds"),
+        ('{"seconds": Infinity}', "seconds"),
+        ('{"seconds": 1' + "0" * 400 + "}", "seconds"),
+        ('{"warmup": "1"}', "warmup"),
+        ('{"ranks": []}', "ranks"),
+        ('{"ranks": [0, "1"]}', "ranks"),
+        ('{"ranks": 3}', "ranks"),
+        ('{"stop": 1}', "stop"),
+        ('{"start_time": 1795257989000}', "start_time"),
+        ('{"start_time": 1795257989, "start_batch": 4}', "exclude"),
+        (" " * (LARGEST_BYTES + 1), "larger"),
+    ],
+)
+def test_what_is_no_request_is_refused_once(folder: ControlFolder, text: str | bytes, words: str) -> None:
+    put(folder, text)
+    with pytest.raises(ConfigError, match=words):
+        folder.read_request()
+    assert folder.read_request() is None
+    put(folder, '{"steps": 5}')
+    assert folder.read_request() is not None, "and does not stand in the way of the next"
+
+
+def test_a_link_a_pipe_and_a_folder_are_no_requests(folder: ControlFolder, tmp_path: Path) -> None:
+    path = folder.path / "request.json"
+    (tmp_path / "elsewhere").write_text('{"steps": 5}')
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="link"):
+        folder.read_request()
+    assert folder.read_request() is None
+    path.unlink()
+    os.mkfifo(path, 0o600)
+    with pytest.raises(ConfigError, match="no file"):
+        folder.read_request()
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ConfigError, match="no file"):
+        folder.read_request()
+
+
+def test_what_others_could_have_written_is_refused(folder: ControlFolder) -> None:
+    put(folder, '{"steps": 5}', mode=0o666)
+    with pytest.raises(ConfigError, match="other users may write"):
+        folder.read_request()
+    (folder.path / "request.json").chmod(0o600)
+    assert folder.read_request() is not None, "its mode was set right"
+    put(folder, '{"steps": 5}', mode=0o666)
+    assert ControlFolder(folder.path, trust_others=True).read_request() is not None
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files away")
+def test_a_request_of_another_user_is_refused(folder: ControlFolder) -> None:
+    put(folder, '{"steps": 5}')
+    os.chown(folder.path / "request.json", 12345, -1)
+    with pytest.raises(ConfigError, match="another user"):
+        folder.read_request()
+    assert ControlFolder(folder.path, trust_others=True).read_request() is not None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"rank": 1}',
+        b'{"rank": 9, "world_size": 2, "pid": 1}',
+        b'{"rank": 0, "world_size": 2, "pid": 1, "capture": {"state": "flying"}}',
+        b'{"rank": 0, "world_size": 2, "pid": 1, "capture": 3}',
+        b"x" * (LARGEST_BYTES + 1),
+    ],
+)
+def test_a_damaged_status_is_passed_over(folder: ControlFolder, damage: bytes) -> None:
+    folder.write_status(STATUS)
+    (folder.path / "ranks" / "rank00000.json").write_bytes(damage)
+    os.mkfifo(folder.path / "ranks" / "rank00001.json")
+    assert folder.statuses() == {3: STATUS}
+
+
+def test_a_status_is_read_again_when_it_has_changed(folder: ControlFolder) -> None:
+    folder.write_status(STATUS)
+    assert folder.statuses()[3].batch == 12
+    document: dict[str, Any] = json.loads(STATUS.to_bytes())
+    folder.write_status(RankStatus.from_bytes(json.dumps({**document, "batch": 13}).encode()))
+    assert folder.statuses()[3].batch == 13
+
+
+def test_a_folder_that_was_cleared_up_is_made_again(folder: ControlFolder) -> None:
+    (folder.path / "ranks").rmdir()
+    folder.path.rmdir()
+    folder.write_status(STATUS)
+    assert folder.has_status(3)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="control folder cannot be made"):
+        ControlFolder(tmp_path / "file" / "control").make()
+
+
+def test_nothing_half_written_is_left(folder: ControlFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        folder.write_request(Request(id="a"))
+    assert [path.name for path in folder.path.iterdir()] == ["ranks"]
