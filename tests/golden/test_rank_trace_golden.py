@@ -50,7 +50,7 @@ def test_times_and_depths_are_those_of_the_recording(tmp_path: Path, engine: Eng
     with Profiler(
         JSONTraceHandler(tmp_path / "t.json"), clock=clock.clock, rank=0, record_batches=False, flush_interval=3600
     ) as profiler:
-        start_ns = clock.wall_ns - 1_790_857_026_000_000_000
+        start_ns = clock.wall_ns - 1_793_457_026_000_000_000
         with profiler.marker("outer"):
             clock.advance(1_234_567)
             with profiler.marker("inner"):

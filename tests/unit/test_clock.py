@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from random import Random
 
 import pytest
 
@@ -70,6 +71,28 @@ def test_small_differences_do_not_add_up_unseen() -> None:
     assert sum(step.step_ns for step in steps if step) >= 4 * STEP_TOLERANCE_NS
 
 
+# As Perfetto's importer does: the text as a double, times 1000, rounded.
+def as_perfetto_reads(relative_ns: int) -> int:
+    product = float(f"{relative_ns // 1000}.{relative_ns % 1000:03}") * 1000
+    whole = int(product)
+    return whole + (product - whole >= 0.5)
+
+
+def test_times_are_exact_in_perfetto_for_ten_days_whenever_a_trace_starts() -> None:
+    random = Random(7)
+    grid_s = 7_889_238
+    assert any(as_perfetto_reads(ns) != ns for ns in range(4_401_604_844_134_482, 4_401_604_844_134_582)), (
+        "what it is about"
+    )
+    for start_s in range(20 * grid_s, 21 * grid_s, 6 * 3600):
+        base_ns = base_time_ns(start_s * 10**9)
+        assert start_s * 10**9 >= base_ns
+        for run_s in (0, 86_400, 10 * 86_400):
+            first_ns = (start_s + run_s) * 10**9 - base_ns + random.randrange(10**9)
+            for ns in range(first_ns, first_ns + 40):
+                assert as_perfetto_reads(ns) == ns, (start_s, run_s, ns)
+
+
 # Worked out by hand from the constant: floor(now / 7889238 s) * 7889238 s; the values are those of real traces.
 @pytest.mark.parametrize(
     ("now_s", "base_s"),
@@ -78,7 +101,7 @@ def test_small_differences_do_not_add_up_unseen() -> None:
         (1719853883, 1711964646),
         (1727743122, 1727743122),
         (1790857026, 1790857026),
-        (1795225970, 1790857026),
+        (1790857026 + 4_503_600, 1790857026),
     ],
 )
 def test_the_base_of_a_trace_lies_on_kinetos_grid(now_s: int, base_s: int) -> None:

@@ -13,8 +13,8 @@ A rank trace is Chrome's Trace Event Format in its *array* form, one event a lin
 * The array form, because Perfetto loads an array that was cut anywhere and refuses a cut object. ``tracekit_metadata``
   is in the first write, so a file that exists is never empty and always says whose it is.
 * ``ts`` and ``dur`` are microseconds with exactly three decimals, written from integer nanoseconds.
-  Absolute time in ns = ``baseTimeNanoseconds + ts * 1000``. The base is Kineto's own grid (see `base_time_ns`), so that
-  a rank trace and torch.profiler's traces need no shift, and every ``ts`` stays exact as a double (see
+  Absolute time in ns = ``baseTimeNanoseconds + ts * 1000``. The base is Kineto's own grid as a rule (see `base_time_ns`),
+  so that a rank trace and torch.profiler's traces need no shift, and Perfetto reads every ``ts`` to the nanosecond (see
   `tracekit.formats.late_times` for runs that go on beyond the quarter).
 * Slices are ``X``; a slice that was open when an earlier part of the file was written is a ``B`` there and an ``E``
   later, so that a process that hangs or is killed shows what it was in. On one (pid, tid) slices nest and never overlap.
@@ -88,7 +88,21 @@ GRID_SECONDS: Final = 7_889_238
 """A quarter of a year, the grid of Kineto's bases (libkineto's ChromeTraceLogger, kineto PR #928)."""
 
 
+_INEXACT_S: Final = (2**42 // 10**6, 2**52 // 10**9 + 1)
+_RUN_S: Final = 16 * 86_400
+_STEP_S: Final = 2_600_000
+
+
 def base_time_ns(wall_ns: int) -> int:
-    """Return the base for a trace that starts at ``wall_ns``: Kineto's grid, in ns since the epoch."""
+    """Return the base for a trace that starts at ``wall_ns``: Kineto's grid, in ns since the epoch, but for 17 days of 91.
+
+    Perfetto takes ``ts`` for a double, multiplies it by 1000 and rounds. From 2^42 to 2^52 / 1000 microseconds, day 50.9 to
+    52.1 after the base, the product's own rounding makes every fourth ``ts`` a nanosecond too late; slices that touch overlap
+    then, and Perfetto drops one of them. A trace that starts there, or up to 16 days before, gets a base that lies later.
+    """
     grid_ns = GRID_SECONDS * 1_000_000_000
-    return wall_ns // grid_ns * grid_ns
+    base_ns = wall_ns // grid_ns * grid_ns
+    from_s, to_s = _INEXACT_S
+    if from_s - _RUN_S <= (wall_ns - base_ns) // 1_000_000_000 < to_s:
+        base_ns += _STEP_S * 1_000_000_000
+    return base_ns
