@@ -118,7 +118,7 @@ def capture(job: Job, capsys: pytest.CaptureFixture[str], *arguments: str) -> tu
 
 def batches(path: str | Path, name: str = "forward") -> list[int]:
     events: list[dict[str, Any]] = json.loads(Path(path).read_text("utf-8"))
-    return [event["args"]["batch"] for event in events if event["name"] == name and event["ph"] == "X"]
+    return [event["args"]["batch"] for event in events if event["name"] == name and event["ph"] in "XB"]
 
 
 def test_two_ranks_are_captured_twice_at_the_same_batch_and_merge(

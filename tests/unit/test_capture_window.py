@@ -84,8 +84,9 @@ def test_it_lasts_so_many_seconds_to_the_end_of_a_batch() -> None:
 def test_a_stop_ends_it_with_the_batch_that_runs() -> None:
     played = Played(steps=None)
     assert played.run(1, 2) == [ACTIVE, ACTIVE]
-    played.window.stop()
+    played.window.stop("it was stopped before it began")
     assert played.run(3) == [SKIP]
+    assert played.window.note is None
     assert (played.state, played.window.status().last_batch) == (CaptureState.SAVING, 2)
 
 

@@ -54,11 +54,11 @@ class CaptureWindow:
         self._longest_ns = round(seconds * 1e9)
         self._began_ns: int | None = None
         self._stopped = False
+        self._why_cancelled: str | None = None
 
     def stop(self, note: str | None = None) -> None:
-        """Have it end with the batch that runs; one that has not begun is cancelled, and ``note`` says why."""
-        if note is not None:
-            self.note = note
+        """Have it end with the batch that runs; one that has not begun is cancelled then, and ``note`` says why."""
+        self._why_cancelled = note
         self._stopped = True
 
     def cut(self, batch: int, note: str) -> None:
@@ -91,7 +91,7 @@ class CaptureWindow:
         if batch < self.begin:
             return ProfilerAction.ACTIVE_AND_SAVE if base in _OPEN else base
         if self._stopped and not self.recorded and batch <= self.first:
-            self.end = batch
+            self._cancel(batch)
             return base
         if batch < self.first:
             return ProfilerAction.WARMUP
@@ -114,7 +114,7 @@ class CaptureWindow:
     def _begins(self, batch: int, wall_ns: int, base: ProfilerAction, previous: ProfilerAction) -> bool:
         """Tell whether this batch is the first that is not the base schedule's, and fix the numbers if it is."""
         if self._stopped:
-            self.end = batch
+            self._cancel(batch)
             return False
         request = self.request
         start_batch, start_time = request.start_batch, request.start_time
@@ -135,6 +135,10 @@ class CaptureWindow:
         self.late_batches = max(0, first - start_batch) if start_batch is not None else 0
         self.first, self.begin = first, begin  # in this order, for those who read it on another thread
         return True
+
+    def _cancel(self, batch: int) -> None:
+        self.note = self._why_cancelled
+        self.end = batch
 
     def _comes_next(self, batch: int) -> bool:
         start_batch = self.request.start_batch
