@@ -327,6 +327,20 @@ def test_one_file_for_the_whole_run_is_named_as_such(tmp_path: Path) -> None:
             assert schedule.files == [str(tmp_path / "all.json")], "plain as long as it is written to"
 
 
+def test_a_capture_is_done_when_its_files_are_packed(tmp_path: Path) -> None:
+    schedule = on_demand(None, steps=1)
+    with Profiler(JSONTraceHandler(tmp_path / "{batch}.json.gz"), schedule, flush_interval=0.01) as profiler:
+        for number in (1, 2):
+            profiler.capture()
+            for _ in range(3):
+                profiler.step()
+            wait_for(lambda: not schedule.capturing, "the capture is done")
+            assert [Path(path).name for path in schedule.files] == [f"{3 * number - 2}.json.gz"]
+            assert sorted(Path(path).name for path in schedule.files) == [
+                path.name for path in tmp_path.iterdir() if path.name == f"{3 * number - 2}.json.gz"
+            ]
+
+
 def test_sources_get_a_batch_to_warm_up_by_default(tmp_path: Path) -> None:
     seen = []
 

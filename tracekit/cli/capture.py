@@ -302,13 +302,33 @@ def _result_line(result: dict[str, Any]) -> str:
 def _merge(args: argparse.Namespace, files: list[str], document: dict[str, Any]) -> bool:
     from tracekit.merge import merge_traces
 
-    report = merge_traces(args.output, files, overwrite=args.force)
+    there = _that_are_there(files, args.timeout)
+    document["missing"] = [file for file in files if file not in there]
+    for file in document["missing"]:
+        print(
+            printable(f"tracekit capture: {file}: cannot be seen from here; merge it where it can", sys.stderr),
+            file=sys.stderr,
+        )
+    if not there:
+        return False
+    report = merge_traces(args.output, there, overwrite=args.force)
     document["merged"] = args.output
     document["merge"] = report.to_json()
     if not (args.json or args.quiet):
         for line in report.lines():
             print(printable(line))
-    return report.complete
+    return report.complete and not document["missing"]
+
+
+def _that_are_there(files: list[str], timeout_s: float) -> list[str]:
+    """Return the files that exist, after a while for what is being uploaded."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        there = [file for file in files if storage.exists(file)]
+        coming = any(storage.is_remote(file) for file in files if file not in there)
+        if not coming or time.monotonic() > deadline:
+            return there
+        time.sleep(1.0)
 
 
 def _print_files(files: list[str], args: argparse.Namespace) -> None:

@@ -163,7 +163,7 @@ class JSONTraceHandler(TraceHandler):
     @property
     def live_path(self) -> str | None:
         """The one of them that is being written; None where the next recording window gets one of its own."""
-        return None if self._file is None else self._file.path
+        return None if self._file is None else self._file.name
 
     # ---- life ---------------------------------------------------------------------------------------------------------
 

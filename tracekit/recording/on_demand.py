@@ -91,6 +91,7 @@ class OnDemand(TraceHandler):
         self._timestamp: Timestamp | None = None
         self._files_before: tuple[CaptureWindow, set[str]] | None = None
         self._trace_files: list[str] = []
+        self._written: CaptureWindow | None = None  # the last that the other handlers have written
 
     # ---- the schedule -------------------------------------------------------------------------------------------------
 
@@ -290,27 +291,35 @@ class OnDemand(TraceHandler):
         """Note which files there are now, also for a rank that dies before they are complete."""
         if self._listener is not None:
             self._listener.raise_failure()
-        if self._window is not None and not self._window.saved:
-            self._note_files(self._window)
+        window = self._window
+        if window is not None and not window.saved:
+            self._note_files(window)
+            if self._written is window:
+                self._settle(window)
 
     def window_end(self, timestamp: Timestamp, wall_clock_time_ns: int) -> None:
         """A window is written: the capture's, if it is over."""
         window = self._window
         if window is not None and not window.saved and window.end is not None and int(timestamp.batch) >= window.end:
-            self._saved(window)
+            self._written = window
+            self._settle(window)
 
     def close(self) -> None:
         """End the listener, after a last word."""
         if self._trigger is not None:
             self._trigger.remove()
         if self._window is not None and self._window.recorded and not self._window.saved:
-            self._saved(self._window)
+            self._note_files(self._window)
+            self._window.saved = True
         if self._listener is not None:
             self._listener.close()
 
-    def _saved(self, window: CaptureWindow) -> None:
+    def _settle(self, window: CaptureWindow) -> None:
+        """Take a window for saved when its files have the names that they keep: they are packed on another thread."""
         self._note_files(window)
-        window.saved = True
+        live = {_whole_name(handler.live_path) for handler in self._attached if handler.live_path is not None}
+        packed = {_absolute(path) for handler in self._attached for path in handler.paths if path.endswith(".gz")}
+        window.saved = not any(f"{file}.gz" in packed for file in window.files if file not in live)
 
     def _note_files(self, window: CaptureWindow) -> None:
         if self._files_before is None or self._files_before[0] is not window:
@@ -384,14 +393,20 @@ def on_demand(
     )
 
 
-def _whole_name(path: str) -> str:
+def _absolute(path: str) -> str:
     """Return a name that also means the file elsewhere than in this process's folder."""
     if storage.is_remote(path):
         return storage.without_secrets(path)
-    local = Path(path.removeprefix("file://")).absolute()
-    # As long as it is written to, a compressed trace is a plain one.
-    plain = local.with_name(local.name.removesuffix(".gz"))
-    return os.fspath(local if local.exists() or not plain.exists() else plain)
+    return os.fspath(Path(path.removeprefix("file://")).absolute())
+
+
+def _whole_name(path: str) -> str:
+    """Return the name that a file has now: as long as it is written to, a packed trace is a plain one."""
+    name = _absolute(path)
+    if storage.is_remote(path) or not name.endswith(".gz") or Path(name).exists():
+        return name
+    plain = name.removesuffix(".gz")
+    return plain if Path(plain).exists() else name
 
 
 def _whole(name: str, value: object, least: int) -> None:
