@@ -182,6 +182,20 @@ class PythonJSON(_Writer):
         super().write(b"".join(json.dumps(event).encode() + b",\n" for event in events))
 
 
+class LocksAfterFork(_Writer):
+    """Takes, in a forked child, a lock that the writer thread may have held at the fork: the child hangs."""
+
+    def begin(self, head: bytes) -> None:
+        super().begin(head)
+        self.lock = threading.Lock()
+        os.register_at_fork(after_in_child=self.lock.acquire)
+
+    def write(self, lines: bytes) -> None:
+        with self.lock:
+            time.sleep(0.05)
+            super().write(lines)
+
+
 class RaisesAlways(TraceHandler):
     """Raises in every method that the writer calls.
 
@@ -251,6 +265,7 @@ class Blocks(TraceHandler):
 BAD: dict[str, type[_Writer]] = {
     "head later": HeadLater,
     "in pieces": InPieces,
+    "locks after fork": LocksAfterFork,
     "loses silently": LosesSilently,
     "never flushes": NeverFlushes,
     "object at close": ObjectAtClose,

@@ -94,8 +94,7 @@ class RankFile:
                 **_which_process(process),
             },
         )
-        shown = f"rank {process.rank} · {process.child}" if process.child else f"rank {process.rank}"
-        head += self._encoder.metadata("process_name", {"name": shown})
+        head += self._encoder.metadata("process_name", {"name": _title(process)})
         head += self._encoder.metadata("process_sort_index", {"sort_index": process.rank})
         self._loss_at = len(head)
         self._file = LiveFile(path, head + self._loss_line(), name)
@@ -195,6 +194,11 @@ def clock_metadata(anchor: Anchor, step: ClockStep | None) -> list[tuple[str, di
 def offset_metadata(offset: ClockOffset) -> tuple[str, dict[str, Any]]:
     """Return the metadata event, name and args, that tells how this process's clock stands to another's."""
     return CLOCK_OFFSET_EVENT, dataclasses.asdict(offset)
+
+
+def _title(process: ProcessInfo) -> str:
+    attempt = f"attempt {process.attempt}" if process.attempt else ""
+    return " · ".join(filter(None, (f"rank {process.rank}", attempt, process.child)))
 
 
 def _which_process(process: ProcessInfo) -> dict[str, Any]:

@@ -180,7 +180,13 @@ def _identify(item: Input, raw: Any, process: ProcessScan) -> tuple[int, Process
 
 
 def _better_name(old: str, new: str, rank: int) -> str:
-    """Prefer a name that says something beyond the rank; of two such, the first in the order of the alphabet."""
+    """Prefer tracekit's name for an attempt or a child, then one that says something beyond the rank.
+
+    Of two such, the first in the order of the alphabet.
+    """
+    own = [name for name in (old, new) if name.startswith(f"rank {rank} · ")]
+    if own:
+        return min(own)
     plain = {"", f"rank {rank}"}
     if old in plain or new in plain:
         return (new if old in plain else old) or new
