@@ -26,13 +26,11 @@ class Recording:
         process: Who this process is.
         anchor: The reading of the clocks that every time of this recording is derived from.
         timestamp: The training time at the start.
-        shutdown_timeout_s: How long the end of the recording may take, from `TraceHandler.stopping` on.
     """
 
     process: ProcessInfo
     anchor: Anchor
     timestamp: Timestamp
-    shutdown_timeout_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +73,6 @@ class TraceHandler:
 
     inline: ClassVar[bool] = False
 
-    @property
-    def lost(self) -> Mapping[str, int]:
-        """How many events this handler was given and could not keep, by reason; the profiler's `Summary` has them too."""
-        return {}
-
     # ---- life ---------------------------------------------------------------------------------------------------------
 
     def open(self, recording: Recording) -> None:
@@ -92,6 +85,13 @@ class TraceHandler:
 
         Args:
             error: The exception that leaves the profiler's ``with`` block, if one does.
+        """
+
+    def ending(self, timeout_s: float) -> None:
+        """Note that the recording ends, and how long what is still to be done may take.
+
+        Called once, before the last events are delivered, on whatever thread ends the recording, also in the middle of another
+        call. What is not done by then is left behind.
         """
 
     def flush(self) -> None:
@@ -108,6 +108,13 @@ class TraceHandler:
             nothing for a child to write, which is the default.
         """
         return None
+
+    def losses(self) -> Mapping[str, int]:
+        """Return how many events this handler was given and could not keep, by reason, for the profiler's `Summary`.
+
+        Called from any thread at any time.
+        """
+        return {}
 
     # ---- events, one by one -------------------------------------------------------------------------------------------
 

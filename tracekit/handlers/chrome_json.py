@@ -152,9 +152,8 @@ class JSONTraceHandler(TraceHandler):
         """What could not be packed or uploaded, and where it is instead; complete when the recording has ended."""
         return self._files.kept
 
-    @property
-    def lost(self) -> Mapping[str, int]:
-        """How many events could not be kept, by reason."""
+    def losses(self) -> Mapping[str, int]:
+        """Return how many events could not be kept, by reason."""
         failed = self._lost_events + (self._file.lost_events if self._file is not None else 0)
         lost = {**self._files.lost, UNWRITTEN: failed}
         lost[GONE] = lost.get(GONE, 0) + self._removed_events
@@ -247,10 +246,9 @@ class JSONTraceHandler(TraceHandler):
             self._file = None
         self._files.close()
 
-    def stopping(self, error: BaseException | None) -> None:
-        """Note that the recording ends."""
-        del error
-        self._files.stopping()
+    def ending(self, timeout_s: float) -> None:
+        """Note until when packing and uploading are waited for."""
+        self._files.ending(timeout_s)
 
     def for_children(self) -> Callable[[str], TraceHandler]:
         """Have children write files of the same kind, with their name and pid in the file's name."""
@@ -332,7 +330,7 @@ class JSONTraceHandler(TraceHandler):
             # What has to go for this file goes first, so that the summary can tell.
             self._files.make_room(coming=1, live_bytes=file.size_bytes + _SUMMARY_BYTES)
             counts = dataclasses.asdict(self._summary)
-            counts["dropped"] = {**counts["dropped"], **self.lost}
+            counts["dropped"] = {**counts["dropped"], **self.losses()}
             if self._retention.removed["files"]:
                 counts["removed"] = self._retention.removed
         self._lost_events += file.lost_events

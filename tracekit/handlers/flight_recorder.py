@@ -145,10 +145,13 @@ class FlightRecorder(TraceHandler):
 
     def stopping(self, error: BaseException | None) -> None:
         """Take the hooks back, on the thread that may; note the exception that ends the recording."""
-        self._files.stopping()
         if error is not None and self._on_exception and not isinstance(error, (SystemExit, GeneratorExit)):
             self._request(f"exception: {_shown(error)}")
         self._take_hooks_back()
+
+    def ending(self, timeout_s: float) -> None:
+        """Note until when packing and uploading are waited for."""
+        self._files.ending(timeout_s)
 
     def flush(self) -> None:
         """Write the dumps that are due."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_SPOOL_BYTES", "RankFiles", "trace_name"]
 
 DEFAULT_SPOOL_BYTES: Final = 2 << 30
+_LONGEST_S: Final = 10.0  # where nobody has said
 _SHARE: Final = 0.9  # of the time for the end of the recording; the rest is for what comes before and after
 
 
@@ -65,7 +66,6 @@ class RankFiles:
         self._retention = retention
         self._spool = None if spool is None else Path(spool)
         self._spool_bytes = spool_bytes
-        self._shutdown_s = 0.0
         self._deadline_ns: int | None = None
         self._number = 0
         self._used: set[str] = set()  # every name that was given, also to files that are gone
@@ -79,7 +79,6 @@ class RankFiles:
             StorageError: Nothing can be written there.
         """
         name, process = self._name.template, recording.process
-        self._shutdown_s = recording.shutdown_timeout_s
         if is_remote(name):
             index = FileName(index_name(name)).format(process, recording.timestamp)
             header = {
@@ -169,16 +168,16 @@ class RankFiles:
             if name in self.paths:
                 self.paths.remove(name)
 
-    def stopping(self) -> None:
-        """Note that the recording ends now, from when on its time for that counts."""
-        self._deadline_ns = SYSTEM_CLOCK.monotonic_ns() + round(self._shutdown_s * _SHARE * 1e9)
+    def ending(self, timeout_s: float) -> None:
+        """Note that the recording ends now, and how long that may take. Called from any thread."""
+        self._deadline_ns = SYSTEM_CLOCK.monotonic_ns() + round(timeout_s * _SHARE * 1e9)
 
     def close(self) -> None:
         """Bring out what is finished, within the time that the end of the recording may take."""
         if self.outbox is None:
             return
         if self._deadline_ns is None:  # the recording has not started
-            self.stopping()
+            self.ending(_LONGEST_S)
         assert self._deadline_ns is not None
         self.outbox.close(max(0.0, (self._deadline_ns - SYSTEM_CLOCK.monotonic_ns()) / 1e9))
         self.make_room()

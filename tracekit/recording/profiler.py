@@ -199,7 +199,7 @@ class Profiler:
         for source in self._sources:
             source.check(self)
         self._timeline = timeline = Timeline(self._clock)
-        self._open_handlers(Recording(self._process, timeline.anchor, self._timestamp, self._shutdown_timeout_s))
+        self._open_handlers(Recording(self._process, timeline.anchor, self._timestamp))
         self._batch_start_ns = self._clock.monotonic_ns()
         self._timestamps = Timestamps(self._timestamp, self._batch_start_ns)
         self._state = "started"

@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 from collections import deque
+from contextlib import suppress
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final
 
@@ -107,6 +108,9 @@ class Writer:
 
     def close(self, timeout_s: float) -> bool:
         """Deliver the rest, give the summary, close the handlers, and end the thread. Returns whether that was done in time."""
+        for handler in list(self._handlers):
+            with suppress(Exception):
+                handler.ending(timeout_s)
         self._closing = True
         self._wake.set()
         self._thread.join(timeout_s)
@@ -147,9 +151,10 @@ class Writer:
             "counter values that are no numbers": self._counter_values_refused,
             "events beyond max_buffered_events": self.overflowed,
         }
-        for handler in self._handlers:
-            for reason, count in handler.lost.items():
-                dropped[reason] = dropped.get(reason, 0) + count
+        for handler in list(self._handlers):
+            with suppress(Exception):  # a user's handler must not make asking fail
+                for reason, count in handler.losses().items():
+                    dropped[reason] = dropped.get(reason, 0) + count
         return Summary(
             slices=self._slices,
             instants=self._instants,
