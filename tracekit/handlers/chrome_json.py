@@ -243,7 +243,6 @@ class JSONTraceHandler(TraceHandler):
             self._removed(self._file)
         if self._file is not None:
             self._finish(self._file, last=True)
-            self._file = None
         self._files.close()
 
     def ending(self, timeout_s: float) -> None:
@@ -333,9 +332,9 @@ class JSONTraceHandler(TraceHandler):
             counts["dropped"] = {**counts["dropped"], **self.losses()}
             if self._retention.removed["files"]:
                 counts["removed"] = self._retention.removed
-        self._lost_events += file.lost_events
-        file.lost_events = 0
         self._files.finish(file, counts)
+        self._lost_events += file.lost_events
+        self._file = None if self._file is file else self._file
         if not last:
             self._files.make_room()
 

@@ -21,16 +21,18 @@ class Gap:
     lost but late: without it the file would show a slice that never ends, or lack one that goes on for long.
 
     Attributes:
-        events: How many are lost.
+        events: How many are lost for good.
+        late_events: How many have only their finish among what is late: they are lost if it never gets into the file.
         start_ns: From when on, ns since the epoch.
         end_ns: Until when.
         late: Records that are still to be written (see `tracekit.events`); as many as slices that were open.
     """
 
-    __slots__ = ("end_ns", "events", "late", "start_ns")
+    __slots__ = ("end_ns", "events", "late", "late_events", "start_ns")
 
     def __init__(self) -> None:
         self.events = 0
+        self.late_events = 0
         self.start_ns = 0
         self.end_ns = 0
         self.late: list[Any] = []
@@ -39,8 +41,8 @@ class Gap:
         """Tell whether there is anything to make up for."""
         return bool(self.events or self.late)
 
-    def add(self, batch: EventBatch, *, count: bool = True) -> int:
-        """Take in a batch that could not be written; return how many events are lost with it.
+    def add(self, batch: EventBatch, *, count: bool = True) -> None:
+        """Take in a batch that could not be written.
 
         Args:
             batch: The events.
@@ -53,12 +55,13 @@ class Gap:
                 edges.append(records[at : at + WIDTH])
             else:
                 lost += 1
+        late_events = self.late_events
         for edge in sorted(edges, key=lambda edge: edge[1]):  # stable: at one time, what ends stands first
             lost += self._keep(*edge)
-        lost = lost if count else 0
-        if lost:
+        if not count:
+            self.late_events = late_events
+        elif lost:
             self.extend(lost, *span_ns(batch))
-        return lost
 
     def extend(self, events: int, start_ns: int, end_ns: int) -> None:
         """Take in events that are lost, of a time in ns since the epoch."""
@@ -89,6 +92,7 @@ class Gap:
                         break  # its start is in the file, as that of the slice inside it was
                     del self.late[at : at + WIDTH]
                     return 1
+            self.late_events += 1
         self.late += (label, time_ns, kind, track)
         return 0
 

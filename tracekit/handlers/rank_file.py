@@ -62,13 +62,13 @@ class RankFile:
         self.path = path
         self.events = 0
         """How many events were written, a slice counting at its finish."""
-        self.lost_events = 0
-        """How many could not be written."""
         self.start_ns = 0
         """When the first of its events began, ns since the epoch; 0 before there is one."""
         self.end_ns = 0
         """Up to when it holds what happened."""
         self._gap = Gap()
+        self._lost_before = 0
+        self._tables: EventBatch | None = None  # an empty batch, for what is late at the end
         self._late_metadata: deque[bytes] = deque(maxlen=_MOST_LATE)
         self._notices = Notices()
         self._pid = process.pid
@@ -100,6 +100,11 @@ class RankFile:
         self._file = LiveFile(path, head + self._loss_line(), name)
 
     @property
+    def lost_events(self) -> int:
+        """How many events could not be written, and are not in the file."""
+        return self._lost_before + self._gap.events + self._gap.late_events
+
+    @property
     def size_bytes(self) -> int:
         """Size of the file so far, before compression."""
         return self._file.size_bytes
@@ -116,19 +121,16 @@ class RankFile:
             batch: The events.
             count: Whether they count as events; the ends and starts where a slice is cut in two do not.
         """
-        data = b""
-        if self._gap or self._late_metadata:
-            data = b"".join(self._late_metadata) + self._gap.encode(self._pid, self._base_ns)
-            data += self._encoder.encode(dataclasses.replace(batch, records=self._gap.late))
-        if self._write(data + self._encoder.encode(batch)):
+        late = self._late(batch) if self._gap or self._late_metadata else b""
+        if self._write(late + self._encoder.encode(batch)):
             self.events += count_events(batch) if count else 0
-            if data:
-                self._gap = Gap()
-                self._late_metadata.clear()
+            if late:
+                self._made_up()
         else:
-            lost = self._gap.add(batch, count=count)
+            self._gap.add(batch, count=count)
+            self._tables = dataclasses.replace(batch, records=())
             self._encoder.restart()  # names of threads may have been among what was lost
-            self._lose(lost)
+            self._tell_losses()
         if batch and not self.start_ns:
             self.start_ns, self.end_ns = span_ns(batch)
         if batch.cut_ns:
@@ -152,8 +154,9 @@ class RankFile:
         Args:
             summary: What was recorded and lost, for the last file of a recording.
         """
-        lines = b"".join(self._late_metadata) + self._gap.encode(self._pid, self._base_ns)
-        self._file.finish(lines + (b"" if summary is None else self._encoder.metadata(SUMMARY_EVENT, summary)))
+        if self._tables is not None and (self._gap or self._late_metadata):
+            self.write_events(self._tables, count=False)
+        self._file.finish(b"" if summary is None else self._encoder.metadata(SUMMARY_EVENT, summary))
 
     def abandon(self) -> None:
         """Close the file as it is, which nobody can see any more."""
@@ -173,10 +176,20 @@ class RankFile:
             return False
         return True
 
-    def _lose(self, events: int) -> None:
-        self.lost_events += events
-        if events:
-            self._file.overwrite(self._loss_at, self._loss_line())
+    def _late(self, batch: EventBatch) -> bytes:
+        """Return what could not be written before and can still be."""
+        late = self._encoder.encode(dataclasses.replace(batch, records=self._gap.late))
+        return b"".join(self._late_metadata) + self._gap.encode(self._pid, self._base_ns) + late
+
+    def _made_up(self) -> None:
+        self.events += self._gap.late_events
+        self._lost_before += self._gap.events
+        self._gap = Gap()
+        self._late_metadata.clear()
+        self._tell_losses()
+
+    def _tell_losses(self) -> None:
+        self._file.overwrite(self._loss_at, self._loss_line())
 
     def _loss_line(self) -> bytes:
         line = self._encoder.metadata(LOSS_EVENT, {LOST_EVENTS_KEY: self.lost_events})

@@ -1,0 +1,612 @@
+"""A disk that is full, gone, broken, slow or hangs (rows D1 to D7): training goes on; every event is there or counted."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import random
+import resource
+import shutil
+import stat
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.faults import GOOD, Child, Remains, bites, left_in, opens, read_trace, writers
+from tests.faults.processes import wait_until
+from tracekit import EventBatch, JSONTraceHandler, Profiler, Recording, StorageError, Timestamp, TracekitError
+from tracekit.clock import Anchor
+from tracekit.distributed import detect_process
+from tracekit.events import BEGIN, END, INSTANT, Label, Timestamps, Track
+from tracekit.formats.rank_trace import GAP_EVENT, LOSS_EVENT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.perfetto import Engine
+
+UNWRITTEN = "events that could not be written"
+GONE = "events of files that were removed"
+
+
+def events_in(remains: Remains) -> int:
+    """Count the events of a file as the profiler counts them: a slice at its finish; the gap is nobody's event."""
+    return remains.count("XEiC") - remains.count("i", GAP_EVENT)
+
+
+def told_lost(remains: Remains) -> int:
+    """Return what the head of the file says of its losses."""
+    told = [event["args"]["lost_events"] for event in remains.events if event["name"] == LOSS_EVENT]
+    assert len(told) == 1, f"the file should tell once of its losses, not {told}"
+    return int(told[0])
+
+
+def gaps(remains: Remains) -> list[dict[str, Any]]:
+    return [event["args"] for event in remains.events if event["name"] == GAP_EVENT]
+
+
+# ---- D1 to D3: full ---------------------------------------------------------------------------------------------------------
+
+# The test says "full" and "free"; with RLIMIT_FSIZE that is done here, with a small file system there.
+FULL_AND_FREE = """
+import json, logging, resource
+logging.basicConfig(level=logging.WARNING, format="%(message)s")
+limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+profiler = record("disk/t.json", flush_interval=0.05)
+
+def burst(events):
+    for _ in range(events):
+        with profiler.marker("work"):
+            pass
+        tally[0] += 1
+    profiler.flush()
+
+burst(500)
+across = profiler.marker("across")
+across.start()
+profiler.flush()
+say("begun")
+while (word := hear()) != "end":
+    if word == "limit":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize("disk/t.json") + 1, limits[1]))
+    elif word == "no limit":
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    elif word == "burst":
+        burst(200)
+    elif word == "start":
+        profiler.marker("starts in the gap").start()
+        profiler.marker("is in the gap").start()
+        profiler.flush()
+    elif word == "finish inner":
+        profiler.marker("is in the gap").finish()
+        tally[0] += 1
+        profiler.flush()
+    elif word == "finish":
+        profiler.marker("starts in the gap").finish()
+        across.finish()
+        tally[0] += 2
+        profiler.flush()
+    say("done")
+profiler.stop()
+say("summary " + json.dumps(dict(profiler.stats.dropped)))
+say(f"failures {sum(profiler.stats.failures.values())}")
+"""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root; RLIMIT_FSIZE is tested without")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no small file system can be mounted here: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+@pytest.fixture(params=["RLIMIT_FSIZE", "tmpfs"])
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Callable[[Child], None], Callable[[Child], None]]:
+    """How to fill a disk, and how to free it."""
+    if request.param == "RLIMIT_FSIZE":
+        (tmp_path / "disk").mkdir()
+        return lambda child: ask(child, "limit"), lambda child: ask(child, "no limit")
+    filler = request.getfixturevalue("small_disk") / "filler"
+
+    def fill(child: Child) -> None:
+        del child
+        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+
+    return fill, lambda _: filler.unlink()
+
+
+def ask(child: Child, word: str) -> None:
+    child.tell(word)
+    child.hear("done")
+
+
+@writers("in pieces", "object at close")
+def test_d1_d2_a_full_disk_loses_events_by_number_and_recording_resumes(
+    tmp_path: Path, engine: Engine, disk: Any, writer: str
+) -> None:
+    fill, free = disk
+    with bites(writer), Child(FULL_AND_FREE, tmp_path, writer=writer) as child:
+        child.hear("begun")
+        fill(child)
+        for word in ("burst", "start", "burst", "finish inner", "burst"):
+            ask(child, word)
+        trace = tmp_path / "disk" / "t.json"
+        assert trace.exists()
+        size = trace.stat().st_size
+        free(child)
+        ask(child, "burst")
+        wait_until(lambda: trace.stat().st_size > size, 5)
+        ask(child, "finish")
+        ask(child, "burst")
+        child.tell("end")
+        dropped = json.loads(child.hear("summary"))
+        assert int(child.hear("failures")) == 0
+        assert child.end() == 0
+        remains = read_trace(trace)
+        opens(engine, remains)
+        assert remains.closed
+        assert remains.summary is not None
+        assert remains.summary["dropped"] == dropped
+        assert set(dropped) == {UNWRITTEN}
+        assert 400 <= dropped[UNWRITTEN] <= 601
+        assert child.tally[0] == events_in(remains) + dropped[UNWRITTEN]
+        assert told_lost(remains) == dropped[UNWRITTEN]
+        # Gaps, which say how many and when; what reaches over them is whole.
+        found = gaps(remains)
+        assert sum(gap["lost_events"] for gap in found) == dropped[UNWRITTEN]
+        assert all(gap["from_ns"] < gap["to_ns"] for gap in found)
+        assert remains.open_slices() == []
+        assert [remains.count("B", name) for name in ("across", "starts in the gap")] == [1, 1]
+        if (tmp_path / "disk").stat().st_dev == tmp_path.stat().st_dev:  # not a byte has had room
+            assert len(found) == 1
+            assert dropped == {UNWRITTEN: 601}
+            assert remains.count("B", "is in the gap") == 0
+        with engine.load(trace) as loaded:
+            assert loaded.scalar("select count(*) from slice where dur < 0") == 0
+        assert child.errors.count("cannot be written") == 1
+
+
+@writers("in pieces")
+def test_d3_the_count_of_what_is_lost_is_in_the_file_while_the_disk_is_full(
+    tmp_path: Path, engine: Engine, disk: Any, writer: str
+) -> None:
+    fill, _ = disk
+    with bites(writer), Child(FULL_AND_FREE, tmp_path, writer=writer) as child:
+        child.hear("begun")
+        fill(child)
+        for _ in range(3):
+            ask(child, "burst")
+        child.kill()
+        remains = left_in(tmp_path / "disk")
+        opens(engine, remains)
+        assert told_lost(remains) > 0
+        assert child.tally[0] == events_in(remains) + told_lost(remains)
+        assert remains.open_slices() == ["across"]
+
+
+# ---- D4: errors and short writes --------------------------------------------------------------------------------------------
+
+
+class BadDisk:
+    """Stands for ``os.write``: fails, or writes less than it was given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls = 0
+        self.fails: Callable[[int], bool] = lambda _: False
+        self.error = errno.EIO
+        self.shortest: int | None = None
+        self.random = random.Random(1)
+        self._write = os.write
+        monkeypatch.setattr(os, "write", self.write)
+
+    def write(self, descriptor: int, data: Any) -> int:
+        self.calls += 1
+        size = len(data)
+        if self.shortest is not None and size > 1:
+            size = self.random.randint(1, min(size - 1, self.shortest))
+        if self.fails(self.calls):
+            if size > 2:
+                self._write(descriptor, data[: size // 2])  # a part of it is there, as after a full disk
+            raise OSError(self.error, os.strerror(self.error))
+        return self._write(descriptor, data[:size])
+
+
+TABLES = ([Label("i"), Label("slice")], [Track(0, ""), Track(1, "one")])
+
+
+def deliver(handler: JSONTraceHandler, batches: int) -> int:
+    """Deliver batches of an instant and a slice that goes on in the next one; return how many events that are."""
+    timestamps, emitted = Timestamps(Timestamp()), 0
+    for number in range(1, batches + 1):
+        records: list[Any] = [0, number * 100 + 50, INSTANT, 1, 1, number * 100 + 60, BEGIN, 1]
+        if number > 1:
+            records += [1, number * 100 + 40, END, 1]
+        handler.process_events(EventBatch(records, *TABLES, timestamps, 1_800_000_000_000_000_000, number * 100 + 99))
+        emitted += 1 + (number > 1)
+    return emitted
+
+
+def open_handler(path: Path) -> JSONTraceHandler:
+    handler = JSONTraceHandler(path)
+    process = detect_process(environ={})
+    handler.open(Recording(process, Anchor(1_800_000_000_000_000_000, 0, 0), Timestamp()))
+    return handler
+
+
+def test_d4_whichever_write_fails_the_rest_is_there_and_the_loss_is_exact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = BadDisk(monkeypatch)
+    errors = [errno.EIO, errno.EDQUOT, errno.ENOSPC, errno.EROFS, errno.ESTALE, errno.EINTR]
+    for which in range(1, 201):
+        disk.calls, disk.fails = 0, lambda _: False
+        handler = open_handler(tmp_path / f"{which}.json")
+        disk.calls, disk.error = 0, errors[which % len(errors)]
+        disk.fails = lambda call, which=which: call == which
+        emitted = deliver(handler, 200)
+        handler.close()
+        remains = read_trace(tmp_path / f"{which}.json")
+        lost = handler.losses().get(UNWRITTEN, 0)
+        assert lost == 1, which  # of the slices, both ends come late
+        assert emitted == events_in(remains) + lost
+        assert told_lost(remains) == lost
+        assert remains.open_slices() == ["slice"]  # the last one
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_d4_a_disk_that_fails_again_and_again_leaves_a_file_without_a_tear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: Engine, share: float
+) -> None:
+    disk = BadDisk(monkeypatch)
+    handler = open_handler(tmp_path / "t.json")
+    disk.shortest = 50
+    disk.fails = lambda _: disk.random.random() < share / 5  # a batch takes about five calls
+    emitted = deliver(handler, 500)
+    disk.fails = lambda _: False
+    handler.close()
+    remains = read_trace(tmp_path / "t.json")
+    opens(engine, remains)
+    lost = handler.losses()[UNWRITTEN]
+    assert emitted == events_in(remains) + lost
+    assert sum(gap["lost_events"] for gap in gaps(remains)) == told_lost(remains) == lost
+    assert remains.open_slices() == ["slice"]
+
+
+@pytest.mark.parametrize("shortest", [1, 7, 4096])
+def test_d4_short_writes_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shortest: int) -> None:
+    for name, short in (("good", None), ("bad", shortest)):
+        with monkeypatch.context() as patch:
+            disk = BadDisk(patch)
+            disk.shortest = short
+            handler = open_handler(tmp_path / f"{name}.json")
+            deliver(handler, 50)
+            handler.close()
+    assert (tmp_path / "good.json").read_bytes() == (tmp_path / "bad.json").read_bytes()
+
+
+def test_d4_a_disk_that_cannot_even_be_cut_back_is_not_written_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = BadDisk(monkeypatch)
+    handler = open_handler(tmp_path / "t.json")
+    emitted = deliver(handler, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "no")))
+        disk.fails = lambda call: call == disk.calls  # this one
+        emitted += deliver(handler, 1)
+        disk.fails = lambda _: False
+        emitted += deliver(handler, 2)
+    emitted += deliver(handler, 1)
+    handler.close()
+    remains = read_trace(tmp_path / "t.json")
+    assert emitted == events_in(remains) + handler.losses()[UNWRITTEN]
+    assert len(gaps(remains)) == 1
+
+
+# ---- D5: folders and files that are not what they should be ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["folder", "fifo", "link", "device", "file in the way", "file", "dangling link"])
+def test_d5_what_is_in_the_way_is_refused_before_training_and_left_alone(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "t.json"
+    {
+        "folder": path.mkdir,
+        "fifo": lambda: os.mkfifo(path),
+        "link": lambda: path.symlink_to(tmp_path),
+        "device": lambda: path.symlink_to("/dev/full"),
+        "dangling link": lambda: path.symlink_to(tmp_path / "nowhere"),
+        "file in the way": lambda: path.write_text("precious"),
+        "file": lambda: path.write_text("precious"),
+    }[kind]()
+    before = path.lstat()
+    name = path / "t.json" if kind == "file in the way" else path
+    with pytest.raises(TracekitError, match=r"exists already|cannot be written") as refused:
+        Profiler(JSONTraceHandler(name), rank=0).start()
+    assert str(name) in str(refused.value)
+    assert path.lstat() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@writers("in pieces", "object at close")
+@pytest.mark.parametrize("what", ["folder", "file", "replaced"])
+def test_d5_what_is_removed_during_the_recording_is_begun_again_and_counted(
+    tmp_path: Path, engine: Engine, what: str, writer: str
+) -> None:
+    program = """
+    import json, logging
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    profiler = record(os.path.abspath("disk/t.json"), flush_interval=0.05)
+    def burst(events):
+        for _ in range(events):
+            with profiler.marker("work"):
+                pass
+            tally[0] += 1
+        profiler.flush()
+    with profiler.marker("around"):
+        burst(100)
+        say("begun")
+        hear()
+        burst(50)
+        burst(25)
+        say("went on")
+        hear()
+    tally[0] += 1
+    profiler.stop()
+    say("summary " + json.dumps(dict(profiler.stats.dropped)))
+    """
+    (tmp_path / "disk").mkdir()
+    with bites(writer), Child(program, tmp_path, writer=writer) as child:
+        child.hear("begun")
+        path = tmp_path / "disk" / "t.json"
+        if what == "folder":
+            shutil.rmtree(tmp_path / "disk")
+        else:
+            path.unlink(missing_ok=True)
+        if what == "replaced":
+            path.write_text("precious")
+        # Noticed at the next flush, of which there are twenty a second.
+        wait_until(lambda: child.errors.count("removed or replaced") == 1, 5 if writer == GOOD else 1)
+        child.tell()
+        child.hear("went on")
+        child.tell()
+        dropped = json.loads(child.hear("summary"))
+        assert child.end() == 0
+        if what == "replaced":
+            assert path.read_text() == "precious"
+            path = path.with_name("t-2.json")
+        remains = read_trace(path)
+        opens(engine, remains)
+        assert dropped == {GONE: 100}
+        assert child.tally[0] == events_in(remains) + 100
+        assert gaps(remains)[0]["lost_events"] == 100
+        assert remains.summary is not None
+        assert remains.summary["dropped"] == dropped
+        assert remains.count("B", "around") == 1
+        if what == "folder":
+            assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_d5_a_folder_that_is_gone_and_cannot_be_made_loses_events_until_it_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "disk"
+    with Profiler(JSONTraceHandler(folder / "t.json"), rank=0, record_batches=False, flush_interval=3600) as profiler:
+
+        def burst(events: int) -> None:
+            for _ in range(events):
+                with profiler.marker("work"):
+                    pass
+            profiler.flush()
+
+        burst(10)
+        shutil.rmtree(folder)
+        folder.write_text("in the way")
+        for _ in range(3):
+            burst(20)
+        folder.unlink()
+        burst(5)
+        burst(7)
+        dropped = dict(profiler.stats.dropped)
+    remains = read_trace(folder / "t.json")
+    assert events_in(remains) + sum(dropped.values()) == 82
+    assert dropped[UNWRITTEN] + dropped[GONE] >= 70 - 20
+    assert sum(gap["lost_events"] for gap in gaps(remains)) == sum(dropped.values())
+    assert remains.summary is not None
+    assert remains.summary["dropped"] == dropped
+    assert caplog.text.count("no new trace file can be made") == 1
+    assert not profiler.stats.failures
+
+
+def test_d5_a_change_of_the_current_folder_moves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    handler = JSONTraceHandler("p{part}.json", rotate_bytes=1)
+    with Profiler(handler, rank=0, flush_interval=3600) as profiler:
+        monkeypatch.chdir(tmp_path / "there")
+        for _ in range(3):
+            profiler.marker("i").instant()
+            profiler.flush()
+    assert handler.paths == ["p0.json", "p1.json", "p2.json"]
+    assert sorted(path.name for path in (tmp_path / "here").iterdir()) == handler.paths
+    assert list((tmp_path / "there").iterdir()) == []
+
+
+# ---- D6: slow, and hanging --------------------------------------------------------------------------------------------------
+
+HANGS = """
+import errno, threading, time
+let_go, hanging, real_write = threading.Event(), threading.Event(), os.write
+
+def write(descriptor, data):
+    if len(data) > 300 and hanging.is_set():
+        let_go.wait()
+    return real_write(descriptor, data)
+
+os.write = write
+"""
+
+
+@pytest.mark.parametrize("writer", [GOOD, "writes on the recording thread"])
+def test_d6_nobody_waits_for_a_disk_that_hangs(tmp_path: Path, writer: str) -> None:
+    program = """
+    from tracekit import Profiler, TraceHandler
+    class WritesOnTheRecordingThread(TraceHandler):
+        inline = True
+        def process_duration_event(self, name, categories, is_start, timestamp, wall_clock_time_ns):
+            os.write(self.descriptor, b"x" * 400)
+        def open(self, recording):
+            self.descriptor = os.open("t.json", os.O_WRONLY | os.O_CREAT)
+
+    options = {"flush_interval": 0.02, "shutdown_timeout": 1.0, "max_buffered_events": 10_000, "rank": 0}
+    good = sys.argv[1] == "tracekit"
+    profiler = record(**options) if good else Profiler(WritesOnTheRecordingThread(), **options)
+    if not good:
+        profiler.start()
+    marker = profiler.marker("work")
+    with marker:
+        pass
+    profiler.flush()
+    hanging.set()
+    slowest = 0.0
+    for _ in range(60):
+        for _ in range(500):
+            before = time.perf_counter()
+            with marker:
+                pass
+            slowest = max(slowest, time.perf_counter() - before)
+        profiler.step()
+        time.sleep(0.002)
+    say(f"slowest {slowest}")
+    before = time.monotonic()
+    profiler.stop()
+    say(f"stopped {time.monotonic() - before}")
+    say(f"dropped {sum(profiler.stats.dropped.values())}")
+    """
+    with bites(writer), Child(HANGS + _dedent(program), tmp_path, writer=writer) as child:
+        with _patience(writer):
+            assert float(child.hear("slowest")) < 0.5  # a write would have hung for ever
+            assert float(child.hear("stopped")) < 3
+            assert int(child.hear("dropped")) >= 15_000
+        assert child.end() == 0
+        assert "did not finish within 1 s" in child.errors or "are left behind" in child.errors
+
+
+@contextlib.contextmanager
+def _patience(writer: str) -> Iterator[None]:
+    """Do not wait for two minutes for a bad writer."""
+    import tests.faults.processes as module
+
+    before = module.PATIENCE_S
+    module.PATIENCE_S = before if writer == GOOD else 3.0
+    try:
+        yield
+    finally:
+        module.PATIENCE_S = before
+
+
+def test_d6_a_slow_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    real_write = os.write
+
+    def write(descriptor: int, data: Any) -> int:
+        time.sleep(0.02)
+        return real_write(descriptor, data)
+
+    with Profiler(
+        JSONTraceHandler(tmp_path / "t.json"), rank=0, record_batches=False, flush_interval=0.001
+    ) as profiler:
+        monkeypatch.setattr(os, "write", write)
+        for _ in range(20):
+            for _ in range(50):
+                with profiler.marker("work"):
+                    pass
+            profiler.step()
+            time.sleep(0.005)
+    monkeypatch.undo()
+    remains = read_trace(tmp_path / "t.json")
+    assert remains.count("XE", "work") == 1000
+    assert profiler.stats.dropped == {}
+
+
+# ---- D7: no descriptors left -------------------------------------------------------------------------------------------------
+
+
+def test_d7_without_descriptors_the_open_file_is_written_on(tmp_path: Path, engine: Engine) -> None:
+    program = """
+    import logging, resource
+    from tracekit import JSONTraceHandler, Profiler
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    before = len(os.listdir("/proc/self/fd"))
+    profiler = Profiler(
+        JSONTraceHandler("p{part}.json.gz", rotate_bytes=1), rank=0, record_batches=False, flush_interval=3600
+    )
+    profiler.start()
+    say(f"descriptors {len(os.listdir('/proc/self/fd')) - before}")
+    def burst():
+        for _ in range(100):
+            with profiler.marker("work"):
+                pass
+        profiler.flush()
+    burst()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    taken = []
+    try:
+        while True:
+            taken.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        pass
+    for _ in range(3):
+        burst()
+    try:
+        Profiler(JSONTraceHandler("other.json"), rank=0).start()
+    except Exception as error:
+        say(f"refused {type(error).__name__} {error}")
+    for descriptor in taken:
+        os.close(descriptor)
+    burst()
+    burst()
+    profiler.stop()
+    say(f"dropped {profiler.stats.dropped} {dict(profiler.stats.failures)}")
+    """
+    with Child(program, tmp_path) as child:
+        assert int(child.hear("descriptors")) == 1
+        assert child.hear("refused").startswith("StorageError other.json: cannot be written: Too many open files")
+        assert child.hear("dropped") == "{} {}"
+        assert child.end() == 0
+        assert child.errors.count("the old one is written on") == 1
+    parts = [read_trace(path) for path in sorted(tmp_path.glob("p*.json.gz"))]
+    assert [part.count("X") for part in parts] == [400, 100, 100]
+    for part in parts:
+        opens(engine, part)
+
+
+def _dedent(program: str) -> str:
+    import textwrap
+
+    return textwrap.dedent(program)
+
+
+def test_the_limits_of_this_test_run_are_as_they_were() -> None:
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+
+
+def test_a_name_that_cannot_be_made_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="File name too long"):
+        Profiler(JSONTraceHandler(tmp_path / ("x" * 300 + ".json")), rank=0).start()
