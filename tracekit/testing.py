@@ -5,6 +5,7 @@ Needs pytest for `TraceHandlerContract` only.
 
 from __future__ import annotations
 
+import pickle
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -129,6 +130,16 @@ class TraceHandlerContract:
         record_sample(alone)
         record_sample(self.make_handler(tmp_path), beside)
         assert [event.label.name for event in alone.events] == [event.label.name for event in beside.events]
+
+    def test_what_it_gives_children_can_be_sent_to_them(self, tmp_path: Path) -> None:
+        """A child process of any start method can make its handler, and record with it."""
+        handler = self.make_handler(tmp_path)
+        with Profiler([handler], rank=0, run_id="children"):
+            make = pickle.loads(pickle.dumps(handler.for_children()))  # noqa: S301 - of this process
+        if make is not None:
+            child = make("worker 0")
+            assert child is not handler
+            record_sample(child)
 
     def test_closes_without_an_event(self, tmp_path: Path) -> None:
         """A run that is over before anything was recorded is no failure."""

@@ -31,6 +31,8 @@ def emit(number):
     work, serial = profiler.marker("work"), profiler.marker("serial")
     while not stop.is_set():
         tally[number] += 1
+        if tally[number] % 10 == 0:
+            profiler.marker(f"unused {{number}} {{tally[number]}}")  # takes a lock
         with work:
             serial.counter({{str(number): tally[number]}})
         time.sleep(0.0005)

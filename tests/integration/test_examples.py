@@ -52,6 +52,18 @@ def test_the_custom_handler_is_short() -> None:
     assert len(source.splitlines()) < 40
 
 
+def test_the_workers_of_a_data_loader_stand_below_their_rank(tmp_path: Path, engine: Engine) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    printed = run([sys.executable, str(EXAMPLES / "data_loader_workers.py")], tmp_path)
+    folder = tmp_path / printed.strip().rpartition(" ")[2]
+    report = merge_traces(str(tmp_path / "merged.json"), [str(folder)])
+    assert report.ranks[0].processes == ["rank 0", "rank 0 · worker 0", "rank 0 · worker 1"]
+    with engine.load(tmp_path / "merged.json") as trace:
+        assert trace.errors() == []
+        counts = dict(trace.rows("select name, count(*) from slice group by name"))
+        assert counts == {"dataloader": 9, "forward": 8, "batch": 8, "fetch": 8, "read": 64, "decode": 64}
+
+
 @pytest.fixture(scope="module")
 def ddp_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that a real 2-rank run has written its traces to."""

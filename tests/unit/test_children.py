@@ -133,7 +133,11 @@ def test_a_recording_is_sent_with_what_it_takes_to_start(tmp_path: Path, monkeyp
         running = child.start()
         assert running.process.child == "decoder"
         assert running.timestamp == timestamp
+        assert child.start() is running
     assert len(list(tmp_path.glob("t-decoder-*.json"))) == 1
+    with child, marker("again"):
+        pass
+    assert len(list(tmp_path.glob("t-decoder-*.json"))) == 2
     monkeypatch.setattr(os, "getpid", lambda: 5)
     worker(2)
     assert worker.start().process.child == "worker 2"

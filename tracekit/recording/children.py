@@ -14,6 +14,7 @@ import functools
 import logging
 import os
 import sys
+import weakref
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -110,9 +111,11 @@ class ChildRecording:
         return self._profiler
 
     def stop(self) -> None:
-        """Stop recording, and complete the file."""
+        """Stop recording, and complete the file; it may be started again, into another one."""
         if self._profiler is not None:
-            self._profiler.stop()
+            profiler, self._profiler = self._profiler, None
+            profiler.stop()
+            atexit.unregister(profiler.stop)
 
     def __enter__(self) -> ChildRecording:
         self.start()
@@ -208,8 +211,15 @@ def _start(plan: ChildPlan, name: str, worker: int | None) -> Profiler | None:
     atexit.register(profiler.stop)
     multiprocessing: Any = sys.modules.get("multiprocessing.util")
     if multiprocessing is not None:
-        multiprocessing.Finalize(None, profiler.stop, exitpriority=0)
+        # Weakly: a process that starts and stops recordings all the time must not keep them all.
+        multiprocessing.Finalize(profiler, _stop, args=(weakref.ref(profiler),), exitpriority=0)
     return profiler
+
+
+def _stop(profiler: weakref.ref[Profiler]) -> None:
+    found = profiler()
+    if found is not None:
+        found.stop()
 
 
 class _FollowsParent(TraceHandler):
