@@ -159,7 +159,9 @@ def test_a_handler_that_records_and_flushes_while_it_is_delivered_to(tmp_path: P
                     tally[2] += 1
                     with profiler.marker("in the handler"):
                         tally[3] += 1
-                    tally[4] += profiler.flush(timeout=1.0)
+                    before = time.monotonic_ns()
+                    profiler.flush(timeout=60.0)  # nobody can wait for itself
+                    tally[4] = max(tally[4], time.monotonic_ns() - before)
                     self.inside = False
             def flush(self):
                 if tally[2] < 1000:
@@ -183,7 +185,7 @@ def test_a_handler_that_records_and_flushes_while_it_is_delivered_to(tmp_path: P
         remains = left_in(tmp_path)
         opens(engine, remains)
         assert child.tally[3] > 100
-        assert child.tally[4] == child.tally[3], "a flush inside of a handler did not return in time"
+        assert child.tally[4] < 30e9, "a flush inside of a handler waited for itself"
         assert remains.count("XE", "work") == child.tally[0]
         assert remains.count("XE", "in the handler") == child.tally[3]
         assert remains.count("C", "n") == child.tally[5]
