@@ -45,6 +45,7 @@ class ProcessInfo:
         child: What a process that a rank has started is called ("worker 0"); empty for the rank's own process.
         worker: Its number, if it is a worker of a data loader.
         parent_pid: The process that has started it and records the rank, for a child.
+        private: Host and boot are hashes, and host names, user names and paths are to be left out; see `tracekit.privacy`.
     """
 
     run_id: str
@@ -62,6 +63,7 @@ class ProcessInfo:
     child: str = ""
     worker: int | None = None
     parent_pid: int | None = None
+    private: bool = False
 
     def as_child(self, name: str, worker: int | None = None) -> ProcessInfo:
         """Return what the process that runs is, if it is a child of this one.

@@ -29,6 +29,7 @@ ROOMS = {
     "events": "values",
     "naming": "values",
     "notices": "values",
+    "privacy": "values",
     "storage": "storage",
     "timestamp": "values",
     "timestring": "values",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -146,7 +147,7 @@ class FlightRecorder(TraceHandler):
     def stopping(self, error: BaseException | None) -> None:
         """Take the hooks back, on the thread that may; note the exception that ends the recording."""
         if error is not None and self._on_exception and not isinstance(error, (SystemExit, GeneratorExit)):
-            self._request(f"exception: {_shown(error)}")
+            self._request(f"exception: {self._shown(error)}")
         self._take_hooks_back()
 
     def ending(self, timeout_s: float) -> None:
@@ -233,10 +234,10 @@ class FlightRecorder(TraceHandler):
         if self._recording is None or self._recording.process.pid != os.getpid():
             return  # a forked child has the hook, and no writer
         if not of_main_thread:
-            self._request_quietly(f"exception in thread {threading.current_thread().name}: {_shown(error)}")
+            self._request_quietly(f"exception in thread {threading.current_thread().name}: {self._shown(error)}")
             return
         done = threading.Event()
-        self._request(f"exception: {_shown(error)}", done=done)
+        self._request(f"exception: {self._shown(error)}", done=done)
         # The process is about to end, and the hook that is called next may end it at once.
         done.wait(_LAST_WORDS_S)
 
@@ -269,10 +270,9 @@ class FlightRecorder(TraceHandler):
         else:
             logger.info("tracekit: %s: %d events (%s)", file.path, file.events, "; ".join(reasons))
 
-
-def _shown(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 - a user's __str__ may do anything
+    def _shown(self, error: BaseException) -> str:
         text = ""
-    return f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__
+        if self._recording is None or not self._recording.process.private:  # messages tell of files
+            with contextlib.suppress(Exception):  # a user's __str__ may do anything
+                text = str(error)
+        return f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__

@@ -8,6 +8,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
+from tracekit import privacy
 from tracekit.clock import SYSTEM_CLOCK, Clock, Timeline
 from tracekit.distributed import ProcessInfo, detect_process
 from tracekit.errors import ConfigError, HandlerError, TimeError, TracekitError
@@ -88,6 +89,9 @@ class Profiler:
         run_id, rank, local_rank, world_size, node, attempt: Which process this is, where the environment does not tell;
             see `tracekit.distributed.detect_process`.
         process: Which process this is, all of it; for what knows better than any argument, such as `ChildRecording`.
+        private: Leave host names, user names and paths out of everything that is written: the host and its boot become hashes
+            that still tell which ranks share a clock, exceptions lose their text, torch.profiler its stacks. What you name
+            yourself (markers, files, ``run_id``) and log lines stay as they are. None asks ``TRACEKIT_PRIVATE``.
         clock: The clocks to read; for tests.
 
     Raises:
@@ -113,6 +117,7 @@ class Profiler:
         node: int | None = None,
         attempt: int | None = None,
         process: ProcessInfo | None = None,
+        private: bool | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._handlers = _all_of(TraceHandler, "trace_handlers", trace_handlers)
@@ -151,6 +156,7 @@ class Profiler:
             "node": node,
             "attempt": attempt,
         }
+        self._private = private
         self._clock = clock
         self._failures = Failures()
         self._buffer = RecordBuffer()
@@ -196,6 +202,8 @@ class Profiler:
         if self._sigterm_grace_s is not None:
             self._termination = Termination(self.flush, self._end_at_signal, self._sigterm_grace_s)
         self._process = self._given_process or detect_process(**self._identity)
+        if privacy.is_wanted(self._private) and not self._process.private:
+            self._process = privacy.anonymous(self._process, self._identity["run_id"])
         for source in self._sources:
             source.check(self)
         self._timeline = timeline = Timeline(self._clock)

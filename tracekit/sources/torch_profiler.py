@@ -19,6 +19,7 @@ from tracekit.errors import ConfigError, HandlerError, MissingExtraError, Storag
 from tracekit.naming import FileName
 from tracekit.recording.schedule import ProfilerAction
 from tracekit.recording.source import Source
+from tracekit.sources.torch_privacy import hide_origin
 from tracekit.sources.torch_window import TorchWindow
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class TorchProfiler(Source):
     """Runs torch.profiler under the profiler's schedule, and saves one Chrome JSON trace for each window.
 
     A window is what lies between the first active batch and the end of ``ACTIVE_AND_SAVE``, of the epoch or of the run.
+    In a private recording (see `Profiler`) it leaves out the stacks, which name files, and the host that Kineto names.
+
     In its file the slice of a batch is named ``ProfilerStep#N``, N being tracekit's ``batch``, and the top-level key
     "tracekit" says the rank, world size, run id, host, pid, attempt, and the epoch and batch that the window began with.
     (Kineto cannot write quotes and backslashes; they become ``'`` and ``/`` there.)
@@ -126,6 +129,11 @@ class TorchProfiler(Source):
             # Attempts of one rank follow one another, and a file that is there is never replaced.
             name.check(dataclasses.replace(recorder.process, attempt=0, restartable=False))
             _check_folder(recorder.format_path(template))
+        if recorder.process.private and self._options["with_stack"]:
+            if self._memory_timeline is not None:
+                raise ConfigError("TorchProfiler: a memory timeline names files; leave it out of a private recording")
+            self._options["with_stack"] = False
+            logger.warning("tracekit: TorchProfiler records no stacks: they name files, and the recording is private")
 
     def open(self, recorder: Recorder, action: ProfilerAction) -> None:
         """Begin the first window where the first batch asks for it."""
@@ -199,6 +207,8 @@ class TorchProfiler(Source):
             exported = Path(folder) / storage.basename(window.path).removesuffix(".gz")
             window.export(exported)
             _check_complete(exported)
+            if recorder.process.private:
+                hide_origin(exported, recorder.process.host)
             path = _put(exported, window.path, compress=window.path.endswith(".gz"))
             recorder.record_chrome_json_trace_file(path)
             if window.memory_path is not None:

@@ -1,0 +1,245 @@
+"""What may not get out: secrets never, and names of hosts, users and folders not in a private recording."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import signal
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.faults import Child, opens, read_trace
+from tracekit import ConfigError, FlightRecorder, JSONTraceHandler, Profiler, StorageError, merge_traces
+
+if TYPE_CHECKING:
+    from tests.perfetto import Engine
+
+HOST, USER, FOLDER = "plantedhost", "planteduser", "plantedfolder"
+
+# The host's name is planted in the process: setting the machine's own would be felt by everybody.
+RECORDS = """
+import socket
+socket.gethostname = lambda: "plantedhost.example"
+from tracekit import FlightRecorder, JSONTraceHandler, Profiler, SystemProfiler, TorchProfiler
+sources = [SystemProfiler(interval=0.05)]
+if os.environ["TORCH"] == "1":
+    import torch
+    sources.append(TorchProfiler("torch-{rank}-{batch}.json", record_shapes=True, with_stack=True))
+recorder = FlightRecorder("dump-{rank}-{host}-{dump}.json", on_signal=signal.SIGUSR1)
+profiler = Profiler(
+    [JSONTraceHandler("rank{rank}-{host}-{run_id}.json"), JSONTraceHandler("packed-{rank}.json.gz"), recorder],
+    sources=sources, rank=0, world_size=2, sigterm_grace=5.0, **eval(os.environ["OPTIONS"]),
+)
+def load(path):
+    with open(path):
+        pass
+try:
+    with profiler:
+        if os.environ["TORCH"] == "1":
+            torch.ones(3) + 1
+        with profiler.marker("work"):
+            pass
+        profiler.step()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        profiler.flush(), profiler.flush(), profiler.flush()
+        load(os.path.join(os.getcwd(), "no such file"))
+except FileNotFoundError:
+    pass
+say("ended")
+"""
+
+SECRETS = {
+    "AWS_SECRET_ACCESS_KEY": "s3cr3t-of-the-store",
+    "HF_TOKEN": "hf_plantedtokenplantedtoken",
+    "WANDB_API_KEY": "0123456789plantedkey0123456789",
+}
+
+
+def written_in(folder: Path) -> bytes:
+    """Return every byte that was written below a folder, unpacked, and the names of the files."""
+    found = []
+    for path in folder.rglob("*"):
+        if path.is_file() and path.name != "tally.bin":
+            data = path.read_bytes()
+            found += [path.name.encode(), gzip.decompress(data) if path.suffix == ".gz" else data]
+    assert len(found) >= 6, "there is nothing to look at"
+    return b"\n".join(found)
+
+
+def run(folder: Path, torch: bool, **environment: str) -> Child:
+    folder = folder / USER / FOLDER
+    (folder / "tmp").mkdir(parents=True)
+    torch_is_there = torch and pytest.importorskip("torch", reason="torch is not installed") is not None
+    options = {"TORCH": str(int(torch_is_there)), "TMPDIR": str(folder / "tmp"), "USER": USER, "LOGNAME": USER}
+    return Child(
+        RECORDS, folder, environment={"MASTER_ADDR": f"{HOST}.example", "MASTER_PORT": "29500"} | options | environment
+    )
+
+
+@pytest.mark.parametrize("way", ["argument", "environment", "neither"])
+def test_a_private_recording_has_no_host_user_or_folder_in_any_byte(tmp_path: Path, engine: Engine, way: str) -> None:
+    switch = {
+        "argument": {"OPTIONS": "{'private': True}"},
+        "environment": {"OPTIONS": "{}", "TRACEKIT_PRIVATE": "1"},
+        "neither": {"OPTIONS": "{}"},  # the bad way: the test has to see what it looks for
+    }[way]
+    with run(tmp_path, way != "environment", **switch) as child:
+        child.hear("ended")
+        assert child.end() == 0, child.errors
+        folder = tmp_path / USER / FOLDER
+        data = written_in(folder)
+        if way == "neither":
+            assert all(word.encode() in data for word in (HOST, USER, FOLDER))
+            return
+        for word in (HOST, USER, FOLDER, str(tmp_path)):
+            assert word.encode() not in data, word
+        boot = Path("/proc/sys/kernel/random/boot_id")
+        if boot.exists():
+            assert boot.read_bytes().strip() not in data
+        assert "Traceback" not in child.errors
+        assert ("records no stacks" in child.errors) == (way == "argument")
+        traces = [path for path in folder.glob("*.json") if not path.name.startswith("torch")]
+        assert len(traces) == 3  # the rank trace, a dump for the signal and one for the exception
+        for path in traces:
+            remains = read_trace(path)
+            opens(engine, remains)
+            assert remains.metadata["host"].startswith("host-")
+        assert (b'"exception: FileNotFoundError"' in data) == (way == "argument") or way == "environment"
+        if way == "argument":
+            merge_traces(
+                str(tmp_path / "merged.json"), [str(path) for path in folder.glob("*.json") if "dump" not in path.name]
+            )
+            with engine.load(tmp_path / "merged.json") as trace:
+                assert trace.errors() == []
+                assert trace.scalar("select count(*) from slice where name = 'aten::add'") >= 1
+            merged = (tmp_path / "merged.json").read_bytes()
+            assert not any(word.encode() in merged for word in (HOST, USER, FOLDER))
+
+
+def test_no_secret_of_the_environment_or_the_command_line_gets_into_a_file_or_a_log_line(tmp_path: Path) -> None:
+    with run(tmp_path, False, OPTIONS="{}", **SECRETS) as child:
+        child.hear("ended")
+        assert child.end() == 0, child.errors
+        data = written_in(tmp_path) + child.errors.encode()
+        for secret in SECRETS.values():
+            assert secret.encode() not in data
+        assert b"sys.argv" not in data
+        assert os.fsencode(Child.__module__) not in data
+
+
+URLS = """
+import logging
+logging.basicConfig(level=logging.DEBUG, format="%(name)s %(message)s")
+import tempfile
+from tracekit import JSONTraceHandler, Profiler, TracekitError, merge_traces
+import fsspec
+class Refuses(fsspec.AbstractFileSystem):
+    protocol = "refuses"
+    def _refuse(self, path, *args, **options):
+        raise OSError(5, "no such bucket")
+    put_file = makedirs = info = ls = exists = pipe_file = _refuse
+fsspec.register_implementation("refuses", Refuses)
+url = "refuses://key:plantedsecret@bucket/{run_id}/t.json?signature=plantedsecret&x=1"
+url = url if os.environ["FORM"] == "query" else url.partition("?")[0]
+for suffix in ("", ".gz"):
+    try:
+        with Profiler(JSONTraceHandler(url.replace("json", "json" + suffix)), rank=0, shutdown_timeout=3.0) as profiler:
+            with profiler.marker("work"):
+                pass
+    except TracekitError as error:
+        logging.error("%s", error)
+try:
+    merge_traces("merged.json", [url.format(run_id="x")])
+except TracekitError as error:
+    logging.error("%s", error)
+say("ended")
+"""
+
+
+@pytest.mark.parametrize("form", ["user", "query"])
+def test_secrets_in_urls_are_in_no_log_line_and_no_file(tmp_path: Path, form: str) -> None:
+    (tmp_path / "tmp").mkdir()
+    with Child(URLS, tmp_path, environment={"FORM": form, "TMPDIR": str(tmp_path / "tmp")}) as child:
+        child.hear("ended")
+        assert child.end() == 0, child.errors
+        assert "plantedsecret" not in child.errors
+        assert child.errors.count("no such bucket") >= 1
+        for path in (tmp_path / "tmp").rglob("*"):
+            assert "plantedsecret" not in str(path)
+            assert not path.is_file() or b"plantedsecret" not in path.read_bytes()
+
+
+# ---- modes and links ---------------------------------------------------------------------------------------------------------
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {
+        str(path.relative_to(folder)): stat.S_IMODE(path.lstat().st_mode)
+        for path in folder.rglob("*")
+        if path.name != "tally.bin"
+    }
+
+
+MODES = """
+os.umask(int(os.environ["MASK"], 8))
+from tracekit import FlightRecorder, JSONTraceHandler, Profiler
+with Profiler(
+    [
+        JSONTraceHandler("a/b/t.json"), JSONTraceHandler("a/b/t2.json.gz"),
+        FlightRecorder("a/c/dump{dump}.json", on_close=True),
+        JSONTraceHandler("a/d/part{part}.json.gz", rotate_seconds=0.0001),
+    ],
+    rank=0,
+) as profiler:
+    for _ in range(3):
+        with profiler.marker("work"):
+            time.sleep(0.001)
+        profiler.flush()
+"""
+
+
+@pytest.mark.parametrize("mask", ["000", "022", "077"])
+def test_files_are_for_their_user_alone_whatever_the_umask_says(tmp_path: Path, mask: str) -> None:
+    with Child(MODES, tmp_path, environment={"MASK": mask}) as child:
+        assert (child.end(), child.errors) == (0, "")
+        found = modes(tmp_path)
+        assert len(found) >= 8
+        assert set(found.values()) == {0o600, 0o700}
+        assert {name for name, mode in found.items() if mode == 0o700} == {"a", "a/b", "a/c", "a/d"}
+
+
+@pytest.mark.parametrize("place", ["final", "live", "temporary", "dangling"])
+def test_a_link_that_somebody_planted_is_not_followed(tmp_path: Path, place: str) -> None:
+    victim = tmp_path / "victim"
+    if place != "dangling":
+        victim.write_text("precious")
+    names = {
+        "final": "t.json.gz",
+        "live": "t.json",
+        "temporary": f".t.json.{os.getpid()}.tmp",
+        "dangling": "t.json",
+    }
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    (folder / names[place]).symlink_to(victim)
+    with (
+        pytest.raises((ConfigError, StorageError), match=r"t\.json"),
+        Profiler(JSONTraceHandler(folder / "t.json.gz"), rank=0),
+    ):
+        pass
+    assert victim.exists() == (place != "dangling")
+    assert place == "dangling" or victim.read_text() == "precious"
+    assert (folder / names[place]).readlink() == victim
+
+
+def test_a_dump_does_not_follow_a_link(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "dump0.json").symlink_to(tmp_path / "victim")
+    recorder = FlightRecorder(tmp_path / "dump{dump}.json", on_close=True, on_signal=signal.SIGUSR1)
+    with Profiler(recorder, rank=0):
+        pass
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert [Path(path).name for path in recorder.paths] == ["dump1.json"]

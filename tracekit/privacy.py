@@ -1,0 +1,60 @@
+"""Privacy: what a trace says of a process when it must not say where it ran."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import re
+from typing import TYPE_CHECKING, Final
+
+from tracekit.distributed import RUN_ID_VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tracekit.distributed import ProcessInfo
+
+__all__ = ["PRIVATE_VARIABLE", "anonymous", "is_wanted"]
+
+PRIVATE_VARIABLE: Final = "TRACEKIT_PRIVATE"
+
+_TELLS_NOTHING: Final = re.compile(r"\d[\d-]*(\.\w+)?")
+"""Run ids made of times, pids and job numbers. Others may be made of an address, or of a launcher's name for itself."""
+
+
+def is_wanted(private: bool | None, environ: Mapping[str, str] | None = None) -> bool:
+    """Tell whether host names, user names and paths are to be left out: as the argument says, else ``TRACEKIT_PRIVATE``."""
+    environ = os.environ if environ is None else environ
+    return environ.get(PRIVATE_VARIABLE, "") not in ("", "0") if private is None else private
+
+
+def anonymous(process: ProcessInfo, run_id: str | None = None, environ: Mapping[str, str] | None = None) -> ProcessInfo:
+    """Return a process without what names its host.
+
+    Host and boot become hashes, so that the merge still knows which ranks share a host and a clock. They are hashed with the
+    boot's own id, a random number that is not told, and with the run id: neither can be guessed, and two runs on one host
+    cannot be told to be. A run id that nobody has chosen is hashed as well where it may be made of an address.
+
+    Args:
+        process: The process.
+        run_id: The run id that was asked for, if one was.
+        environ: Environment variables; those of the process if None.
+    """
+    environ = os.environ if environ is None else environ
+    chosen = (run_id, environ.get(RUN_ID_VARIABLE), environ.get("TORCHELASTIC_RUN_ID"))
+    name = process.run_id
+    if name not in chosen and not _TELLS_NOTHING.fullmatch(name):
+        name = f"run-{_hash(name)}"
+    secret = process.boot_id or ""
+    return dataclasses.replace(
+        process,
+        run_id=name,
+        host=f"host-{_hash(secret, process.host, name)}",
+        boot_id=None if process.boot_id is None else f"boot-{_hash(secret, name)}",
+        private=True,
+    )
+
+
+def _hash(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]

@@ -1,0 +1,42 @@
+"""What Kineto itself writes into a trace about where it was made: host name and path of the file."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["hide_origin"]
+
+_HEAD_BYTES: Final = 1 << 16
+_TAIL_BYTES: Final = 1 << 14
+_HOST: Final = re.compile(rb'("host_name"\s*:\s*")[^"]*"')
+_NAME: Final = re.compile(rb'("traceName"\s*:\s*")[^"]*"')
+
+
+def hide_origin(trace: Path, host: str) -> None:
+    """Put another host name in a trace that torch.profiler has written, and take the folder out of its name; in place.
+
+    Kineto writes ``host_name`` before the events and ``traceName`` behind them. Both become as long as they were, so that
+    nothing between them has to be moved: a name that is too long is cut, a short one filled up with spaces behind the value.
+
+    Args:
+        trace: The file, not compressed.
+        host: The name to put in.
+    """
+    size = trace.stat().st_size
+    with trace.open("r+b") as file:
+        for pattern, value, position in (
+            (_HOST, host.encode(), 0),
+            (_NAME, os.fsencode(trace.name), max(0, size - _TAIL_BYTES)),
+        ):
+            file.seek(position)
+            text = file.read(_HEAD_BYTES if position == 0 else _TAIL_BYTES)
+            for found in pattern.finditer(text):
+                room = len(found[0]) - len(found[1]) - 1
+                fitting = value[:room] + b'"'
+                file.seek(position + found.end(1))
+                file.write(fitting + b" " * (room + 1 - len(fitting)))
