@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import string
 from typing import TYPE_CHECKING, Final
@@ -14,10 +15,13 @@ if TYPE_CHECKING:
     from tracekit.distributed import ProcessInfo
     from tracekit.timestamp import Timestamp
 
-__all__ = ["FileName", "child_file_name", "following_names", "safe_text"]
+__all__ = ["FileName", "child_file_name", "following_names", "safe_text", "shown"]
 
 _FIELDS: Final = ("run_id", "rank", "local_rank", "world_size", "node", "host", "pid", "attempt", "epoch", "batch")
 _MAX_ALTERNATIVES: Final = 100_000
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_SECRETS: Final = re.compile(r"(?<=://)[^/@]*@|\?.*")
+_MOST_CHARACTERS: Final = 100
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._+@=-]+")
 
 
@@ -43,12 +47,14 @@ class FileName:
             fields = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
         except ValueError as error:
             raise ConfigError(
-                f"file name {template!r}: {error}; write {{{{ and }}}} for braces that are meant"
+                f"file name {shown(template)}: {error}; write {{{{ and }}}} for braces that are meant"
             ) from None
         accepted = _FIELDS if number is None else (*_FIELDS, number)
         for name in sorted(fields - set(accepted)):
             known = " ".join(f"{{{field}}}" for field in accepted)
-            raise ConfigError(f"file name {template!r}: there is no field {{{name}}}; the fields are {known}")
+            raise ConfigError(f"file name {shown(template)}: there is no field {{{name}}}; the fields are {known}")
+        if _CONTROL.search(template):
+            raise ConfigError(f"file name {shown(template)} has characters in it that no file name should have")
         self.template = template
         self.fields = frozenset(fields)
         self._number = number
@@ -73,11 +79,11 @@ class FileName:
         by_host = bool(fields & {"host", "node"})
         if process.world_size > 1 and "rank" not in fields and not (by_host and fields & {"pid", "local_rank"}):
             raise ConfigError(
-                f"file name {self.template!r} is the same for all {process.world_size} ranks; put {{rank}} into it"
+                f"file name {shown(self.template)} is the same for all {process.world_size} ranks; put {{rank}} into it"
             )
         if (process.restartable or process.attempt) and not fields & {"attempt", "pid"}:
             raise ConfigError(
-                f"file name {self.template!r} is the same for every attempt of a rank, and the launcher restarts "
+                f"file name {shown(self.template)} is the same for every attempt of a rank, and the launcher restarts "
                 "ranks; put {attempt} into it"
             )
 
@@ -103,7 +109,7 @@ class FileName:
         try:
             return self.template.format(**values)
         except (ValueError, IndexError, AttributeError, TypeError) as error:
-            raise ConfigError(f"file name {self.template!r}: {error}") from None
+            raise ConfigError(f"file name {shown(self.template)}: {error}") from None
 
     def alternatives(self, process: ProcessInfo, timestamp: Timestamp, number: int = 0) -> Iterator[tuple[int, str]]:
         """Yield the name, and what to take instead where it is taken, each with its number.
@@ -142,4 +148,13 @@ def child_file_name(template: str, child: str) -> str:
 
 def safe_text(text: str) -> str:
     """Return a text as it may be part of a file name: without what could leave the folder or upset a shell."""
-    return _UNSAFE.sub("_", text).lstrip(".") or "_"
+    safe = _UNSAFE.sub("_", text).lstrip(".") or "_"
+    if len(safe) <= _MOST_CHARACTERS:
+        return safe
+    # File systems take names of 255 bytes; two long ids of one run may differ in their ends only.
+    return f"{safe[: _MOST_CHARACTERS - 17]}-{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+
+
+def shown(name: str) -> str:
+    """Return a name or template as a message may quote it: without user information and query, where it is a URL."""
+    return repr(_SECRETS.sub("", name) if "://" in name else name)

@@ -221,7 +221,7 @@ def _expand_remote(pattern: str, suffixes: tuple[str, ...]) -> list[str]:
 
 
 @contextlib.contextmanager
-def atomic_write(path: str, *, overwrite: bool = True) -> Iterator[BinaryIO]:
+def atomic_write(path: str, *, overwrite: bool = True, mode: int | None = None) -> Iterator[BinaryIO]:
     """Give a binary file whose content appears under ``path`` whole, when the block ends, or not at all.
 
     Local files are written beside their place, synced and renamed. Remote ones are written to a local temporary file and
@@ -230,6 +230,7 @@ def atomic_write(path: str, *, overwrite: bool = True) -> Iterator[BinaryIO]:
     Args:
         path: Where the file shall be. Missing local folders are made.
         overwrite: Whether a file that is already there may be replaced.
+        mode: Who may read and write a local file; None leaves that to the umask, as for a result that people share.
 
     Raises:
         StorageError: It cannot be written, or is there and ``overwrite`` is False.
@@ -255,10 +256,11 @@ def atomic_write(path: str, *, overwrite: bool = True) -> Iterator[BinaryIO]:
         if remote:
             upload(temporary, path)
         else:
-            # mkstemp makes files 0600; a result that people share keeps what their umask allows.
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)
+            if mode is None:  # mkstemp makes files 0600
+                umask = os.umask(0)
+                os.umask(umask)
+                mode = 0o666 & ~umask
+            os.chmod(temporary, mode)
             os.replace(temporary, target)
     except OSError as error:
         raise _explain(path, error, "be written") from error

@@ -9,7 +9,7 @@ import pytest
 
 from tracekit import ConfigError, Timestamp
 from tracekit.distributed import ProcessInfo, detect_process
-from tracekit.naming import FileName
+from tracekit.naming import FileName, shown
 
 PROCESS = dataclasses.replace(
     detect_process(environ={}),
@@ -34,14 +34,48 @@ def test_formats_and_braces_work_as_in_str_format() -> None:
 
 
 @pytest.mark.parametrize(
-    "run_id", ["../../etc", "/etc/passwd", "a/b", ".hidden", "..", "", "a\x00b", "$(rm -rf)", "ü ñ"]
-)
-def test_a_run_id_cannot_leave_its_folder(run_id: str) -> None:
-    filled = FileName("traces/{run_id}/t.json").format(dataclasses.replace(PROCESS, run_id=run_id), Timestamp())
+    "text",
+    [
+        "../../etc", "/etc/passwd", "a/b", ".hidden", "..", ".", "", "a\x00b", "$(rm -rf)", "ü ñ", "a\nb", "\x1b[31m", "a\\b",
+        "\ud800", "\u202egnp", "C:\\x", "s3://key@bucket", "~", "-rf", "x" * 5000, "%2e%2e%2f", "{rank}",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("field", ["run_id", "host"])
+def test_a_run_id_or_host_cannot_leave_its_folder(field: str, text: str) -> None:
+    changes: dict[str, Any] = {field: text}
+    filled = FileName(f"traces/{{{field}}}/t.json").format(dataclasses.replace(PROCESS, **changes), Timestamp())
     parts = filled.split("/")
     assert len(parts) == 3
     assert not parts[1].startswith(".")
     assert parts[1].isascii()
+    assert parts[1].isprintable()
+    assert 0 < len(parts[1]) <= 100
+
+
+def test_long_run_ids_that_differ_at_their_end_only_stay_apart() -> None:
+    names = {
+        FileName("{run_id}").format(dataclasses.replace(PROCESS, run_id="x" * 300 + end), Timestamp()) for end in "ab"
+    }
+    assert len(names) == 2
+
+
+@pytest.mark.parametrize("template", ["t\x00{rank}.json", "a\n{rank}.json", "\x1b[2Jt.json"])
+def test_a_template_with_control_characters_is_refused(template: str) -> None:
+    with pytest.raises(ConfigError, match="no file name should have") as caught:
+        FileName(template)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("s3://key:secret@bucket/{run_id}/t.json?sig=secret", "'s3://bucket/{run_id}/t.json'"),
+        ("s3://bucket/a@b/t.json", "'s3://bucket/a@b/t.json'"),
+        ("runs/what?/t@1.json", "'runs/what?/t@1.json'"),
+    ],
+)
+def test_messages_quote_names_without_secrets(name: str, told: str) -> None:
+    assert shown(name) == told
 
 
 @pytest.mark.parametrize("template", ["{nope}", "{rank", "rank}", "{}", "{0}", "", 3, None])

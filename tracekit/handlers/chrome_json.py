@@ -15,12 +15,12 @@ from tracekit.events import WIDTH
 from tracekit.formats.rank_trace import COMPANION_EVENT
 from tracekit.handlers.base import Recording, Summary, TraceHandler
 from tracekit.handlers.gap import Gap, count_events, span_ns
-from tracekit.handlers.live_file import make_folder
+from tracekit.handlers.live_file import PRIVATE_MODE, make_folder
 from tracekit.handlers.open_slices import OpenSlices
 from tracekit.handlers.rank_file import RankFile, clock_metadata, offset_metadata
 from tracekit.handlers.rank_files import DEFAULT_SPOOL_BYTES, RankFiles, trace_name
 from tracekit.handlers.rotation import Retention, Rotation
-from tracekit.naming import child_file_name
+from tracekit.naming import child_file_name, shown
 from tracekit.notices import Notices
 from tracekit.outbox.remote import GONE
 
@@ -62,10 +62,11 @@ class JSONTraceHandler(TraceHandler):
     finished there and goes on in the next. A new file begins between two flushes, so that one can be larger or longer than
     asked for by what one flush holds. If it cannot be made, the old one is written on.
 
-    Local files are made with mode 0600, in folders of mode 0700, and never overwrite another file: where a name is taken, the
-    first file of a recording is refused, and later ones get the next number. A failed write (a full disk) loses the events of
-    that flush, which are counted in the summary; the file stays whole, writing resumes as soon as it can, and a ``tracekit.gap``
-    instant says what is missing. A file that somebody removes during the recording, or its folder, is begun again.
+    Local files are made with mode 0600, in folders of mode 0700, unless ``mode`` says otherwise, and never overwrite another
+    file: where a name is taken, the first file of a recording is refused, and later ones get the next number. A failed write
+    (a full disk) loses the events of that flush, which are counted in the summary; the file stays whole, writing resumes as
+    soon as it can, and a ``tracekit.gap`` instant says what is missing. A file that somebody removes during the recording,
+    or its folder, is begun again.
 
     Args:
         filename: Path or URL with the fields ``{run_id} {rank} {local_rank} {world_size} {node} {host} {pid} {attempt}
@@ -80,6 +81,8 @@ class JSONTraceHandler(TraceHandler):
         spool: For remote names, the folder in which spools are made; by default ``TRACEKIT_SPOOL``, else
             ``tracekit-spool-UID`` in the folder for temporary files.
         spool_bytes: How much may wait there for its upload; beyond it the newest segments are dropped, and counted.
+        mode: Who may read and write local files, whatever the umask says; ``0o640`` lets the group read them, and enter the
+            folders that are made for them.
 
     Raises:
         ConfigError: An argument is wrong; from `open`, also: the file exists already.
@@ -97,6 +100,7 @@ class JSONTraceHandler(TraceHandler):
         max_total_bytes: int | None = None,
         spool: str | os.PathLike[str] | None = None,
         spool_bytes: int = DEFAULT_SPOOL_BYTES,
+        mode: int = PRIVATE_MODE,
     ) -> None:
         self._rotation = Rotation.of(rotate_bytes, rotate_seconds, rotate_every)
         name = DEFAULT_PARTS_NAME if self._rotation and filename == DEFAULT_NAME else os.fspath(filename)
@@ -113,9 +117,10 @@ class JSONTraceHandler(TraceHandler):
             "max_total_bytes": max_total_bytes,
             "spool": spool,
             "spool_bytes": spool_bytes,
+            "mode": mode,
         }
         if self._rotation is not None and not self._name.numbered:
-            raise ConfigError(f"file name {name!r} is the same for every file of a rotation; put {{part}} into it")
+            raise ConfigError(f"file name {shown(name)} is the same for every file of a rotation; put {{part}} into it")
         if self._retention and self._rotation is None and not self._name.per_window:
             raise ConfigError(
                 "num_traces_to_keep and max_total_bytes need several files to choose from: rotate_bytes=, rotate_seconds= "
@@ -126,7 +131,8 @@ class JSONTraceHandler(TraceHandler):
                 f"max_total_bytes ({max_total_bytes}) must be at least twice rotate_bytes ({rotate_bytes}): the file being "
                 "written is never removed"
             )
-        self._files = RankFiles(self._name, self._retention, spool=spool, spool_bytes=spool_bytes)
+        self._mode = mode
+        self._files = RankFiles(self._name, self._retention, spool=spool, spool_bytes=spool_bytes, mode=mode)
         self._recording: Recording | None = None
         self._file: RankFile | None = None
         self._since: tuple[int, Timestamp] | None = None  # when the events of the file begin; None before the first
@@ -177,7 +183,7 @@ class JSONTraceHandler(TraceHandler):
         else:
             path = self._name.format(recording.process, recording.timestamp)
             if not storage.is_remote(path):
-                make_folder(Path(path).parent, path)
+                make_folder(Path(path).parent, path, self._mode)
 
     def process_events(self, batch: EventBatch) -> None:
         """Write a batch, to a new file where one is due."""

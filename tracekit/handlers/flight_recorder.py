@@ -15,11 +15,12 @@ from tracekit.errors import ConfigError, StorageError
 from tracekit.formats.rank_trace import COMPANION_EVENT, DUMP_EVENT
 from tracekit.handlers.base import Recording, TraceHandler
 from tracekit.handlers.event_ring import EventRing
-from tracekit.handlers.live_file import make_folder
+from tracekit.handlers.live_file import PRIVATE_MODE, make_folder
 from tracekit.handlers.rank_file import clock_metadata, offset_metadata
 from tracekit.handlers.rank_files import RankFiles, trace_name
 from tracekit.handlers.rotation import Retention, positive
 from tracekit.handlers.triggers import ExceptionTrigger, SignalTrigger, SlowSteps
+from tracekit.naming import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,6 +71,7 @@ class FlightRecorder(TraceHandler):
         slow_step: Dump after a batch that took this many times longer than the median of the 64 before it; from the 17th on.
         on_close: Dump when the profiler stops.
         num_traces_to_keep: Keep only this many dumps of this recording and remove the oldest; None keeps all.
+        mode: Who may read and write the dumps, as for `JSONTraceHandler`.
 
     Raises:
         ConfigError: An argument is wrong; from `open`, also: the signal cannot be had.
@@ -88,10 +90,13 @@ class FlightRecorder(TraceHandler):
         slow_step: float | None = None,
         on_close: bool = False,
         num_traces_to_keep: int | None = None,
+        mode: int = PRIVATE_MODE,
     ) -> None:
         self._name = trace_name(filename, "dump")
         if not self._name.numbered and "batch" not in self._name.fields:
-            raise ConfigError(f"file name {self._name.template!r} is the same for every dump; put {{dump}} into it")
+            raise ConfigError(
+                f"file name {shown(self._name.template)} is the same for every dump; put {{dump}} into it"
+            )
         positive("seconds", seconds)
         positive("max_bytes", max_bytes, whole=True)
         if max_bytes < _LEAST_BYTES:
@@ -99,7 +104,8 @@ class FlightRecorder(TraceHandler):
         self._signal = None if on_signal is None else SignalTrigger(on_signal)
         self._exceptions = ExceptionTrigger(self._uncaught) if excepthooks else None
         self._slow_steps = None if slow_step is None else SlowSteps(slow_step)
-        self._files = RankFiles(self._name, Retention(num_traces_to_keep))
+        self._files = RankFiles(self._name, Retention(num_traces_to_keep), mode=mode)
+        self._mode = mode
         self._on_exception = on_exception
         self._on_close = on_close
         self._ring = EventRing(round(seconds * 1e9), max_bytes)
@@ -137,7 +143,7 @@ class FlightRecorder(TraceHandler):
         self._timestamp = recording.timestamp
         path = self._name.format(recording.process, recording.timestamp)
         if not storage.is_remote(path):
-            make_folder(Path(path).parent, path)
+            make_folder(Path(path).parent, path, self._mode)
         self._files.open(recording)
         if self._signal is not None:
             self._signal.install()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from tracekit.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["LiveFile", "NameTakenError", "make_folder"]
+__all__ = ["PRIVATE_MODE", "LiveFile", "NameTakenError", "check_mode", "make_folder"]
+
+PRIVATE_MODE: Final = 0o600
+"""Traces tell of hosts, folders and models: files are for their user alone, unless told otherwise."""
 
 
 class NameTakenError(ConfigError):
@@ -29,34 +32,37 @@ class LiveFile:
         path: Where it is made; nothing may be there.
         head: Its first records, which it is never seen without.
         name: What it is called in messages.
+        mode: Who may read and write it; folders that are made for it can be entered by the same.
 
     Raises:
         NameTakenError: Something is there.
         StorageError: It cannot be made.
     """
 
-    def __init__(self, path: Path, head: bytes, name: str) -> None:
+    def __init__(self, path: Path, head: bytes, name: str, mode: int = PRIVATE_MODE) -> None:
         self.path = path
-        make_folder(path.parent, name)
+        make_folder(path.parent, name, mode)
         if os.path.lexists(path):
             raise name_taken(path)
         self._good_bytes = 0
         self._torn = False
         self._descriptor = -1
         try:
-            self._create(head)
+            self._create(head, mode)
         except FileExistsError:
             raise name_taken(path) from None
         except OSError as error:
             raise StorageError(f"{name}: cannot be written: {error.strerror or error}") from error
 
-    def _create(self, head: bytes) -> None:
+    def _create(self, head: bytes, mode: int) -> None:
         # Under another name first, so that nobody ever sees a file without its metadata. A link, unlike a rename, does not
         # replace a file that somebody else made meanwhile.
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-        self._descriptor = os.open(temporary, flags, 0o600)
+        self._descriptor = os.open(temporary, flags, PRIVATE_MODE)
         try:
+            if mode != PRIVATE_MODE:
+                os.fchmod(self._descriptor, mode)  # as asked for, whatever the umask says
             self.write(head)
             try:
                 os.link(temporary, self.path)
@@ -148,12 +154,25 @@ def name_taken(path: Path) -> NameTakenError:
     )
 
 
-def make_folder(folder: Path, path: str) -> None:
-    """Make the folder of a trace, for the user alone (mode 0700), if it is not there.
+def check_mode(mode: int) -> int:
+    """Return a mode of files.
+
+    Raises:
+        ConfigError: It is none, or the user could not read and write the files.
+    """
+    if isinstance(mode, bool) or not isinstance(mode, int) or mode & ~0o666 or mode & PRIVATE_MODE != PRIVATE_MODE:
+        shown = oct(mode) if isinstance(mode, int) else repr(mode)
+        raise ConfigError(f"mode must say who may read and write the files, such as 0o600, 0o640 or 0o664, not {shown}")
+    return mode
+
+
+def make_folder(folder: Path, path: str, mode: int = PRIVATE_MODE) -> None:
+    """Make the folder of a trace, if it is not there; for the user alone (mode 0700) unless told otherwise.
 
     Args:
         folder: The folder.
         path: The file that it is for, for the message.
+        mode: That of the file; who may read it may also list and enter the folder.
 
     Raises:
         StorageError: It cannot be made, or may not be written to.
@@ -164,6 +183,8 @@ def make_folder(folder: Path, path: str) -> None:
         for parent in reversed(missing):
             with contextlib.suppress(FileExistsError):  # another rank made it meanwhile
                 parent.mkdir(mode=0o700)
+                if mode != PRIVATE_MODE:
+                    parent.chmod(mode | (mode & 0o444) >> 2)
         if not folder.is_dir():
             raise NotADirectoryError(20, "its folder is not a folder")
         if not os.access(folder, os.W_OK | os.X_OK):

@@ -20,7 +20,7 @@ from tracekit.formats.rank_trace import (
     base_time_ns,
 )
 from tracekit.handlers.gap import Gap, count_events, span_ns
-from tracekit.handlers.live_file import LiveFile
+from tracekit.handlers.live_file import PRIVATE_MODE, LiveFile
 from tracekit.notices import Notices
 from tracekit.version import __version__
 
@@ -50,13 +50,14 @@ class RankFile:
         name: Path or URL that it will have.
         path: Where it is written.
         recording: Whose it is, and what its times are relative to.
+        mode: Who may read and write it.
 
     Raises:
         NameTakenError: The file exists already.
         StorageError: It cannot be made.
     """
 
-    def __init__(self, name: str, path: Path, recording: Recording) -> None:
+    def __init__(self, name: str, path: Path, recording: Recording, mode: int = PRIVATE_MODE) -> None:
         process, anchor = recording.process, recording.anchor
         self.name = name
         self.path = path
@@ -97,7 +98,7 @@ class RankFile:
         head += self._encoder.metadata("process_name", {"name": _title(process)})
         head += self._encoder.metadata("process_sort_index", {"sort_index": process.rank})
         self._loss_at = len(head)
-        self._file = LiveFile(path, head + self._loss_line(), name)
+        self._file = LiveFile(path, head + self._loss_line(), name, mode)
 
     @property
     def lost_events(self) -> int:

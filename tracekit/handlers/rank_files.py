@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import ConfigError, StorageError
-from tracekit.handlers.live_file import NameTakenError, name_taken
+from tracekit.handlers.live_file import PRIVATE_MODE, NameTakenError, check_mode, name_taken
 from tracekit.handlers.rank_file import RankFile
 from tracekit.handlers.rotation import positive
-from tracekit.naming import FileName
+from tracekit.naming import FileName, shown
 from tracekit.outbox.index import index_name
 from tracekit.outbox.outbox import Outbox, PackingOutbox
 from tracekit.outbox.remote import UploadingOutbox
@@ -41,6 +41,7 @@ class RankFiles:
         retention: How many are kept.
         spool: For a remote storage: the folder for what is not uploaded yet; None takes the default.
         spool_bytes: How much may be there.
+        mode: Who may read and write local ones.
 
     Attributes:
         paths: The files that were begun and not removed again, the newest last.
@@ -53,10 +54,12 @@ class RankFiles:
         *,
         spool: str | os.PathLike[str] | None = None,
         spool_bytes: int = DEFAULT_SPOOL_BYTES,
+        mode: int = PRIVATE_MODE,
     ) -> None:
+        self._mode = PRIVATE_MODE if is_remote(name.template) else check_mode(mode)
         if retention and is_remote(name.template):
             raise ConfigError(
-                f"file name {name.template!r}: num_traces_to_keep and max_total_bytes are for local files, since what was "
+                f"file name {shown(name.template)}: num_traces_to_keep and max_total_bytes are for local files, since what was "
                 "uploaded stays; spool_bytes= limits what waits for its upload"
             )
         positive("spool_bytes", spool_bytes, whole=True)
@@ -125,7 +128,7 @@ class RankFiles:
             try:
                 if not is_remote(name) and os.path.lexists(path.parent / basename(name)):
                     raise name_taken(path.parent / basename(name))  # the packed one
-                file = RankFile(name, path, recording)
+                file = RankFile(name, path, recording, self._mode)
             except (ConfigError, StorageError) as error:
                 self.outbox.discard(path)
                 if first or not isinstance(error, NameTakenError):
@@ -135,7 +138,7 @@ class RankFiles:
             self._used.add(name)
             self.paths.append(name)
             return file
-        raise ConfigError(f"file name {self._name.template!r}: every number of it is taken")
+        raise ConfigError(f"file name {shown(self._name.template)}: every number of it is taken")
 
     def finish(self, file: RankFile, summary: Mapping[str, Any] | None = None) -> None:
         """Complete a file, and let it go on its way. Raises nothing."""
@@ -196,5 +199,5 @@ def trace_name(filename: str | os.PathLike[str], number: str) -> FileName:
     name = os.fspath(filename)
     template = FileName(name, number)
     if not name.endswith((".json", ".json.gz")):
-        raise ConfigError(f"file name {name!r}: a JSON trace must end with .json or .json.gz")
+        raise ConfigError(f"file name {shown(name)}: a JSON trace must end with .json or .json.gz")
     return template

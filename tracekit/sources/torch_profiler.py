@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
 from tracekit.errors import ConfigError, HandlerError, MissingExtraError, StorageError
-from tracekit.naming import FileName
+from tracekit.handlers.live_file import PRIVATE_MODE, check_mode, make_folder
+from tracekit.naming import FileName, shown
 from tracekit.recording.schedule import ProfilerAction
 from tracekit.recording.source import Source
 from tracekit.sources.torch_privacy import hide_origin
@@ -69,6 +70,7 @@ class TorchProfiler(Source):
         experimental_config: A ``torch._C._profiler._ExperimentalConfig``, passed on as it is.
         memory_timeline: Name of torch's memory timelines, ending in ``.html`` (needs matplotlib), ``.json``,
             ``.json.gz`` or ``.raw.json.gz``. Needs ``record_shapes``, ``profile_memory`` and ``with_stack``.
+        mode: Who may read and write local files, as for `JSONTraceHandler`.
 
     Raises:
         ConfigError: An argument is wrong, or matplotlib is missing where it is needed.
@@ -87,7 +89,9 @@ class TorchProfiler(Source):
         with_modules: bool = False,
         experimental_config: Any = None,
         memory_timeline: str | os.PathLike[str] | None = None,
+        mode: int = PRIVATE_MODE,
     ) -> None:
+        self._mode = check_mode(mode)
         self._filename = _check_template("filename", filename, TRACE_SUFFIXES)
         self._memory_timeline: str | None = None
         if memory_timeline is not None:
@@ -125,7 +129,7 @@ class TorchProfiler(Source):
                 continue
             name = FileName(template)
             if "batch" not in name.fields:
-                raise ConfigError(f"file name {template!r} is the same for every window; put {{batch}} into it")
+                raise ConfigError(f"file name {shown(template)} is the same for every window; put {{batch}} into it")
             # Attempts of one rank follow one another, and a file that is there is never replaced.
             name.check(dataclasses.replace(recorder.process, attempt=0, restartable=False))
             _check_folder(recorder.format_path(template))
@@ -209,16 +213,16 @@ class TorchProfiler(Source):
             _check_complete(exported)
             if recorder.process.private:
                 hide_origin(exported, recorder.process.host)
-            path = _put(exported, window.path, compress=window.path.endswith(".gz"))
+            path = _put(exported, window.path, self._mode, compress=window.path.endswith(".gz"))
             recorder.record_chrome_json_trace_file(path)
             if window.memory_path is not None:
                 # torch chooses the format by the suffix, and compresses by itself.
                 timeline = Path(folder) / storage.basename(window.memory_path)
                 window.export_memory_timeline(timeline)
-                _put(timeline, window.memory_path, compress=False)
+                _put(timeline, window.memory_path, self._mode, compress=False)
 
 
-def _put(source: Path, target: str, *, compress: bool) -> str:
+def _put(source: Path, target: str, mode: int, *, compress: bool) -> str:
     """Copy a finished file to its place, under a name that is not taken, and return that name."""
     suffix = next(ending for ending in MEMORY_TIMELINE_SUFFIXES if target.endswith(ending))
     path, number = target, 0
@@ -228,7 +232,9 @@ def _put(source: Path, target: str, *, compress: bool) -> str:
     if number:
         taken, chosen = storage.without_secrets(target), storage.without_secrets(path)
         logger.warning("tracekit: %s already exists; the new file is %s", taken, chosen)
-    with source.open("rb") as file, storage.atomic_write(path, overwrite=False) as out:
+    if not storage.is_remote(path):
+        make_folder(Path(path.removeprefix("file://")).parent, path, mode)
+    with source.open("rb") as file, storage.atomic_write(path, overwrite=False, mode=mode) as out:
         if not compress:
             shutil.copyfileobj(file, out, 1 << 20)
             return path
