@@ -1,10 +1,11 @@
-"""Times far from the base of a file, which a viewer's doubles no longer hold to the nanosecond.
+"""Times far from the base of a file, which a viewer does not read to the nanosecond.
 
-Viewers read ``ts`` as a double of microseconds. Up to 2^43 µs (101.8 days) from the base, doubles are dense enough for every
-nanosecond. Kineto's grid leaves a run that starts at its end 10 days of that. Later a viewer reads some times a nanosecond
-too early or late, and a slice that begins where the one before it ends overlaps it then: Perfetto drops it. So such times
-are moved back, by one nanosecond at most, to those that a double does hold. Begins and ends are moved alike, so that what
-nested and what did not overlap stays so.
+Perfetto takes ``ts`` for a double of microseconds, multiplies it by 1000 and rounds. That gives back every nanosecond but in
+two places: from 2^42 to 2^52 / 1000 µs after the base (day 50.9 to 52.1) the product's own rounding makes every fourth time
+one nanosecond too late, and from 2^43 µs (day 101.8) on a double has no room for every nanosecond. A slice that begins where
+the one before it ends overlaps it then, and Perfetto drops it. `base_time_ns` keeps traces that start shortly before the
+first place away from it; a longer run comes there all the same. So its times are moved back, by one nanosecond at most, to
+those that are read as they are written. Begins and ends are moved alike, so that what nested and what did not overlap stays so.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["EXACT_NS", "exact_records", "exact_time", "is_exact"]
 
 EXACT_NS: Final = 2**43 * 1000
-"""Before this many ns from the base every time is exact."""
+"""From here on, counted from the base, a double of microseconds does not hold every nanosecond."""
+
+_FIRST_HOLE_NS: Final = (2**42 * 1000, 2**52)
 
 
 def exact_records(records: Sequence[Any], shift_ns: int, newest_ns: int = 0) -> Sequence[Any]:
@@ -32,26 +35,27 @@ def exact_records(records: Sequence[Any], shift_ns: int, newest_ns: int = 0) -> 
     """
     if not records:
         return records
-    newest_ns = newest_ns or max(map(max, (records[1::WIDTH], records[2::WIDTH])))
-    if newest_ns + shift_ns < EXACT_NS:
+    newest_ns = (newest_ns or max(map(max, (records[1::WIDTH], records[2::WIDTH])))) + shift_ns
+    if newest_ns < _FIRST_HOLE_NS[0]:
+        return records
+    if newest_ns < EXACT_NS and min(records[1::WIDTH]) + shift_ns >= _FIRST_HOLE_NS[1]:
         return records
     moved = list(records)
-    for column in (1, 2):  # the second holds the end of a slice, or what kind of event it is
-        moved[column::WIDTH] = [
-            time if time + shift_ns < EXACT_NS else exact_time(time + shift_ns) - shift_ns
-            for time in records[column::WIDTH]
-        ]
+    moved[1::WIDTH] = [exact_time(time + shift_ns) - shift_ns for time in records[1::WIDTH]]
+    # The end of a slice, or what kind of event it is, which is below 0.
+    moved[2::WIDTH] = [exact_time(time + shift_ns) - shift_ns if time >= 0 else time for time in records[2::WIDTH]]
     return moved
 
 
 def exact_time(ns: int) -> int:
-    """Return the latest time up to this one that reads the same as a double of microseconds, in ns."""
+    """Return the latest time up to this one that a viewer reads as it is written, in ns after the base."""
     while not is_exact(ns):
         ns -= 1
     return ns
 
 
 def is_exact(ns: int) -> bool:
-    """Tell whether a time reads the same as a double of microseconds, whether the reader rounds it or cuts it off."""
+    """Tell whether a viewer reads a time to the nanosecond."""
     read = ns / 1000 * 1000
-    return int(read) == round(read) == ns
+    whole = int(read)
+    return whole + (read - whole >= 0.5) == ns  # not round(): halves are rounded up there, and to even numbers here
