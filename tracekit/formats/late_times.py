@@ -4,8 +4,9 @@ Perfetto takes ``ts`` for a double of microseconds, multiplies it by 1000 and ro
 two places: from 2^42 to 2^52 / 1000 µs after the base (day 50.9 to 52.1) the product's own rounding makes every fourth time
 one nanosecond too late, and from 2^43 µs (day 101.8) on a double has no room for every nanosecond. A slice that begins where
 the one before it ends overlaps it then, and Perfetto drops it. `base_time_ns` keeps traces that start shortly before the
-first place away from it; a longer run comes there all the same. So its times are moved back, by one nanosecond at most, to
-those that are read as they are written. Begins and ends are moved alike, so that what nested and what did not overlap stays so.
+first place away from it; a longer run comes there all the same. So its times are moved back to those that are read as they
+are written: by 10 ns at most in the first place, by 1 ns in the second. Begins and ends are moved alike, so that what nested
+and what did not overlap stays so.
 """
 
 from __future__ import annotations
