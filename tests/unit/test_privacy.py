@@ -64,6 +64,12 @@ def test_nothing_of_the_host_is_left_and_runs_cannot_be_linked() -> None:
     assert first.boot_id != second.boot_id
 
 
+def test_children_of_a_private_rank_are_private_and_on_the_same_host() -> None:
+    rank = privacy.anonymous(process(), environ={})
+    child = rank.as_child("worker 0", 0)
+    assert (child.private, child.host, child.boot_id) == (True, rank.host, rank.boot_id)
+
+
 @pytest.mark.parametrize(
     ("run_id", "kept"),
     [

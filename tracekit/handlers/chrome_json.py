@@ -140,6 +140,7 @@ class JSONTraceHandler(TraceHandler):
         self._cut_ns: int | None = 0  # where the last file was cut; None where it was not
         self._open_slices = OpenSlices()
         self._tables: EventBatch | None = None  # an empty batch: labels, tracks and timestamps for the open slices
+        self._offset: tuple[str, Mapping[str, Any]] | None = None  # the newest
         self._waiting: list[tuple[str, Mapping[str, Any]]] = []  # metadata for a file that is not there yet
         self._begun_ns = 0  # when the first events came to the file, on the clock of this machine
         self._lost_events = 0  # in files that are finished, or for want of one
@@ -237,7 +238,9 @@ class JSONTraceHandler(TraceHandler):
 
     def clock_offset(self, offset: ClockOffset) -> None:
         """Note how this process's clock stands to another rank's, for the merge."""
-        self._metadata(*offset_metadata(offset))
+        self._offset = offset_metadata(offset)
+        if self._file is not None:
+            self._file.write_metadata(*self._offset)
 
     def summary(self, summary: Summary) -> None:
         """Keep the counts for the end of the file."""
@@ -301,6 +304,8 @@ class JSONTraceHandler(TraceHandler):
         for name, args in self._waiting:
             new.write_metadata(name, args)
         self._waiting.clear()
+        if self._offset is not None:  # every file merges by itself
+            new.write_metadata(*self._offset)
 
     def _end_file(self, file: RankFile) -> None:
         """Complete a file that another one will follow, at the time of the cut."""
