@@ -142,6 +142,7 @@ class JSONTraceHandler(TraceHandler):
         self._tables: EventBatch | None = None  # an empty batch: labels, tracks and timestamps for the open slices
         self._offset: tuple[str, Mapping[str, Any]] | None = None  # the newest
         self._waiting: list[tuple[str, Mapping[str, Any]]] = []  # metadata for a file that is not there yet
+        self._begun_at: list[tuple[str, int]] = []  # each file, and the batch that it begins with
         self._begun_ns = 0  # when the first events came to the file, on the clock of this machine
         self._lost_events = 0  # in files that are finished, or for want of one
         self._removed_events = 0
@@ -171,6 +172,19 @@ class JSONTraceHandler(TraceHandler):
         """The one of them that is being written; None where the next recording window gets one of its own."""
         return None if self._file is None else self._file.name
 
+    def files_of(self, first_batch: int, last_batch: int) -> list[str]:
+        """Return those of them that hold the events of some batches, as far as these have been delivered. Thread-safe.
+
+        Args:
+            first_batch: The first batch, counted through the run.
+            last_batch: The last one.
+        """
+        found = [path for path, begun in self._begun_at if first_batch <= begun <= last_batch]
+        earlier = [path for path, begun in self._begun_at if begun < first_batch]
+        if earlier and not self._name.per_window:
+            found.insert(0, earlier[-1])
+        return [path for path in found if path in self.paths]
+
     # ---- life ---------------------------------------------------------------------------------------------------------
 
     def open(self, recording: Recording) -> None:
@@ -181,6 +195,7 @@ class JSONTraceHandler(TraceHandler):
         # A child has a file when it has something to say: a run may have thousands of them.
         if not self._name.per_window and recording.process.parent_pid is None:
             self._file = self._files.begin(recording, recording.timestamp, first=True)
+            self._begun_at.append((self._file.name, int(recording.timestamp.batch)))
         else:
             path = self._name.format(recording.process, recording.timestamp)
             if not storage.is_remote(path):
@@ -296,6 +311,7 @@ class JSONTraceHandler(TraceHandler):
             self._cut_ns = self._delivered_ns
             self._end_file(self._file)
         self._file, self._since = new, None
+        self._begun_at.append((new.name, int(timestamp.batch)))
         new.write_gap(self._gap)
         self._gap = Gap()
         resumed = self._open_slices.begins(self._cut_ns)

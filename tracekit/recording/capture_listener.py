@@ -29,6 +29,10 @@ _LOOKS_A_SECOND: Final = 1000
 """How often all ranks of a run together may ask the file system."""
 
 _HEARTBEAT_NS: Final = 1_000_000_000
+_SAVING_S: Final = 0.05
+"""How often it is looked whether the files of a capture are complete."""
+
+_CLOSING_LOOKS: Final = 20
 _JOIN_S: Final = 2.0
 _MOST_WARNINGS: Final = 5
 
@@ -49,6 +53,9 @@ class Captures(Protocol):
 
     def stop_capture(self) -> None:
         """End the capture that is in force."""
+
+    def note_files(self, *, closing: bool = False) -> None:
+        """See which files the capture is in, and whether they are complete."""
 
 
 class CaptureListener:
@@ -102,12 +109,17 @@ class CaptureListener:
         self._failure: Exception | None = None
         self._failure_raised = False
         self._closing = False
+        self._lock = threading.Lock()  # one look at a time, whoever looks
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tracekit-capture", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
+
+    def wake(self) -> None:
+        """Have it look at once. Thread-safe."""
+        self._wake.set()
 
     def close(self) -> None:
         """Say what became of the last capture, and end the thread; wait for it two seconds at most."""
@@ -128,7 +140,10 @@ class CaptureListener:
         while not self._closing:
             self.look(first=first)
             first = False
-            self._wake.wait(self._interval_s)
+            window = self._captures.window
+            saving = window is not None and window.end is not None and window.in_force
+            self._wake.wait(min(self._interval_s, _SAVING_S) if saving else self._interval_s)
+            self._wake.clear()
         self.look(closing=True)
 
     def look(self, *, first: bool = False, closing: bool = False) -> None:
@@ -139,19 +154,26 @@ class CaptureListener:
             closing: It is the last one.
         """
         try:
-            self._notice_step()
-            if not closing:
-                if self._trigger is not None and self._trigger.arrived():
-                    self._on_signal()
-                self._read_request(first=first)
-                self._lead()
-            self._tell(closing=closing)
+            with self._lock:
+                self._look(first=first, closing=closing)
         except OSError as error:
             self._warn(
                 f"the control folder cannot be used now ({error.strerror or error}); captures may not be possible"
             )
         except Exception as error:  # noqa: BLE001 - whatever it is, the thread goes on, and training anyway
             self._failure = self._failure or error
+
+    def _look(self, *, first: bool, closing: bool) -> None:
+        self._notice_step()
+        if closing:
+            self._end_capture()
+        else:
+            if self._trigger is not None and self._trigger.arrived():
+                self._on_signal()
+            self._read_request(first=first)
+            self._lead()
+            self._captures.note_files()
+        self._tell(closing=closing)
 
     def _notice_step(self) -> None:
         timestamp = self._captures.timestamp
@@ -216,6 +238,19 @@ class CaptureListener:
             self._drive.look()
             if self._drive.finished or self._drive.request.decided:
                 self._drive = None
+
+    def _end_capture(self) -> None:
+        """See to the files of a capture that the end of the run has cut, as long as there is time."""
+        window = self._captures.window
+        if window is None or not window.recorded:
+            return
+        for _ in range(_CLOSING_LOOKS):
+            self._captures.note_files(closing=True)
+            if window.saved:
+                return
+            self._wake.clear()
+            self._wake.wait(_SAVING_S)
+        window.saved = True  # under the names that they have now
 
     def _tell(self, *, closing: bool) -> None:
         if self._folder is None:

@@ -20,8 +20,9 @@ from tracekit.recording.capture_window import CaptureWindow
 from tracekit.recording.schedule import CyclicSchedule, ProfilerAction
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from tracekit.events import EventBatch
     from tracekit.handlers.base import Recording
     from tracekit.recording.schedule import Schedule
     from tracekit.timestamp import Timestamp
@@ -31,6 +32,8 @@ __all__ = ["OnDemand", "on_demand"]
 logger = logging.getLogger("tracekit")
 
 DEFAULT_FOLDER: Final = "traces/{run_id}/control"
+
+_FLUSH_S: Final = 2.0
 
 
 class OnDemand(TraceHandler):
@@ -89,9 +92,10 @@ class OnDemand(TraceHandler):
         self._window: CaptureWindow | None = None
         self._previous = ProfilerAction.SKIP
         self._timestamp: Timestamp | None = None
-        self._files_before: tuple[CaptureWindow, set[str]] | None = None
-        self._trace_files: list[str] = []
-        self._written: CaptureWindow | None = None  # the last that the other handlers have written
+        self._flush_handlers: Callable[[float], bool] = lambda _: False
+        self._begun: CaptureWindow | None = None  # the last one of which the handlers know
+        self._complete: CaptureWindow | None = None  # the last one of which they know that it is over
+        self._trace_files: list[str] = []  # since it began
 
     # ---- the schedule -------------------------------------------------------------------------------------------------
 
@@ -131,17 +135,21 @@ class OnDemand(TraceHandler):
             self._base = self._base.resumed_at(timestamp)
         return self
 
-    def attach(self, handlers: Sequence[TraceHandler], *, warms_up: bool) -> None:
+    def attach(
+        self, handlers: Sequence[TraceHandler], flush_handlers: Callable[[float], bool], *, warms_up: bool
+    ) -> None:
         """Take note of the profiler that this is the schedule of; called once, by it.
 
         Args:
-            handlers: Its handlers; those with ``live_path`` and ``paths`` tell which files a capture is in.
+            handlers: Its handlers; those with ``files_of`` and ``live_path`` tell which files a capture is in.
+            flush_handlers: Waits until they have taken what was recorded, so many seconds at most; tells whether they have.
             warms_up: Whether it has sources, such as torch.profiler, that need a batch to warm up.
         """
         if self._used:
             raise ConfigError("on_demand: this schedule is in use by another Profiler; make a new one for each")
         self._used = True
-        self._attached = [handler for handler in handlers if hasattr(handler, "live_path")]
+        self._attached = [handler for handler in handlers if hasattr(handler, "files_of")]
+        self._flush_handlers = flush_handlers
         if self._warmup is None:
             self._warmup = int(warms_up)
 
@@ -265,9 +273,9 @@ class OnDemand(TraceHandler):
         if self._window is not None and self._timestamp is not None:
             self._window.cut(int(self._timestamp.batch), "the run ended" + (" with an exception" if error else ""))
 
-    # ---- the trace handler: on the writer's thread, behind all other handlers -----------------------------------------
+    # ---- the trace handler: on the writer's thread --------------------------------------------------------------------
 
-    def process_events(self, batch: Any) -> None:
+    def process_events(self, batch: EventBatch) -> None:
         """Nothing: the other handlers take the events."""
 
     def process_chrome_json_trace_file(self, filepath: str) -> None:
@@ -275,58 +283,56 @@ class OnDemand(TraceHandler):
         self._trace_files.append(filepath)
 
     def batch_start(self, timestamp: Timestamp) -> None:
-        """Note which files there were before a capture; its first events come after this."""
+        """Forget the traces that were finished before a capture began."""
         window = self._window
-        if window is None or window.begin is None:
-            return
-        if self._files_before is None or self._files_before[0] is not window:
-            if int(timestamp.batch) < window.begin:
-                return
-            live = {handler.live_path for handler in self._attached}
-            earlier = {path for handler in self._attached for path in handler.paths if path not in live}
-            self._files_before = (window, earlier)
+        if window is not None and window.begin is not None and window is not self._begun:
+            self._begun = window
             self._trace_files.clear()
 
     def flush(self) -> None:
-        """Note which files there are now, also for a rank that dies before they are complete."""
+        """Pass on what went wrong on the listener's thread."""
         if self._listener is not None:
             self._listener.raise_failure()
-        window = self._window
-        if window is not None and not window.saved:
-            self._note_files(window)
-            if self._written is window:
-                self._settle(window)
 
     def window_end(self, timestamp: Timestamp, wall_clock_time_ns: int) -> None:
-        """A window is written: the capture's, if it is over."""
+        """A window is complete; if it is the capture's, the listener sees to its files."""
         window = self._window
-        if window is not None and not window.saved and window.end is not None and int(timestamp.batch) >= window.end:
-            self._written = window
-            self._settle(window)
+        if window is not None and window.end is not None and int(timestamp.batch) >= window.end:
+            self._complete = window
+            if self._listener is not None:
+                self._listener.wake()
 
     def close(self) -> None:
         """End the listener, after a last word."""
         if self._trigger is not None:
             self._trigger.remove()
-        if self._window is not None and self._window.recorded and not self._window.saved:
-            self._note_files(self._window)
-            self._window.saved = True
         if self._listener is not None:
             self._listener.close()
 
-    def _settle(self, window: CaptureWindow) -> None:
-        """Take a window for saved when its files have the names that they keep: they are packed on another thread."""
-        self._note_files(window)
-        live = {_whole_name(handler.live_path) for handler in self._attached if handler.live_path is not None}
-        packed = {_absolute(path) for handler in self._attached for path in handler.paths if path.endswith(".gz")}
-        window.saved = not any(f"{file}.gz" in packed for file in window.files if file not in live)
+    # ---- files: on the listener's thread ------------------------------------------------------------------------------
 
-    def _note_files(self, window: CaptureWindow) -> None:
-        if self._files_before is None or self._files_before[0] is not window:
+    def note_files(self, *, closing: bool = False) -> None:
+        """Note which files a capture is in; it is saved when they are complete and have the names that they keep.
+
+        Args:
+            closing: The profiler stops, and the handlers with it.
+        """
+        window = self._window
+        if window is None or window.begin is None or window.saved:
             return
-        earlier = self._files_before[1]
-        found = [path for handler in self._attached for path in handler.paths if path not in earlier]
-        window.files = tuple(_whole_name(path) for path in dict.fromkeys(found + self._trace_files))
+        last = (
+            int(self._timestamp.batch) if window.end is None and self._timestamp is not None else (window.end or 0) - 1
+        )
+        named = [path for handler in self._attached for path in handler.files_of(window.begin, last)]
+        traces = self._trace_files if window is self._begun else []
+        # What is complete here has been asked of the other handlers as well, but they may be slower.
+        complete = closing or (window is self._complete and self._flush_handlers(_FLUSH_S))
+        window.files = tuple(dict.fromkeys(_name_now(path) for path in [*named, *traces]))
+        if complete and window.recorded:
+            live = {_name_now(handler.live_path) for handler in self._attached if handler.live_path is not None}
+            packed = {_absolute(path) for path in named if path.endswith(".gz")}
+            being_packed = any(f"{file}.gz" in packed for file in window.files if file not in live)
+            window.saved = not being_packed and not (closing and live)
 
 
 def on_demand(
@@ -400,7 +406,7 @@ def _absolute(path: str) -> str:
     return os.fspath(Path(path.removeprefix("file://")).absolute())
 
 
-def _whole_name(path: str) -> str:
+def _name_now(path: str) -> str:
     """Return the name that a file has now: as long as it is written to, a packed trace is a plain one."""
     name = _absolute(path)
     if storage.is_remote(path) or not name.endswith(".gz") or Path(name).exists():

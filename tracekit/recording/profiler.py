@@ -138,8 +138,8 @@ class Profiler:
         if timestamp is not None and isinstance(schedule, CyclicSchedule | OnDemand):
             schedule = schedule.resumed_at(timestamp)
         if isinstance(schedule, OnDemand):
-            # The last of the handlers: when it hears that a window is complete, the others have written it.
-            schedule.attach(self._handlers, warms_up=bool(self._sources))
+            # One of the handlers as well: so it hears of windows and of torch's traces.
+            schedule.attach(self._handlers, self._flush_handlers, warms_up=bool(self._sources))
             self._handlers.append(schedule)
         self._schedule = schedule
         self._record_batches = record_batches
@@ -307,6 +307,9 @@ class Profiler:
         if not isinstance(self._schedule, OnDemand):
             raise ConfigError("capture() needs a schedule that can be asked: Profiler(..., schedule=on_demand(...))")
         return self._schedule.capture(steps=steps, seconds=seconds, warmup=warmup)
+
+    def _flush_handlers(self, timeout_s: float) -> bool:
+        return self._writer is not None and self._state == "started" and self._writer.flush(timeout_s)
 
     @property
     def stats(self) -> Summary:
