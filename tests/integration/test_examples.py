@@ -64,6 +64,23 @@ def test_the_workers_of_a_data_loader_stand_below_their_rank(tmp_path: Path, eng
         assert counts == {"dataloader": 9, "forward": 8, "batch": 8, "fetch": 8, "read": 64, "decode": 64}
 
 
+def test_the_run_that_is_captured_records_the_batches_that_were_asked_for(tmp_path: Path, engine: Engine) -> None:
+    command = [sys.executable, str(EXAMPLES / "capture.py")]
+    job = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert job.stdout is not None
+        asked = job.stdout.readline().split("   ")[0].split()
+        assert asked[:2] == ["tracekit", "capture"]
+        run([sys.executable, "-m", *asked], tmp_path)
+    finally:
+        job.kill()
+        job.communicate()
+    with engine.load(tmp_path / "merged.json.gz") as trace:
+        assert trace.errors() == []
+        counts = dict(trace.rows("select name, count(*) from slice group by name"))
+        assert counts == {"forward": 5, "backward": 5, "batch": 5}
+
+
 @pytest.fixture(scope="module")
 def ddp_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that a real 2-rank run has written its traces to."""

@@ -13,6 +13,7 @@ from tracekit import (
     cyclic_schedule,
     marker,
     merge_traces,
+    on_demand,
     validate_trace,
 )
 
@@ -26,6 +27,12 @@ with Profiler([JSONTraceHandler(), memory], cyclic_schedule(active=2)) as profil
         profiler.step(samples=len(batch))
     reveal_type(profiler.timestamp)  # expect: Timestamp
     reveal_type(profiler.stats.dropped)  # expect: Mapping[str, int]
+
+capture = on_demand("control")
+with Profiler(schedule=capture) as captured:
+    reveal_type(capture)  # expect: OnDemand
+    reveal_type(captured.capture(steps=5))  # expect: bool
+    reveal_type(capture.files)  # expect: list[str]
 
 
 @marker("f")

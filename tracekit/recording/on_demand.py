@@ -323,10 +323,10 @@ class OnDemand(TraceHandler):
         last = (
             int(self._timestamp.batch) if window.end is None and self._timestamp is not None else (window.end or 0) - 1
         )
+        # What has been told here has been told to the other handlers as well, but they may be slower.
+        complete = closing or (window is self._complete and self._flush_handlers(_FLUSH_S))
         named = [path for handler in self._attached for path in handler.files_of(window.begin, last)]
         traces = self._trace_files if window is self._begun else []
-        # What is complete here has been asked of the other handlers as well, but they may be slower.
-        complete = closing or (window is self._complete and self._flush_handlers(_FLUSH_S))
         window.files = tuple(dict.fromkeys(_name_now(path) for path in [*named, *traces]))
         if complete and window.recorded:
             live = {_name_now(handler.live_path) for handler in self._attached if handler.live_path is not None}
