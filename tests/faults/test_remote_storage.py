@@ -61,7 +61,7 @@ def store(server: ObjectStore) -> Iterator[ObjectStore]:
 
 def remote_writers(*bad: str) -> pytest.MarkDecorator:
     """Run a test with tracekit's writer, and with these of `tests.faults.bad_remote_writers`."""
-    return pytest.mark.parametrize("writer", [GOOD, *bad])
+    return pytest.mark.parametrize("writer", [GOOD, *(pytest.param(name, marks=pytest.mark.slow) for name in bad)])
 
 
 def recording(program: str, folder: Path, store: ObjectStore, writer: str = GOOD, port: int | None = None) -> Child:

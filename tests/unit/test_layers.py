@@ -48,7 +48,7 @@ MAY_USE = {
     "values": {"errors"},
     "storage": {"errors", "values"},
     "formats": {"errors", "values", "storage"},
-    "outbox": {"errors", "values", "storage"},
+    "outbox": FOUNDATION,
     "handlers": FOUNDATION | {"outbox"},
     # The protocol between a running job and whoever presses its button, which both sides use.
     "capture": FOUNDATION,

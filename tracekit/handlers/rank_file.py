@@ -72,6 +72,7 @@ class RankFile:
         self._tables: EventBatch | None = None  # an empty batch, for what is late at the end
         self._late_metadata: deque[bytes] = deque(maxlen=_MOST_LATE)
         self._notices = Notices()
+        self._error = ""
         self._pid = process.pid
         self._base_ns = base_time_ns(anchor.wall_ns)
         self._encoder = ChromeEncoder(process.pid, self._base_ns)
@@ -132,6 +133,13 @@ class RankFile:
             self._tables = dataclasses.replace(batch, records=())
             self._encoder.restart()  # names of threads may have been among what was lost
             self._tell_losses()
+            self._notices.warn(
+                "failed",
+                "tracekit: %s cannot be written (%s); events are lost and counted until it can be (%d so far)",
+                self.path,
+                self._error,
+                self.lost_events,
+            )
         if batch and not self.start_ns:
             self.start_ns, self.end_ns = span_ns(batch)
         if batch.cut_ns:
@@ -167,13 +175,7 @@ class RankFile:
         try:
             self._file.write(data)
         except OSError as error:
-            self._notices.warn(
-                "failed",
-                "tracekit: %s cannot be written (%s); events are lost and counted until it can (%d so far)",
-                self.path,
-                error.strerror or error,
-                self.lost_events,
-            )
+            self._error = error.strerror or str(error)
             return False
         return True
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import ConfigError, StorageError
+from tracekit.formats.segment_index import index_name
 from tracekit.handlers.live_file import PRIVATE_MODE, NameTakenError, check_mode, name_taken
 from tracekit.handlers.rank_file import RankFile
 from tracekit.handlers.rotation import positive
 from tracekit.naming import FileName, shown
-from tracekit.outbox.index import index_name
 from tracekit.outbox.outbox import Outbox, PackingOutbox
 from tracekit.outbox.remote import UploadingOutbox
 from tracekit.outbox.spool import default_root

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError, MergeError, StorageError, TraceFormatError
 from tracekit.formats.kineto import rank_in_name, rank_of_header
+from tracekit.formats.segment_index import INDEX_SUFFIX, listed_segments
 from tracekit.formats.trace_reader import decode_json
 from tracekit.merge.processes import CHILD, CPU, assign_keys, check_claims
 from tracekit.merge.scan import raw_number, scan
@@ -156,6 +157,10 @@ def gather(
         try:
             found = scan(path, report)
         except (TraceFormatError, StorageError) as error:
+            listed = None if named else _listed(path)
+            if listed is not None:
+                omissions += _missing(listed, present)
+                continue
             harmless = not named and _is_other_json(path)
             reason = error.reason if isinstance(error, TraceFormatError) else str(error)
             omissions.append(Omission(without_secrets(path), "no trace" if harmless else reason, harmless))
@@ -181,6 +186,32 @@ def gather(
     check_claims(inputs)
     assign_keys(inputs)
     return inputs, omissions
+
+
+def _listed(path: str) -> list[tuple[str, str]] | None:
+    """Return the segments that an index lists; None if the file is none."""
+    if not path.endswith(INDEX_SUFFIX):
+        return None
+    try:
+        with open_read(path) as file:
+            return listed_segments(decode_json(file.read(_MAX_PLAIN_JSON_BYTES)), path)
+    except (TraceFormatError, StorageError, ValueError, OSError):
+        return None
+
+
+def _missing(listed: list[tuple[str, str]], present: set[str]) -> list[Omission]:
+    """Tell of the segments that an index lists and that are not there."""
+    reasons = {
+        "dropped": "was dropped while recording: the spool was full",
+        "waiting": "had not been uploaded when the index was; tracekit upload finishes that",
+    }
+    return [
+        Omission(
+            without_secrets(path), reasons.get(state, "is listed in the index of its recording, and not there"), False
+        )
+        for path, state in listed
+        if path not in present
+    ]
 
 
 def _is_other_json(path: str) -> bool:

@@ -66,12 +66,14 @@ class Caller:
         return value
 
     def close(self) -> None:
-        """End: whoever waits for a call waits no longer, and the thread ends as soon as it can. Does not wait."""
+        """End: whoever waits for a call waits no longer, and the thread ends as soon as it can."""
         call, self._left_behind = self._current, []
+        self._calls.put(None)
         if call is not None and not call.done.is_set():
             call.error = TooSlowError("it was not waited for any longer")
             call.done.set()
-        self._calls.put(None)
+        elif self._thread is not None:
+            self._thread.join(1.0)  # it has nothing to do
 
     def _start(self) -> None:
         self._thread: threading.Thread | None = None

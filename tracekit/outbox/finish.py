@@ -51,7 +51,7 @@ class Finished:
     def lines(self) -> list[str]:
         """Say it in words."""
         size_bytes = sum(size_bytes for _, size_bytes in self.uploaded)
-        lines = [f"{url}: uploaded, {size_bytes} bytes" for url, size_bytes in self.uploaded]
+        lines = [f"{url}: uploaded, {one_bytes} bytes" for url, one_bytes in self.uploaded]
         lines += [f"{file}: not uploaded: {reason}" for file, reason in self.left]
         lines += [f"{file}: is gone from the spool, and lost" for file in self.lost]
         if self.reason is not None:

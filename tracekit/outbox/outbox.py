@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tracekit.outbox.pack import StoppedError, pack
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["BackgroundOutbox", "Outbox", "PackingOutbox"]
 
 logger = logging.getLogger("tracekit")
+
+_LAST_S: Final = 0.5
 
 
 class Outbox:
@@ -110,6 +112,12 @@ class BackgroundOutbox(Outbox):
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         self._stop.set()
+        self._interrupt()
+        if self._thread.is_alive():
+            self._thread.join(_LAST_S)  # to clean up
+
+    def _interrupt(self) -> None:
+        """End what a step of the work waits for."""
 
     def _step(self) -> float | None:
         """Do a piece of work; return how long to pause before the next one, or None if there is nothing to do."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from tracekit.outbox.spool import Segment
+    from tracekit.formats.segment_index import Segment
 
 __all__ = ["DEFAULT_RETRY", "UploadingOutbox", "upload_command"]
 
@@ -132,7 +132,6 @@ class UploadingOutbox(BackgroundOutbox):
                 self._spool.drop(segment)
         self._spool.end()
         super().close(timeout_s)
-        self._caller.close()
         left = self._spool.waiting
         self._spool.close()
         self._kept = [self._spool.path(segment) for segment in left]
@@ -149,6 +148,9 @@ class UploadingOutbox(BackgroundOutbox):
             self._spool.folder,
             upload_command(self._spool.folder),
         )
+
+    def _interrupt(self) -> None:
+        self._caller.close()
 
     # ---- on the thread of the outbox ----------------------------------------------------------------------------------
 

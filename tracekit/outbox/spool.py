@@ -15,11 +15,11 @@ import stat
 import tempfile
 import threading
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import StorageError
+from tracekit.formats.segment_index import Segment
 from tracekit.naming import safe_text
 from tracekit.storage import basename
 from tracekit.version import __version__
@@ -27,7 +27,7 @@ from tracekit.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["JOURNAL", "SPOOL_VARIABLE", "BusyError", "Segment", "Spool", "default_root", "digest"]
+__all__ = ["JOURNAL", "SPOOL_VARIABLE", "BusyError", "Spool", "default_root", "digest"]
 
 SPOOL_VARIABLE: Final = "TRACEKIT_SPOOL"
 JOURNAL: Final = "spool.jsonl"
@@ -36,33 +36,6 @@ _VERSION: Final = 1
 
 class BusyError(StorageError):
     """Another process records into the spool, or uploads it."""
-
-
-@dataclass(slots=True)
-class Segment:
-    """One file of a recording.
-
-    Attributes:
-        number: Its number in the spool, from 0.
-        file: Name in the spool folder, as it is written: plain.
-        url: Where it has to go; a name that ends with ``.gz`` is packed first.
-        state: "open" while it is written (or for ever, when the process was killed), "waiting", "delivered", "dropped".
-        events: How many events it holds.
-        start_ns: From when on, ns since the epoch; 0 if not known.
-        end_ns: Until when.
-        size_bytes: Its size as it was delivered.
-        sha256: Of what was delivered.
-    """
-
-    number: int
-    file: str
-    url: str
-    state: str = "open"
-    events: int = 0
-    start_ns: int = 0
-    end_ns: int = 0
-    size_bytes: int = 0
-    sha256: str = ""
 
 
 def default_root(environ: Mapping[str, str] = os.environ) -> Path:

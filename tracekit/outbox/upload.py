@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
 from tracekit.errors import StorageError
+from tracekit.formats.segment_index import index_document
 from tracekit.naming import following_names
-from tracekit.outbox.index import index_document
 from tracekit.outbox.pack import pack
 from tracekit.outbox.spool import digest
 
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tracekit.formats.segment_index import Segment
     from tracekit.outbox.caller import Caller
-    from tracekit.outbox.spool import Segment, Spool
+    from tracekit.outbox.spool import Spool
 
 __all__ = ["GoneError", "Uploader"]
 

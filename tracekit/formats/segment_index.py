@@ -7,20 +7,46 @@ from __future__ import annotations
 
 import posixpath
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from tracekit.outbox.spool import Segment
-
-__all__ = ["INDEX_KEY", "INDEX_SUFFIX", "index_document", "index_name"]
+__all__ = ["INDEX_KEY", "INDEX_SUFFIX", "Segment", "index_document", "index_name", "listed_segments"]
 
 INDEX_KEY: Final = "tracekit_index"
 INDEX_SUFFIX: Final = ".index.json"
 _VERSION: Final = 1
 # The fields by which the segments of one recording differ, with what usually stands before them.
 _VARYING: Final = re.compile(r"[-_.]?(?:part|dump|batch|epoch|ep|b|w|p)?\{(?:part|dump|batch|epoch)[^{}]*\}")
+
+
+@dataclass(slots=True)
+class Segment:
+    """One file of a recording.
+
+    Attributes:
+        number: Its number in the spool, from 0.
+        file: Name in the spool folder, as it is written: plain.
+        url: Where it has to go; a name that ends with ``.gz`` is packed first.
+        state: "open" while it is written (or for ever, when the process was killed), "waiting", "delivered", "dropped".
+        events: How many events it holds.
+        start_ns: From when on, ns since the epoch; 0 if not known.
+        end_ns: Until when.
+        size_bytes: Its size as it was delivered.
+        sha256: Of what was delivered.
+    """
+
+    number: int
+    file: str
+    url: str
+    state: str = "open"
+    events: int = 0
+    start_ns: int = 0
+    end_ns: int = 0
+    size_bytes: int = 0
+    sha256: str = ""
 
 
 def index_name(template: str) -> str:
@@ -69,3 +95,22 @@ def index_document(
         ],
         "dropped": {"segments": len(dropped), "events": sum(segment.events for segment in dropped)},
     }
+
+
+def listed_segments(document: Any, index_url: str) -> list[tuple[str, str]] | None:
+    """Return path and state of every segment that an index lists; None if it is no index.
+
+    Args:
+        document: The index.
+        index_url: Where it was found.
+    """
+    if not isinstance(document, dict) or INDEX_KEY not in document:
+        return None
+    folder, slash, _ = index_url.rpartition("/")
+    segments = document.get("segments")
+    return [
+        (f"{folder}{slash}{segment['name']}", str(segment.get("state")))
+        for segment in (segments if isinstance(segments, list) else [])
+        # A name that leads out of the folder was not written by tracekit.
+        if isinstance(segment, dict) and isinstance(segment.get("name"), str) and ".." not in segment["name"].split("/")
+    ]

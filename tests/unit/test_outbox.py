@@ -1,0 +1,404 @@
+"""The outbox: packing, the spool and its journal, the index, uploads that are tried again, calls that hang."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+import stat
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.faults.processes import wait_until
+from tracekit import ConfigError, FlightRecorder, JSONTraceHandler, Profiler, StorageError, storage
+from tracekit.formats.segment_index import Segment, index_document, index_name, listed_segments
+from tracekit.notices import Notices
+from tracekit.outbox.caller import Caller
+from tracekit.outbox.finish import finish_spool
+from tracekit.outbox.outbox import PackingOutbox
+from tracekit.outbox.pack import StoppedError, pack
+from tracekit.outbox.remote import UploadingOutbox
+from tracekit.outbox.retry import Pace, Retry
+from tracekit.outbox.spool import JOURNAL, BusyError, Spool, default_root
+from tracekit.storage import AlreadyThereError, RefusedError, TooSlowError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HEADER = {"run_id": "run/../7", "rank": 3, "attempt": 0, "pid": 4711, "index": "memory://b/run/t.index.json"}
+IMPATIENT = Retry(warm_up_s=1.0, answer_s=1.0, first_s=0.01, longest_s=0.05, index_s=0.01)
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    yield memory
+    memory.store.clear()
+    memory.pseudo_dirs[:] = [""]
+
+
+# ---- packing --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_content_packs_to_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(b"x" * 3_000_000)
+        assert pack(tmp_path / name, tmp_path / f"{name}.gz")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gz", "b.gz"]
+    assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
+    assert gzip.decompress((tmp_path / "a.gz").read_bytes()) == b"x" * 3_000_000
+    assert stat.S_IMODE((tmp_path / "a.gz").stat().st_mode) == 0o600
+
+
+def test_packing_that_is_stopped_or_fails_leaves_the_plain_file_alone(tmp_path: Path) -> None:
+    plain = tmp_path / "a"
+    plain.write_bytes(b"x")
+    with pytest.raises(StoppedError):
+        pack(plain, tmp_path / "a.gz", lambda: True)
+    (tmp_path / "a.gz").write_bytes(b"precious")
+    with pytest.raises(FileExistsError):
+        pack(plain, tmp_path / "a.gz")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a.gz"]
+    assert (tmp_path / "a.gz").read_bytes() == b"precious"
+
+
+def test_a_file_that_is_removed_while_it_is_packed_does_not_come_back(tmp_path: Path) -> None:
+    plain = tmp_path / "a"
+    assert not pack(plain, tmp_path / "a.gz")
+    plain.write_bytes(b"x")
+    assert not pack(plain, tmp_path / "a.gz", lambda: bool(plain.unlink()))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_delivery_does_not_wait_for_packing_and_the_plain_file_stays_until_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, real_pack = threading.Event(), pack
+
+    def slow(*args: Any) -> bool:
+        assert go_on.wait(60)
+        return real_pack(*args)
+
+    monkeypatch.setattr("tracekit.outbox.outbox.pack", slow)
+    handler = JSONTraceHandler(tmp_path / "p{part}.json.gz", rotate_bytes=1)
+    with Profiler(handler, rank=0, flush_interval=3600) as profiler:
+        for _ in range(3):
+            profiler.marker("i").instant()
+            assert profiler.flush(10)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["p0.json", "p1.json", "p2.json"]
+        assert json.loads((tmp_path / "p0.json").read_bytes())[0]["name"] == "tracekit_metadata"
+        go_on.set()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p0.json.gz", "p1.json.gz", "p2.json.gz"]
+    assert handler.kept == []
+
+
+def test_what_there_is_no_time_to_pack_stays_plain_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def endless(plain: Path, packed: Path, stopped: Any) -> bool:
+        wait_until(stopped)
+        return pack(plain, packed, stopped)
+
+    monkeypatch.setattr("tracekit.outbox.outbox.pack", endless)
+    handler = JSONTraceHandler(tmp_path / "t.json.gz")
+    with Profiler(handler, rank=0, shutdown_timeout=0.3):
+        pass
+    assert handler.kept == [str(tmp_path / "t.json")]
+    assert "no time to pack" in caplog.text
+    assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
+    wait_until(lambda: not any(thread.name == "tracekit-outbox" for thread in threading.enumerate()))
+
+
+def test_what_cannot_be_packed_stays_plain_and_the_next_is_packed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    outbox = PackingOutbox(tmp_path)
+    outbox.start()
+    for name in ("a", "b"):
+        path = outbox.place(f"{name}.json.gz")
+        path.write_text("[]")
+        if name == "a":
+            (tmp_path / "a.json.gz").write_text("precious")
+        assert outbox.send(path, f"{name}.json.gz", events=0, start_ns=0, end_ns=0) is None
+    outbox.close(10)
+    assert outbox.arrived() == [(tmp_path / "a.json", "a.json.gz"), (tmp_path / "b.json.gz", "b.json.gz")]
+    assert outbox.kept == [tmp_path / "a.json"]
+    assert "a.json cannot be packed (File exists); kept plain" in caplog.text
+
+
+# ---- calls that hang, pauses, notices ----------------------------------------------------------------------------------------
+
+
+def test_a_call_that_hangs_is_given_up_and_another_thread_takes_its_place() -> None:
+    caller, let_go = Caller("tracekit-test"), threading.Event()
+    assert caller.call(lambda: 7, 10) == 7
+    with pytest.raises(ZeroDivisionError):
+        caller.call(lambda: 1 // 0, 10)
+    for _ in range(8):
+        with pytest.raises(TooSlowError, match=r"no answer within 0\.01 s"):
+            caller.call(let_go.wait, 0.01)
+    with pytest.raises(TooSlowError, match="8 calls have not returned"):
+        caller.call(lambda: 7, 10)
+    let_go.set()
+    wait_until(lambda: sum(thread.name == "tracekit-test" for thread in threading.enumerate()) == 0)
+    assert caller.call(lambda: 8, 10) == 8
+    caller.close()
+    wait_until(lambda: sum(thread.name == "tracekit-test" for thread in threading.enumerate()) == 0)
+
+
+def test_pauses_grow_to_a_limit_and_answers_get_more_time_when_they_need_it() -> None:
+    pace = Pace(Retry(answer_s=30, first_s=1, longest_s=60))
+    pauses = [pace.failed(too_slow=number < 2) for number in range(10)]
+    for number, pause_s in enumerate(pauses):
+        longest_s = min(60, 2**number)
+        assert longest_s / 2 <= pause_s <= longest_s
+    assert pace.answer_s == 120
+    pace.succeeded()
+    assert pace.failed(too_slow=False) <= 1
+    for _ in range(2000):
+        pace.failed(too_slow=True)
+    assert pace.answer_s == 600
+
+
+def test_a_notice_of_each_kind_is_logged_at_most_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    now_ns = [0]
+    notices = Notices(lambda: now_ns[0])
+    for second in range(0, 130, 10):
+        now_ns[0] = second * 10**9
+        notices.warn("a", "a at %d", second)
+    notices.warn("b", "b at %d", 1)
+    assert [record.getMessage() for record in caplog.records] == ["a at 0", "a at 60", "a at 120", "b at 1"]
+
+
+# ---- the spool ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_spool_is_private_named_after_its_recording_and_remembers(tmp_path: Path) -> None:
+    spool = Spool.create(tmp_path / "root", HEADER)
+    assert stat.S_IMODE(spool.folder.stat().st_mode) == stat.S_IMODE((tmp_path / "root").stat().st_mode) == 0o700
+    assert spool.folder.name.startswith("run_.._7-rank3-attempt0-4711-")
+    files = [spool.begin(f"memory://b/run/p{number}.json.gz") for number in range(4)]
+    for segment in files[:3]:
+        (spool.folder / segment.file).write_text("[]")
+        spool.finish(segment, 5, 100, 200)
+    spool.delivered(files[0], "memory://b/run/p0-2.json.gz", 2, "abc")
+    spool.drop(files[1])
+    assert spool.bytes_waiting == 2
+    with (spool.folder / JOURNAL).open("a") as journal:
+        journal.write(
+            'not json\n{"begin":9,"file":"../../etc/passwd","url":"memory://b/x"}\n{"finish":77}\n[1]\n{"deliver":3'
+        )
+    spool.close()
+    again = Spool.load(spool.folder)
+    assert again.header == spool.header
+    assert [(one.state, one.url, one.events) for one in again.segments.values()] == [
+        ("delivered", "memory://b/run/p0-2.json.gz", 5),
+        ("dropped", "memory://b/run/p1.json.gz", 5),
+        ("waiting", "memory://b/run/p2.json.gz", 5),
+        ("open", "memory://b/run/p3.json.gz", 0),
+    ]
+    assert not again.closed
+    again.close()
+    again.remove()
+    assert list((tmp_path / "root").iterdir()) == []
+
+
+def test_a_spool_is_not_made_where_somebody_else_could_play_tricks(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / "file").write_text("")
+    for name in ("link", "file"):
+        with pytest.raises(StorageError, match="cannot be made: it is no folder; name another folder with spool="):
+            Spool.create(tmp_path / name, HEADER)
+    with pytest.raises(StorageError, match="no spool of tracekit"):
+        Spool.load(tmp_path)
+    (tmp_path / JOURNAL).write_text('{"tracekit_spool":99}\n')
+    with pytest.raises(StorageError, match="not one that this tracekit"):
+        Spool.load(tmp_path)
+
+
+def test_the_default_root_is_told_by_the_environment_or_is_this_user_s_own(tmp_path: Path) -> None:
+    assert default_root({"TRACEKIT_SPOOL": "/x"}) == Path("/x")
+    assert default_root({}).name == f"tracekit-spool-{os.geteuid()}"
+
+
+# ---- the index ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("s3://b/{run_id}/rank{rank}-part{part:04d}.json.gz", "s3://b/{run_id}/rank{rank}.index.json"),
+        ("s3://b/rank{rank}-attempt{attempt}-dump{dump:03d}.json", "s3://b/rank{rank}-attempt{attempt}.index.json"),
+        ("s3://b/{part}.json", "s3://b/trace.index.json"),
+        ("s3://b/epoch{epoch}/{batch}/rank{rank}_{part}.json", "s3://b/rank{rank}.index.json"),
+        ("memory://b/d{batch}.json", "memory://b/d.index.json"),
+    ],
+)
+def test_the_index_has_the_name_of_the_segments_without_what_varies(name: str, index: str) -> None:
+    assert index_name(name) == index
+
+
+def test_an_index_lists_what_was_finished_and_a_reader_finds_it(tmp_path: Path) -> None:
+    segments = [
+        Segment(0, "0-a", "s3://b/run/a.json", "delivered", 5, 1, 2, 30, "abc"),
+        Segment(1, "1-b", "s3://b/run/epoch1/b.json", "waiting", 6, 3, 4),
+        Segment(2, "2-c", "s3://b/run/c.json", "open"),
+    ]
+    document = index_document({"id": "x", "rank": 3}, segments, "s3://b/run/t.index.json", complete=False)
+    assert [(one["name"], one["state"]) for one in document["segments"]] == [
+        ("a.json", "uploaded"),
+        ("epoch1/b.json", "waiting"),
+    ]
+    document["segments"] += [{"name": "../../secret", "state": "uploaded"}, 7]
+    assert listed_segments(document, "/tmp/t.index.json") == [
+        ("/tmp/a.json", "uploaded"),
+        ("/tmp/epoch1/b.json", "waiting"),
+    ]
+    assert listed_segments({"traceEvents": []}, "x") is None
+
+
+# ---- uploading -----------------------------------------------------------------------------------------------------------------
+
+
+def outbox_in(tmp_path: Path, **options: Any) -> UploadingOutbox:
+    options = {"spool_bytes": 1 << 30, "retry": IMPATIENT, **options}
+    outbox = UploadingOutbox(tmp_path / "spool", HEADER, **options)
+    outbox.start()
+    return outbox
+
+
+def send(outbox: UploadingOutbox, name: str, text: str = "[]") -> Path:
+    path = outbox.place(f"memory://b/run/{name}")
+    path.write_text(text)
+    outbox.send(path, f"memory://b/run/{name}", events=1, start_ns=1, end_ns=2)
+    return path
+
+
+def test_failures_are_tried_again_in_order_until_they_work(
+    tmp_path: Path, memory: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real_put, tried = storage.put, []
+
+    def put(local: str, url: str, **options: Any) -> None:
+        tried.append(url)
+        if len(tried) in (2, 3, 4, 6):
+            raise [StorageError("down"), OSError(errno.EIO, "odd"), TooSlowError("slow")][len(tried) % 3]
+        real_put(local, url, **options)
+
+    monkeypatch.setattr("tracekit.storage.put", put)
+    outbox = outbox_in(tmp_path)
+    for number in range(3):
+        send(outbox, f"p{number}.json")
+    outbox.close(20)
+    assert outbox.kept == []
+    wanted = ["/b/run/p0.json", "/b/run/p1.json", "/b/run/p2.json", "/b/run/t.index.json"]
+    assert sorted(memory.ls("/b/run", detail=False)) == wanted
+    assert [url for url in dict.fromkeys(tried) if "index" not in url] == [f"memory:/{path}" for path in wanted[:3]]
+    document = json.loads(memory.cat_file("/b/run/t.index.json"))
+    assert document["complete"] is True
+    assert list((tmp_path / "spool").iterdir()) == []
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+
+
+def test_what_is_refused_is_kept_and_not_tried_again(
+    tmp_path: Path, memory: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried = []
+
+    def put(local: str, url: str, **options: Any) -> None:
+        del local, options
+        tried.append(url)
+        raise RefusedError(f"{url}: cannot be written: Access Denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tracekit.storage.put", put)
+        outbox = outbox_in(tmp_path)
+        for number in range(3):
+            send(outbox, f"p{number}.json")
+        outbox.close(5)
+    assert len(tried) == 1
+    assert len(outbox.kept) == 3
+    (folder,) = (tmp_path / "spool").iterdir()
+    assert caplog.text.count("the storage refuses") == 1
+    assert "3 files of memory://b/run/t.index.json could not be uploaded" in caplog.text
+    assert caplog.text.strip().endswith(f"tracekit upload {folder}")
+    report = finish_spool(folder, retry=IMPATIENT)
+    assert report.complete
+    assert len(report.uploaded) == 3
+    before = dict(memory.store)
+    again = finish_spool(folder, retry=IMPATIENT)
+    assert (again.complete, again.uploaded, len(again.there)) == (True, [], 3)
+    assert dict(memory.store) == before
+    assert again.lines() == [f"{folder}: 0 uploaded (0 bytes), 3 uploaded before"]
+
+
+def test_a_name_that_another_recording_has_is_refused_at_the_start(tmp_path: Path, memory: Any) -> None:
+    memory.pipe_file("/b/run/t.index.json", b'{"id": "of somebody else"}')
+    with pytest.raises(ConfigError, match=r"t\.index\.json: exists already, and tracekit never overwrites"):
+        outbox_in(tmp_path)
+    assert list((tmp_path / "spool").iterdir()) == []
+
+
+def test_a_file_that_somebody_takes_out_of_the_spool_is_counted(
+    tmp_path: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, real_put = threading.Event(), storage.put
+
+    def put(local: str, url: str, **options: Any) -> None:
+        if url.endswith("p0.json"):
+            assert go_on.wait(60)
+        real_put(local, url, **options)
+
+    monkeypatch.setattr("tracekit.storage.put", put)
+    outbox = outbox_in(tmp_path, retry=Retry(answer_s=60, first_s=0.01))
+    send(outbox, "p0.json")
+    send(outbox, "p1.json").unlink()
+    send(outbox, "p2.json")
+    go_on.set()
+    outbox.close(20)
+    assert outbox.lost == {"events of files that were removed": 1}
+    assert sorted(memory.ls("/b/run", detail=False))[:2] == ["/b/run/p0.json", "/b/run/p2.json"]
+
+
+def test_a_spool_in_use_and_one_without_its_files_say_so(tmp_path: Path, memory: Any) -> None:
+    spool = Spool.create(tmp_path, HEADER)
+    segment = spool.begin("memory://b/run/p0.json")
+    (spool.folder / segment.file).write_text("[]")
+    spool.finish(segment, 1, 1, 2)
+    (spool.folder / segment.file).unlink()
+    spool.begin("memory://b/run/p1.json")
+    spool.close()
+    report = finish_spool(spool.folder, retry=IMPATIENT)
+    assert not report.complete
+    assert report.lost == [str(spool.folder / segment.file)]
+    assert report.to_json()["index"]["uploaded"] is True
+    del memory
+
+
+def test_put_makes_an_object_once_and_says_when_it_is_there(tmp_path: Path, memory: Any) -> None:
+    (tmp_path / "a").write_text("1")
+    storage.put(str(tmp_path / "a"), "memory://b/a")
+    with pytest.raises(AlreadyThereError):
+        storage.put(str(tmp_path / "a"), "memory://b/a")
+    (tmp_path / "a").write_text("2")
+    storage.put(str(tmp_path / "a"), "memory://b/a", replace=True)
+    assert storage.read("memory://b/a") == b"2"
+    assert storage.read("memory://b/nothing") is None
+    del memory
+
+
+def test_a_protocol_that_nothing_here_knows_is_refused_before_training(tmp_path: Path) -> None:
+    for handler in (JSONTraceHandler("nope://b/t.json", spool=tmp_path), FlightRecorder("nope://b/{dump}.json")):
+        with pytest.raises(StorageError, match="Protocol not known: nope"):
+            Profiler(handler, rank=0).start()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_busy_is_an_error_of_the_storage() -> None:
+    assert issubclass(BusyError, StorageError)
