@@ -49,6 +49,7 @@ def memory() -> Iterator[Any]:
 def test_the_same_content_packs_to_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(b"x" * 3_000_000)
+        (tmp_path / name).chmod(0o600)
         assert pack(tmp_path / name, tmp_path / f"{name}.gz")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gz", "b.gz"]
     assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
