@@ -57,7 +57,7 @@ def clocked(sources=None, **options):
 def impatient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for what hangs in the bad way no longer than it takes to see that it hangs."""
     if "sync" in request.fixturenames and request.getfixturevalue("sync") == BARRIER:
-        monkeypatch.setattr(processes, "PATIENCE_S", 6.0)
+        monkeypatch.setattr(processes, "PATIENCE_S", 5.0)
 
 
 @contextlib.contextmanager
@@ -195,7 +195,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("sync", [GOOD, BARRIER])
+@pytest.mark.parametrize("sync", [GOOD, pytest.param(BARRIER, marks=pytest.mark.slow)])
 def test_a_rank_that_has_none_keeps_nobody_waiting(tmp_path: Path, engine: Engine, sync: str) -> None:
     with bites(sync), ranks(MISSING, tmp_path, 3, sync) as children:
         for child in children:
@@ -228,7 +228,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("sync", [GOOD, BARRIER])
+@pytest.mark.parametrize("sync", [GOOD, pytest.param(BARRIER, marks=pytest.mark.slow)])
 def test_ranks_that_die_or_hang_take_nobody_with_them(tmp_path: Path, engine: Engine, sync: str) -> None:
     with bites(sync), ranks(DIES, tmp_path, 4, sync) as children:
         if sync == GOOD:
