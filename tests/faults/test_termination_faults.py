@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,8 +16,6 @@ from tests.faults import GOOD, Child, bites, left_in, opens, read_trace, writers
 from tests.faults.processes import ROOT
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.perfetto import Engine
 
 # An interval of an hour: what is in the file afterwards was brought there by the signal.
@@ -90,22 +89,31 @@ if os.environ["HANDLER"] == "python's alone":
         os.set_blocking(end, False)
     signal.set_wakeup_fd(pipe[1])
 libc = ctypes.CDLL(None)
+mutex = ctypes.create_string_buffer(256)
+main = threading.get_native_id()
+
+def watch():
+    where = hex(ctypes.addressof(mutex))
+    while where not in open(f"/proc/self/task/{main}/syscall").read():
+        time.sleep(0.001)
+    say("hangs")
+
+threading.Thread(target=watch, daemon=True).start()
 profiler = record(flush_interval=0.05, sigterm_grace=0.3)
 with profiler.marker("hang"):
     profiler.flush()
-    mutex = ctypes.create_string_buffer(256)
     libc.pthread_mutex_lock(mutex)
-    say("ready")
     libc.pthread_mutex_lock(mutex)  # never comes back, not even for a signal
 """
 
 
+@pytest.mark.skipif(not Path("/proc/self/syscall").exists(), reason="needs Linux to see that the main thread hangs")
 @pytest.mark.parametrize("handler", [GOOD, "python's alone"])
 def test_sigterm_ends_also_a_process_whose_main_thread_hangs_in_c_code(
     tmp_path: Path, engine: Engine, handler: str
 ) -> None:
     with bites(handler), Child(STUCK, tmp_path, environment={"HANDLER": handler}) as child:
-        child.hear("ready")
+        child.hear("hangs")
         child.signal(signal.SIGTERM)
         assert child.end(30 if handler == GOOD else 2) == -signal.SIGTERM
         remains = left_in(tmp_path)
