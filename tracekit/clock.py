@@ -157,7 +157,7 @@ class Timeline:
         return monotonic_ns + self.offset_ns
 
     def moved(self) -> bool:
-        """Tell whether the clocks look as if `check` would find a step. Takes one reading of each, about 0.3 µs."""
+        """Tell whether the clocks look as if `check` would find a step. Takes a few µs."""
         anchor = self.clock.anchor(samples=1)
         return self._unexplained(anchor) or self._slept(anchor.error_ns) > 0
 
