@@ -339,6 +339,16 @@ def test_a_capture_is_done_when_its_files_are_packed(tmp_path: Path) -> None:
             assert Path(schedule.files[0]).is_file()
 
 
+def test_a_capture_after_a_week_does_not_begin_with_a_week_of_clock_readings(job: Job) -> None:
+    anchor = FakeClock().clock.anchor()
+    for _ in range(10_000):
+        job.trace.clock_anchor(anchor, None)
+    job.ask(steps=1)
+    job.step(3)
+    (file,) = job.capture.files
+    assert Path(file).read_text().count("tracekit_clock_anchor") <= 100
+
+
 def test_sources_get_a_batch_to_warm_up_by_default(tmp_path: Path) -> None:
     seen = []
 

@@ -38,6 +38,7 @@ DEFAULT_PARTS_NAME = "traces/{run_id}/rank{rank}-attempt{attempt}-part{part:04d}
 
 UNWRITTEN: Final = "events that could not be written"
 _SEGMENTS: Final = Rotation(limit_bytes=8 << 20, limit_ns=30_000_000_000)  # on a remote storage
+_MOST_WAITING: Final = 64  # lines of metadata for a window that may come in a week
 _SUMMARY_BYTES: Final = 1000  # about what the last lines of a recording take
 
 
@@ -370,6 +371,7 @@ class JSONTraceHandler(TraceHandler):
             self._file.write_metadata(name, args)
         else:
             self._waiting.append((name, args))
+            del self._waiting[:-_MOST_WAITING]
 
 
 def _numbered(name: str) -> str:
