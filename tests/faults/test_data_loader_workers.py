@@ -192,12 +192,17 @@ def test_forked_workers_record_whatever_becomes_of_them(tmp_path: Path, engine: 
         assert own == sorted([*range(workers)] * 2)
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+IN_ORDER = ["own loop", "break"]
+WITH_MAIN = ["exhaust", "persistent", "exception"]
+
+
 @pytest.mark.parametrize(
-    "ways",
+    ("method", "ways"),
     [
-        pytest.param(["own loop", "break"], id="ends in order"),
-        pytest.param(["exhaust", "persistent", "exception"], id="ends with main", marks=pytest.mark.slow),
+        pytest.param("spawn", IN_ORDER, id="spawn, ends in order"),
+        pytest.param("spawn", WITH_MAIN, id="spawn, ends with main", marks=pytest.mark.slow),
+        pytest.param("forkserver", IN_ORDER, id="forkserver, ends in order", marks=pytest.mark.slow),
+        pytest.param("forkserver", WITH_MAIN, id="forkserver, ends with main", marks=pytest.mark.slow),
     ],
 )
 def test_started_workers_record_whatever_becomes_of_them(
