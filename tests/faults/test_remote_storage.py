@@ -148,6 +148,33 @@ def test_segments_are_uploaded_while_the_recording_goes_on(
         assert child.errors == ""
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_uploads_segments_of_its_own_beside_its_parent(tmp_path: Path, store: ObjectStore) -> None:
+    program = """
+    handler, profiler = recorder()
+    with profiler:
+        work(profiler, 400)
+        profiler.flush()
+        child = os.fork()
+        if child == 0:
+            with profiler.child_recording("decoder"):
+                work(profiler, 100)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        work(profiler, 30)
+    say(f"end {child}")
+    """
+    with recording(program, tmp_path, store) as child:
+        pid = child.hear("end")
+        assert child.end() == 0
+        assert "tracekit:" not in child.errors
+        counts: dict[bool, int] = {}
+        for key, events in store.segments().items():
+            counts[f"-decoder-{pid}" in key] = counts.get(f"-decoder-{pid}" in key, 0) + slices(events)
+        assert counts == {False: 430, True: 100}
+        assert spools(tmp_path) == []
+
+
 # ---- R1 to R4: the storage is down, dies, hangs, is slow or says no ------------------------------------------------------
 
 

@@ -237,3 +237,14 @@ def test_markers_of_the_parent_record_into_a_profiler_that_the_child_starts() ->
                     os._exit(0 if ok else 1)
         _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_the_children_of_a_private_recording_are_private_in_the_same_way(tmp_path: Path) -> None:
+    with profiler(JSONTraceHandler(tmp_path / "t.json"), private=True) as one:
+        plan = one.child_plan()
+    assert plan is not None
+    with ChildRecording(plan, "decoder") as child, marker("a"):
+        found = child.start()
+    assert found is not None
+    assert found.process.private
+    assert (found.process.host, found.process.boot_id) == (one.process.host, one.process.boot_id)
