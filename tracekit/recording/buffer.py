@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.events import Label, Track
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-__all__ = ["LANE_TID", "RecordBuffer"]
+__all__ = ["DETACHED", "LANE_TID", "NEVER_NS", "RecordBuffer"]
 
 LANE_TID: Final = 1 << 30
 """Lanes get tids from here on. Linux's own are below 2**22; Perfetto takes up to 2**32 - 1."""
+
+NEVER_NS: Final = 1 << 62
+"""A monotonic time that no clock reaches."""
 
 
 class RecordBuffer:
@@ -32,9 +35,22 @@ class RecordBuffer:
         tracks: Track of every track number.
         track_of_thread: Track number by ``threading.get_ident()``. A plain dict, the cheapest to look into; where a thread
             is missing, `thread_track` makes its track.
+        due_ns: The monotonic time from which on recording threads call `look_after` at every event: when the writer should
+            have emptied the buffer, or 0 while more comes than it can take.
+        look_after: What they call then, with the time; set by the writer.
     """
 
-    __slots__ = ("_label_numbers", "_local", "_lock", "labels", "records", "track_of_thread", "tracks")
+    __slots__ = (
+        "_label_numbers",
+        "_local",
+        "_lock",
+        "due_ns",
+        "labels",
+        "look_after",
+        "records",
+        "track_of_thread",
+        "tracks",
+    )
 
     def __init__(self) -> None:
         self.records: list[Any] = []
@@ -42,6 +58,8 @@ class RecordBuffer:
         # Track 0 stands for "no track", so that a marker can use 0 for "not open".
         self.tracks: list[Track] = [Track(0, "")]
         self.track_of_thread: dict[int, int] = {}
+        self.due_ns = NEVER_NS
+        self.look_after: Callable[[int], None] = _nothing
         self._local = threading.local()
         self._label_numbers: dict[Any, int] = {}
         # Re-entrant: a signal handler or a finaliser may make a marker while this thread makes one.
@@ -85,6 +103,14 @@ class RecordBuffer:
         taken = self.records[:count]
         del self.records[:count]
         return taken
+
+
+def _nothing(_now_ns: int) -> None:
+    """Stand in for the writer while there is none."""
+
+
+DETACHED: Final = RecordBuffer()
+"""The buffer of markers that have none: nothing is recorded into it."""
 
 
 class _Farewell:

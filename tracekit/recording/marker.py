@@ -8,6 +8,9 @@ The recording path is measured in nanoseconds, and three things follow:
   the slow way, with a stack per thread and task.
 * There is no lock. CPython changes threads at calls and at backward jumps only, so a test and the store after it, with no
   call in between, are one step. The comments "atomic" mark where that is used.
+
+After `RecordBuffer.due_ns` a recording thread looks after the buffer itself: that is the one comparison with which a writer
+thread that hangs, or is kept from running, is noticed.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from tracekit.events import COUNTER, INSTANT
+from tracekit.recording.buffer import DETACHED
 from tracekit.recording.decorate import decorate
 from tracekit.recording.tasks import TaskTracks, current_owner
 
@@ -77,7 +81,6 @@ class Marker:
         "_carried",
         "_clock",
         "_contended",
-        "_extend",
         "_label",
         "_observer",
         "_skipped",
@@ -85,7 +88,6 @@ class Marker:
         "_start",
         "_task_tracks",
         "_track",
-        "_tracks",
         "actions",
         "categories",
         "name",
@@ -117,9 +119,7 @@ class Marker:
         self._stacks: dict[tuple[int, Any], list[tuple[int, int]]] = {}  # (start, track) by thread and task
         self._label = 0
         self._observer: MarkerObserver | None = None
-        self._buffer: RecordBuffer | None = None
-        self._extend: Callable[[tuple[Any, ...]], None] = _discard
-        self._tracks: dict[int, int] = {}
+        self._buffer: RecordBuffer = DETACHED
         self._clock: Callable[[], int] = time.perf_counter_ns
         self._task_tracks: TaskTracks | None = None
 
@@ -168,11 +168,12 @@ class Marker:
 
     def _enter_slow(self, track: int = 0) -> None:
         """Start a slice while another of this marker is open, or on a track of its own."""
-        track = track or self._thread_track()
+        buffer = self._buffer
+        track = track or buffer.thread_track()
         start = self._clock()
         self._push(start, track)
         if self.record_instant_on_start:
-            self._extend((self._label, start, INSTANT, track))
+            buffer.records.extend((self._label, start, INSTANT, track))
         if self._observer is not None:
             self._observer.begin(self, track, start)
 
@@ -186,7 +187,7 @@ class Marker:
             if not stack:
                 self._stacks.pop(key, None)
             self._contended -= 1
-        elif self._start > 2 and self._track == self._tracks.get(_get_ident()):
+        elif self._start > 2 and self._track == self._buffer.track_of_thread.get(_get_ident()):
             start, track = self._start, self._track
             self._start = 2  # freed below, when nothing else is open
         else:  # it was not recorded, or never started
@@ -200,19 +201,17 @@ class Marker:
         if start:
             self._record(start, end, track, exc_type)
 
-    def _thread_track(self) -> int:
-        """Return the track of this thread, which may be new."""
-        return self._buffer.thread_track() if self._buffer is not None else 0
-
     def _record(self, start: int, end: int, track: int, exc_type: type[BaseException] | None) -> None:
-        label = self._label
-        if exc_type is not None and self._buffer is not None:
-            label = self._buffer.label(self.name, self.categories, {"exception": exc_type.__qualname__})
-        self._extend((label, start, end, track))
+        label, buffer = self._label, self._buffer
+        if exc_type is not None:
+            label = buffer.label(self.name, self.categories, {"exception": exc_type.__qualname__})
+        buffer.records.extend((label, start, end, track))
         if self.record_instant_on_finish:
-            self._extend((self._label, end, INSTANT, track))
+            buffer.records.extend((self._label, end, INSTANT, track))
         if self._observer is not None:
             self._observer.end(self, track, end, label)
+        if end > buffer.due_ns:
+            buffer.look_after(end)
 
     def open_slices(self) -> list[tuple[int, int, int]]:
         """Return (label, start, track) of every slice that is being recorded now; for the writer."""
@@ -257,8 +256,6 @@ class Marker:
         """Record into a buffer from now on; still idle until `set_recording`."""
         self._buffer = buffer
         self._label = buffer.label(self.name, self.categories)
-        self._extend = buffer.records.extend
-        self._tracks = buffer.track_of_thread
         self._clock = clock
         self._task_tracks = task_tracks
 
@@ -284,11 +281,9 @@ class Marker:
         """Forget the profiler; its slices that are open become unrecorded ones. Called when its last records are taken."""
         self.set_recording(recording=False)
         self._skipped += sum(map(len, self._stacks.values())) + (self._start > 2)
-        self._buffer = None
-        self._extend = _discard
+        self._buffer = DETACHED
         self._start = self._contended = 0
         self._stacks.clear()
-        self._tracks = {}
 
     def abandon_in_child(self) -> None:
         """Forget the profiler in a forked child, and the slices of the threads that the child does not have."""
@@ -317,9 +312,9 @@ def _recording_classes(clock: Callable[[], int]) -> tuple[type[Marker], type[Mar
             if not self._start:
                 self._start = 1  # atomic with the test (on 3.10 because the branch that is taken here does not jump)
                 try:
-                    self._track = self._tracks[_get_ident()]
+                    self._track = self._buffer.track_of_thread[_get_ident()]
                 except KeyError:
-                    self._track = self._thread_track()
+                    self._track = self._buffer.thread_track()
                 self._start = clock()
                 return self
             self._enter_slow()
@@ -329,8 +324,9 @@ def _recording_classes(clock: Callable[[], int]) -> tuple[type[Marker], type[Mar
             self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
         ) -> None:
             end = clock()
-            if exc_type is None and not self._contended:
-                self._extend((self._label, self._start, end, self._track))
+            buffer = self._buffer
+            if exc_type is None and not self._contended and end < buffer.due_ns:
+                buffer.records.extend((self._label, self._start, end, self._track))
                 self._start = 2 if self._contended else 0  # atomic: somebody may have come since the test above
                 return
             self._exit_slow(exc_type, end)
@@ -341,13 +337,19 @@ def _recording_classes(clock: Callable[[], int]) -> tuple[type[Marker], type[Mar
             return self
 
         def instant(self) -> None:
+            now, buffer = clock(), self._buffer
             try:
-                self._extend((self._label, clock(), INSTANT, self._tracks[_get_ident()]))
+                buffer.records.extend((self._label, now, INSTANT, buffer.track_of_thread[_get_ident()]))
             except KeyError:
-                self._extend((self._label, clock(), INSTANT, self._thread_track()))
+                buffer.records.extend((self._label, now, INSTANT, buffer.thread_track()))
+            if now > buffer.due_ns:
+                buffer.look_after(now)
 
         def counter(self, values: Mapping[str, float]) -> None:
-            self._extend((self._label, clock(), COUNTER, {**values}))
+            now, buffer = clock(), self._buffer
+            buffer.records.extend((self._label, now, COUNTER, values.copy() if type(values) is dict else {**values}))
+            if now > buffer.due_ns:
+                buffer.look_after(now)
 
     class ObservedMarker(RecordingMarker):
         """A marker that also records instants at its slices' edges, or that something observes at once."""
@@ -359,22 +361,23 @@ def _recording_classes(clock: Callable[[], int]) -> tuple[type[Marker], type[Mar
             return self
 
         def instant(self) -> None:
-            now, track = clock(), self._thread_track()
-            self._extend((self._label, now, INSTANT, track))
+            now, buffer = clock(), self._buffer
+            track = buffer.thread_track()
+            buffer.records.extend((self._label, now, INSTANT, track))
             if self._observer is not None:
                 self._observer.instant(self, track, now)
+            if now > buffer.due_ns:
+                buffer.look_after(now)
 
         def counter(self, values: Mapping[str, float]) -> None:
-            now, values = clock(), {**values}
-            self._extend((self._label, now, COUNTER, values))
+            now, buffer, values = clock(), self._buffer, {**values}
+            buffer.records.extend((self._label, now, COUNTER, values))
             if self._observer is not None:
                 self._observer.counter(self, now, values)
+            if now > buffer.due_ns:
+                buffer.look_after(now)
 
     return RecordingMarker, ObservedMarker
-
-
-def _discard(_record: tuple[Any, ...]) -> None:
-    """Stand in for a buffer's ``extend`` while there is no buffer."""
 
 
 MARKER_TYPES = (Marker, *_recording_classes(time.perf_counter_ns))
