@@ -8,12 +8,13 @@ tasks, generators and free use of ``start`` and ``finish`` break it; what would 
 from __future__ import annotations
 
 import sys
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.events import BEGIN, END, WIDTH
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from tracekit.recording.buffer import RecordBuffer
 
@@ -28,13 +29,13 @@ _STILL_OPEN: Final = sys.maxsize
 class Lanes:
     """Arranges the records of each flush; used by one thread, the writer's."""
 
-    __slots__ = ("_announced", "_buffer", "_cut_ns", "_lanes")
+    __slots__ = ("_announced", "_buffer", "_lanes", "_missing")
 
     def __init__(self, buffer: RecordBuffer) -> None:
         self._buffer = buffer
         self._announced: dict[tuple[int, int], tuple[int, int]] = {}  # (start, track): (label, lane) of a begun slice
         self._lanes: dict[int, list[int]] = {}  # track: the lanes beside it
-        self._cut_ns = 0  # the last flush: slices that started before it and had not ended are announced
+        self._missing: set[tuple[int, int]] = set()  # announced, not open any more, and not among the last records
 
     def arrange(self, records: list[Any], opened: Sequence[OpenSlice], cut_ns: int) -> list[Any]:
         """Return the records, with starts of open slices added and nothing overlapping on any track.
@@ -45,59 +46,67 @@ class Lanes:
             opened: The slices that are open at the cut.
             cut_ns: The monotonic time of this flush.
         """
-        ended, tangled = self._look(records, opened)
+        starts, tracks = records[1::WIDTH], records[3::WIDTH]
+        open_now = {(start, track) for _, start, track in opened}
+        finished = [(key, _find(starts, tracks, *key)) for key in self._announced if key not in open_now]
         cut_short: list[Any] = []
-        for track in tangled:
+        for track in self._look(starts, records[2::WIDTH], tracks, opened):
             # In front, since what is cut short ends at the same time as what was around it, and must end first.
             cut_short[:0] = self._untangle(track, records, opened)
-        for position in ended:
-            key = (records[position + 1], records[position + 3])
-            announced = self._announced.pop(key, None)
-            if announced is not None:
-                records[position + 1 : position + WIDTH] = (records[position + 2], END, announced[1])
+        missing: set[tuple[int, int]] = set()
+        for key, index in finished:
+            if index is not None:
+                position = index * WIDTH
+                announced = self._announced.pop(key, None)
+                if announced is not None:  # else it goes on on another lane, as a whole slice
+                    records[position + 1 : position + WIDTH] = (records[position + 2], END, announced[1])
+            elif key in self._missing:
+                # Its end was dropped, for it is not on its way since the flush before this one either.
+                label, lane = self._announced.pop(key)
+                records += (label, cut_ns, END, lane)
+            else:
+                missing.add(key)
+        self._missing = missing
         for label, start, track in opened:
             if (start, track) not in self._announced:
                 self._announced[start, track] = (label, track)
                 records += (label, start, BEGIN, track)
-        self._cut_ns = cut_ns
         return cut_short + records if cut_short else records
 
-    def _look(self, records: list[Any], opened: Sequence[OpenSlice]) -> tuple[list[int], set[int]]:
-        """Find the positions of slices that were open at the last cut, and the tracks on which slices overlap.
+    def _look(
+        self, starts: list[int], ends: list[int], tracks: list[Any], opened: Sequence[OpenSlice]
+    ) -> set[int]:
+        """Find the tracks on which slices overlap. This is a part of what every slice costs.
 
         Slices come in the order of their ends, so that one is nested if those it does not contain ended before it started.
         """
-        cut_ns = self._cut_ns
-        ended: list[int] = []
         tangled: set[int] = set()
-        stacks: dict[int, list[int]] = {}  # track: end, start, end, start ... of slices that nothing contains yet
-        for position in range(2, len(records), WIDTH):
-            end = records[position]
+        # By track, the starts and the ends of slices that nothing contains yet, but for the last of them: that is in `last_...`.
+        stacks: dict[int, tuple[list[int], list[int]]] = {}
+        around_starts, around_ends = [], []  # those of the track of the last slice
+        last_track = last_start = last_end = -1
+        slices: Iterable[tuple[int, int, Any]] = zip(starts, ends, tracks, strict=True)
+        if opened:
+            still_open = sorted(opened, key=_start, reverse=True)
+            slices = chain(slices, ((start, _STILL_OPEN, track) for _, start, track in still_open))
+        for start, end, track in slices:
             if end < 0:
-                continue
-            start = records[position - 1]
-            track = records[position + 1]
-            if start <= cut_ns:
-                ended.append(position - 2)
-            stack = stacks.get(track)
-            if stack is None:
-                stacks[track] = [end, start]
-                continue
-            while stack and stack[-1] >= start:
-                stack.pop()
-                stack.pop()
-            if stack and stack[-2] > start:
-                tangled.add(track)
-            stack.append(end)
-            stack.append(start)
-        for _, start, track in sorted(opened, key=_start, reverse=True):
-            stack = stacks.setdefault(track, [])
-            while stack and stack[-1] >= start:
-                del stack[-2:]
-            if stack and stack[-2] > start:
-                tangled.add(track)
-            stack += (_STILL_OPEN, start)
-        return ended, tangled
+                continue  # no slice
+            if track != last_track:
+                around_starts.append(last_start)
+                around_ends.append(last_end)
+                last_track = track
+                around_starts, around_ends = stacks.setdefault(track, ([-1], [-1]))
+                last_start, last_end = around_starts.pop(), around_ends.pop()
+            if start < last_end:
+                while last_start >= start:
+                    last_start, last_end = around_starts.pop(), around_ends.pop()
+                if last_end > start:
+                    tangled.add(track)
+            around_starts.append(last_start)
+            around_ends.append(last_end)
+            last_start, last_end = start, end
+        return tangled
 
     def _untangle(self, track: int, records: list[Any], opened: Sequence[OpenSlice]) -> list[Any]:
         """Give the slices of one track lanes on which they nest, the outer and the earlier first.
@@ -157,6 +166,18 @@ class Lanes:
         lanes.append(lane)
         ends[lane] = [end]
         return lane
+
+
+def _find(starts: list[int], tracks: list[Any], start: int, track: int) -> int | None:
+    """Return the index of the slice that started at this time on this track, or None."""
+    index = -1
+    try:
+        while True:
+            index = starts.index(start, index + 1)
+            if tracks[index] == track:
+                return index
+    except ValueError:
+        return None
 
 
 def _start(slice_: OpenSlice) -> int:
