@@ -151,6 +151,14 @@ class Timestamps:
         """Return the one current at a time and all later ones, each with the time it became current."""
         return self._log[self._index(monotonic_ns) :]
 
+    def copy(self) -> Timestamps:
+        """Return what is known now, for a reader that comes later."""
+        (first_ns, first), *later = self._log.copy()
+        copied = Timestamps(first, first_ns)
+        for monotonic_ns, timestamp in later:
+            copied.append(monotonic_ns, timestamp)
+        return copied
+
     def forget_before(self, monotonic_ns: int) -> None:
         """Drop what no event from ``monotonic_ns`` on can need."""
         del self._log[: self._index(monotonic_ns)]

@@ -22,12 +22,13 @@ from tracekit import (
     active_profiler,
     cyclic_schedule,
 )
+from tracekit.events import WIDTH
 from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from tracekit import EventBatch
+    from tracekit import EventBatch, Summary
     from tracekit.recording.source import Recorder
 
 S, W, A, V = (
@@ -401,8 +402,9 @@ def test_the_writer_delivers_by_itself_after_the_flush_interval() -> None:
 def test_flush_from_inside_a_handler_does_not_deadlock() -> None:
     class Flushes(TraceHandler):
         def batch_end(self, timestamp: Timestamp) -> None:
-            assert one.flush()
+            waited.append(one.flush())
 
+    waited: list[bool] = []
     memory = MemoryTraceHandler()
     one = profiler(Flushes(), memory)
     with one:
@@ -410,6 +412,7 @@ def test_flush_from_inside_a_handler_does_not_deadlock() -> None:
         one.step()
         assert one.flush()
         assert len(memory.instants) == 1
+    assert waited == [False], "a handler cannot wait for itself"
 
 
 def test_a_handler_that_fails_is_logged_once_counted_left_out_in_the_end_and_disturbs_nobody(
@@ -443,14 +446,24 @@ def test_under_strict_the_failure_of_a_handler_reaches_the_training_thread(monke
             one.flush()
 
 
+def wait_for(condition: Callable[[], object], seconds: float = 30) -> bool:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True
+
+
 def test_a_handler_that_hangs_does_not_keep_the_process_from_ending(caplog: pytest.LogCaptureFixture) -> None:
     release = threading.Event()
 
-    class Hangs(TraceHandler):
+    class HangsAtClose(TraceHandler):
         def close(self) -> None:
             release.wait()
 
-    one = profiler(Hangs(), shutdown_timeout=0.05)
+    one = profiler(HangsAtClose(), shutdown_timeout=0.05)
     one.start()
     started = time.monotonic()
     one.stop()
@@ -462,31 +475,121 @@ def test_a_handler_that_hangs_does_not_keep_the_process_from_ending(caplog: pyte
             thread.join()
 
 
-def test_memory_is_bounded_while_a_handler_hangs_and_what_is_dropped_is_counted(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    inside, release = threading.Event(), threading.Event()
+class Hangs(TraceHandler):
+    """Blocks in its first batch until it is released, and keeps what it was given."""
 
-    class Hangs(TraceHandler):
+    def __init__(self) -> None:
+        self.inside, self.release = threading.Event(), threading.Event()
+        self.events: list[Any] = []
+        self.summaries: list[Summary] = []
+
+    def process_events(self, batch: EventBatch) -> None:
+        self.inside.set()
+        self.release.wait()
+        self.events += batch
+
+    def summary(self, summary: Summary) -> None:
+        self.summaries.append(summary)
+
+
+def test_a_handler_that_hangs_holds_up_no_other() -> None:
+    hangs, memory = Hangs(), MemoryTraceHandler()
+    arrived = threading.Event()
+
+    class Tells(TraceHandler):
         def process_events(self, batch: EventBatch) -> None:
-            inside.set()
-            release.wait()
+            if any(event.label.name == "later" for event in batch):
+                arrived.set()
 
-    memory = MemoryTraceHandler()
-    one = profiler(Hangs(), memory, flush_interval=0.001, max_buffered_events=100)
+    with profiler(hangs, memory, Tells(), flush_interval=0.01) as one:
+        one.marker("first").instant()
+        assert hangs.inside.wait(30)
+        one.marker("later").instant()
+        assert arrived.wait(30)
+        hangs.release.set()
+    assert [event.label.name for event in hangs.events] == ["first", "later"]
+    assert len(memory.instants) == 2
+
+
+@pytest.mark.parametrize("on_full", ["drop_newest", "drop_oldest"])
+def test_memory_is_bounded_while_a_handler_hangs_and_what_is_dropped_is_counted(
+    on_full: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    hangs = Hangs()
+    one = profiler(hangs, flush_interval=0.001, max_buffered_events=100, on_full=on_full)
     with one:
         one.marker("first").instant()
-        assert inside.wait(30)
-        for _ in range(50):
-            for _ in range(10):
+        assert hangs.inside.wait(30)
+        with one.marker("long"):
+            for number in range(500):
+                one.marker(str(number)).instant()
+                if number % 10 == 9:
+                    one._buffer.look_after(time.perf_counter_ns())  # as every event after a flush interval does
+        left = len(one._buffer.records) // WIDTH
+        hangs.release.set()
+    assert left <= 1, "the slice that has just ended"
+    (summary,) = hangs.summaries
+    assert summary == one.stats
+    assert summary.instants == 501
+    lost = summary.dropped["events beyond max_buffered_events"]
+    numbers = [int(event.label.name) for event in hangs.events if event.label.name.isdigit()]
+    assert 1 + len(numbers) + lost == 501
+    assert 0 < len(numbers) <= 120
+    assert min(numbers) == 0 if on_full == "drop_newest" else max(numbers) == 499
+    edges = [type(event).__name__ for event in hangs.events if event.label.name == "long"]
+    assert edges == ["SliceBegin", "SliceEnd"], "a slice that was announced has its end"
+    assert caplog.text.count("does not keep up") == 1
+
+
+def test_with_on_full_block_recording_waits_for_the_handler_and_nothing_is_lost() -> None:
+    hangs = Hangs()
+    with profiler(hangs, flush_interval=0.001, max_buffered_events=100, on_full="block") as one:
+        one.marker("first").instant()
+        assert hangs.inside.wait(30)
+
+        def record() -> None:
+            for _ in range(1000):
                 one.marker("more").instant()
-            one.step()
-            assert len(one._buffer.records) <= 100 * 4
-        release.set()
-    assert memory.stats is not None
-    assert memory.stats.dropped == {"events beyond max_buffered_events": 400}
-    assert len(memory.instants) == 101
-    assert caplog.text.count("do not keep up") == 1
+                one._buffer.look_after(time.perf_counter_ns())
+
+        thread = threading.Thread(target=record)
+        thread.start()
+        assert wait_for(lambda: one._writer is not None and one._writer._outlets[0].waiting_events >= 100)
+        assert one.stats.instants < 1000, "it waits"
+        hangs.release.set()
+        thread.join()
+    assert len(hangs.events) == 1001
+    assert one.stats.dropped == {}
+
+
+def test_a_recording_thread_writes_when_the_writer_is_late() -> None:
+    memory = MemoryTraceHandler()
+    with profiler(memory, flush_interval=3600) as one:  # the writer sleeps
+        one.marker("a").instant()
+        assert memory.instants == []
+        one._buffer.due_ns = 0
+        one.marker("b").instant()
+        assert [event.label.name for event in memory.instants] == ["a", "b"]
+        one._buffer.due_ns = 0
+        with one.marker("c"):
+            assert memory.events[-1].label.name == "c", "its start is out before the body runs"
+            one._buffer.due_ns = 0
+        assert len(memory.slices) == 1
+
+
+def test_an_event_of_a_handler_does_not_call_it_again() -> None:
+    class Records(MemoryTraceHandler):
+        def process_events(self, batch: EventBatch) -> None:
+            super().process_events(batch)
+            if len(self.events) < 5:
+                one._buffer.due_ns = 0
+                one.marker("inner").instant()
+
+    records = Records()
+    with profiler(records, flush_interval=3600) as one:
+        one.marker("outer").instant()
+        one.flush()
+    assert [event.label.name for event in records.events] == ["outer", "inner"]
 
 
 def test_an_inline_handler_is_called_on_the_recording_thread_at_once() -> None:

@@ -38,10 +38,10 @@ class Summary:
     """What a profiler has recorded, and what went wrong.
 
     Attributes:
-        slices: How many slices were delivered to the handlers.
+        slices: How many slices were recorded.
         instants: How many instants.
         counters: How many counter events.
-        dropped: How much was lost, by reason.
+        dropped: How much of it was lost, by reason.
         failures: How often a handler, a source or the schedule failed, by who failed.
     """
 

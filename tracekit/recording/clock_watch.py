@@ -25,7 +25,7 @@ LOGGED_STEPS: Final = 3
 class ClockWatch:
     """Reads the clocks every minute, and as soon as the wall clock has been set or the machine has slept.
 
-    Belongs to one thread, the writer's.
+    Used by one thread at a time, the one that has the writer's lock.
 
     Args:
         timeline: Time scale of the recording.

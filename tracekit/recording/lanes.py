@@ -73,9 +73,7 @@ class Lanes:
                 records += (label, start, BEGIN, track)
         return cut_short + records if cut_short else records
 
-    def _look(
-        self, starts: list[int], ends: list[int], tracks: list[Any], opened: Sequence[OpenSlice]
-    ) -> set[int]:
+    def _look(self, starts: list[int], ends: list[int], tracks: list[Any], opened: Sequence[OpenSlice]) -> set[int]:
         """Find the tracks on which slices overlap. This is a part of what every slice costs.
 
         Slices come in the order of their ends, so that one is nested if those it does not contain ended before it started.

@@ -311,11 +311,14 @@ def _recording_classes(clock: Callable[[], int]) -> tuple[type[Marker], type[Mar
         def __enter__(self) -> Marker:
             if not self._start:
                 self._start = 1  # atomic with the test (on 3.10 because the branch that is taken here does not jump)
+                buffer = self._buffer
                 try:
-                    self._track = self._buffer.track_of_thread[_get_ident()]
+                    self._track = buffer.track_of_thread[_get_ident()]
                 except KeyError:
-                    self._track = self._buffer.thread_track()
-                self._start = clock()
+                    self._track = buffer.thread_track()
+                self._start = start = clock()
+                if start > buffer.due_ns:
+                    buffer.look_after(start)
                 return self
             self._enter_slow()
             return self

@@ -12,7 +12,7 @@ from tracekit import privacy
 from tracekit.clock import SYSTEM_CLOCK, Clock, Timeline
 from tracekit.distributed import ProcessInfo, detect_process
 from tracekit.errors import ConfigError, HandlerError, TimeError, TracekitError
-from tracekit.events import WIDTH, Timestamps
+from tracekit.events import Timestamps
 from tracekit.handlers.base import Recording, Summary, TraceHandler
 from tracekit.naming import FileName
 from tracekit.recording.buffer import RecordBuffer
@@ -28,6 +28,7 @@ from tracekit.recording.failures import Failures
 from tracekit.recording.inline import InlineHandlers, WithoutEvents
 from tracekit.recording.lifecycle import DEFAULT_ACTIONS, MarkerTable, activate, adopt_in_child, deactivate, inherit
 from tracekit.recording.on_demand import OnDemand
+from tracekit.recording.outlet import ON_FULL
 from tracekit.recording.schedule import CyclicSchedule, ProfilerAction
 from tracekit.recording.shared_action import SharedAction
 from tracekit.recording.source import Source
@@ -78,9 +79,12 @@ class Profiler:
         sources: What records beside the markers: `TorchProfiler`, `SystemProfiler`, or `Source` subclasses of your own.
         timestamp: The training time to start from, when a run is resumed from a checkpoint.
         record_batches: Whether every `step` records the batch as a slice, on a track of its own.
-        flush_interval: Seconds between deliveries to the handlers; what a killed process can lose.
-        max_buffered_events: How many events are kept at most while the handlers do not keep up (a storage that hangs). The
-            newest beyond that are dropped at the next `step`, and counted. One event takes about 100 bytes.
+        flush_interval: Seconds within which an event is given to the handlers; what a killed process can lose. The writer
+            looks several times in it, and when it is kept from doing so for that long, the recording threads do its work.
+        max_buffered_events: How many events may wait for a handler that does not keep up (a storage that hangs). One takes
+            about 100 bytes.
+        on_full: What happens to events beyond that: ``"drop_newest"`` and ``"drop_oldest"`` drop and count them,
+            ``"block"`` makes the recording threads wait. Slices that are longer than the flush interval are never dropped.
         shutdown_timeout: Seconds that `stop` waits for the handlers at most.
         sigterm_grace: Seconds that SIGTERM may be held back until the recording is written out; None leaves SIGTERM alone,
             and what was recorded since the last flush is lost. After them the handler that was there before is called, or,
@@ -108,6 +112,7 @@ class Profiler:
         record_batches: bool = True,
         flush_interval: float = 0.2,
         max_buffered_events: int = 1_000_000,
+        on_full: str = "drop_newest",
         shutdown_timeout: float = 10.0,
         sigterm_grace: float | None = None,
         run_id: str | None = None,
@@ -134,6 +139,8 @@ class Profiler:
             raise ConfigError(f"sigterm_grace is seconds, and must be above 0, not {sigterm_grace!r}")
         if not isinstance(max_buffered_events, int) or max_buffered_events < 1:
             raise ConfigError(f"max_buffered_events must be a whole number above 0, not {max_buffered_events!r}")
+        if on_full not in ON_FULL:
+            raise ConfigError(f"on_full must be one of {', '.join(map(repr, ON_FULL))}, not {on_full!r}")
         self._timestamp = timestamp or Timestamp()
         if timestamp is not None and isinstance(schedule, CyclicSchedule | OnDemand):
             schedule = schedule.resumed_at(timestamp)
@@ -144,7 +151,8 @@ class Profiler:
         self._schedule = schedule
         self._record_batches = record_batches
         self._flush_interval_s = flush_interval
-        self._max_buffered = max_buffered_events * WIDTH
+        self._max_buffered_events = max_buffered_events
+        self._on_full = on_full
         self._shutdown_timeout_s = shutdown_timeout
         self._sigterm_grace_s = sigterm_grace
         self._termination: Termination | None = None
@@ -225,6 +233,8 @@ class Profiler:
             self._open_slices,
             self._failures,
             self._flush_interval_s,
+            limit_events=self._max_buffered_events,
+            on_full=self._on_full,
         )
         self._writer.start()
         activate(self)
@@ -371,8 +381,8 @@ class Profiler:
         else:
             self._pass_to(finished, action)
         self._post("batch_start", self._timestamp)
-        if len(self._buffer.records) > self._max_buffered:
-            self._drop_newest()
+        if now_ns > self._buffer.due_ns:
+            self._buffer.look_after(now_ns)
         self._failures.raise_pending()
 
     def next_epoch(self) -> None:
@@ -413,16 +423,6 @@ class Profiler:
                 except StopIteration:
                     return
             yield value
-
-    def _drop_newest(self) -> None:
-        """Bound the memory while the writer is stuck in a handler."""
-        assert self._writer is not None
-        records = self._buffer.records
-        excess = len(records) - self._max_buffered
-        del records[self._max_buffered :]
-        if not self._writer.overflowed:
-            logger.warning("tracekit: the trace handlers do not keep up; events beyond max_buffered_events are dropped")
-        self._writer.overflowed += excess // WIDTH
 
     def _next(self, transition: str) -> int | None:
         now_ns = self._clock.monotonic_ns()
