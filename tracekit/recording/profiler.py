@@ -502,7 +502,13 @@ class Profiler:
             record_instant_on_start: Also record an instant at the start of each slice.
             record_instant_on_finish: Also record one at its finish.
         """
-        if not categories and actions is DEFAULT_ACTIONS and not (record_instant_on_start or record_instant_on_finish):
+        # In the order that is cheapest: this is a part of what ``with profiler.marker(name):`` costs.
+        if (
+            actions is DEFAULT_ACTIONS
+            and not categories
+            and not record_instant_on_start
+            and not record_instant_on_finish
+        ):
             try:
                 return self._by_name[name]
             except KeyError:

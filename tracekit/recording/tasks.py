@@ -61,6 +61,9 @@ def current_task() -> Any:
     return asyncio.current_task()
 
 
-def current_owner() -> tuple[int, Any]:
-    """Return what a slice belongs to while it is open: its thread, and its task where there is one."""
-    return threading.get_ident(), current_task()
+def current_owner() -> Hashable:
+    """Return what a slice belongs to while it is open: its task, or the ident of its thread where no task runs."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None or asyncio._get_running_loop() is None:  # noqa: SLF001 - current_task() raises without a loop
+        return threading.get_ident()
+    return asyncio.current_task() or threading.get_ident()

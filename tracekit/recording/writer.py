@@ -265,7 +265,8 @@ class Writer:
         now_ns = self._timeline.clock.monotonic_ns()
         if self._clock_watch.due(now_ns):
             self._post("clock_anchor", *self._clock_watch.read())
-        self._post("flush")
+        if not self._closing:  # `close` follows, which has the last readings of the clocks and the summary before it
+            self._post("flush")
         if not self._is_behind():
             self._set_due(now_ns)
 
