@@ -516,7 +516,7 @@ def test_memory_is_bounded_while_a_handler_hangs_and_what_is_dropped_is_counted(
     on_full: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     hangs = Hangs()
-    one = profiler(hangs, flush_interval=0.001, max_buffered_events=100, on_full=on_full)
+    one = profiler(hangs, flush_interval=0.4, max_buffered_events=100, on_full=on_full)
     with one:
         one.marker("first").instant()
         assert hangs.inside.wait(30)
@@ -543,7 +543,7 @@ def test_memory_is_bounded_while_a_handler_hangs_and_what_is_dropped_is_counted(
 
 def test_with_on_full_block_recording_waits_for_the_handler_and_nothing_is_lost() -> None:
     hangs = Hangs()
-    with profiler(hangs, flush_interval=0.001, max_buffered_events=100, on_full="block") as one:
+    with profiler(hangs, flush_interval=0.4, max_buffered_events=100, on_full="block") as one:
         one.marker("first").instant()
         assert hangs.inside.wait(30)
 

@@ -203,18 +203,20 @@ def encode_value(value: Any) -> bytes:
     except (TypeError, ValueError, RecursionError):
         return orjson.dumps(_plain(value, 0))
     # orjson writes null for NaN and infinities, silently.
-    return orjson.dumps(_plain(value, 0)) if b"null" in encoded else encoded
+    return orjson.dumps(_plain(value, 0)) if b"null" in encoded or len(encoded) > _MAX_TEXT else encoded
 
 
 def _plain(value: Any, depth: int) -> Any:
     """Return ``value`` made of what `encode_value` promises."""
     if value is None or value is True or value is False:
         return value
+    # The plain types' own methods: those of a subclass may do anything.
     if isinstance(value, int):
-        return int(value) if -(1 << 63) <= value < 1 << 63 else str(int(value))
+        number = int.__index__(value)
+        return number if -(1 << 63) <= number < 1 << 63 else str(number)
     if isinstance(value, float):
-        value = float(value)
-        return value if value - value == 0 else str(value)
+        real = float.__add__(value, 0.0)
+        return real if real - real == 0 else str(real)
     if isinstance(value, str):
         # Through UTF-16, so that a pair of surrogates becomes the character it stands for.
         text = str.encode(value, "utf-16", "surrogatepass").decode("utf-16", "replace")

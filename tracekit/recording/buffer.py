@@ -38,6 +38,8 @@ class RecordBuffer:
         due_ns: The monotonic time from which on recording threads call `look_after` at every event: when the writer should
             have emptied the buffer, or 0 while more comes than it can take.
         look_after: What they call then, with the time; set by the writer.
+        lost_events: How many events there was no memory for. May be short when two threads count at once.
+        refused_values: How many counters were no mappings.
     """
 
     __slots__ = (
@@ -47,7 +49,9 @@ class RecordBuffer:
         "due_ns",
         "labels",
         "look_after",
+        "lost_events",
         "records",
+        "refused_values",
         "track_of_thread",
         "tracks",
     )
@@ -60,6 +64,8 @@ class RecordBuffer:
         self.track_of_thread: dict[int, int] = {}
         self.due_ns = NEVER_NS
         self.look_after: Callable[[int], None] = _nothing
+        self.lost_events = 0
+        self.refused_values = 0
         self._local = threading.local()
         self._label_numbers: dict[Any, int] = {}
         # Re-entrant: a signal handler or a finaliser may make a marker while this thread makes one.

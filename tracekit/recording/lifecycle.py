@@ -59,13 +59,27 @@ class MarkerTable:
     ) -> tuple[Marker, bool]:
         """Return the marker, and whether it was made just now."""
         categories = (categories,) if isinstance(categories, str) else tuple(categories)
-        key = (str(name), categories, frozenset(actions), bool(record_instant_on_start), bool(record_instant_on_finish))
+        key = (
+            _text(name),
+            tuple(map(_text, categories)),
+            frozenset(actions),
+            bool(record_instant_on_start),
+            bool(record_instant_on_finish),
+        )
         marker = self._by_key.get(key)
         if marker is not None:
             return marker, False
         new = Marker(*key[:3], record_instant_on_start=key[3], record_instant_on_finish=key[4])
         marker = self._by_key.setdefault(key, new)  # atomic
         return marker, marker is new
+
+
+def _text(name: object) -> str:
+    """Return a name as text, whatever it is: a strange name is not worth a training run."""
+    try:
+        return str(name)
+    except Exception:  # noqa: BLE001 - a user's __str__ may do anything
+        return f"<{type(name).__name__}>"
 
 
 _active: list[Profiler] = []

@@ -6,8 +6,9 @@ The recording path is measured in nanoseconds, and three things follow:
   ``__class__`` when the schedule passes from one action to the next, so that no state is asked for on the way in or out.
 * The start of the one open slice stands in the marker's own slots. Only recursion, a second thread or a second task takes
   the slow way, with a stack per thread and task.
-* There is no lock. CPython changes threads at calls and at backward jumps only, so a test and the store after it, with no
-  call in between, are one step. The comments "atomic" mark where that is used.
+* There is no lock. CPython changes threads, and runs signal handlers, at the start of Python functions, after calls and at
+  backward jumps only, so a test and the store after it, with no call in between, are one step. The comments "atomic" mark
+  where that is used. A slice is therefore either open or recorded, and never both, whenever the writer looks or Ctrl-C comes.
 
 After `RecordBuffer.due_ns` a recording thread looks after the buffer itself: that is the one comparison with which a writer
 thread that hangs, or is kept from running, is noticed.
@@ -111,8 +112,8 @@ class Marker:
         self.record_instant_on_finish = record_instant_on_finish
         self._skipped = 0
         self._carried = 0  # how many of the skipped ones were open when recording began
-        # The slot: when its slice started, and on which track. 0 is free; 1 is taken by a start that is under way;
-        # 2 keeps it from being taken while there is anything on the stacks.
+        # The slot: when its slice started, and on which track. 0 is free; 2 keeps it from being taken while there is anything
+        # on the stacks.
         self._start = 0
         self._track = 0
         self._contended = 0  # how many slices are on the stacks, plus _carried
@@ -164,7 +165,11 @@ class Marker:
         self._contended += 1
         if not self._start:
             self._start = 2  # atomic with the lines above: from now on every start goes the slow way
-        self._stacks.setdefault(current_owner(), []).append((start, track))
+        owner = current_owner()
+        try:
+            self._stacks[owner].append((start, track))
+        except KeyError:
+            self._stacks[owner] = [(start, track)]
 
     def _enter_slow(self, track: int = 0) -> None:
         """Start a slice while another of this marker is open, or on a track of its own."""
@@ -179,39 +184,58 @@ class Marker:
 
     def _exit_slow(self, exc_type: type[BaseException] | None, end: int) -> None:
         """End a slice when more than the one in the slot is open: the newest of this thread and task."""
-        key = current_owner()
-        stack = self._stacks.get(key)
-        start = track = 0
-        if stack:
-            start, track = stack.pop()
-            if not stack and key.__class__ is not int:
-                del self._stacks[key]
-            self._contended -= 1
-        elif self._start > 2 and self._track == self._buffer.track_of_thread.get(_get_ident()):
-            start, track = self._start, self._track
-            self._start = 2  # freed below, when nothing else is open
-        else:  # it was not recorded, or never started
-            if self._carried:
-                self._carried -= 1
-                self._contended -= 1
-            if self._skipped:
-                self._skipped -= 1
-        if self._start == 2 and not self._contended:
-            self._start = 0
-        if start:
-            self._record(start, end, track, exc_type)
-
-    def _record(self, start: int, end: int, track: int, exc_type: type[BaseException] | None) -> None:
         label, buffer = self._label, self._buffer
         if exc_type is not None:
             label = buffer.label(self.name, self.categories, {"exception": exc_type.__qualname__})
-        buffer.records.extend((label, start, end, track))
-        if self.record_instant_on_finish:
-            buffer.records.extend((self._label, end, INSTANT, track))
+        owner = current_owner()
+        stack = self._stacks.get(owner)
+        mine = not stack and self._start > 2 and self._track == buffer.track_of_thread.get(_get_ident())
+        if not stack and not mine:
+            owner, stack = self._left_behind()
+        start = track = 0
+        try:
+            # Atomic from here to the end of ``extend``: a slice is either open or recorded, whenever the writer looks.
+            if stack:
+                start, track = stack[-1]
+                del stack[-1]
+                if not stack and owner.__class__ is not int:
+                    del self._stacks[owner]  # a task does not come again, and a thread most probably does
+                self._contended -= 1
+            elif mine:
+                start, track = self._start, self._track
+                self._start = 2
+            else:  # it was not recorded, or never started
+                if self._carried:
+                    self._carried -= 1
+                    self._contended -= 1
+                if self._skipped:
+                    self._skipped -= 1
+            if self._start == 2 and not self._contended:
+                self._start = 0
+            if not start:
+                return
+            buffer.records.extend((label, start, end, track))
+            if self.record_instant_on_finish:
+                buffer.records.extend((self._label, end, INSTANT, track))
+        except MemoryError:
+            buffer.lost_events += 1
         if self._observer is not None:
             self._observer.end(self, track, end, label)
         if end > buffer.due_ns:
             buffer.look_after(end)
+
+    def _left_behind(self) -> tuple[Hashable, list[tuple[int, int]] | None]:
+        """Find a slice that nobody else can end any more: of a task that is done, or of a thread that has ended.
+
+        An async generator that its consumer has left is closed by another task, and a generator by whichever thread drops it.
+        """
+        for owner, stack in list(self._stacks.items()):
+            if not stack:
+                continue
+            is_thread = isinstance(owner, int)
+            if owner not in self._buffer.track_of_thread if is_thread else owner.done():  # type: ignore[attr-defined]
+                return owner, stack
+        return 0, None
 
     def open_slices(self) -> list[tuple[int, int, int]]:
         """Return (label, start, track) of every slice that is being recorded now; for the writer."""
@@ -309,28 +333,19 @@ def _recording_classes(clock: Callable[[], int]) -> tuple[type[Marker], type[Mar
         __slots__ = ()
 
         def __enter__(self) -> Marker:
-            if not self._start:
-                self._start = 1  # atomic with the test (on 3.10 because the branch that is taken here does not jump)
-                buffer = self._buffer
-                try:
-                    self._track = buffer.track_of_thread[_get_ident()]
-                except KeyError:
-                    self._track = buffer.thread_track()
-                self._start = start = clock()
-                if start > buffer.due_ns:
-                    buffer.look_after(start)
-                return self
-            # What `_enter_slow` does, and less: threads that share a marker come here most of the time.
-            self._contended += 1
-            if not self._start:
-                self._start = 2  # atomic with the line above
-            buffer, owner = self._buffer, current_owner()
+            buffer = self._buffer
             try:
-                stack, track = self._stacks[owner], buffer.track_of_thread[_get_ident()]
+                track = buffer.track_of_thread[_get_ident()]
             except KeyError:
-                stack, track = self._stacks.setdefault(owner, []), buffer.thread_track()
+                track = buffer.thread_track()
             start = clock()
-            stack.append((start, track))
+            if not self._start:
+                self._track = (
+                    track  # atomic with the test (on 3.10 because the branch that is taken here does not jump)
+                )
+                self._start = start
+            else:  # threads that share a marker come here most of the time
+                self._push(start, track)
             if start > buffer.due_ns:
                 buffer.look_after(start)
             return self
@@ -341,22 +356,14 @@ def _recording_classes(clock: Callable[[], int]) -> tuple[type[Marker], type[Mar
             end = clock()
             buffer = self._buffer
             if exc_type is None and not self._contended and end < buffer.due_ns:
-                buffer.records.extend((self._label, self._start, end, self._track))
-                self._start = 2 if self._contended else 0  # atomic: somebody may have come since the test above
+                start = self._start
+                self._start = 0
+                try:
+                    # Atomic with the test and the lines above: threads change after this call at the earliest.
+                    buffer.records.extend((self._label, start, end, self._track))
+                except MemoryError:
+                    buffer.lost_events += 1
                 return
-            if exc_type is None and end < buffer.due_ns:
-                owner = current_owner()
-                stack = self._stacks.get(owner)
-                if stack:
-                    start, track = stack.pop()
-                    if not stack and owner.__class__ is not int:
-                        del self._stacks[owner]  # a task does not come again, and a thread most probably does
-                    self._contended -= 1
-                    if self._start == 2 and not self._contended:
-                        self._start = 0  # atomic with the two lines above
-                    if start:
-                        buffer.records.extend((self._label, start, end, track))
-                    return
             self._exit_slow(exc_type, end)
 
         async def __aenter__(self) -> Marker:
@@ -370,12 +377,20 @@ def _recording_classes(clock: Callable[[], int]) -> tuple[type[Marker], type[Mar
                 buffer.records.extend((self._label, now, INSTANT, buffer.track_of_thread[_get_ident()]))
             except KeyError:
                 buffer.records.extend((self._label, now, INSTANT, buffer.thread_track()))
+            except MemoryError:
+                buffer.lost_events += 1
             if now > buffer.due_ns:
                 buffer.look_after(now)
 
         def counter(self, values: Mapping[str, float]) -> None:
             now, buffer = clock(), self._buffer
-            buffer.records.extend((self._label, now, COUNTER, values.copy() if type(values) is dict else {**values}))
+            try:
+                kept = values.copy() if type(values) is dict else {**values}
+                buffer.records.extend((self._label, now, COUNTER, kept))
+            except MemoryError:
+                buffer.lost_events += 1
+            except Exception:  # noqa: BLE001 - no mapping, or one whose methods raise: never the training's problem
+                buffer.refused_values += 1
             if now > buffer.due_ns:
                 buffer.look_after(now)
 
@@ -403,7 +418,12 @@ def _recording_classes(clock: Callable[[], int]) -> tuple[type[Marker], type[Mar
                 buffer.look_after(now)
 
         def counter(self, values: Mapping[str, float]) -> None:
-            now, buffer, values = clock(), self._buffer, {**values}
+            now, buffer = clock(), self._buffer
+            try:
+                values = {**values}
+            except Exception:  # noqa: BLE001 - see above
+                buffer.refused_values += 1
+                return
             buffer.records.extend((self._label, now, COUNTER, values))
             if self._observer is not None:
                 self._observer.counter(self, now, values)

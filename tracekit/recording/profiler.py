@@ -511,9 +511,9 @@ class Profiler:
         ):
             try:
                 return self._by_name[name]
-            except KeyError:
+            except Exception:  # noqa: BLE001 - it is new, or no text, and may raise when it is hashed
                 marker, is_new = self._markers.get(name)
-                self._by_name[name] = marker
+                self._by_name[marker.name] = marker
         else:
             marker, is_new = self._markers.get(
                 name, categories, actions, record_instant_on_start, record_instant_on_finish
@@ -535,7 +535,7 @@ class Profiler:
     def release(self, markers: Iterable[Marker]) -> None:
         """Let go of markers, so that another profiler can have them."""
         released = {id(marker) for marker in markers}
-        if self._writer is not None:
+        if self._writer is not None and self._state == "started":
             self._writer.flush(self._shutdown_timeout_s)
         for marker in self._attached:
             if id(marker) in released:

@@ -169,7 +169,8 @@ class Writer:
         if missed is None:
             missed = max((outlet.dropped_events for outlet in self._outlets), default=0)
         dropped = {
-            "counter values that are no numbers": self._counter_values_refused,
+            "counter values that are no numbers": self._counter_values_refused + self._buffer.refused_values,
+            "events there was no memory for": self._buffer.lost_events,
             "events beyond max_buffered_events": missed,
         }
         for outlet in self._outlets:
@@ -288,8 +289,6 @@ class Writer:
         records, self._carry = taken, []
         if before < len(taken):
             records = self._divide(taken, before, cut, opened)
-        for start, track in _recorded(records, opened):
-            del opened[start, track]
         self._found = len(records) // WIDTH
         self._count(records)
         records = self._lanes.arrange(records, [(label, *key) for key, label in opened.items()], cut)
@@ -332,26 +331,6 @@ class Writer:
                     self._counter_values_refused += len(values) - len(numbers)
 
 
-def _recorded(records: list[Any], opened: Mapping[tuple[int, int], int]) -> list[tuple[int, int]]:
-    """Return the slices among ``opened`` that have been recorded.
-
-    A thread that lost the interpreter lock inside ``__exit__`` has appended its slice and not yet freed the marker. Such a slice
-    is the last record of its track.
-    """
-    if not opened:
-        return []
-    tracks = records[3::WIDTH]
-    tracks.reverse()
-    found = []
-    for track in {track for _, track in opened}:
-        if track in tracks:
-            position = len(records) - WIDTH * (tracks.index(track) + 1)
-            start, end = records[position + 1], records[position + 2]
-            if end >= 0 and (start, track) in opened:
-                found.append((start, track))
-    return found
-
-
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the values that are finite numbers, as int or float.
 
@@ -360,7 +339,8 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for series, value in values.items():
         if isinstance(value, Real):
-            number = int(value) if isinstance(value, int) else float(value)
-            if math.isfinite(number) and abs(number) < 1 << 63:
-                numbers[str(series)] = number
+            with suppress(Exception):  # a number of somebody's own, whose methods may do anything
+                number = int(value) if isinstance(value, int) else float(value)
+                if math.isfinite(number) and abs(number) < 1 << 63:
+                    numbers[str(series)] = number
     return numbers
