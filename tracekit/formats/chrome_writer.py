@@ -75,7 +75,8 @@ class ChromeEncoder:
         lines: list[bytes] = []
         self._name_tracks(batch, lines.append)
         if not records:
-            yield b"".join(lines), 0
+            if lines:
+                yield b"".join(lines), 0
             return
         shift = batch.offset_ns - self._base_ns
         since = batch.timestamps.since(min(records[1::WIDTH]))
@@ -83,11 +84,12 @@ class ChromeEncoder:
             if time_ns > self._last_timestamp_ns:
                 self._last_timestamp_ns = time_ns
                 lines.append(self._timestamp(timestamp, max(time_ns, since[0][0], 0) + shift))
-        yield b"".join(lines), 0
+        head = b"".join(lines)
         spans = _Spans(since)
         for first in range(0, len(records), _PIECE):
             piece = records[first : first + _PIECE]
-            yield self._encode_piece(piece, batch, shift, spans), len(piece) // WIDTH
+            yield head + self._encode_piece(piece, batch, shift, spans), len(piece) // WIDTH
+            head = b""
 
     def _encode_piece(self, records: Sequence[Any], batch: EventBatch, shift: int, spans: _Spans) -> bytes:
         lines: list[bytes] = []

@@ -8,6 +8,7 @@ tasks, generators and free use of ``start`` and ``finish`` break it; what would 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,12 +30,15 @@ _STILL_OPEN: Final = sys.maxsize
 class Lanes:
     """Arranges the records of each flush; used by one thread, the writer's."""
 
-    __slots__ = ("_announced", "_buffer", "_lanes", "_missing")
+    __slots__ = ("_announced", "_buffer", "_lanes", "_missing", "_twins")
 
     def __init__(self, buffer: RecordBuffer) -> None:
         self._buffer = buffer
         self._announced: dict[tuple[int, int], tuple[int, int]] = {}  # (start, track): (label, lane) of a begun slice
         self._lanes: dict[int, list[int]] = {}  # track: the lanes beside it
+        self._twins: set[tuple[int, int]] = (
+            set()
+        )  # slices of one start: a clock may stand still. One is announced at a time
         self._missing: set[tuple[int, int]] = set()  # announced, not open any more, and not among the last records
 
     def arrange(self, records: list[Any], opened: Sequence[OpenSlice], cut_ns: int) -> list[Any]:
@@ -47,8 +51,14 @@ class Lanes:
             cut_ns: The monotonic time of this flush.
         """
         starts, tracks = records[1::WIDTH], records[3::WIDTH]
-        open_now = {(start, track) for _, start, track in opened}
-        finished = [(key, _find(starts, tracks, *key)) for key in self._announced if key not in open_now]
+        open_now = {slice_[1:]: slice_ for slice_ in opened}
+        if len(open_now) < len(opened):
+            count = Counter(slice_[1:] for slice_ in opened)
+            self._twins.update(key for key in count if count[key] > 1)
+            opened = list(open_now.values())
+        finished = [
+            (key, _find(starts, tracks, *key)) for key in self._announced if key not in open_now or key in self._twins
+        ]
         cut_short: list[Any] = []
         for track in self._look(starts, records[2::WIDTH], tracks, opened):
             # In front, since what is cut short ends at the same time as what was around it, and must end first.
@@ -60,6 +70,8 @@ class Lanes:
                 announced = self._announced.pop(key, None)
                 if announced is not None:  # else it goes on on another lane, as a whole slice
                     records[position + 1 : position + WIDTH] = (records[position + 2], END, announced[1])
+            elif key in open_now:
+                continue
             elif key in self._missing:
                 # Its end was dropped, for it is not on its way since the flush before this one either.
                 label, lane = self._announced.pop(key)

@@ -282,7 +282,7 @@ class Writer:
         # open at the cut is either still open when looked for, or among the records behind.
         before = len(self._carry) + len(buffer.records) if cut_ns is None else 0
         cut = self._timeline.clock.monotonic_ns() if cut_ns is None else cut_ns
-        opened = {(start, track): label for label, start, track in self._open_slices() if start < cut}
+        opened = [slice_ for slice_ in self._open_slices() if slice_[1] < cut]
         taken = buffer.take(len(buffer.records))
         if self._carry:
             taken = self._carry + taken
@@ -291,7 +291,7 @@ class Writer:
             records = self._divide(taken, before, cut, opened)
         self._found = len(records) // WIDTH
         self._count(records)
-        records = self._lanes.arrange(records, [(label, *key) for key, label in opened.items()], cut)
+        records = self._lanes.arrange(records, opened, cut)
         if records:
             tables = (self._buffer.labels, self._buffer.tracks, self._timestamps.copy())
             batch = EventBatch(records, *tables, offset_ns=self._timeline.offset_ns, cut_ns=cut)
@@ -299,7 +299,7 @@ class Writer:
                 outlet.post_events(batch)
         self._timestamps.forget_before(min([cut, *self._carry[1::WIDTH]]))
 
-    def _divide(self, taken: list[Any], before: int, cut: int, opened: dict[tuple[int, int], int]) -> list[Any]:
+    def _divide(self, taken: list[Any], before: int, cut: int, opened: list[OpenSlice]) -> list[Any]:
         """Return the records up to a cut, keep those after it, and add the slices that were open at it to ``opened``."""
         records = taken[:before]
         items = iter(taken[before:])
@@ -309,7 +309,7 @@ class Writer:
                 continue
             self._carry += (label, time_ns, kind, what)
             if kind >= 0 and time_ns < cut:
-                opened[time_ns, what] = label
+                opened.append((label, time_ns, what))
         return records
 
     def _count(self, records: list[Any]) -> None:
