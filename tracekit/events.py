@@ -22,7 +22,7 @@ Times are monotonic ns; labels and tracks are indices into the tables of the `Ev
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -197,6 +197,14 @@ class EventBatch:
 
     def __len__(self) -> int:
         return len(self.records) // WIDTH
+
+    def pieces(self, events: int) -> Iterator[EventBatch]:
+        """Yield batches of so many events at most, which hold this one's records in their order."""
+        if len(self) <= events:
+            yield self
+            return
+        for first in range(0, len(self.records), events * WIDTH):
+            yield replace(self, records=self.records[first : first + events * WIDTH])
 
     def __iter__(self) -> Iterator[Event]:
         """Yield the events in time order.

@@ -91,12 +91,7 @@ def test_times_survive_as_exact_nanoseconds_even_as_doubles(
     base_ns = 227 * 7_889_238 * 10**9
     encoder = ChromeEncoder(pid=1, base_ns=base_ns)
     offset_ns = base_ns + since_base_ns
-    lines = b"".join(
-        part
-        for part, _ in encoder.encode(
-            batch([0, start_ns, start_ns + duration_ns, 1, 0, start_ns, INSTANT, 1], offset_ns)
-        )
-    )
+    lines = encoder.encode(batch([0, start_ns, start_ns + duration_ns, 1, 0, start_ns, INSTANT, 1], offset_ns))
     whole, instant = (
         json.loads(line.removesuffix(b",")) for line in lines.splitlines() if b'"X"' in line or b'"i"' in line
     )

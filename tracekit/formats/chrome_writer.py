@@ -18,7 +18,7 @@ from tracekit.formats.late_times import exact_records
 from tracekit.formats.rank_trace import TIMESTAMP_EVENT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from tracekit.events import EventBatch
     from tracekit.timestamp import Timestamp
@@ -65,31 +65,23 @@ class ChromeEncoder:
             encode_value(args),
         )
 
-    def encode(self, batch: EventBatch) -> Iterator[tuple[bytes, int]]:
-        """Encode a batch: names of new tracks first, then changes of the training time, then its events.
-
-        Yields:
-            Whole lines, and how many events are in them; in pieces, so that no second copy of a large batch is made.
-        """
+    def encode(self, batch: EventBatch) -> bytes:
+        """Encode a batch: names of new tracks first, then changes of the training time, then its events."""
         records = exact_records(batch.records, batch.offset_ns - self._base_ns, batch.cut_ns)
         lines: list[bytes] = []
         self._name_tracks(batch, lines.append)
         if not records:
-            if lines:
-                yield b"".join(lines), 0
-            return
+            return b"".join(lines)
         shift = batch.offset_ns - self._base_ns
         since = batch.timestamps.since(min(records[1::WIDTH]))
         for time_ns, timestamp in since:
             if time_ns > self._last_timestamp_ns:
                 self._last_timestamp_ns = time_ns
                 lines.append(self._timestamp(timestamp, max(time_ns, since[0][0], 0) + shift))
-        head = b"".join(lines)
         spans = _Spans(since)
-        for first in range(0, len(records), _PIECE):
-            piece = records[first : first + _PIECE]
-            yield head + self._encode_piece(piece, batch, shift, spans), len(piece) // WIDTH
-            head = b""
+        pieces = (records[first : first + _PIECE] for first in range(0, len(records), _PIECE))
+        lines += (self._encode_piece(piece, batch, shift, spans) for piece in pieces)
+        return b"".join(lines)
 
     def _encode_piece(self, records: Sequence[Any], batch: EventBatch, shift: int, spans: _Spans) -> bytes:
         lines: list[bytes] = []

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 __all__ = ["RankFile", "clock_metadata", "offset_metadata"]
 
 _MOST_LATE: Final = 1000
+_WRITTEN_AT_ONCE: Final = (
+    16_384  # events: about two megabytes, so that a large batch does not take as much memory again
+)
 _LOSS_BYTES: Final = 120  # of the line that tells how many events are lost, with room for any number
 
 
@@ -123,6 +126,10 @@ class RankFile:
             batch: The events.
             count: Whether they count as events; the ends and starts where a slice is cut in two do not.
         """
+        for piece in batch.pieces(_WRITTEN_AT_ONCE):
+            self._write_piece(piece, count=count)
+
+    def _write_piece(self, batch: EventBatch, *, count: bool) -> None:
         late = self._late(batch) if self._gap or self._late_metadata else b""
         if self._write(late + self._encoder.encode(batch)):
             self.events += count_events(batch) if count else 0

@@ -27,7 +27,7 @@ from tracekit.recording.decorate import decorate
 from tracekit.recording.tasks import TaskTracks, current_owner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Hashable, Mapping
     from types import TracebackType
 
     from tracekit.recording.buffer import RecordBuffer
@@ -117,7 +117,7 @@ class Marker:
         self._start = 0
         self._track = 0
         self._contended = 0  # how many slices are on the stacks, plus _carried
-        self._stacks: dict[tuple[int, Any], list[tuple[int, int]]] = {}  # (start, track) by thread and task
+        self._stacks: dict[Hashable, list[tuple[int, int]]] = {}  # (start, track) by ident of the thread, or by task
         self._label = 0
         self._observer: MarkerObserver | None = None
         self._buffer: RecordBuffer = DETACHED
@@ -312,8 +312,9 @@ class Marker:
     def abandon_in_child(self) -> None:
         """Forget the profiler in a forked child, and the slices of the threads that the child does not have."""
         ident = _get_ident()
-        mine = sum(len(stack) for (owner, _), stack in self._stacks.items() if owner == ident)
-        mine += self._start > 2 and self._track == self._tracks.get(ident)
+        # A task is taken for one of this thread, which forks: it is the one that runs.
+        mine = sum(len(stack) for owner, stack in self._stacks.items() if owner == ident or not isinstance(owner, int))
+        mine += self._start > 2 and self._track == self._buffer.track_of_thread.get(ident)
         open_here = self._skipped + mine
         self.detach()
         self._skipped = open_here

@@ -584,7 +584,8 @@ class Profiler:
             options={
                 "timestamp": self._timestamp,
                 "flush_interval": self._flush_interval_s,
-                "max_buffered_events": self._max_buffered // WIDTH,
+                "max_buffered_events": self._max_buffered_events,
+                "on_full": self._on_full,
                 "shutdown_timeout": min(self._shutdown_timeout_s, SHUTDOWN_TIMEOUT_S),
             },
             action=None if self._shared_action is None else self._shared_action.view(),

@@ -8,6 +8,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from tracekit.recording.buffer import RecordBuffer
 
 __all__ = ["TaskTracks", "current_owner", "current_task"]

@@ -174,6 +174,7 @@ class Writer:
             "events beyond max_buffered_events": missed,
         }
         for outlet in self._outlets:
+        for outlet in self._outlets:
             with suppress(Exception):  # a user's handler must not make asking fail
                 for reason, count in outlet.handler.losses().items():
                     dropped[reason] = dropped.get(reason, 0) + count
