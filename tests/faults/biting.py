@@ -9,6 +9,7 @@ import pytest
 
 from tests.faults.bad_writers import BAD, GOOD
 from tests.perfetto import EngineError
+from tracekit import MergeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,13 +25,13 @@ def writers(*bad: str) -> pytest.MarkDecorator:
 
 @contextmanager
 def bites(writer: str) -> Iterator[None]:
-    """Run the body as it is for the good writer; for a bad one require that an assertion in it, or the engine, fails.
+    """Run the body as it is for the good writer; for a bad one require that an assertion in it, the engine or a merge fails.
 
     Everything else that is raised is an error of the test itself, whoever writes.
     """
     try:
         yield
-    except (AssertionError, EngineError):
+    except (AssertionError, EngineError, MergeError):
         if writer == GOOD:
             raise
     else:
