@@ -22,6 +22,8 @@ class WithoutEvents(TraceHandler):
 
     def __init__(self, handler: TraceHandler) -> None:
         for method in (
+            "ending",
+            "losses",
             "flush",
             "close",
             "process_chrome_json_trace_file",

@@ -133,10 +133,14 @@ class Profiler:
             )
         if timestamp is not None and not isinstance(timestamp, Timestamp):
             raise ConfigError(f"timestamp must be a Timestamp, not {timestamp!r}")
-        if flush_interval <= 0 or shutdown_timeout <= 0:
-            raise ConfigError("flush_interval and shutdown_timeout are seconds, and must be above 0")
-        if sigterm_grace is not None and not sigterm_grace > 0:
-            raise ConfigError(f"sigterm_grace is seconds, and must be above 0, not {sigterm_grace!r}")
+        seconds = {
+            "flush_interval": flush_interval,
+            "shutdown_timeout": shutdown_timeout,
+            "sigterm_grace": sigterm_grace,
+        }
+        for name, value in seconds.items():
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} is seconds, and must be above 0, not {value!r}")
         if not isinstance(max_buffered_events, int) or max_buffered_events < 1:
             raise ConfigError(f"max_buffered_events must be a whole number above 0, not {max_buffered_events!r}")
         if on_full not in ON_FULL:
