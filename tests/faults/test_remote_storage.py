@@ -75,8 +75,12 @@ def _dedent(program: str) -> str:
 
 
 def upload(folder: Path, store: ObjectStore, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return command(folder, store, "upload", *arguments)
+
+
+def command(folder: Path, store: ObjectStore, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tracekit", "upload", *arguments],
+        [sys.executable, "-m", "tracekit", *arguments],
         cwd=folder,
         env={**os.environ, **store.environment(), "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -150,6 +154,17 @@ def test_segments_are_uploaded_while_the_recording_goes_on(
         assert child.end() == 0
         assert spools(tmp_path) == []
         assert child.errors == ""
+    if writer == GOOD:
+        merged = command(tmp_path, store, "merge", "-o", "merged.json", "s3://bucket/run/")
+        assert (merged.returncode, merged.stderr) == (0, "")
+        with engine.load(tmp_path / "merged.json") as trace:
+            assert trace.errors() == []
+            assert trace.scalar("select count(*) from slice where name = 'work'") == 1010
+        # The index tells when one is missing.
+        store.client.delete_object(Bucket=BUCKET, Key="run/rank0-part0000.json")
+        merged = command(tmp_path, store, "merge", "-o", "merged2.json", "s3://bucket/run/")
+        assert merged.returncode == 3
+        assert "s3://bucket/run/rank0-part0000.json: is listed in the index" in merged.stdout
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -296,10 +311,10 @@ def test_r3_nobody_waits_for_a_storage_that_takes_everything_and_says_nothing(
     ("fault", "settings"),
     [
         ("none", {"delay_s": 0.3}),
-        ("none", {"bytes_per_s": 100_000}),
+        pytest.param("none", {"bytes_per_s": 100_000}, marks=pytest.mark.slow),
         ("reset", {"refusals": 4}),
         ("refuse", {"refusals": 4, "status": 503, "code": "SlowDown"}),
-        ("refuse", {"refusals": 4, "status": 500, "code": "InternalError"}),
+        pytest.param("refuse", {"refusals": 4, "status": 500, "code": "InternalError"}, marks=pytest.mark.slow),
     ],
     ids=["far away", "thin", "RST", "503", "500"],
 )
@@ -483,7 +498,7 @@ def test_r6_upload_finishes_what_a_killed_process_left(
         assert {key: store.get(key) for key in store.keys("")} == before
 
 
-@pytest.mark.parametrize("connection", ["cold", "warm"])
+@pytest.mark.parametrize("connection", [pytest.param("cold", marks=pytest.mark.slow), "warm"])
 def test_r7_a_process_that_ends_with_much_to_upload_does_it_or_says_how(
     tmp_path: Path, store: ObjectStore, connection: str
 ) -> None:
