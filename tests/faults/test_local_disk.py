@@ -17,7 +17,16 @@ import pytest
 
 from tests.faults import GOOD, Child, Remains, bites, left_in, opens, read_trace, writers
 from tests.faults.processes import wait_until
-from tracekit import EventBatch, JSONTraceHandler, Profiler, Recording, StorageError, Timestamp, TracekitError
+from tracekit import (
+    EventBatch,
+    JSONTraceHandler,
+    Profiler,
+    Recording,
+    StorageError,
+    Timestamp,
+    TracekitError,
+    validate_trace,
+)
 from tracekit.clock import Anchor
 from tracekit.distributed import detect_process
 from tracekit.events import BEGIN, END, INSTANT, Label, Timestamps, Track
@@ -159,6 +168,7 @@ def test_d1_d2_a_full_disk_loses_events_by_number_and_recording_resumes(
         assert child.end() == 0
         remains = read_trace(trace)
         opens(engine, remains)
+        assert validate_trace(str(trace)).counts == {}
         assert remains.closed
         assert remains.summary is not None
         assert remains.summary["dropped"] == dropped

@@ -15,6 +15,7 @@ import pytest
 
 from tests.faults.processes import wait_until
 from tracekit import ConfigError, FlightRecorder, JSONTraceHandler, Profiler, StorageError, storage
+from tracekit.formats.schema import SEGMENT_INDEX, compile_schema
 from tracekit.formats.segment_index import Segment, index_document, index_name, listed_segments
 from tracekit.notices import Notices
 from tracekit.outbox.caller import Caller
@@ -303,6 +304,7 @@ def test_failures_are_tried_again_in_order_until_they_work(
     assert [url for url in dict.fromkeys(tried) if "index" not in url] == [f"memory:/{path}" for path in wanted[:3]]
     document = json.loads(memory.cat_file("/b/run/t.index.json"))
     assert document["complete"] is True
+    assert compile_schema(SEGMENT_INDEX)(document) is None
     assert list((tmp_path / "spool").iterdir()) == []
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
 

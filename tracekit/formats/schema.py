@@ -17,13 +17,14 @@ from tracekit.errors import MissingExtraError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MERGE_REPORT", "RANK_METADATA", "TRACE_EVENT", "compile_schema", "load_schema"]
+__all__ = ["MERGE_REPORT", "RANK_METADATA", "SEGMENT_INDEX", "TRACE_EVENT", "compile_schema", "load_schema"]
 
 TRACE_EVENT: Final = "trace_event"
 RANK_METADATA: Final = "rank_metadata"
 MERGE_REPORT: Final = "merge_report"
+SEGMENT_INDEX: Final = "segment_index"
 
-_ALL: Final = (TRACE_EVENT, RANK_METADATA, MERGE_REPORT)
+_ALL: Final = (TRACE_EVENT, RANK_METADATA, MERGE_REPORT, SEGMENT_INDEX)
 
 
 @cache
@@ -31,7 +32,7 @@ def load_schema(name: str) -> dict[str, Any]:
     """Return a schema as plain data.
 
     Args:
-        name: `TRACE_EVENT`, `RANK_METADATA` or `MERGE_REPORT`.
+        name: `TRACE_EVENT`, `RANK_METADATA`, `MERGE_REPORT` or `SEGMENT_INDEX`.
 
     Raises:
         FileNotFoundError: There is no schema of that name.
