@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.perfetto import Engine
 
 LOSS_WINDOW_NS = 250_000_000
-RATES = (1_000, 20_000)
+RATES = (1_000, 20_000, 200_000)
 """Events per second."""
 KILLS, SLOW_KILLS = 2, 25
 

@@ -1,0 +1,150 @@
+"""H1, H2: handlers that raise, and handlers that hang. Training and the other handlers notice nothing."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.faults import GOOD, Child, bites, left_in, opens
+from tests.faults.test_kills import assert_little_is_lost
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.faults import Remains
+    from tests.perfetto import Engine
+
+RAISERS = {
+    "everywhere": "RaisesAlways()",
+    "in events": "RaisesAlways(RuntimeError, 'process_events')",
+    "in flush": "RaisesAlways(RuntimeError, 'flush')",
+    "in close": "RaisesAlways(RuntimeError, 'close')",
+    "when stopping": "RaisesAlways(RuntimeError, 'stopping')",
+    "1 in 1000": "RaisesSometimes()",
+    "memory error": "RaisesAlways(MemoryError)",
+    "system exit in close": "RaisesAlways(SystemExit, 'close')",
+}
+
+BESIDE_A_RAISER = """
+    from tests.faults.bad_writers import RaisesAlways, RaisesSometimes, make_writer
+    from tracekit import Profiler
+    bad = {raiser}
+    first, last = make_writer(sys.argv[1], "t.json"), make_writer(sys.argv[1], "last/t.json")
+    os.mkdir("last")
+    profiler = Profiler([first, bad, last], rank=0, record_batches=False, flush_interval=0.0005)
+    seen = 0
+    try:
+        profiler.start()
+        for number in range(3000):
+            with profiler.marker("work"):
+                profiler.marker("n").counter({{"n": number}})
+            profiler.step()
+            if number % 20 == 0:
+                profiler.flush()
+        profiler.stop()
+    except BaseException as error:
+        say(f"saw {{error!r}}")
+        raise
+    say(f"calls {{bad.calls}}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("writer", "raiser"), [*((GOOD, raiser) for raiser in RAISERS), ("loses silently", "in events")]
+)
+def test_a_handler_that_raises_takes_nothing_from_training_and_the_others(
+    tmp_path: Path, engine: Engine, writer: str, raiser: str
+) -> None:
+    with (
+        bites(writer),
+        Child(BESIDE_A_RAISER.format(raiser=RAISERS[raiser]), tmp_path, writer=writer) as child,
+    ):
+        assert child.end() == 0, child.errors
+        calls = int(child.hear("calls"))
+        for folder in (tmp_path, tmp_path / "last"):
+            assert_all_is_there(left_in(folder), engine)
+        summary = left_in(tmp_path).summary
+        assert summary is not None
+        expected = {
+            "RaisesSometimes" if raiser == "1 in 1000" else "RaisesAlways",
+        }
+        if "close" not in raiser:
+            assert {name.split(".")[0] for name in summary["failures"]} == expected
+        if raiser == "in events":
+            assert calls == summary["failures"]["RaisesAlways.process_events"] == 10
+        # One line with a traceback for each kind of failure, whatever their number, and one when it is given up.
+        assert child.errors.count("Traceback") <= max(len(summary["failures"]), 1) + 1
+        assert child.errors.count("is left out") <= 1
+
+
+def assert_all_is_there(remains: Remains, engine: Engine) -> None:
+    opens(engine, remains)
+    assert remains.values("n", "n") == list(range(3000))
+    assert remains.count("XE", "work") == 3000
+    assert remains.closed
+
+
+HANGS = {
+    "in events": "Blocks('process_events')",
+    "in flush": "Blocks('flush')",
+    "at a batch": "Blocks('batch_end')",
+}
+
+
+@pytest.mark.parametrize("hang", HANGS)
+@pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
+def test_a_handler_that_hangs_does_not_widen_the_loss_window_of_the_others(
+    tmp_path: Path, engine: Engine, hang: str, first: bool
+) -> None:
+    program = f"""
+        from tests.faults.bad_writers import Blocks
+        from tracekit import JSONTraceHandler, Profiler
+        bad, good = {HANGS[hang]}, JSONTraceHandler("t.json")
+        profiler = Profiler([bad, good] if {first} else [good, bad], rank=0, record_batches=False)
+        profiler.start()
+        profiler.step()
+        with profiler.marker("first"):
+            pass
+        bad.blocked.wait()
+        say("hangs")
+        emit_at(profiler, 20_000)
+    """
+    with Child(program, tmp_path) as child:
+        child.hear("hangs")
+        time.sleep(1)  # the handler hangs for so long
+        child.kill()
+        remains = left_in(tmp_path)
+        opens(engine, remains)
+        assert_little_is_lost(remains, child.tally)
+
+
+@pytest.mark.parametrize("hang", [*HANGS, "in close"])
+def test_stop_waits_no_longer_than_it_was_told_and_the_process_ends(tmp_path: Path, engine: Engine, hang: str) -> None:
+    program = f"""
+        from tests.faults.bad_writers import Blocks
+        from tracekit import JSONTraceHandler, Profiler
+        bad = {HANGS.get(hang, "Blocks('close')")}
+        profiler = Profiler([JSONTraceHandler("t.json"), bad], rank=0, record_batches=False, shutdown_timeout=1.0)
+        with profiler:
+            tally.watch_the_machine()
+            for number in range(1000):
+                profiler.marker("n").counter({{"n": number}})
+            profiler.step()
+            if {hang != "in close"}:
+                bad.blocked.wait()
+            tally[2] = time.monotonic_ns()
+        tally[3] = time.monotonic_ns()
+        sys.exit(7)
+    """
+    with Child(program, tmp_path) as child:
+        assert child.end() == 7
+        ended_ns = time.monotonic_ns()
+        late_ns = child.tally.late_ns
+        assert child.tally[3] - child.tally[2] < 1_250_000_000 + late_ns
+        assert ended_ns - child.tally[3] < 1_000_000_000 + late_ns
+        assert "did not finish within 1 s" in child.errors
+        remains = left_in(tmp_path)
+        opens(engine, remains)
+        assert remains.values("n", "n") == list(range(1000))

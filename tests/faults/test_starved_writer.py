@@ -1,0 +1,48 @@
+"""K7: the writer gets no turn, because other code keeps the interpreter lock; the recording thread writes by itself then."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.faults import Child, left_in, opens, wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.perfetto import Engine
+
+# What keeps the interpreter lock for good: C code that never lets go of it, and Python code that is not asked to.
+KEEPS_THE_LOCK = {
+    "catastrophic regex": "re.match(r'(a+)+$', 'a' * 60 + 'b')",
+    "python loop": "collections.deque(itertools.repeat(0), maxlen=0)",
+}
+
+
+@pytest.mark.parametrize("hang", KEEPS_THE_LOCK)
+def test_what_is_recorded_while_the_writer_is_starved_is_on_disk_at_once(
+    tmp_path: Path, engine: Engine, hang: str
+) -> None:
+    """C code that keeps the interpreter lock starves every other thread; the recording thread must write by itself then."""
+    program = f"""
+        import collections, itertools, re
+        profiler = record()
+        marker = profiler.marker("in the hang")
+        profiler.flush()
+        sys.setswitchinterval(1000)  # so that the writer gets no turn between the two pieces of C code
+        say("starving")
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            re.match(r"(a+)+$", "a" * 18 + "b")
+        marker.start()
+        tally[2] = 1
+        {KEEPS_THE_LOCK[hang]}
+    """
+    with Child(program, tmp_path) as child:
+        child.hear("starving")
+        wait_until(lambda: child.tally[2])
+        child.kill()
+    remains = left_in(tmp_path)
+    opens(engine, remains)
+    assert remains.open_slices() == ["in the hang"]
