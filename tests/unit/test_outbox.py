@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.faults.processes import wait_until
-from tracekit import ConfigError, FlightRecorder, JSONTraceHandler, Profiler, StorageError, storage
+from tracekit import ConfigError, FlightRecorder, JSONTraceHandler, Profiler, StorageError, merge_traces, storage
 from tracekit.formats.schema import SEGMENT_INDEX, compile_schema
 from tracekit.formats.segment_index import Segment, index_document, index_name, listed_segments
 from tracekit.notices import Notices
@@ -405,3 +405,27 @@ def test_a_protocol_that_nothing_here_knows_is_refused_before_training(tmp_path:
 
 def test_busy_is_an_error_of_the_storage() -> None:
     assert issubclass(BusyError, StorageError)
+
+
+def test_merge_tells_of_segments_that_are_listed_and_not_there(tmp_path: Path, memory: Any) -> None:
+    handler = JSONTraceHandler("memory://b/{run_id}/rank{rank}.json", rotate_bytes=1)
+    with Profiler(handler, rank=0, run_id="run", flush_interval=3600, record_batches=False) as profiler:
+        for _ in range(3):
+            profiler.marker("i").instant()
+            profiler.flush()
+    whole = merge_traces(str(tmp_path / "whole.json"), ["memory://b/run/"])
+    assert [omission.path for omission in whole.omitted] == []
+    memory.rm("/b/run/rank0-part0001.json")
+    document = json.loads(memory.cat_file("/b/run/rank0.index.json"))
+    document["segments"] += [{"name": "rank0-part0009.json", "state": state} for state in ("waiting", "dropped")]
+    memory.pipe_file("/b/run/rank0.index.json", json.dumps(document).encode())
+    partly = merge_traces(str(tmp_path / "partly.json"), ["memory://b/run/"])
+    assert [(omission.path.rpartition("/")[2], omission.harmless) for omission in partly.omitted] == [
+        ("rank0-part0001.json", False), ("rank0-part0009.json", False), ("rank0-part0009.json", False),
+    ]  # fmt: skip
+    assert "tracekit upload" in partly.omitted[1].reason
+    assert "the spool was full" in partly.omitted[2].reason
+    # A damaged index is only a file that is no trace.
+    memory.pipe_file("/b/run/rank0.index.json", b'{"tracekit_index": ')
+    damaged = merge_traces(str(tmp_path / "damaged.json"), ["memory://b/run/"])
+    assert [omission.path.rpartition("/")[2] for omission in damaged.omitted] == ["rank0.index.json"]

@@ -99,7 +99,7 @@ class Gap:
 
 def count_events(batch: EventBatch) -> int:
     """Return how many events a batch has, a slice counting at its finish."""
-    return len(batch) - list(batch.records[2::WIDTH]).count(BEGIN)
+    return len(batch) - batch.records[2::WIDTH].count(BEGIN)
 
 
 def span_ns(batch: EventBatch) -> tuple[int, int]:
