@@ -75,9 +75,6 @@ class TraceHandler:
     inline: ClassVar[bool] = False
     """Whether events are taken on the recording thread."""
 
-    in_turn: ClassVar[bool] = False
-    """Whether this handler must have every call behind the other handlers, which then share one thread with it."""
-
     # ---- life ---------------------------------------------------------------------------------------------------------
 
     def open(self, recording: Recording) -> None:

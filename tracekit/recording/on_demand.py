@@ -43,8 +43,6 @@ class OnDemand(TraceHandler):
     trace handlers get, by which it knows when a window is written.
     """
 
-    in_turn = True  # behind the other handlers, so that their files can be told from those before
-
     def __init__(
         self,
         folder: str | os.PathLike[str] | None,

@@ -1,4 +1,4 @@
-"""Outlet: a trace handler, and the calls that wait for it."""
+"""Outlet: one trace handler, and the calls that wait for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.events import BEGIN, END, WIDTH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from tracekit.events import EventBatch
     from tracekit.handlers.base import Summary, TraceHandler
@@ -30,14 +30,13 @@ _ROOM_CHECK_S: Final = 0.05
 
 
 class Outlet:
-    """Calls the methods of a handler in the order of posting, one at a time, on whichever thread delivers.
+    """Calls the methods of one handler in the order of posting, one at a time, on whichever thread delivers.
 
-    A profiler with one handler delivers on its writer thread. With several, each handler has an outlet and a thread of its own,
-    so that one that blocks holds up no other; but handlers that are to be called in turn share one. A recording thread may
-    deliver too, when the thread that should is late. Thread-safe.
+    A profiler with one handler delivers on its writer thread. With several, each handler has a thread of its own, so that one
+    that blocks holds up no other. A recording thread may deliver too, when the thread that should is late. Thread-safe.
 
     Args:
-        handlers: The handler, or several.
+        handler: The handler.
         failures: Where its failures are reported.
         summary: Gives the counts for the handler's ``summary``, from how many events it has missed.
         limit_events: How many events may wait.
@@ -51,15 +50,14 @@ class Outlet:
 
     def __init__(
         self,
-        handlers: Sequence[TraceHandler],
+        handler: TraceHandler,
         failures: Failures,
         summary: Callable[[int], Summary],
         *,
         limit_events: int,
         on_full: str,
     ) -> None:
-        self._handlers = list(handlers)
-        self._name = " and ".join(type(handler).__name__ for handler in handlers)
+        self.handler = handler
         self.waiting_events = 0
         self.dropped_events = 0
         self.progress = 0
@@ -74,19 +72,20 @@ class Outlet:
         self._deliverer = 0  # its ident
         self._wake = threading.Event()
         self._closed = False
-        self._left_out: set[int] = set()  # ids of handlers
-        self._failed_in_a_row: dict[int, int] = {}
+        self._left_out = False
+        self._failed_in_a_row = 0
         self._thread: threading.Thread | None = None
 
     def __repr__(self) -> str:
-        return f"<Outlet {self._name}>"
+        return f"<Outlet {type(self.handler).__name__}>"
 
     # ---- posting ------------------------------------------------------------------------------------------------------
 
     def post(self, method: str, *args: Any) -> None:
         """Have a method of the handler called. Never waits."""
-        self._calls.append([method, args])
-        self._wake.set()
+        if not self._left_out or method == "close":
+            self._calls.append([method, args])
+            self._wake.set()
 
     def post_events(self, batch: EventBatch) -> None:
         """Have a batch given to the handler. If there is no room for it, waits only if that was asked for (``block``).
@@ -94,6 +93,8 @@ class Outlet:
         Starts and ends of slices that are longer than a flush are never dropped: one without the other would break the nesting
         of what is written, and they are few.
         """
+        if self._left_out:
+            return
         if self.waiting_events and self.waiting_events + len(batch) > self._limit and not self._make_room(len(batch)):
             batch = self._thinned(batch)
         with self._queue_lock:
@@ -135,7 +136,7 @@ class Outlet:
         if not self.dropped_events and count:
             logger.warning(
                 "tracekit: %s does not keep up; events beyond max_buffered_events are dropped (%s) and counted",
-                self._name,
+                type(self.handler).__name__,
                 self._on_full,
             )
         self.dropped_events += count
@@ -169,37 +170,36 @@ class Outlet:
             for event in args:
                 event.set()
             return
-        if method == "summary":
-            args = (self._summary(self.dropped_events),)
         try:
-            for handler in self._handlers:
-                if id(handler) not in self._left_out or method == "close":
-                    self._call_one(handler, method, args)
+            if not self._left_out or method == "close":
+                getattr(self.handler, method)(*((self._summary(self.dropped_events),) if method == "summary" else args))
+        except BaseException as error:  # a handler's failure must not reach training or other handlers
+            if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
+                raise  # Ctrl-C while the main thread delivers
+            self._failures.report(f"{type(self.handler).__name__}.{method}", error)
+            self._failed_in_a_row += 1
+            if self._failed_in_a_row >= _GIVE_UP_AFTER and method != "close":
+                logger.warning(
+                    "tracekit: %s failed %d times in a row and is left out",
+                    type(self.handler).__name__,
+                    self._failed_in_a_row,
+                )
+                self._left_out = True
+        else:
+            if method == "process_events":
+                self._failed_in_a_row = 0
         finally:
             if method == "process_events":
                 with self._queue_lock:
                     self.waiting_events -= len(args[0])
 
-    def _call_one(self, handler: TraceHandler, method: str, args: tuple[Any, ...]) -> None:
-        try:
-            getattr(handler, method)(*args)
-        except BaseException as error:  # a handler's failure must not reach training or other handlers
-            if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
-                raise  # Ctrl-C while the main thread delivers
-            self._failures.report(f"{type(handler).__name__}.{method}", error)
-            failed = self._failed_in_a_row[id(handler)] = self._failed_in_a_row.get(id(handler), 0) + 1
-            if failed >= _GIVE_UP_AFTER and method != "close":
-                logger.warning("tracekit: %s failed %d times in a row and is left out", type(handler).__name__, failed)
-                self._left_out.add(id(handler))
-        else:
-            if method == "process_events":
-                self._failed_in_a_row.pop(id(handler), None)
-
     # ---- a thread of its own ------------------------------------------------------------------------------------------
 
     def start_thread(self) -> None:
         """Deliver on a thread of this outlet from now on."""
-        self._thread = threading.Thread(target=self._run, name=f"tracekit-writer {self._name}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=f"tracekit-writer {type(self.handler).__name__}", daemon=True
+        )
         self._thread.start()
 
     def _run(self) -> None:
@@ -224,7 +224,7 @@ class Outlet:
 
     def abandon(self) -> None:
         """Forget everything in a forked child."""
-        self._handlers = []
+        self._left_out = True
         self._calls.clear()
         self._lock = threading.Lock()
         self._deliverer = 0

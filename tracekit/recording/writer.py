@@ -86,11 +86,8 @@ class Writer:
         self._interval_s = interval_s
         self._interval_ns = int(interval_s * 1e9)
         self._backlog = min(_BACKLOG, limit_events)
-        self._handlers = list(handlers)
-        in_turn = any(handler.in_turn for handler in handlers)
         self._outlets = [
-            Outlet(group, failures, self.summary, limit_events=limit_events, on_full=on_full)
-            for group in ([self._handlers] if in_turn else [[handler] for handler in handlers])
+            Outlet(handler, failures, self.summary, limit_events=limit_events, on_full=on_full) for handler in handlers
         ]
         self._lanes = Lanes(buffer)
         self._carry: list[Any] = []  # taken from the buffer, but later than the last cut
@@ -144,9 +141,9 @@ class Writer:
 
     def close(self, timeout_s: float) -> bool:
         """Deliver the rest, give the summary, close the handlers, end the threads. Returns whether that was done in time."""
-        for handler in self._handlers:
+        for outlet in self._outlets:
             with suppress(Exception):
-                handler.ending(timeout_s)
+                outlet.handler.ending(timeout_s)
         self._close_by_s = time.monotonic() + timeout_s
         self._closing = True
         self._wake.set()
@@ -159,7 +156,7 @@ class Writer:
         self._buffer.due_ns = NEVER_NS
         for outlet in self._outlets:
             outlet.abandon()
-        self._outlets, self._handlers = [], []
+        self._outlets = []
         self._posted.clear()
         self._carry = []
 
@@ -176,9 +173,9 @@ class Writer:
             "events there was no memory for": self._buffer.lost_events,
             "events beyond max_buffered_events": missed,
         }
-        for handler in self._handlers:
+        for outlet in self._outlets:
             with suppress(Exception):  # a user's handler must not make asking fail
-                for reason, count in handler.losses().items():
+                for reason, count in outlet.handler.losses().items():
                     dropped[reason] = dropped.get(reason, 0) + count
         return Summary(
             slices=self._slices,
