@@ -87,6 +87,7 @@ class OnDemand(TraceHandler):
         self._pid = -1
         self._attached: list[Any] = []
         self._used = False
+        self._stopping = False
         self._listener: CaptureListener | None = None
         self._lock = threading.Lock()  # between those who begin captures; never taken on the training loop's path
         self._window: CaptureWindow | None = None
@@ -268,6 +269,7 @@ class OnDemand(TraceHandler):
 
     def stopping(self, error: BaseException | None) -> None:
         """Take the signal handler back; end a capture that runs."""
+        self._stopping = True
         if self._trigger is not None:
             self._trigger.remove()
         if self._window is not None and self._timestamp is not None:
@@ -303,9 +305,14 @@ class OnDemand(TraceHandler):
                 self._listener.wake()
 
     def close(self) -> None:
-        """End the listener, after a last word."""
+        """End the listener, unless the profiler stops in good order: then `ended` does, when all handlers have closed."""
         if self._trigger is not None:
             self._trigger.remove()
+        if not self._stopping:
+            self.ended()
+
+    def ended(self) -> None:
+        """End the listener, after a last word: the files are complete now."""
         if self._listener is not None:
             self._listener.close()
 

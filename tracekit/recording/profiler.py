@@ -283,6 +283,8 @@ class Profiler:
                 "written is lost (shutdown_timeout= gives them longer)",
                 self._shutdown_timeout_s,
             )
+        if isinstance(self._schedule, OnDemand):
+            self._schedule.ended()
         deactivate(self)
         for marker in self._attached:
             marker.detach()
