@@ -207,7 +207,7 @@ def test_the_loop_hooks_come_in_order_from_the_writer_thread() -> None:
         ("batch end", 2),
         ("batch start", 2),
     ]
-    assert calls.threads == {"tracekit-writer"}
+    assert calls.threads == {"tracekit-writer Calls"}
 
 
 def test_iterate_yields_everything_and_records_the_waiting() -> None:

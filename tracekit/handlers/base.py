@@ -57,11 +57,10 @@ class TraceHandler:
 
     Delivery: `open` is called on the thread that starts the profiler, and may raise (a wrong path, a missing package) to stop
     it from starting; `stopping` is called on the thread that stops it. Everything else is called one call at a time, within
-    the flush interval (200 ms) of the event: from the profiler's writer thread, from a thread of the handler's own where a
-    profiler has several handlers, or from a recording thread when these are late. So a handler that blocks holds up no other; of
-    what it does not take in time, at most ``max_buffered_events`` wait. Per recording thread, events come in time order,
-    starts before finishes, properly nested; every finish has had its start; a slice that stays open longer than the flush
-    interval has its start delivered before its finish.
+    the flush interval (200 ms) of the event, from a thread that the profiler has for this handler. So a handler that blocks
+    holds up neither training nor another handler; of what it does not take in time, at most ``max_buffered_events`` wait.
+    Per recording thread, events come in time order, starts before finishes, properly nested; every finish has had its start; a
+    slice that stays open longer than the flush interval has its start delivered before its finish.
 
     With ``inline = True`` the ``process_*_event`` methods are called on the recording thread instead, inside the marker, at
     the moment of the event: for mirroring into NVTX or ``record_function``. Keep such a handler short and thread-safe.

@@ -10,8 +10,8 @@ The recording path is measured in nanoseconds, and three things follow:
   backward jumps only, so a test and the store after it, with no call in between, are one step. The comments "atomic" mark
   where that is used. A slice is therefore either open or recorded, and never both, whenever the writer looks or Ctrl-C comes.
 
-After `RecordBuffer.due_ns` a recording thread looks after the buffer itself: that is the one comparison with which a writer
-thread that hangs, or is kept from running, is noticed.
+After `RecordBuffer.due_ns` a recording thread looks after the buffer: that is the one comparison with which a writer that is
+kept from running, or does not keep up, is noticed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Outlet: one trace handler, and the calls that wait for it."""
+"""Outlet: one trace handler, its thread, and the calls that wait for it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ ON_FULL: Final = ("drop_newest", "drop_oldest", "block")
 """What happens to events that do not fit, because a handler does not keep up."""
 
 _GIVE_UP_AFTER: Final = 10
-_ROOM_CHECK_S: Final = 0.05
+_ROOM_CHECK_S: Final = 0.01
 
 
 class Outlet:
-    """Calls the methods of one handler in the order of posting, one at a time, on whichever thread delivers.
+    """Calls the methods of one handler in the order of posting, on a thread of its own.
 
-    A profiler with one handler delivers on its writer thread. With several, each handler has a thread of its own, so that one
-    that blocks holds up no other. A recording thread may deliver too, when the thread that should is late. Thread-safe.
+    So a handler that blocks holds up neither the recording nor another handler. Calls are posted by one thread at a time.
 
     Args:
         handler: The handler.
@@ -61,31 +60,37 @@ class Outlet:
         self.waiting_events = 0
         self.dropped_events = 0
         self.progress = 0
+        self._name = type(handler).__name__
         self._failures = failures
         self._summary = summary
         self._limit = limit_events
         self._on_full = on_full
         self._calls: deque[list[Any]] = deque()  # [method, args]
-        # Of the queue; re-entrant, since a signal handler may record while this thread posts.
-        self._queue_lock = threading.RLock()
-        self._lock = threading.Lock()  # held by the thread that delivers
-        self._deliverer = 0  # its ident
+        self._lock = threading.Lock()  # of the queue; held for moments only
         self._wake = threading.Event()
-        self._closed = False
+        self._closing = False
         self._left_out = False
         self._failed_in_a_row = 0
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name=f"tracekit-writer {self._name}", daemon=True)
 
     def __repr__(self) -> str:
-        return f"<Outlet {type(self.handler).__name__}>"
+        return f"<Outlet {self._name}>"
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether the thread that asks is the one that calls the handler."""
+        return self._thread.ident == threading.get_ident()
 
     # ---- posting ------------------------------------------------------------------------------------------------------
 
     def post(self, method: str, *args: Any) -> None:
         """Have a method of the handler called. Never waits."""
-        if not self._left_out or method == "close":
-            self._calls.append([method, args])
-            self._wake.set()
+        self._calls.append([method, args])
+        self._wake.set()
 
     def post_events(self, batch: EventBatch) -> None:
         """Have a batch given to the handler. If there is no room for it, waits only if that was asked for (``block``).
@@ -93,35 +98,32 @@ class Outlet:
         Starts and ends of slices that are longer than a flush are never dropped: one without the other would break the nesting
         of what is written, and they are few.
         """
-        if self._left_out:
-            return
-        if self.waiting_events and self.waiting_events + len(batch) > self._limit and not self._make_room(len(batch)):
-            batch = self._thinned(batch)
-        with self._queue_lock:
+        if self.waiting_events and self.waiting_events + len(batch) > self._limit:
+            batch = self._make_room(batch)
+        with self._lock:
             self.waiting_events += len(batch)
-            self.post("process_events", batch)
+            self._calls.append(["process_events", (batch,)])
+        self._wake.set()
 
     def post_signal(self, event: threading.Event) -> None:
         """Have an event set when everything that was posted before has been delivered."""
-        self._calls.append(["", (event,)])
-        self._wake.set()
+        self.post("", event)
 
-    def _make_room(self, count: int) -> bool:
+    def _make_room(self, batch: EventBatch) -> EventBatch:
+        """Return what of a batch there is room for, after making room as was asked for."""
+        if self._on_full == "drop_newest":
+            return self._thinned(batch)
         if self._on_full == "drop_oldest":
-            with self._queue_lock:
+            with self._lock:
                 for call in self._calls:
-                    method, args = call
-                    if method == "process_events" and self.waiting_events + count > self._limit:
-                        thinned = self._thinned(args[0])
-                        self.waiting_events += len(thinned) - len(args[0])
+                    if call[0] == "process_events" and self.waiting_events + len(batch) > self._limit:
+                        thinned = self._thinned(call[1][0])
+                        self.waiting_events += len(thinned) - len(call[1][0])
                         call[1] = (thinned,)
-            return True
-        if self._on_full == "block" and not self.is_delivering:
-            while self.waiting_events and self.waiting_events + count > self._limit and not self._closed:
-                self.deliver(blocking=False)
-                time.sleep(_ROOM_CHECK_S)
-            return True
-        return False
+            return batch
+        while self.waiting_events and self.waiting_events + len(batch) > self._limit and not self._closing:
+            time.sleep(_ROOM_CHECK_S)
+        return batch
 
     def _thinned(self, batch: EventBatch) -> EventBatch:
         """Return a batch without what may be dropped, and count that."""
@@ -136,53 +138,40 @@ class Outlet:
         if not self.dropped_events and count:
             logger.warning(
                 "tracekit: %s does not keep up; events beyond max_buffered_events are dropped (%s) and counted",
-                type(self.handler).__name__,
+                self._name,
                 self._on_full,
             )
         self.dropped_events += count
         return dataclasses.replace(batch, records=kept)
 
-    # ---- delivering ---------------------------------------------------------------------------------------------------
+    # ---- on the thread ------------------------------------------------------------------------------------------------
 
-    @property
-    def is_delivering(self) -> bool:
-        """Whether the thread that asks is inside a call of the handler."""
-        return self._deliverer == threading.get_ident()
-
-    def deliver(self, *, blocking: bool = True) -> bool:
-        """Make the calls that wait. Returns False if another thread is at it (or this one, further up its stack)."""
-        if self.is_delivering or not self._lock.acquire(blocking=blocking):
-            return False
-        self._deliverer = threading.get_ident()
-        try:
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            closing = self._closing
             while self._calls:
-                with self._queue_lock:
+                with self._lock:
                     method, args = self._calls.popleft()
                 self._call(method, args)
                 self.progress += 1
-        finally:
-            self._deliverer = 0
-            self._lock.release()
-        return True
+            if closing:
+                return
 
     def _call(self, method: str, args: tuple[Any, ...]) -> None:
         if not method:
-            for event in args:
-                event.set()
+            args[0].set()
             return
         try:
             if not self._left_out or method == "close":
                 getattr(self.handler, method)(*((self._summary(self.dropped_events),) if method == "summary" else args))
-        except BaseException as error:  # a handler's failure must not reach training or other handlers
-            if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
-                raise  # Ctrl-C while the main thread delivers
-            self._failures.report(f"{type(self.handler).__name__}.{method}", error)
+        except BaseException as error:  # noqa: BLE001 - a handler's failure must not end this thread
+            self._failures.report(f"{self._name}.{method}", error)
             self._failed_in_a_row += 1
             if self._failed_in_a_row >= _GIVE_UP_AFTER and method != "close":
                 logger.warning(
-                    "tracekit: %s failed %d times in a row and is left out",
-                    type(self.handler).__name__,
-                    self._failed_in_a_row,
+                    "tracekit: %s failed %d times in a row and is left out", self._name, self._failed_in_a_row
                 )
                 self._left_out = True
         else:
@@ -190,41 +179,17 @@ class Outlet:
                 self._failed_in_a_row = 0
         finally:
             if method == "process_events":
-                with self._queue_lock:
+                with self._lock:
                     self.waiting_events -= len(args[0])
 
-    # ---- a thread of its own ------------------------------------------------------------------------------------------
-
-    def start_thread(self) -> None:
-        """Deliver on a thread of this outlet from now on."""
-        self._thread = threading.Thread(
-            target=self._run, name=f"tracekit-writer {type(self.handler).__name__}", daemon=True
-        )
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._closed:
-            self._wake.wait()
-            self._wake.clear()
-            self.deliver()
-        self.deliver()
+    # ---- the end ------------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """End the thread, if there is one, when it has delivered what waits; without one deliver it now."""
-        self._closed = True
+        """End the thread when it has delivered what waits."""
+        self._closing = True
         self._wake.set()
-        if self._thread is None:
-            self.deliver()
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread to end. Returns whether it has."""
-        if self._thread is not None:
-            self._thread.join(max(0.0, timeout_s))
-        return self._thread is None or not self._thread.is_alive()
-
-    def abandon(self) -> None:
-        """Forget everything in a forked child."""
-        self._left_out = True
-        self._calls.clear()
-        self._lock = threading.Lock()
-        self._deliverer = 0
+        self._thread.join(max(0.0, timeout_s))
+        return not self._thread.is_alive()

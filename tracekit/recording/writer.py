@@ -40,7 +40,26 @@ _BURST: Final = 16_384
 _BACKLOG: Final = 65_536
 """With more events than that on their way, recording threads give way to whoever writes."""
 
-_GIVE_WAY_S: Final = 0.001
+_GIVE_WAY_NS: Final = 1_000_000
+"""How long a recording thread goes on before it gives way again."""
+
+_WAIT_S: Final = 0.05
+"""How long a recording thread waits for a writer that is late, at most."""
+
+
+class _Request:
+    """A thread that waits for everything to be delivered.
+
+    Attributes:
+        cut: Set when what there was has been handed to the outlets.
+        delivered: Set when an outlet has delivered it.
+    """
+
+    __slots__ = ("cut", "delivered")
+
+    def __init__(self) -> None:
+        self.cut = threading.Event()
+        self.delivered: dict[Outlet, threading.Event] = {}
 
 
 class Writer:
@@ -49,8 +68,8 @@ class Writer:
     A delivery is a *cut* through time: it delivers every event up to a moment, and says of the slices that are open at that
     moment that they have started. So handlers get each recording thread's events in order, whatever the threads do meanwhile.
 
-    When the writer's thread is late (some C code keeps the interpreter lock, or it does not keep up), the recording threads
-    do its work: see `look_after`.
+    When the writer is late (some C code keeps the interpreter lock, or it does not keep up), the recording threads let it work:
+    see `look_after`.
 
     Args:
         buffer: Where the records are.
@@ -92,22 +111,24 @@ class Writer:
         self._lanes = Lanes(buffer)
         self._carry: list[Any] = []  # taken from the buffer, but later than the last cut
         self._posted: deque[tuple[int | None, str, tuple[Any, ...]]] = deque()
-        self._wanted: deque[list[threading.Event]] = deque()
+        self._wanted: deque[_Request] = deque()
         self._wake = threading.Event()
         self._closing = False
         self._closed_in_time = False
         self._close_by_s = math.inf
-        self._lock = threading.Lock()  # held while records are taken and arranged
         self._found = 0  # how many events the last cut found
-        self._progress = 0
+        self._in_hand = 0  # how many events have left the buffer and not reached the outlets
+        self._lost_events = 0
+        self._stuck_at: dict[Outlet, int] = {}  # the progress of outlets that could not be waited for
+        self._on_full = on_full
+        self._limit = limit_events * WIDTH
         self._clock_watch = ClockWatch(timeline)
         self._thread = threading.Thread(target=self._run, name="tracekit-writer", daemon=True)
 
     def start(self) -> None:
         """Start the threads."""
-        if len(self._outlets) > 1:
-            for outlet in self._outlets:
-                outlet.start_thread()
+        for outlet in self._outlets:
+            outlet.start()
         self._set_due(self._timeline.clock.monotonic_ns())
         self._buffer.look_after = self.look_after
         self._thread.start()
@@ -128,16 +149,30 @@ class Writer:
         """Deliver and write out what has been recorded until now.
 
         Returns:
-            Whether it was done in time. False on a thread that is inside a handler, which cannot wait for itself.
+            Whether it was done in time. False on the thread of a handler, which cannot wait for itself.
         """
-        inside = any(outlet.is_delivering for outlet in self._outlets)
-        if not self._thread.is_alive() or inside or threading.current_thread() is self._thread:
+        if not self._thread.is_alive() or self._is_mine():
             return False
+        return not self._await_delivery(timeout_s, self._outlets)
+
+    def _await_delivery(self, timeout_s: float, outlets: Sequence[Outlet]) -> list[Outlet]:
+        """Have everything delivered; return those of the outlets that have not done so in time, all if nothing was cut."""
         deadline_s = time.monotonic() + timeout_s
-        done = [threading.Event() for _ in range(len(self._outlets) + 1)]  # the last one is the writer's own
-        self._wanted.append(done)
+        request = _Request()
+        self._wanted.append(request)
         self._wake.set()
-        return all(event.wait(max(0.0, deadline_s - time.monotonic())) for event in reversed(done))
+        if not request.cut.wait(timeout_s):
+            return list(outlets)
+        late = []
+        for outlet in outlets:
+            delivered = request.delivered.get(outlet)
+            if delivered is None or not delivered.wait(max(0.0, deadline_s - time.monotonic())):
+                late.append(outlet)
+        return late
+
+    def _is_mine(self) -> bool:
+        """Whether the thread that asks is the writer's or a handler's."""
+        return self._thread.ident == threading.get_ident() or any(outlet.is_mine for outlet in self._outlets)
 
     def close(self, timeout_s: float) -> bool:
         """Deliver the rest, give the summary, close the handlers, end the threads. Returns whether that was done in time."""
@@ -154,11 +189,28 @@ class Writer:
     def abandon(self) -> None:
         """Forget everything in a forked child: the records, the handlers and the threads are the parent's."""
         self._buffer.due_ns = NEVER_NS
-        for outlet in self._outlets:
-            outlet.abandon()
         self._outlets = []
         self._posted.clear()
         self._carry = []
+
+    def look_after(self, now_ns: int) -> None:
+        """Let the writer work, because it is late: called by a recording thread at an event after the buffer's ``due_ns``.
+
+        Late is a writer that some C code has kept from the interpreter lock, and one that does not keep up. This thread
+        waits until everything is delivered, its own event included, but for 50 ms at most, and never twice for a handler
+        that does not return. It does not do the work itself: Ctrl-C, or a signal handler that records, could come in the
+        midst of it.
+
+        With ``on_full="block"`` it waits while the buffer is full.
+        """
+        if self._closing or self._is_mine():
+            return
+        self._buffer.due_ns = now_ns + self._interval_ns  # one thread that waits is enough
+        hopeful = [outlet for outlet in self._outlets if outlet.progress != self._stuck_at.get(outlet)]
+        for outlet in self._await_delivery(_WAIT_S, hopeful):
+            self._stuck_at[outlet] = outlet.progress
+        while self._on_full == "block" and len(self._buffer.records) > self._limit and self._thread.is_alive():
+            self._await_delivery(_WAIT_S, ())
 
     def summary(self, missed: int | None = None) -> Summary:
         """Return the counts of what was recorded, of what was lost and of what failed.
@@ -171,6 +223,7 @@ class Writer:
         dropped = {
             "counter values that are no numbers": self._counter_values_refused + self._buffer.refused_values,
             "events there was no memory for": self._buffer.lost_events,
+            "events lost when the writer failed": self._lost_events,
             "events beyond max_buffered_events": missed,
         }
         for outlet in self._outlets:
@@ -191,20 +244,16 @@ class Writer:
         while not self._closing:
             self._wake.wait(self._pause_s())
             self._wake.clear()
-            self._guarded(self._deliver)
-        self._guarded(self._deliver)
+            self._deliver()
+        self._deliver()
         self._post("clock_anchor", *self._clock_watch.read())
         self._post("summary")
         self._post("close")
         for outlet in self._outlets:
             outlet.finish()
+        for request in self._wanted:
+            request.cut.set()  # it came too late
         self._closed_in_time = all(outlet.join(self._close_by_s - time.monotonic()) for outlet in self._outlets)
-
-    def _guarded(self, work: Callable[[], object]) -> None:
-        try:
-            work()
-        except Exception as error:  # noqa: BLE001 - the thread must go on: the next time may work
-            self._failures.report("the writer thread", error)
 
     def _pause_s(self) -> float:
         """Return how long to wait: less than usual when much was found, so that bursts stay short and the memory flat."""
@@ -212,49 +261,21 @@ class Writer:
 
     def _deliver(self) -> None:
         wanted = [self._wanted.popleft() for _ in range(len(self._wanted))]
-        with self._lock:
+        try:
             self._cut_all()
-        for done in wanted:
-            for outlet, event in zip(self._outlets, done, strict=False):
-                outlet.post_signal(event)
-        if len(self._outlets) == 1:
-            self._outlets[0].deliver()
-        for done in wanted:
-            done[-1].set()
+        except BaseException as error:  # noqa: BLE001 - the thread must go on: the next time may work
+            self._lost_events += self._in_hand
+            self._failures.report("the writer thread", error)
+        for request in wanted:
+            for outlet in self._outlets:
+                outlet.post_signal(request.delivered.setdefault(outlet, threading.Event()))
+            request.cut.set()
 
     def _set_due(self, now_ns: int) -> None:
-        self._buffer.due_ns = now_ns + self._interval_ns
-
-    # ---- on a recording thread ----------------------------------------------------------------------------------------
-
-    def look_after(self, now_ns: int) -> None:
-        """Do the writer's work, because it is late: called by a recording thread at an event after the buffer's ``due_ns``.
-
-        What is in the buffer is cut and handed to the handlers here, unless the writer (or whoever else) is just doing so.
-        While more is recorded than written, this thread waits for a millisecond to let the writer have the interpreter lock; it
-        never waits for a handler that does not return.
-        """
-        if self._closing or any(outlet.is_delivering for outlet in self._outlets):
-            return  # an event of a handler, or of a signal handler or finaliser that interrupted one
-        self._buffer.due_ns = now_ns + self._interval_ns // _WAKE_UPS
-        if self._lock.acquire(blocking=False):
-            try:
-                self._guarded(self._cut_all)
-            finally:
-                self._lock.release()
-            for outlet in self._outlets:
-                self._guarded(lambda outlet=outlet: outlet.deliver(blocking=False))  # type: ignore[misc]
-        progress = sum(outlet.progress for outlet in self._outlets)
-        if self._is_behind():
-            if progress != self._progress:
-                time.sleep(_GIVE_WAY_S)
-            self._buffer.due_ns = now_ns + int(_GIVE_WAY_S * 1e9)
-        self._progress = progress
-
-    def _is_behind(self) -> bool:
-        return max((outlet.waiting_events for outlet in self._outlets), default=0) > self._backlog
-
-    # ---- with the lock ------------------------------------------------------------------------------------------------
+        late = self._interval_ns
+        if max((outlet.waiting_events for outlet in self._outlets), default=0) > self._backlog:
+            late = _GIVE_WAY_NS
+        self._buffer.due_ns = now_ns + late
 
     def _cut_all(self) -> None:
         while self._posted:
@@ -268,8 +289,7 @@ class Writer:
             self._post("clock_anchor", *self._clock_watch.read())
         if not self._closing:  # `close` follows, which has the last readings of the clocks and the summary before it
             self._post("flush")
-        if not self._is_behind():
-            self._set_due(now_ns)
+        self._set_due(now_ns)
 
     def _post(self, method: str, *args: Any) -> None:
         for outlet in self._outlets:
@@ -283,6 +303,7 @@ class Writer:
         before = len(self._carry) + len(buffer.records) if cut_ns is None else 0
         cut = self._timeline.clock.monotonic_ns() if cut_ns is None else cut_ns
         opened = [slice_ for slice_ in self._open_slices() if slice_[1] < cut]
+        self._in_hand = (len(self._carry) + len(buffer.records)) // WIDTH
         taken = buffer.take(len(buffer.records))
         if self._carry:
             taken = self._carry + taken
@@ -297,6 +318,7 @@ class Writer:
             batch = EventBatch(records, *tables, offset_ns=self._timeline.offset_ns, cut_ns=cut)
             for outlet in self._outlets:
                 outlet.post_events(batch)
+        self._in_hand = 0
         self._timestamps.forget_before(min([cut, *self._carry[1::WIDTH]]))
 
     def _divide(self, taken: list[Any], before: int, cut: int, opened: list[OpenSlice]) -> list[Any]:
