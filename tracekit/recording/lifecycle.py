@@ -9,6 +9,7 @@ import atexit
 import copyreg
 import os
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.recording.compiling import pass_over_markers
@@ -16,7 +17,7 @@ from tracekit.recording.marker import MARKER_TYPES, Marker
 from tracekit.recording.schedule import ProfilerAction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from tracekit.recording.profiler import Profiler
 
@@ -58,7 +59,8 @@ class MarkerTable:
         record_instant_on_finish: bool = False,
     ) -> tuple[Marker, bool]:
         """Return the marker, and whether it was made just now."""
-        categories = (categories,) if isinstance(categories, str) else tuple(categories)
+        if isinstance(categories, str) or not isinstance(categories, Iterable):
+            categories = (categories,)
         key = (
             _text(name),
             tuple(map(_text, categories)),

@@ -44,7 +44,7 @@ class Outlet:
     Attributes:
         waiting_events: How many events wait, those that the handler has been given and not returned included.
         dropped_events: How many did not fit.
-        progress: How often the handler has returned; it stands still while the handler blocks.
+        busy_since_s: Since when the handler is in the call that it is in (``time.monotonic``); 0 when it is in none.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Outlet:
         self.handler = handler
         self.waiting_events = 0
         self.dropped_events = 0
-        self.progress = 0
+        self.busy_since_s = 0.0
         self._name = type(handler).__name__
         self._failures = failures
         self._summary = summary
@@ -154,8 +154,9 @@ class Outlet:
             while self._calls:
                 with self._lock:
                     method, args = self._calls.popleft()
+                self.busy_since_s = time.monotonic()
                 self._call(method, args)
-                self.progress += 1
+            self.busy_since_s = 0.0
             if closing:
                 return
 

@@ -46,6 +46,9 @@ _GIVE_WAY_NS: Final = 1_000_000
 _WAIT_S: Final = 0.05
 """How long a recording thread waits for a writer that is late, at most."""
 
+_BLOCKED_S: Final = 0.25
+"""A handler that has been in one call for longer is not waited for."""
+
 
 class _Request:
     """A thread that waits for everything to be delivered.
@@ -119,7 +122,6 @@ class Writer:
         self._found = 0  # how many events the last cut found
         self._in_hand = 0  # how many events have left the buffer and not reached the outlets
         self._lost_events = 0
-        self._stuck_at: dict[Outlet, int] = {}  # the progress of outlets that could not be waited for
         self._on_full = on_full
         self._limit = limit_events * WIDTH
         self._clock_watch = ClockWatch(timeline)
@@ -197,8 +199,8 @@ class Writer:
         """Let the writer work, because it is late: called by a recording thread at an event after the buffer's ``due_ns``.
 
         Late is a writer that some C code has kept from the interpreter lock, and one that does not keep up. This thread
-        waits until everything is delivered, its own event included, but for 50 ms at most, and never twice for a handler
-        that does not return. It does not do the work itself: Ctrl-C, or a signal handler that records, could come in the
+        waits until everything is delivered, its own event included, but for 50 ms at most, and not at all for a handler that
+        has not returned for long. It does not do the work itself: Ctrl-C, or a signal handler that records, could come in the
         midst of it.
 
         With ``on_full="block"`` it waits while the buffer is full.
@@ -206,9 +208,9 @@ class Writer:
         if self._closing or self._is_mine():
             return
         self._buffer.due_ns = now_ns + self._interval_ns  # one thread that waits is enough
-        hopeful = [outlet for outlet in self._outlets if outlet.progress != self._stuck_at.get(outlet)]
-        for outlet in self._await_delivery(_WAIT_S, hopeful):
-            self._stuck_at[outlet] = outlet.progress
+        now_s = time.monotonic()
+        blocked = [outlet for outlet in self._outlets if 0 < outlet.busy_since_s < now_s - _BLOCKED_S]
+        self._await_delivery(_WAIT_S, [outlet for outlet in self._outlets if outlet not in blocked])
         while self._on_full == "block" and len(self._buffer.records) > self._limit and self._thread.is_alive():
             self._await_delivery(_WAIT_S, ())
 
