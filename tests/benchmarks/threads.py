@@ -30,8 +30,9 @@ def rows(effort: Effort) -> Iterator[Row]:
             # Long enough that every thread gets the interpreter lock more than once; it changes hands every 5 ms.
             count = count_for(loops[0], effort.round_ns * 20)
             ratios, times = [], []
+            alone = peers.entering(profiler.marker("alone"))  # a marker that threads have shared stays dearer
             for _ in range(max(2, effort.rounds // 10)):
-                single_ns = wall_time_of(loops[:1], count * THREADS)
+                single_ns = wall_time_of([alone], count * THREADS)
                 profiler.flush()
                 threaded_ns = wall_time_of(loops, count)
                 profiler.flush()

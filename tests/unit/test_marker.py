@@ -151,6 +151,63 @@ def test_threads_that_change_at_every_chance_lose_nothing_and_leave_the_marker_f
     assert all(end.wall_clock_time_ns > start.wall_clock_time_ns for start, end in pairs)
 
 
+def share(marker: Marker) -> None:
+    """Have a thread find another one in the marker."""
+    with marker:
+        thread = threading.Thread(target=lambda: marker.__enter__().__exit__(None, None, None))
+        thread.start()
+        thread.join()
+
+
+def test_a_marker_that_threads_share_follows_the_schedule_and_ends_what_was_open_before(run: Run) -> None:
+    marker = run.profiler.marker("a")
+    marker.start()  # not shared yet
+    share(marker)
+    marker.finish()
+    run.set_action(ProfilerAction.SKIP)
+    with marker:
+        run.set_action(ProfilerAction.ACTIVE)
+        marker.instant()
+        with marker:
+            run.set_action(ProfilerAction.SKIP)
+    marker.instant()
+    run.set_action(ProfilerAction.ACTIVE)
+    with pytest.raises(KeyError), marker:
+        raise KeyError
+    slices = run.slices()
+    assert len(slices) == 1 + 2 + 2, "before, while the threads met, and two of the three after"
+    assert sum(end.label.args == {"exception": "KeyError"} for _, end in slices) == 1
+    assert len(run.memory.instants) == 1
+    marker.finish()
+    assert len(run.slices()) == 5
+
+
+def test_a_module_level_marker_that_was_shared_begins_anew_with_the_next_profiler() -> None:
+    marker = tracekit.marker("shared, test")
+    first, second = Run(), Run()
+    with first.profiler:
+        share(marker)
+        marker.start()
+    marker.finish()
+    with second.profiler:
+        marker.finish()
+        with marker:
+            pass
+    assert len(second.memory.slices) == 1
+    assert (marker._start, marker._contended, marker._skipped, marker._clones) == (0, 0, 0, {})
+
+
+def test_a_shared_marker_forgets_threads_that_have_ended(run: Run) -> None:
+    marker = run.profiler.marker("a")
+    share(marker)
+    for _ in range(200):
+        thread = threading.Thread(target=lambda: marker.__enter__().__exit__(None, None, None))
+        thread.start()
+        thread.join()
+    assert len(marker._clones) <= 70
+    assert len(run.slices()) == 202
+
+
 def test_a_slice_that_is_open_when_its_profiler_stops_leaves_the_marker_free() -> None:
     marker = tracekit.marker("open at the end, test")
     first, second = Run(), Run()

@@ -37,6 +37,7 @@ class RecordBuffer:
             is missing, `thread_track` makes its track.
         due_ns: The monotonic time from which on recording threads call `look_after` at every event: when the writer should
             have emptied the buffer, or 0 while more comes than it can take.
+        lock: Held while labels and tracks are made, and while markers pass from one state to another; never while one records.
         look_after: What they call then, with the time; set by the writer.
         lost_events: How many events there was no memory for. May be short when two threads count at once.
         refused_values: How many counters were no mappings.
@@ -45,9 +46,9 @@ class RecordBuffer:
     __slots__ = (
         "_label_numbers",
         "_local",
-        "_lock",
         "due_ns",
         "labels",
+        "lock",
         "look_after",
         "lost_events",
         "records",
@@ -69,14 +70,14 @@ class RecordBuffer:
         self._local = threading.local()
         self._label_numbers: dict[Any, int] = {}
         # Re-entrant: a signal handler or a finaliser may make a marker while this thread makes one.
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
 
     def label(self, name: str, categories: tuple[str, ...] = (), args: Mapping[str, str] | None = None) -> int:
         """Return the number of a label, making it when it is new."""
         key = (name, categories, tuple(args.items()) if args else None)
         number = self._label_numbers.get(key)
         if number is None:
-            with self._lock:
+            with self.lock:
                 number = self._label_numbers.get(key)
                 if number is None:
                     self.labels.append(Label(name, categories, dict(args or {})))
@@ -85,7 +86,7 @@ class RecordBuffer:
 
     def new_track(self, name: str, tid: int | None = None) -> int:
         """Make a track; without a tid it is a lane and gets a number that no thread has."""
-        with self._lock:
+        with self.lock:
             number = len(self.tracks)
             self.tracks.append(Track(LANE_TID + number if tid is None else tid, name, sort_index=number))
             return number

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.recording.compiling import pass_over_markers
-from tracekit.recording.marker import MARKER_TYPES, Marker
+from tracekit.recording.marker import Marker
+from tracekit.recording.recording_marker import MARKER_TYPES
 from tracekit.recording.schedule import ProfilerAction
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 The recording path is measured in nanoseconds, and three things follow:
 
-* A marker has a class for each of its states (`Marker` when nothing is recorded, `RecordingMarker` ...); the profiler sets
-  ``__class__`` when the schedule passes from one action to the next, so that no state is asked for on the way in or out.
+* A marker has a class for each of its states (`Marker` when nothing is recorded, those of `MarkerStates` else); the profiler
+  sets ``__class__`` when the schedule passes from one action to the next, so that no state is asked for on the way in or out.
 * The start of the one open slice stands in the marker's own slots. Only recursion, a second thread or a second task takes
   the slow way, with a stack per thread and task.
 * There is no lock. CPython changes threads, and runs signal handlers, at the start of Python functions, after calls and at
@@ -16,12 +16,11 @@ kept from running, or does not keep up, is noticed.
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
 
-from tracekit.events import COUNTER, INSTANT
+from tracekit.events import INSTANT
 from tracekit.recording.buffer import DETACHED
 from tracekit.recording.decorate import decorate
 from tracekit.recording.tasks import TaskTracks, current_owner
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
     F = TypeVar("F", bound=Callable[..., Any])
 
-__all__ = ["MARKER_TYPES", "Marker", "MarkerObserver"]
+__all__ = ["Marker", "MarkerObserver", "MarkerStates"]
 
 _get_ident = threading.get_ident
 
@@ -54,6 +53,22 @@ class MarkerObserver:
 
     def counter(self, marker: Marker, monotonic_ns: int, values: Mapping[str, float]) -> None:
         """A counter was recorded."""
+
+
+class MarkerStates(NamedTuple):
+    """The classes that a marker passes to while it records; `tracekit.recording.recording_marker` makes them.
+
+    Attributes:
+        clock: The monotonic clock that they read.
+        recording: It records.
+        observed: It records, and somebody is to be told at once.
+        shared: Several threads use it at once.
+    """
+
+    clock: Callable[[], int]
+    recording: type[Marker]
+    observed: type[Marker]
+    shared: type[Marker]
 
 
 class Marker:
@@ -81,12 +96,15 @@ class Marker:
         "_buffer",
         "_carried",
         "_clock",
+        "_clones",
         "_contended",
         "_label",
         "_observer",
+        "_recording",
         "_skipped",
         "_stacks",
         "_start",
+        "_states",
         "_task_tracks",
         "_track",
         "actions",
@@ -120,7 +138,10 @@ class Marker:
         self._stacks: dict[Hashable, list[tuple[int, int]]] = {}  # (start, track) by ident of the thread, or by task
         self._label = 0
         self._observer: MarkerObserver | None = None
+        self._recording = True  # whether the clones of a marker that is shared do
         self._buffer: RecordBuffer = DETACHED
+        self._states: MarkerStates | None = None
+        self._clones: dict[int, Marker] = {}  # of a marker that is shared, by track of the thread
         self._clock: Callable[[], int] = time.perf_counter_ns
         self._task_tracks: TaskTracks | None = None
 
@@ -237,6 +258,13 @@ class Marker:
                 return owner, stack
         return 0, None
 
+    def _share(self) -> None:
+        """Pass to the state of a marker that several threads use at once."""
+        with self._buffer.lock:  # or the profiler could pass it to another state meanwhile
+            if self._states is not None and self.__class__ is self._states.recording:
+                self._recording = True
+                self.__class__ = self._states.shared
+
     def open_slices(self) -> list[tuple[int, int, int]]:
         """Return (label, start, track) of every slice that is being recorded now; for the writer."""
         stacks = list(self._stacks.values())
@@ -276,11 +304,12 @@ class Marker:
 
     # ---- attached to a profiler ---------------------------------------------------------------------------------------
 
-    def attach(self, buffer: RecordBuffer, clock: Callable[[], int], task_tracks: TaskTracks) -> None:
+    def attach(self, buffer: RecordBuffer, states: MarkerStates, task_tracks: TaskTracks) -> None:
         """Record into a buffer from now on; still idle until `set_recording`."""
         self._buffer = buffer
+        self._states = states
         self._label = buffer.label(self.name, self.categories)
-        self._clock = clock
+        self._clock = states.clock
         self._task_tracks = task_tracks
 
     def set_recording(self, recording: bool, observer: MarkerObserver | None = None) -> None:
@@ -299,7 +328,8 @@ class Marker:
             self._contended += self._carried
             self._start = self._start or 2
         observed = observer is not None or self.record_instant_on_start or self.record_instant_on_finish
-        self.__class__ = _recording_classes(self._clock)[observed]
+        assert self._states is not None, "only an attached marker can record"
+        self.__class__ = self._states.observed if observed else self._states.recording
 
     def detach(self) -> None:
         """Forget the profiler; its slices that are open become unrecorded ones. Called when its last records are taken."""
@@ -318,121 +348,3 @@ class Marker:
         open_here = self._skipped + mine
         self.detach()
         self._skipped = open_here
-
-
-@functools.cache
-def _recording_classes(clock: Callable[[], int]) -> tuple[type[Marker], type[Marker]]:
-    """Return the classes of a marker that records by a clock: alone, and while something observes it.
-
-    The clock is a variable of this function, because reading one costs half of reading an attribute, twice a slice. All
-    profilers but those of tests have the same clock, and so the same two classes.
-    """
-
-    class RecordingMarker(Marker):
-        """A marker while it records."""
-
-        __slots__ = ()
-
-        def __enter__(self) -> Marker:
-            buffer = self._buffer
-            try:
-                track = buffer.track_of_thread[_get_ident()]
-            except KeyError:
-                track = buffer.thread_track()
-            start = clock()
-            if not self._start:
-                self._track = (
-                    track  # atomic with the test (on 3.10 because the branch that is taken here does not jump)
-                )
-                self._start = start
-            else:  # threads that share a marker come here most of the time
-                self._push(start, track)
-            if start > buffer.due_ns:
-                buffer.look_after(start)
-            return self
-
-        def __exit__(
-            self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-        ) -> None:
-            end = clock()
-            buffer = self._buffer
-            if exc_type is None and not self._contended and end < buffer.due_ns:
-                start = self._start
-                self._start = 0
-                try:
-                    # Atomic with the test and the lines above: threads change after this call at the earliest.
-                    buffer.records.extend((self._label, start, end, self._track))
-                except MemoryError:
-                    buffer.lost_events += 1
-                return
-            self._exit_slow(exc_type, end)
-
-        async def __aenter__(self) -> Marker:
-            assert self._task_tracks is not None
-            self._enter_slow(self._task_tracks.track())
-            return self
-
-        def instant(self) -> None:
-            now, buffer = clock(), self._buffer
-            try:
-                buffer.records.extend((self._label, now, INSTANT, buffer.track_of_thread[_get_ident()]))
-            except KeyError:
-                buffer.records.extend((self._label, now, INSTANT, buffer.thread_track()))
-            except MemoryError:
-                buffer.lost_events += 1
-            if now > buffer.due_ns:
-                buffer.look_after(now)
-
-        def counter(self, values: Mapping[str, float]) -> None:
-            now, buffer = clock(), self._buffer
-            try:
-                kept = values.copy() if type(values) is dict else {**values}
-                buffer.records.extend((self._label, now, COUNTER, kept))
-            except MemoryError:
-                buffer.lost_events += 1
-            except Exception:  # noqa: BLE001 - no mapping, or one whose methods raise: never the training's problem
-                buffer.refused_values += 1
-            if now > buffer.due_ns:
-                buffer.look_after(now)
-
-    class ObservedMarker(RecordingMarker):
-        """A marker that also records instants at its slices' edges, or that something observes at once."""
-
-        __slots__ = ()
-
-        def __enter__(self) -> Marker:
-            self._enter_slow()
-            return self
-
-        def __exit__(
-            self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-        ) -> None:
-            self._exit_slow(exc_type, clock())
-
-        def instant(self) -> None:
-            now, buffer = clock(), self._buffer
-            track = buffer.thread_track()
-            buffer.records.extend((self._label, now, INSTANT, track))
-            if self._observer is not None:
-                self._observer.instant(self, track, now)
-            if now > buffer.due_ns:
-                buffer.look_after(now)
-
-        def counter(self, values: Mapping[str, float]) -> None:
-            now, buffer = clock(), self._buffer
-            try:
-                values = {**values}
-            except Exception:  # noqa: BLE001 - see above
-                buffer.refused_values += 1
-                return
-            buffer.records.extend((self._label, now, COUNTER, values))
-            if self._observer is not None:
-                self._observer.counter(self, now, values)
-            if now > buffer.due_ns:
-                buffer.look_after(now)
-
-    return RecordingMarker, ObservedMarker
-
-
-MARKER_TYPES = (Marker, *_recording_classes(time.perf_counter_ns))
-"""The classes that a marker can have, by its state."""

@@ -29,6 +29,7 @@ from tracekit.recording.inline import InlineHandlers, WithoutEvents
 from tracekit.recording.lifecycle import DEFAULT_ACTIONS, MarkerTable, activate, adopt_in_child, deactivate, inherit
 from tracekit.recording.on_demand import OnDemand
 from tracekit.recording.outlet import ON_FULL
+from tracekit.recording.recording_marker import marker_states
 from tracekit.recording.schedule import CyclicSchedule, ProfilerAction
 from tracekit.recording.shared_action import SharedAction
 from tracekit.recording.source import Source
@@ -286,8 +287,9 @@ class Profiler:
         if isinstance(self._schedule, OnDemand):
             self._schedule.ended()
         deactivate(self)
-        for marker in self._attached:
-            marker.detach()
+        with self._buffer.lock:
+            for marker in self._attached:
+                marker.detach()
         if self._termination is not None:
             self._termination.remove()
         self._failures.raise_pending()
@@ -533,7 +535,7 @@ class Profiler:
         if self._state == "forked":
             adopt_in_child(marker)
             return
-        marker.attach(self._buffer, self._clock.monotonic_ns, self._task_tracks)
+        marker.attach(self._buffer, marker_states(self._clock.monotonic_ns), self._task_tracks)
         self._attached.append(marker)
         if self._state == "started":
             marker.set_recording(self._action in marker.actions, self._observer)
@@ -543,14 +545,16 @@ class Profiler:
         released = {id(marker) for marker in markers}
         if self._writer is not None and self._state == "started":
             self._writer.flush(self._shutdown_timeout_s)
-        for marker in self._attached:
-            if id(marker) in released:
-                marker.detach()
+        with self._buffer.lock:
+            for marker in self._attached:
+                if id(marker) in released:
+                    marker.detach()
         self._attached = [marker for marker in self._attached if id(marker) not in released]
 
     def _set_markers(self, *, recording: bool = True) -> None:
-        for marker in list(self._attached):
-            marker.set_recording(recording and self._action in marker.actions, self._observer)
+        with self._buffer.lock:
+            for marker in list(self._attached):
+                marker.set_recording(recording and self._action in marker.actions, self._observer)
 
     def _open_slices(self) -> list[OpenSlice]:
         return [slice_ for marker in list(self._attached) for slice_ in marker.open_slices()]

@@ -1,0 +1,266 @@
+"""The states of a marker while it records: what every slice, instant and counter pays for; see `tracekit.recording.marker`."""
+
+# ruff: noqa: SLF001 - the markers behind a shared one are of its own kind
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from typing import TYPE_CHECKING, Final, cast
+
+from tracekit.events import COUNTER, INSTANT
+from tracekit.recording.marker import Marker, MarkerObserver, MarkerStates
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import TracebackType
+
+__all__ = ["MARKER_TYPES", "marker_states"]
+
+_get_ident = threading.get_ident
+
+_MANY_CLONES: Final = 64
+"""Behind a marker with more, those of threads that have ended are dropped."""
+
+
+class _Shared(Marker):
+    """A marker that several threads use at once: each has one of its own behind it, so that they do not meet in its slot.
+
+    It becomes one when a thread finds another one in it, and stays one until it is detached, recording or not. Slices that were
+    open then are ended as ever.
+    """
+
+    __slots__ = ()
+
+    async def __aenter__(self) -> Marker:
+        await self._mine().__aenter__()
+        return self
+
+    def finish(self) -> None:
+        """End the slice that this thread (or asyncio task) started last. Without one it does nothing."""
+        clone = self._clones.get(self._buffer.thread_track())
+        if clone is not None and (clone._start or clone._skipped):
+            clone.finish()
+        else:
+            super().finish()
+
+    def instant(self) -> None:
+        """Record that something happened now."""
+        self._mine().instant()
+
+    def counter(self, values: Mapping[str, float]) -> None:
+        """Record the values of one or more series now."""
+        self._mine().counter(values)
+
+    def open_slices(self) -> list[tuple[int, int, int]]:
+        """Return (label, start, track) of every slice that is being recorded now, on any thread."""
+        return super().open_slices() + [found for clone in list(self._clones.values()) for found in clone.open_slices()]
+
+    def set_recording(self, recording: bool, observer: MarkerObserver | None = None) -> None:
+        """Have the markers behind this one pass to the recording or to the idle state."""
+        self._recording, self._observer = recording, observer
+        for clone in list(self._clones.values()):
+            clone.set_recording(recording, observer)
+
+    def detach(self) -> None:
+        """Forget the profiler, and the markers behind this one."""
+        clones = list(self._clones.values())
+        for clone in clones:
+            clone.detach()
+        self._unshare()
+        Marker.detach(self)
+        self._skipped += sum(clone._skipped for clone in clones)
+
+    def abandon_in_child(self) -> None:
+        """Forget the profiler in a forked child, and the markers of the threads that the child does not have."""
+        mine = self._clones.get(self._buffer.track_of_thread.get(_get_ident(), 0))
+        self._unshare()
+        Marker.abandon_in_child(self)
+        if mine is not None:
+            mine.abandon_in_child()
+            self._skipped += mine._skipped
+
+    def _unshare(self) -> None:
+        self._clones = {}
+        self.__class__ = cast("type[_Shared]", Marker)
+
+    def _mine(self) -> Marker:
+        return self._clones.get(self._buffer.thread_track()) or self._clone()
+
+    def _clone(self) -> Marker:
+        """Make the marker of this thread."""
+        assert self._states is not None
+        assert self._task_tracks is not None
+        buffer, track = self._buffer, self._buffer.thread_track()
+        if len(self._clones) >= _MANY_CLONES:
+            alive = set(buffer.track_of_thread.values())
+            for other, unused in list(self._clones.items()):
+                if other not in alive and not (unused._start or unused._skipped):
+                    self._clones.pop(other, None)
+        clone = Marker(self.name, self.categories, self.actions)
+        clone.attach(buffer, self._states, self._task_tracks)
+        clone._track = track
+        self._clones[track] = clone
+        clone.set_recording(self._recording, self._observer)  # now that `set_recording` finds it
+        return clone
+
+
+@functools.cache
+def marker_states(clock: Callable[[], int]) -> MarkerStates:
+    """Return the classes of a marker that records by a clock.
+
+    The clock is a variable of this function, because reading one costs half of reading an attribute, twice a slice. All
+    profilers but those of tests have the same clock, and so the same classes.
+    """
+
+    class RecordingMarker(Marker):
+        """A marker while it records."""
+
+        __slots__ = ()
+
+        def __enter__(self) -> Marker:
+            buffer = self._buffer
+            try:
+                track = buffer.track_of_thread[_get_ident()]
+            except KeyError:
+                track = buffer.thread_track()
+            start = clock()
+            if not self._start:
+                # Atomic with the test (on 3.10 because the branch that is taken here does not jump).
+                self._track = track
+                self._start = start
+            else:
+                if self._start > 2 and self._track != track:
+                    self._share()  # another thread is in it; from the next time on they do not meet
+                self._push(start, track)
+            if start > buffer.due_ns:
+                buffer.look_after(start)
+            return self
+
+        def __exit__(
+            self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+        ) -> None:
+            end = clock()
+            buffer = self._buffer
+            if exc_type is None and not self._contended and end < buffer.due_ns:
+                start = self._start
+                self._start = 0
+                try:
+                    # Atomic with the test and the lines above: threads change after this call at the earliest.
+                    buffer.records.extend((self._label, start, end, self._track))
+                except MemoryError:
+                    buffer.lost_events += 1
+                return
+            self._exit_slow(exc_type, end)
+
+        async def __aenter__(self) -> Marker:
+            assert self._task_tracks is not None
+            self._enter_slow(self._task_tracks.track())
+            return self
+
+        def instant(self) -> None:
+            now, buffer = clock(), self._buffer
+            try:
+                buffer.records.extend((self._label, now, INSTANT, buffer.track_of_thread[_get_ident()]))
+            except KeyError:
+                buffer.records.extend((self._label, now, INSTANT, buffer.thread_track()))
+            except MemoryError:
+                buffer.lost_events += 1
+            if now > buffer.due_ns:
+                buffer.look_after(now)
+
+        def counter(self, values: Mapping[str, float]) -> None:
+            now, buffer = clock(), self._buffer
+            try:
+                kept = values.copy() if type(values) is dict else {**values}
+                buffer.records.extend((self._label, now, COUNTER, kept))
+            except MemoryError:
+                buffer.lost_events += 1
+            except Exception:  # noqa: BLE001 - no mapping, or one whose methods raise: never the training's problem
+                buffer.refused_values += 1
+            if now > buffer.due_ns:
+                buffer.look_after(now)
+
+    class ObservedMarker(RecordingMarker):
+        """A marker that also records instants at its slices' edges, or that something observes at once."""
+
+        __slots__ = ()
+
+        def __enter__(self) -> Marker:
+            self._enter_slow()
+            return self
+
+        def __exit__(
+            self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+        ) -> None:
+            self._exit_slow(exc_type, clock())
+
+        def instant(self) -> None:
+            now, buffer = clock(), self._buffer
+            track = buffer.thread_track()
+            buffer.records.extend((self._label, now, INSTANT, track))
+            if self._observer is not None:
+                self._observer.instant(self, track, now)
+            if now > buffer.due_ns:
+                buffer.look_after(now)
+
+        def counter(self, values: Mapping[str, float]) -> None:
+            now, buffer = clock(), self._buffer
+            try:
+                values = {**values}
+            except Exception:  # noqa: BLE001 - see above
+                buffer.refused_values += 1
+                return
+            buffer.records.extend((self._label, now, COUNTER, values))
+            if self._observer is not None:
+                self._observer.counter(self, now, values)
+            if now > buffer.due_ns:
+                buffer.look_after(now)
+
+    class SharedMarker(_Shared):
+        """A marker that several threads use at once, with what each slice pays for."""
+
+        __slots__ = ()
+
+        def __enter__(self) -> Marker:
+            buffer = self._buffer
+            try:
+                clone = self._clones[buffer.track_of_thread[_get_ident()]]
+            except KeyError:
+                clone = self._clone()
+            if clone._start or clone.__class__ is not RecordingMarker:
+                clone.__enter__()
+                return self
+            start = clone._start = clock()  # nobody else comes here, so that it need not be atomic with the test
+            if start > buffer.due_ns:
+                buffer.look_after(start)
+            return self
+
+        def __exit__(
+            self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+        ) -> None:
+            end = clock()
+            buffer = self._buffer
+            try:
+                clone = self._clones[buffer.track_of_thread[_get_ident()]]
+            except KeyError:
+                self._exit_slow(exc_type, end)
+                return
+            if exc_type is None and clone._start > 2 and not clone._contended and end < buffer.due_ns:
+                start = clone._start
+                clone._start = 0
+                try:
+                    buffer.records.extend((clone._label, start, end, clone._track))
+                except MemoryError:
+                    buffer.lost_events += 1
+            elif clone._start or clone._skipped:
+                clone.__exit__(exc_type, exc, traceback)
+            else:
+                self._exit_slow(exc_type, end)  # it began before the threads met
+
+    return MarkerStates(clock, RecordingMarker, ObservedMarker, SharedMarker)
+
+
+MARKER_TYPES = (Marker, *marker_states(time.perf_counter_ns)[1:])
+"""The classes that a marker can have, by its state."""
