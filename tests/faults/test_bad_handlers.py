@@ -24,6 +24,8 @@ RAISERS = {
     "when stopping": "RaisesAlways(RuntimeError, 'stopping')",
     "1 in 1000": "RaisesSometimes()",
     "memory error": "RaisesAlways(MemoryError)",
+    "no Exception": "RaisesAlways(BaseException)",
+    "system exit": "RaisesAlways(SystemExit)",
     "system exit in close": "RaisesAlways(SystemExit, 'close')",
 }
 

@@ -45,7 +45,7 @@ def kill_while_recording(folder: Path, engine: Engine, rate: int, writer: str, n
     with Child(EMIT.format(path=path, rate=rate), folder, writer=writer) as child:
         child.hear("recording")
         # The moment is random, and has to be: a flush every 200 ms, at none of whose steps a kill may do harm.
-        time.sleep(random.uniform(0.25, 0.9))
+        time.sleep(random.uniform(0.25, 0.6))
         child.kill()
         remains = left_in(folder)
         opens(engine, remains)

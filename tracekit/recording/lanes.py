@@ -30,7 +30,7 @@ _STILL_OPEN: Final = sys.maxsize
 class Lanes:
     """Arranges the records of each flush; used by one thread, the writer's."""
 
-    __slots__ = ("_announced", "_buffer", "_lanes", "_missing", "_twins")
+    __slots__ = ("_announced", "_buffer", "_lanes", "_twins")
 
     def __init__(self, buffer: RecordBuffer) -> None:
         self._buffer = buffer
@@ -39,7 +39,6 @@ class Lanes:
         self._twins: set[tuple[int, int]] = (
             set()
         )  # slices of one start: a clock may stand still. One is announced at a time
-        self._missing: set[tuple[int, int]] = set()  # announced, not open any more, and not among the last records
 
     def arrange(self, records: list[Any], opened: Sequence[OpenSlice], cut_ns: int) -> list[Any]:
         """Return the records, with starts of open slices added and nothing overlapping on any track.
@@ -59,26 +58,23 @@ class Lanes:
         finished = [
             (key, _find(starts, tracks, *key)) for key in self._announced if key not in open_now or key in self._twins
         ]
+        lost = sorted((key for key, index in finished if index is None and key not in open_now), reverse=True)
+        if lost:
+            # Neither open nor ended: an end that there was no memory for, or that Ctrl-C took. It ends here, the inner first.
+            for start, track in lost:
+                records += (self._announced[start, track][0], start, cut_ns, track)
+            starts, tracks = records[1::WIDTH], records[3::WIDTH]
+            finished = [(key, _find(starts, tracks, *key) if index is None else index) for key, index in finished]
         cut_short: list[Any] = []
         for track in self._look(starts, records[2::WIDTH], tracks, opened):
             # In front, since what is cut short ends at the same time as what was around it, and must end first.
             cut_short[:0] = self._untangle(track, records, opened)
-        missing: set[tuple[int, int]] = set()
         for key, index in finished:
             if index is not None:
                 position = index * WIDTH
                 announced = self._announced.pop(key, None)
                 if announced is not None:  # else it goes on on another lane, as a whole slice
                     records[position + 1 : position + WIDTH] = (records[position + 2], END, announced[1])
-            elif key in open_now:
-                continue
-            elif key in self._missing:
-                # Its end was dropped, for it is not on its way since the flush before this one either.
-                label, lane = self._announced.pop(key)
-                records += (label, cut_ns, END, lane)
-            else:
-                missing.add(key)
-        self._missing = missing
         for label, start, track in opened:
             if (start, track) not in self._announced:
                 self._announced[start, track] = (label, track)

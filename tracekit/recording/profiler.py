@@ -52,6 +52,7 @@ __all__ = ["Profiler"]
 logger = logging.getLogger("tracekit")
 T = TypeVar("T")
 
+_NO_CATEGORIES: Final = ()  # of which CPython has one only; any other that is empty takes the longer way
 _ACTIVE: Final = (ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE)
 
 
@@ -513,7 +514,7 @@ class Profiler:
         # In the order that is cheapest: this is a part of what ``with profiler.marker(name):`` costs.
         if (
             actions is DEFAULT_ACTIONS
-            and not categories
+            and categories is _NO_CATEGORIES
             and not record_instant_on_start
             and not record_instant_on_finish
         ):
