@@ -72,6 +72,17 @@ def test_what_json_has_no_form_for_becomes_text() -> None:
     assert json.loads(encode_value(Hostile())) == "<Hostile: RuntimeError>"
 
 
+@given(st.text(st.sampled_from(["\\", '"', "u", "a", "\n", "é"])))
+def test_no_text_ends_with_a_backslash_that_perfetto_would_take_for_the_quote_s(text: str) -> None:
+    encoded = encode_value({text: [text]})
+    assert json.loads(encoded) == orjson.loads(encoded) == {text: [text]}
+    inside = False
+    for position, byte in enumerate(encoded):
+        if byte == ord('"') and encoded[position - 1 : position] != b"\\":  # as Perfetto v52 looks for quotes
+            inside = not inside
+    assert not inside
+
+
 def test_deep_and_long_values_are_cut() -> None:
     deep: list[Any] = []
     for _ in range(10_000):

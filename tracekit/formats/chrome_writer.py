@@ -8,6 +8,7 @@ split into microseconds and nanoseconds, and three digits come from a table, bec
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ _DIGITS = [b"%03d" % number for number in range(1000)]
 _PIECE = 512 * WIDTH
 """How much is encoded at once: in larger pieces the numbers leave the cache, and an event costs a third more."""
 _MOMENT_ARGS = ("epoch", "batch")
+_ESCAPE = re.compile(rb"\\.")
 _MAX_DEPTH = 32
 _MAX_TEXT = 8192
 
@@ -194,10 +196,15 @@ def encode_value(value: Any) -> bytes:
     """
     try:
         encoded = orjson.dumps(value)
+        # orjson writes null for NaN and infinities, silently.
+        if b"null" in encoded or len(encoded) > _MAX_TEXT:
+            encoded = orjson.dumps(_plain(value, 0))
     except (TypeError, ValueError, RecursionError):
-        return orjson.dumps(_plain(value, 0))
-    # orjson writes null for NaN and infinities, silently.
-    return orjson.dumps(_plain(value, 0)) if b"null" in encoded or len(encoded) > _MAX_TEXT else encoded
+        encoded = orjson.dumps(_plain(value, 0))
+    if b'\\\\"' in encoded:
+        # Perfetto v52 takes the quote behind a text that ends with a backslash for an escaped one, and refuses the file.
+        encoded = _ESCAPE.sub(lambda escape: b"\\u005c" if escape[0] == b"\\\\" else escape[0], encoded)
+    return encoded
 
 
 def _plain(value: Any, depth: int) -> Any:
@@ -219,7 +226,13 @@ def _plain(value: Any, depth: int) -> Any:
         return "…"
     try:
         if isinstance(value, dict):
-            return {_plain(str(key), 0): _plain(item, depth + 1) for key, item in value.items()}
+            plain: dict[str, Any] = {}
+            for key, item in value.items():
+                name = _plain(str(key), 0)
+                while name in plain:  # two that differed only in what was cut or replaced
+                    name += "'"
+                plain[name] = _plain(item, depth + 1)
+            return plain
         if isinstance(value, list | tuple | set | frozenset):
             return [_plain(item, depth + 1) for item in value]
         return _plain(repr(value), 0)

@@ -9,7 +9,7 @@ import atexit
 import copyreg
 import os
 import weakref
-from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.recording.compiling import pass_over_markers
@@ -18,7 +18,7 @@ from tracekit.recording.recording_marker import MARKER_TYPES
 from tracekit.recording.schedule import ProfilerAction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tracekit.recording.profiler import Profiler
 
@@ -60,11 +60,9 @@ class MarkerTable:
         record_instant_on_finish: bool = False,
     ) -> tuple[Marker, bool]:
         """Return the marker, and whether it was made just now."""
-        if isinstance(categories, str) or not isinstance(categories, Iterable):
-            categories = (categories,)
         key = (
             _text(name),
-            tuple(map(_text, categories)),
+            _texts(categories),
             frozenset(actions),
             bool(record_instant_on_start),
             bool(record_instant_on_finish),
@@ -83,6 +81,14 @@ def _text(name: object) -> str:
         return str(name)
     except Exception:  # noqa: BLE001 - a user's __str__ may do anything
         return f"<{type(name).__name__}>"
+
+
+def _texts(categories: object) -> tuple[str, ...]:
+    """Return categories as texts; what is none is one."""
+    if not isinstance(categories, str):
+        with suppress(Exception):  # nothing to iterate over, or something that fails at it
+            return tuple(map(_text, categories))  # type: ignore[call-overload]
+    return (_text(categories),)
 
 
 _active: list[Profiler] = []
