@@ -89,14 +89,10 @@ def tracekit_file(path: Path, slices: int, at_a_time: int | None = None) -> floa
 
 def viztracer_file(path: Path, slices: int) -> float:
     """Record with VizTracer and have it write its JSON."""
-    tracer = importlib.import_module("viztracer").VizTracer(verbose=0, tracer_entries=slices + 1000)
-    with _cpu_time(slices) as cost:
-        tracer.start()
-        tracer.pause()
+    with _cpu_time(slices) as cost, peers.viztracer(tracer_entries=slices + 1000) as tracer:
         peers.making(tracer.log_event)(slices)
         tracer.stop()
         tracer.save(str(path))
-    tracer.clear()
     _check(slices=slices, expected=slices, path=path)
     return cost.ns
 

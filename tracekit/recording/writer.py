@@ -119,7 +119,11 @@ class Writer:
         self._closing = False
         self._closed_in_time = False
         self._close_by_s = math.inf
+        self._pause_s = interval_s / _WAKE_UPS
+        self._last_cut_ns = timeline.anchor.monotonic_ns
+        self._cut_apart_ns = self._interval_ns  # how long the last two cuts were apart
         self._found = 0  # how many events the last cut found
+        self._waiting_since_s = 0.0  # since when recording threads have waited in vain
         self._in_hand = 0  # how many events have left the buffer and not reached the outlets
         self._lost_events = 0
         self._on_full = on_full
@@ -210,7 +214,10 @@ class Writer:
         self._buffer.due_ns = now_ns + self._interval_ns  # one thread that waits is enough
         now_s = time.monotonic()
         blocked = [outlet for outlet in self._outlets if 0 < outlet.busy_since_s < now_s - _BLOCKED_S]
-        self._await_delivery(_WAIT_S, [outlet for outlet in self._outlets if outlet not in blocked])
+        late = self._await_delivery(_WAIT_S, [outlet for outlet in self._outlets if outlet not in blocked])
+        self._waiting_since_s = (self._waiting_since_s or now_s) if late else 0.0
+        if late and time.monotonic() - self._waiting_since_s < _BLOCKED_S:
+            self._buffer.due_ns = self._timeline.clock.monotonic_ns() + _GIVE_WAY_NS
         while self._on_full == "block" and len(self._buffer.records) > self._limit and self._thread.is_alive():
             self._await_delivery(_WAIT_S, ())
 
@@ -244,7 +251,7 @@ class Writer:
 
     def _run(self) -> None:
         while not self._closing:
-            self._wake.wait(self._pause_s())
+            self._wake.wait(self._next_pause_s())
             self._wake.clear()
             self._deliver()
         self._deliver()
@@ -257,9 +264,11 @@ class Writer:
             request.cut.set()  # it came too late
         self._closed_in_time = all(outlet.join(self._close_by_s - time.monotonic()) for outlet in self._outlets)
 
-    def _pause_s(self) -> float:
+    def _next_pause_s(self) -> float:
         """Return how long to wait: less than usual when much was found, so that bursts stay short and the memory flat."""
-        return self._interval_s / _WAKE_UPS * min(1.0, _BURST / max(1, self._found))
+        change = min(2.0, max(0.1, _BURST / max(1, self._found)))
+        self._pause_s = min(self._interval_s / _WAKE_UPS, self._pause_s * change)
+        return self._pause_s
 
     def _deliver(self) -> None:
         wanted = [self._wanted.popleft() for _ in range(len(self._wanted))]
@@ -274,12 +283,16 @@ class Writer:
             request.cut.set()
 
     def _set_due(self, now_ns: int) -> None:
-        late = self._interval_ns
-        if max((outlet.waiting_events for outlet in self._outlets), default=0) > self._backlog:
-            late = _GIVE_WAY_NS
-        self._buffer.due_ns = now_ns + late
+        behind = len(self._buffer.records) // WIDTH
+        behind += max((outlet.waiting_events for outlet in self._outlets), default=0)
+        # At the rate of late, when would there be too many? Other threads may keep the writer from the lock until then.
+        too_many_ns = self._backlog * self._cut_apart_ns // max(1, self._found)
+        late_ns = min(self._interval_ns, max(_GIVE_WAY_NS, too_many_ns))
+        self._buffer.due_ns = now_ns + (_GIVE_WAY_NS if behind > self._backlog else late_ns)
 
     def _cut_all(self) -> None:
+        start_ns = self._timeline.clock.monotonic_ns()
+        self._cut_apart_ns, self._last_cut_ns = max(1, start_ns - self._last_cut_ns), start_ns
         while self._posted:
             cut_ns, method, args = self._posted.popleft()
             if cut_ns is not None:
@@ -326,14 +339,20 @@ class Writer:
     def _divide(self, taken: list[Any], before: int, cut: int, opened: list[OpenSlice]) -> list[Any]:
         """Return the records up to a cut, keep those after it, and add the slices that were open at it to ``opened``."""
         records = taken[:before]
+        known = {slice_[1:] for slice_ in opened}
+        ended: set[tuple[int, int]] = set()  # up to the cut, by a thread that came to recording it only after the cut
         items = iter(taken[before:])
         for label, time_ns, kind, what in zip(items, items, items, items, strict=True):
             if (kind if kind >= 0 else time_ns) <= cut:
                 records += (label, time_ns, kind, what)
+                if kind >= 0:
+                    ended.add((time_ns, what))
                 continue
             self._carry += (label, time_ns, kind, what)
-            if kind >= 0 and time_ns < cut:
+            if kind >= 0 and time_ns < cut and (time_ns, what) not in known:
                 opened.append((label, time_ns, what))
+        if ended:
+            opened[:] = [slice_ for slice_ in opened if slice_[1:] not in ended]
         return records
 
     def _count(self, records: list[Any]) -> None:
