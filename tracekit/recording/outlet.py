@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tracekit.events import EventBatch
     from tracekit.handlers.base import Summary, TraceHandler
     from tracekit.recording.failures import Failures
+    from tracekit.recording.signal import Signal
 
 __all__ = ["ON_FULL", "Outlet"]
 
@@ -105,7 +106,7 @@ class Outlet:
             self._calls.append(["process_events", (batch,)])
         self._wake.set()
 
-    def post_signal(self, event: threading.Event) -> None:
+    def post_signal(self, event: Signal) -> None:
         """Have an event set when everything that was posted before has been delivered."""
         self.post("", event)
 

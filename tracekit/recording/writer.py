@@ -17,6 +17,7 @@ from tracekit.recording.buffer import NEVER_NS
 from tracekit.recording.clock_watch import ClockWatch
 from tracekit.recording.lanes import Lanes, OpenSlice
 from tracekit.recording.outlet import Outlet
+from tracekit.recording.signal import Signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -61,8 +62,8 @@ class _Request:
     __slots__ = ("cut", "delivered")
 
     def __init__(self) -> None:
-        self.cut = threading.Event()
-        self.delivered: dict[Outlet, threading.Event] = {}
+        self.cut = Signal()
+        self.delivered: dict[Outlet, Signal] = {}
 
 
 class Writer:
@@ -115,7 +116,7 @@ class Writer:
         self._carry: list[Any] = []  # taken from the buffer, but later than the last cut
         self._posted: deque[tuple[int | None, str, tuple[Any, ...]]] = deque()
         self._wanted: deque[_Request] = deque()
-        self._wake = threading.Event()
+        self._wake = Signal()
         self._closing = False
         self._closed_in_time = False
         self._close_by_s = math.inf
@@ -252,7 +253,6 @@ class Writer:
     def _run(self) -> None:
         while not self._closing:
             self._wake.wait(self._next_pause_s())
-            self._wake.clear()
             self._deliver()
         self._deliver()
         self._post("clock_anchor", *self._clock_watch.read())
@@ -279,7 +279,7 @@ class Writer:
             self._failures.report("the writer thread", error)
         for request in wanted:
             for outlet in self._outlets:
-                outlet.post_signal(request.delivered.setdefault(outlet, threading.Event()))
+                outlet.post_signal(request.delivered.setdefault(outlet, Signal()))
             request.cut.set()
 
     def _set_due(self, now_ns: int) -> None:
