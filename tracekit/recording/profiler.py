@@ -68,7 +68,9 @@ class Profiler:
                 profiler.step(samples=len(batch))
 
     Wrong arguments raise `ConfigError` here or in `start`. After that nothing raises into the training loop: failures are
-    logged once and counted (``TRACEKIT_STRICT=1`` raises them), and nothing on the loop's path waits for storage.
+    logged once and counted (``TRACEKIT_STRICT=1`` raises them), and nothing on the loop's path waits for storage, unless
+    ``on_full="block"`` asks for it. When the writer has been late for a whole ``flush_interval``, the next event waits for it
+    for 50 ms at most, and not for a handler that has blocked for long.
 
     Threads: markers may be used from any thread; `start`, `step`, `next_epoch`, `next_iteration` and `stop` belong to the
     training thread. Fork: a forked child records nothing, except by `child_recording` (which `iterate` sees to for the

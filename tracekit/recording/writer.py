@@ -173,7 +173,7 @@ class Writer:
         late = []
         for outlet in outlets:
             delivered = request.delivered.get(outlet)
-            if delivered is None or not delivered.wait(max(0.0, deadline_s - time.monotonic())):
+            if delivered is None or not delivered.wait(deadline_s - time.monotonic()):
                 late.append(outlet)
         return late
 
@@ -276,6 +276,7 @@ class Writer:
             self._cut_all()
         except BaseException as error:  # noqa: BLE001 - the thread must go on: the next time may work
             self._lost_events += self._in_hand
+            self._in_hand = 0  # the next failure may come before anything is taken
             self._failures.report("the writer thread", error)
         for request in wanted:
             for outlet in self._outlets:
