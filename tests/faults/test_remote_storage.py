@@ -101,15 +101,16 @@ def only_spool(folder: Path) -> Path:
 
 
 def slices(events: list[dict[str, Any]]) -> int:
-    return sum(event["ph"] == "X" for event in events)
+    """Count the slices that end in a segment: one that was open at a flush is a B and an E."""
+    return sum(event["ph"] in "XE" for event in events)
 
 
 def in_store(store: ObjectStore) -> int:
-    """Count the slices in all segments; one that was open at a flush is a B and an E, and more than one where it was cut."""
+    """Count the slices in all segments, one that is cut in two by the end of a segment once."""
     events = [event for segment in store.segments().values() for event in segment]
-    ends = {(event["tid"], event["ts"]) for event in events if event["ph"] == "E"}
-    begun = sum(event["ph"] == "B" and (event["tid"], event["ts"]) not in ends for event in events)
-    return slices(events) + begun
+    begins = {(event["tid"], event["ts"]) for event in events if event["ph"] == "B"}
+    continued = sum(event["ph"] == "E" and (event["tid"], event["ts"]) in begins for event in events)
+    return slices(events) - continued
 
 
 def load(engine: Engine, store: ObjectStore, folder: Path) -> None:
