@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import tracekit
 from tests.faults import Child, bites, left_in, opens, read_trace, writers
 from tests.faults.bad_writers import make_writer
 from tracekit import JSONTraceHandler, Profiler
@@ -94,6 +95,9 @@ def test_a_profiler_that_was_never_started_leaves_nothing_behind(tmp_path: Path)
 def test_a_stopped_profiler_is_freed(tmp_path: Path) -> None:
     with Profiler(JSONTraceHandler(tmp_path / "t.json"), rank=0) as profiler:
         profiler.marker("n").instant()
+        shared = tracekit.marker("of the module, which outlives the profiler")
+        with shared:
+            shared.instant()
     forgotten = weakref.ref(profiler)
     del profiler
     gc.collect()

@@ -132,3 +132,17 @@ def test_a_thousand_flushes_with_one_long_slice_give_one_start_and_one_end() -> 
     _, flushed = play(spans, cuts=list(range(5, 9_000, 9)))
     kinds = [records[at + 2] for records in flushed for at in range(0, len(records), WIDTH) if records[at] == 1]
     assert kinds == [BEGIN, END]
+
+
+def test_two_slices_that_go_on_from_one_moment_do_not_meet_on_a_lane() -> None:
+    """A start and a whole slice of one time: viewers would take the whole slice, which ends first, for the outer one."""
+    spans = [(1, 20, 1), (2, 30, 1), (3, 900, 1)]  # each begins inside of the one before and outlives it
+    _, flushed = play(spans, cuts=[10, 40])
+    begun: list[tuple[int, int]] = []
+    for records in flushed:
+        for at in range(0, len(records), WIDTH):
+            if records[at + 2] >= 0 or records[at + 2] == BEGIN:
+                begun.append((records[at + 3], records[at + 1]))
+    assert len(set(begun)) == len(begun)
+    for found in tracks_of(flushed).values():
+        assert_nested(found)

@@ -146,8 +146,9 @@ class Lanes:
             else:
                 around.append(-minus_end)
         to_place.sort()
+        begun: set[tuple[int, int]] = set()  # (lane, start)
         for start, minus_end, position, label, true_start in to_place:
-            lane = self._free_lane(track, ends, start, -minus_end)
+            lane = self._free_lane(track, ends, begun, start, -minus_end)
             if position >= 0:
                 self._announced.pop((true_start, track), None)
                 records[position + 1] = start
@@ -157,20 +158,28 @@ class Lanes:
                 records += (label, start, BEGIN, lane)
         return cut_short
 
-    def _free_lane(self, track: int, ends: dict[int, list[int]], start: int, end: int) -> int:
-        """Return the first lane of a track on which (start, end) nests, and take it."""
+    def _free_lane(
+        self, track: int, ends: dict[int, list[int]], begun: set[tuple[int, int]], start: int, end: int
+    ) -> int:
+        """Return the first lane of a track on which (start, end) nests, and take it.
+
+        What goes on from one moment gets a lane each: of a start (B) and a whole slice (X) at one time, viewers take the whole
+        slice for the outer one.
+        """
         lanes = self._lanes.setdefault(track, [])
         for lane in (track, *lanes):
             taken = ends.setdefault(lane, [])
             while taken and taken[-1] <= start:
                 taken.pop()
-            if not taken or taken[-1] >= end:
+            if (lane, start) not in begun and (not taken or taken[-1] >= end):
                 taken.append(end)
+                begun.add((lane, start))
                 return lane
         name = f"{self._buffer.tracks[track].name} · overlap {len(lanes) + 1}"
         lane = self._buffer.new_track(name)
         lanes.append(lane)
         ends[lane] = [end]
+        begun.add((lane, start))
         return lane
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast, overload
 
 from tracekit.events import INSTANT
 from tracekit.recording.buffer import DETACHED
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Marker", "MarkerObserver", "MarkerStates"]
 
 _get_ident = threading.get_ident
+_NO_TASKS: Final = TaskTracks(DETACHED)
 
 
 class MarkerObserver:
@@ -143,7 +144,7 @@ class Marker:
         self._states: MarkerStates | None = None
         self._clones: dict[int, Marker] = {}  # of a marker that is shared, by track of the thread
         self._clock: Callable[[], int] = time.perf_counter_ns
-        self._task_tracks: TaskTracks | None = None
+        self._task_tracks = _NO_TASKS
 
     def __repr__(self) -> str:
         return f"<Marker {self.name!r}>"
@@ -336,6 +337,7 @@ class Marker:
         self.set_recording(recording=False)
         self._skipped += sum(map(len, self._stacks.values())) + (self._start > 2)
         self._buffer = DETACHED
+        self._task_tracks = _NO_TASKS  # or a module-level marker would keep the profiler
         self._start = self._contended = 0
         self._stacks.clear()
 

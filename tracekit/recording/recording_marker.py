@@ -91,7 +91,6 @@ class _Shared(Marker):
     def _clone(self) -> Marker:
         """Make the marker of this thread."""
         assert self._states is not None
-        assert self._task_tracks is not None
         buffer, track = self._buffer, self._buffer.thread_track()
         if len(self._clones) >= _MANY_CLONES:
             alive = set(buffer.track_of_thread.values())
@@ -155,7 +154,6 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
             self._exit_slow(exc_type, end)
 
         async def __aenter__(self) -> Marker:
-            assert self._task_tracks is not None
             self._enter_slow(self._task_tracks.track())
             return self
 
