@@ -562,6 +562,21 @@ def test_with_on_full_block_recording_waits_for_the_handler_and_nothing_is_lost(
     assert one.stats.dropped == {}
 
 
+def test_with_on_full_block_and_a_handler_that_never_returns_the_writer_ends_with_the_profiler() -> None:
+    hangs = Hangs()
+    one = profiler(hangs, flush_interval=0.01, max_buffered_events=10, on_full="block", shutdown_timeout=0.2)
+    one.start()
+    one.marker("first").instant()
+    assert hangs.inside.wait(30)
+    for _ in range(50):
+        one.marker("more").instant()
+    assert one._writer is not None
+    one.stop()
+    one._writer._thread.join(30)
+    assert not one._writer._thread.is_alive(), "it looks for room no more"
+    hangs.release.set()
+
+
 def test_a_recording_thread_writes_when_the_writer_is_late() -> None:
     memory = MemoryTraceHandler()
     with profiler(memory, flush_interval=3600) as one:  # the writer sleeps

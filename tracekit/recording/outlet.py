@@ -70,6 +70,7 @@ class Outlet:
         self._lock = threading.Lock()  # of the queue; held for moments only
         self._wake = threading.Event()
         self._closing = False
+        self._waits_for_room = True
         self._left_out = False
         self._failed_in_a_row = 0
         self._thread = threading.Thread(target=self._run, name=f"tracekit-writer {self._name}", daemon=True)
@@ -122,7 +123,7 @@ class Outlet:
                         self.waiting_events += len(thinned) - len(call[1][0])
                         call[1] = (thinned,)
             return batch
-        while self.waiting_events and self.waiting_events + len(batch) > self._limit and not self._closing:
+        while self._waits_for_room and self.waiting_events and self.waiting_events + len(batch) > self._limit:
             time.sleep(_ROOM_CHECK_S)
         return batch
 
@@ -185,6 +186,10 @@ class Outlet:
                     self.waiting_events -= len(args[0])
 
     # ---- the end ------------------------------------------------------------------------------------------------------
+
+    def wait_no_more(self) -> None:
+        """Wait for room no more: the profiler has given the handler up. What it cannot take stays in memory."""
+        self._waits_for_room = False
 
     def finish(self) -> None:
         """End the thread when it has delivered what waits."""

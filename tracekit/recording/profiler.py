@@ -380,7 +380,10 @@ class Profiler:
         if self._state != "started":
             return
         if self._record_batches and self._action is not ProfilerAction.SKIP:
-            self._buffer.records.extend((self._batch_label, self._batch_start_ns, now_ns, self._batch_track))
+            try:
+                self._buffer.records.extend((self._batch_label, self._batch_start_ns, now_ns, self._batch_track))
+            except MemoryError:
+                self._buffer.lost_events += 1
         self._timestamps.append(now_ns, self._timestamp)
         self._batch_start_ns = now_ns
         self._post("batch_end", self._timestamp)

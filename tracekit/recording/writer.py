@@ -190,6 +190,8 @@ class Writer:
         self._closing = True
         self._wake.set()
         self._thread.join(timeout_s)
+        for outlet in self._outlets:
+            outlet.wait_no_more()
         self._buffer.due_ns = NEVER_NS
         return not self._thread.is_alive() and self._closed_in_time
 
