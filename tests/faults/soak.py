@@ -306,26 +306,27 @@ def _look(life: Path, engine: Engine, tally: Tally, report: Report, threads: int
     report.flushes += tally[FLUSHES]
 
 
-def main() -> int:
-    """Run it and print the report."""
+def main(arguments: list[str] | None = None) -> int:
+    """Run it and print the report; returns 1 if something was lost."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.soak", description=__doc__)
     parser.add_argument("--events", type=float, default=100e6, help="how many in all (default: 100e6)")
     parser.add_argument("--threads", type=int, default=8)
+    parser.add_argument("--rate", type=float, default=300e3, help="how many a second, at most (default: 300e3)")
     parser.add_argument(
         "--lives", type=int, default=20, help="how many processes; every other one is killed (default: 20)"
     )
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    options = parser.parse_args(arguments)
     engine = Engine()
     with tempfile.TemporaryDirectory(prefix="tracekit-soak-") as folder:
         report = soak(
             Path(folder),
             engine,
-            events=int(arguments.events),
-            threads=arguments.threads,
-            rate=int(arguments.rate),
-            lives=arguments.lives,
-            seed=arguments.seed,
+            events=int(options.events),
+            threads=options.threads,
+            rate=int(options.rate),
+            lives=options.lives,
+            seed=options.seed,
         )
     engine.close()
     print("\n".join(report.lines()))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.faults import GOOD, bites, writers
-from tests.faults.soak import soak
+from tests.faults.soak import main, soak
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,3 +31,8 @@ def test_memory_stays_flat_and_nothing_that_was_flushed_is_lost(tmp_path: Path, 
     assert report.emitted > 1_000_000
     assert report.forks > 0
     assert max(report.growth_kb) < 50 * 1024
+
+
+def test_the_command_of_the_whole_soak_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--events", "20e3", "--lives", "1", "--threads", "2"]) == 0
+    assert "by 1 processes" in capsys.readouterr().out
