@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.arguments import check_whole
 from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -189,9 +190,7 @@ def detect_process(
 
 def _given(name: str, argument: int | None, found: int | None) -> int:
     value = found if argument is None else argument
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ConfigError(f"{name} must be a whole number from 0 on, not {value!r}")
-    return value
+    return check_whole(name, value, 0)
 
 
 def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:

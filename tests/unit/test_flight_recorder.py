@@ -324,7 +324,7 @@ def test_dumps_go_to_remote_storage() -> None:
         ({"filename": "d.json"}, r"put \{dump\} into it"),
         ({"filename": "d{dump}.txt"}, "must end with"),
         ({"filename": "d{part}.json"}, r"no field \{part\}"),
-        ({"seconds": 0}, "seconds must be a number above 0, not 0"),
+        ({"seconds": 0}, "seconds must be a number of seconds above 0, not 0"),
         ({"seconds": float("nan")}, "seconds must be"),
         ({"max_bytes": 1000}, "at least 4194304"),
         ({"max_bytes": 1e9}, "max_bytes must be a whole number"),
@@ -333,7 +333,7 @@ def test_dumps_go_to_remote_storage() -> None:
         ({"on_signal": signal.SIGKILL}, "on_signal must be a signal that can be caught"),
         ({"on_signal": 9999}, "on_signal must be"),
         ({"on_signal": "USR1"}, "on_signal must be"),
-        ({"num_traces_to_keep": 0}, "num_traces_to_keep must be a whole number above 0, not 0"),
+        ({"num_traces_to_keep": 0}, "num_traces_to_keep must be a whole number from 1 on, not 0"),
     ],
 )
 def test_a_wrong_argument_is_refused_at_once(arguments: dict[str, Any], message: str) -> None:

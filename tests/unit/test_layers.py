@@ -23,6 +23,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "tracekit"
 ROOMS = {
     "__init__": "public names",
     "__main__": "command line",
+    "arguments": "values",
     "clock": "values",
     "distributed": "values",
     "errors": "errors",

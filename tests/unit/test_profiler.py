@@ -127,7 +127,7 @@ def test_a_profiler_that_was_used_cannot_be_started_again() -> None:
         ({"schedule": 3}, "schedule must be a function"),
         ({"timestamp": 3}, "timestamp must be a Timestamp"),
         ({"flush_interval": 0}, "above 0"),
-        ({"max_buffered_events": 0}, "above 0"),
+        ({"max_buffered_events": 0}, "whole number from 1 on"),
         ({"shutdown_timeout": -1}, "above 0"),
     ],
 )
@@ -575,6 +575,7 @@ def test_with_on_full_block_and_a_handler_that_never_returns_the_writer_ends_wit
     one._writer._thread.join(30)
     assert not one._writer._thread.is_alive(), "it looks for room no more"
     hangs.release.set()
+    assert one._writer._outlets[0].join(30)
 
 
 def test_a_recording_thread_writes_when_the_writer_is_late() -> None:

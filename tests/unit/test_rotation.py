@@ -341,10 +341,10 @@ def test_a_file_that_somebody_moved_or_that_cannot_be_removed_is_passed_over(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"rotate_bytes": 0}, "rotate_bytes must be a whole number above 0, not 0"),
+        ({"rotate_bytes": 0}, "rotate_bytes must be a whole number from 1 on, not 0"),
         ({"rotate_bytes": 1.5}, "rotate_bytes must be"),
         ({"rotate_bytes": True}, "rotate_bytes must be"),
-        ({"rotate_seconds": -1}, "rotate_seconds must be a number above 0, not -1"),
+        ({"rotate_seconds": -1}, "rotate_seconds must be a number of seconds above 0, not -1"),
         ({"rotate_seconds": "1h"}, "rotate_seconds must be"),
         ({"rotate_seconds": float("inf")}, "rotate_seconds must be"),
         ({"rotate_every": "1h"}, "rotate_seconds= goes by time"),
@@ -352,7 +352,7 @@ def test_a_file_that_somebody_moved_or_that_cannot_be_removed_is_passed_over(
         ({"rotate_every": "0ba"}, "rotate_every must count"),
         ({"rotate_every": "soon"}, "rotate_every: "),
         ({"rotate_every": 5}, "rotate_every: "),
-        ({"num_traces_to_keep": -1, "rotate_bytes": 9}, "num_traces_to_keep must be a whole number above 0, not -1"),
+        ({"num_traces_to_keep": -1, "rotate_bytes": 9}, "num_traces_to_keep must be a whole number from 1 on, not -1"),
         ({"max_total_bytes": 0, "rotate_bytes": 9}, "max_total_bytes must be"),
         ({"max_total_bytes": 10, "rotate_bytes": 9}, "at least twice rotate_bytes"),
         ({"num_traces_to_keep": 2}, "need several files"),

@@ -126,5 +126,5 @@ def test_a_wrong_argument_is_refused_at_once_and_named(arguments: dict[str, Any]
 
 
 def test_a_wrong_epoch_length_is_refused_when_it_is_told_later() -> None:
-    with pytest.raises(ConfigError, match="epoch_length must be an integer of 1 or more"):
+    with pytest.raises(ConfigError, match="epoch_length must be a whole number from 1 on"):
         cyclic_schedule().with_epoch_length(-3)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
+from tracekit.arguments import check_seconds, check_whole
 from tracekit.errors import ConfigError, StorageError
 from tracekit.formats.rank_trace import COMPANION_EVENT, DUMP_EVENT
 from tracekit.handlers.base import Recording, TraceHandler
@@ -18,7 +19,7 @@ from tracekit.handlers.event_ring import EventRing
 from tracekit.handlers.live_file import PRIVATE_MODE, make_folder
 from tracekit.handlers.rank_file import clock_metadata, offset_metadata
 from tracekit.handlers.rank_files import RankFiles, trace_name
-from tracekit.handlers.rotation import Retention, positive
+from tracekit.handlers.rotation import Retention
 from tracekit.handlers.triggers import ExceptionTrigger, SignalTrigger, SlowSteps
 from tracekit.naming import shown
 
@@ -97,8 +98,8 @@ class FlightRecorder(TraceHandler):
             raise ConfigError(
                 f"file name {shown(self._name.template)} is the same for every dump; put {{dump}} into it"
             )
-        positive("seconds", seconds)
-        positive("max_bytes", max_bytes, whole=True)
+        check_seconds("seconds", seconds)
+        check_whole("max_bytes", max_bytes)
         if max_bytes < _LEAST_BYTES:
             raise ConfigError(f"max_bytes must be at least {_LEAST_BYTES} (4 MiB), not {max_bytes}")
         self._signal = None if on_signal is None else SignalTrigger(on_signal)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from tracekit.errors import ConfigError
+from tracekit.arguments import check_whole
 from tracekit.events import Counter, Event, Instant, SliceBegin, SliceEnd
 from tracekit.handlers.base import Recording, Summary, TraceHandler
 
@@ -25,8 +25,7 @@ class MemoryTraceHandler(TraceHandler):
     """
 
     def __init__(self, max_events: int = 1_000_000) -> None:
-        if not isinstance(max_events, int) or max_events < 1:
-            raise ConfigError(f"max_events must be a whole number above 0, not {max_events!r}")
+        check_whole("max_events", max_events)
         self._events: deque[Event] = deque(maxlen=max_events)
         self.dropped = 0
         self.trace_files: list[str] = []

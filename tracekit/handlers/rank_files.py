@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.arguments import check_whole
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import ConfigError, StorageError
 from tracekit.formats.segment_index import index_name
 from tracekit.handlers.live_file import PRIVATE_MODE, NameTakenError, check_mode, name_taken
 from tracekit.handlers.rank_file import RankFile
-from tracekit.handlers.rotation import positive
 from tracekit.naming import FileName, shown
 from tracekit.outbox.outbox import Outbox, PackingOutbox
 from tracekit.outbox.remote import UploadingOutbox
@@ -62,7 +62,7 @@ class RankFiles:
                 f"file name {shown(name.template)}: num_traces_to_keep and max_total_bytes are for local files, since what was "
                 "uploaded stays; spool_bytes= limits what waits for its upload"
             )
-        positive("spool_bytes", spool_bytes, whole=True)
+        check_whole("spool_bytes", spool_bytes)
         self.paths: list[str] = []
         self.outbox: Outbox | None = None
         self._name = name

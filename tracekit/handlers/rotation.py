@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from tracekit.arguments import check_seconds, check_whole
 from tracekit.errors import ConfigError, TimeError
 from tracekit.timestamp import Time, TimeUnit, ensure_time
 
@@ -16,20 +16,9 @@ if TYPE_CHECKING:
 
     from tracekit.timestamp import Timestamp
 
-__all__ = ["Retention", "Rotation", "positive"]
+__all__ = ["Retention", "Rotation"]
 
 logger = logging.getLogger("tracekit")
-
-
-def positive(name: str, value: Any, *, whole: bool = False) -> None:
-    """Refuse what is no number above 0.
-
-    Raises:
-        ConfigError: It is not; the message names it.
-    """
-    number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if not number or not value > 0 or (not whole and not math.isfinite(value)):
-        raise ConfigError(f"{name} must be a {'whole ' if whole else ''}number above 0, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +45,9 @@ class Rotation:
             ConfigError: One is wrong.
         """
         if rotate_bytes is not None:
-            positive("rotate_bytes", rotate_bytes, whole=True)
+            check_whole("rotate_bytes", rotate_bytes)
         if rotate_seconds is not None:
-            positive("rotate_seconds", rotate_seconds)
+            check_seconds("rotate_seconds", rotate_seconds)
         every = None
         if rotate_every is not None:
             try:
@@ -105,9 +94,9 @@ class Retention:
 
     def __init__(self, keep: int | None = None, max_total_bytes: int | None = None) -> None:
         if keep is not None:
-            positive("num_traces_to_keep", keep, whole=True)
+            check_whole("num_traces_to_keep", keep)
         if max_total_bytes is not None:
-            positive("max_total_bytes", max_total_bytes, whole=True)
+            check_whole("max_total_bytes", max_total_bytes)
         self._keep = keep
         self._max_total_bytes = max_total_bytes
         self._files: deque[tuple[Path, int]] = deque()

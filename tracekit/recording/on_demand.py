@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tracekit import storage
+from tracekit.arguments import check_seconds, check_whole
 from tracekit.capture.documents import Request, new_id
 from tracekit.clock import SYSTEM_CLOCK, Clock
 from tracekit.errors import ConfigError
@@ -69,11 +70,11 @@ class OnDemand(TraceHandler):
             )
         if signal_all_ranks and (on_signal is None or name is None):
             raise ConfigError("on_demand: signal_all_ranks=True needs on_signal= and a folder")
-        _whole("steps", steps, 1)
+        check_whole("on_demand: steps", steps)
         if warmup is not None:
-            _whole("warmup", warmup, 0)
-        _above_zero("max_seconds", max_seconds)
-        _above_zero("look_interval", look_interval)
+            check_whole("on_demand: warmup", warmup, 0)
+        check_seconds("on_demand: max_seconds", max_seconds)
+        check_seconds("on_demand: look_interval", look_interval)
         self._folder = None if name is None else FileName(name)
         self._trigger = None if on_signal is None else SignalTrigger(on_signal)
         self._signal_all_ranks = signal_all_ranks
@@ -173,11 +174,11 @@ class OnDemand(TraceHandler):
             ConfigError: An argument is wrong.
         """
         if steps is not None:
-            _whole("steps", steps, 0)
+            check_whole("on_demand: steps", steps, 0)
         if seconds is not None:
-            _above_zero("seconds", seconds)
+            check_seconds("on_demand: seconds", seconds)
         if warmup is not None:
-            _whole("warmup", warmup, 0)
+            check_whole("on_demand: warmup", warmup, 0)
         if self._pid != os.getpid():
             return False
         refusal = self.accept(Request(id=new_id(), steps=steps, seconds=seconds, warmup=warmup))
@@ -420,13 +421,3 @@ def _name_now(path: str) -> str:
         return name
     plain = name.removesuffix(".gz")
     return plain if Path(plain).exists() else name
-
-
-def _whole(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"on_demand: {name} must be a whole number of {least} or more, not {value!r}")
-
-
-def _above_zero(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise ConfigError(f"on_demand: {name} must be a number above 0, not {value!r}")

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from tracekit import privacy
+from tracekit.arguments import check_seconds, check_whole
 from tracekit.clock import SYSTEM_CLOCK, Clock, Timeline
 from tracekit.distributed import ProcessInfo, detect_process
 from tracekit.errors import ConfigError, HandlerError, TimeError, TracekitError
@@ -137,16 +138,11 @@ class Profiler:
             )
         if timestamp is not None and not isinstance(timestamp, Timestamp):
             raise ConfigError(f"timestamp must be a Timestamp, not {timestamp!r}")
-        seconds = {
-            "flush_interval": flush_interval,
-            "shutdown_timeout": shutdown_timeout,
-            "sigterm_grace": sigterm_grace,
-        }
-        for name, value in seconds.items():
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} is seconds, and must be above 0, not {value!r}")
-        if not isinstance(max_buffered_events, int) or max_buffered_events < 1:
-            raise ConfigError(f"max_buffered_events must be a whole number above 0, not {max_buffered_events!r}")
+        check_seconds("flush_interval", flush_interval)
+        check_seconds("shutdown_timeout", shutdown_timeout)
+        if sigterm_grace is not None:
+            check_seconds("sigterm_grace", sigterm_grace)
+        check_whole("max_buffered_events", max_buffered_events)
         if on_full not in ON_FULL:
             raise ConfigError(f"on_full must be one of {', '.join(map(repr, ON_FULL))}, not {on_full!r}")
         self._timestamp = timestamp or Timestamp()

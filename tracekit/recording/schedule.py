@@ -7,6 +7,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from tracekit.arguments import check_whole
 from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,15 +64,11 @@ class CyclicSchedule:
     resumed_epoch: int = 0
 
     def __post_init__(self) -> None:
-        _check_integer("skip_first", self.skip_first, 0)
-        _check_integer("wait", self.wait, 0)
-        _check_integer("warmup", self.warmup, 0)
-        _check_integer("active", self.active, 1)
-        _check_integer("repeat", self.repeat, 0, note=" (0 is for ever)")
-        _check_integer("resumed_batch", self.resumed_batch, 0)
-        _check_integer("resumed_epoch", self.resumed_epoch, 0)
+        for name in ("skip_first", "wait", "warmup", "repeat", "resumed_batch", "resumed_epoch"):
+            check_whole(f"cyclic_schedule: {name}", getattr(self, name), 0)
+        check_whole("cyclic_schedule: active", self.active)
         if self.epoch_length is not None:
-            _check_integer("epoch_length", self.epoch_length, 1, note=", or None where it is not known")
+            check_whole("cyclic_schedule: epoch_length", self.epoch_length)
         if self.per not in ("epoch", "run"):
             raise ConfigError(f'cyclic_schedule: per must be "epoch" or "run", not {self.per!r}')
 
@@ -162,9 +159,3 @@ def cyclic_schedule(
         per=per,
         epoch_length=epoch_length,
     )
-
-
-def _check_integer(name: str, value: object, least: int, *, note: str = "") -> None:
-    # bool is an int to Python, and active=True is a mistake all the same.
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"cyclic_schedule: {name} must be an integer of {least} or more{note}, not {value!r}")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import sys
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.arguments import check_seconds
 from tracekit.clock import ClockOffset
-from tracekit.errors import ConfigError
 from tracekit.recording.source import Source
 from tracekit.sources.clock_exchange import Answering, Asking, Drift, own_connection, reachable
 
@@ -62,12 +61,7 @@ class ClockSync(Source):
     """
 
     def __init__(self, interval: float = 60.0) -> None:
-        if (
-            isinstance(interval, bool)
-            or not isinstance(interval, (int, float))
-            or not (math.isfinite(interval) and interval > 0)
-        ):
-            raise ConfigError(f"ClockSync: interval must be a number of seconds above 0, not {interval!r}")
+        check_seconds("ClockSync: interval", interval)
         self._interval_s = float(interval)
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()

@@ -9,6 +9,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.arguments import check_seconds
 from tracekit.clock import SYSTEM_CLOCK, Clock
 from tracekit.errors import ConfigError, MissingExtraError
 from tracekit.recording.schedule import ProfilerAction
@@ -82,8 +83,7 @@ class SystemProfiler(Source):
         provider: Any = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        if isinstance(interval, bool) or not _is_positive(interval):
-            raise ConfigError(f"SystemProfiler: interval must be a number of seconds above 0, not {interval!r}")
+        check_seconds("SystemProfiler: interval", interval)
         if not (process or cpu or memory or disk or network):
             raise ConfigError("SystemProfiler: nothing is left to record; leave one of its arguments True")
         self._interval_ns = max(1, round(interval * 1e9))
@@ -231,10 +231,6 @@ def _counters(psutil: Any, groups: Mapping[str, bool]) -> list[_Counter]:
     if groups["network"]:
         counters.append(_Counter("host network", lambda: _network(psutil), rate=True))
     return counters
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value) and value > 0
 
 
 def _pick(values: object, **series: str) -> dict[tuple[str, str], float]:
