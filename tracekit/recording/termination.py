@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import threading
 import time
@@ -72,7 +73,8 @@ class Termination:
         """Begin; on the main thread."""
         self._pid = os.getpid()
         self._pipe = os.pipe()
-        os.set_blocking(self._pipe[1], False)
+        for end in self._pipe:
+            os.set_blocking(end, False)
         taken = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         self._has_wakeup = taken == -1
         if not self._has_wakeup:  # somebody else's
@@ -122,6 +124,9 @@ class Termination:
             with contextlib.suppress(BlockingIOError):
                 os.write(self._pipe[1], bytes([number]))
             return
+        if self._pid == os.getpid():
+            # The signal has written here up to three times by now; what comes from now on is another one.
+            self._drain()
         self._let_through.set()
         if callable(self._previous):
             self._written = False
@@ -133,27 +138,30 @@ class Termination:
     # ---- on the thread ------------------------------------------------------------------------------------------------
 
     def _wait(self) -> None:
-        read_end, write_end = self._pipe
+        written = select.poll()
+        written.register(self._pipe[0], select.POLLIN)
         try:
             while True:
-                woken_by = os.read(read_end, 4096)
-                if 0 in woken_by or not woken_by:
+                written.poll()
+                woken_by = self._drain()
+                if 0 in woken_by:
                     return
                 # Every signal that Python handles writes its number.
-                if signal.SIGTERM in woken_by:
-                    self._serve(time.monotonic() + self._grace_s)
-                    # The same signal may have written twice, and the one that was sent again has.
-                    os.set_blocking(read_end, False)
-                    with contextlib.suppress(BlockingIOError):
-                        woken_by = os.read(read_end, 4096)
-                        if 0 in woken_by:
-                            return
-                    os.set_blocking(read_end, True)
+                if signal.SIGTERM in woken_by and self._serve(time.monotonic() + self._grace_s) and 0 in self._drain():
+                    return
         finally:
-            os.close(read_end)
-            os.close(write_end)
+            for end in self._pipe:
+                os.close(end)
 
-    def _serve(self, until_s: float) -> None:
+    def _drain(self) -> bytes:
+        """Return what has been written into the pipe, and take it out."""
+        try:
+            return os.read(self._pipe[0], 4096)
+        except BlockingIOError:
+            return b""
+
+    def _serve(self, until_s: float) -> bool:
+        """Write everything out and pass the signal on. Returns whether it may have written more than is read by now."""
         previous = self._previous
         ignored = previous == signal.SIG_IGN
         with contextlib.suppress(Exception):  # counted and logged where it happened; the signal has to be passed on
@@ -162,16 +170,19 @@ class Termination:
             else:
                 self._end(self._grace_s)
         if ignored:
-            return
+            return False
         self._let_through.clear()
         self._written = True
         os.kill(os.getpid(), signal.SIGTERM)
         # The main thread has what is left of the time: it may be busy, not stuck.
-        if self._let_through.wait(max(until_s - time.monotonic(), _HANDOVER_S)) or callable(previous):
-            return
+        if self._let_through.wait(max(until_s - time.monotonic(), _HANDOVER_S)):
+            return False
+        if callable(previous):
+            return True
         # Only C can set a signal back from here. Python's own table is left as it is: nobody will read it again.
         ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
         os.kill(os.getpid(), signal.SIGTERM)
+        return True
 
 
 def _is_ours(handler: Any) -> bool:
