@@ -74,13 +74,14 @@ class Report:
 
     def lines(self) -> list[str]:
         """Return it for people."""
-        growth_kb = max(self.growth_kb, default=0)
+        growth_kb = sorted(self.growth_kb) or [0]
         return [
             f"{self.emitted:,} events recorded in {self.seconds:.0f} s by {self.lives} processes, {self.kills} of them killed",
             f"{self.forks} forks, {self.flushes} flushes, {self.files} files",
             f"{self.events:,} events in the files",
             f"{self.unflushed:,} lost with a kill before they were flushed, {self.dropped:,} dropped and counted",
-            f"memory of a process after two fifths of its events and before: at most {growth_kb:,} KB more",
+            "the most memory of a process after two fifths of its events, compared with before: "
+            f"{growth_kb[0]:+,} to {growth_kb[-1]:+,} KB, half of them below {growth_kb[len(growth_kb) // 2]:+,} KB",
             *(self.losses or ["nothing that was flushed is lost"]),
         ]
 
