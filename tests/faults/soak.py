@@ -80,8 +80,10 @@ class Report:
             f"{self.forks} forks, {self.flushes} flushes, {self.files} files",
             f"{self.events:,} events in the files",
             f"{self.unflushed:,} lost with a kill before they were flushed, {self.dropped:,} dropped and counted",
-            "the most memory of a process after two fifths of its events, compared with before: "
-            f"{growth_kb[0]:+,} to {growth_kb[-1]:+,} KB, half of them below {growth_kb[len(growth_kb) // 2]:+,} KB",
+            (
+                "the most memory of a process after two fifths of its events, compared with before: "
+                f"{growth_kb[0]:+,} to {growth_kb[-1]:+,} KB, half of them below {growth_kb[len(growth_kb) // 2]:+,} KB"
+            ),
             *(self.losses or ["nothing that was flushed is lost"]),
         ]
 
