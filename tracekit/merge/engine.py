@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-import gzip
 from collections import Counter
-from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
+from typing import TYPE_CHECKING, Final
 
-from tracekit.errors import ConfigError, MergeError, StorageError
-from tracekit.formats.rank_trace import BASE_TIME_KEY
-from tracekit.formats.trace_reader import TraceReader, encode_json
+from tracekit.errors import MergeError, StorageError
+from tracekit.formats.trace_reader import TraceReader
 from tracekit.merge.clocks import describe_clocks, place
 from tracekit.merge.inputs import find_inputs, gather
 from tracekit.merge.namespaces import plan
+from tracekit.merge.outputs import Merged, output_format, packed
 from tracekit.merge.patch import Patcher
-from tracekit.merge.processes import CHILD, CPU, GPU
 from tracekit.merge.report import Drop, InputReport, MergeReport, OmissionReport, RankReport, Repair
 from tracekit.storage import atomic_write, basename, exists, size_bytes, without_secrets
-from tracekit.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from tracekit.merge.inputs import Input
     from tracekit.merge.namespaces import Process
+    from tracekit.merge.outputs import Part
 
 __all__ = ["merge_traces"]
 
-_GZIP_LEVEL: Final = 1
 _SCAN_SHARE: Final = 0.4
-_MAX_KEPT_KEYS: Final = 64
-_MAX_KEPT_BYTES: Final = 4096
-_OWN_KEYS: Final = frozenset(
-    {"traceEvents", "deviceProperties", "distributedInfo", "displayTimeUnit", "schemaVersion", "tracekit"}
-)
 
 
 def merge_traces(
@@ -72,8 +63,7 @@ def merge_traces(
     """
     if isinstance(inputs, str):
         inputs = [inputs]
-    if not output.endswith((".json", ".json.gz")):
-        raise ConfigError(f"{without_secrets(output)}: the output must end with .json or .json.gz")
+    make_output = output_format(output)
     files = find_inputs(output, inputs)
     if not overwrite and exists(output):
         # Said before the inputs are read, which may take long; atomic_write looks again.
@@ -88,25 +78,19 @@ def merge_traces(
         Patcher(target, id_args=item.scan.kind in ("torch", "merged"), epoch_only=item.scan.base_ns == 0)
         for item, target in zip(items, maps, strict=True)
     ]
-    with atomic_write(output, overwrite=overwrite) as file, ExitStack() as stack:
-        sink = file
-        if output.endswith(".gz"):
-            packed = gzip.GzipFile(filename="", mode="wb", compresslevel=_GZIP_LEVEL, fileobj=file, mtime=0)
-            sink = cast("BinaryIO", stack.enter_context(packed))
-        head, added = _head(items, processes, base_ns)
-        sink.write(head)
-        first = added == 0
-        total = sum(item.scan.bytes_read for item in items) or 1
-        done = 0
-        for item, patcher in zip(items, patchers, strict=True):
-            for text, read_bytes in _rewrite(item, patcher):
-                sink.write(text if first else b",\n" + text)
-                first = False
-                if progress is not None:
-                    share = (done + read_bytes) / total
-                    progress(_SCAN_SHARE + (1 - _SCAN_SHARE) * share, f"writing {basename(item.path)}")
-            done += item.scan.bytes_read
-        sink.write(b"\n]}\n")
+    written = make_output(Merged(base_ns, items, processes))
+    tell = _write_progress(progress, items)
+    with atomic_write(output, overwrite=overwrite) as file:
+        with packed(output, file) as sink:
+            head, added = written.head()
+            sink.write(head)
+            separator = written.separator if added else b""
+            for unit, numbers in enumerate(written.units):
+                unit_inputs = [(items[number], patchers[number]) for number in numbers]
+                for piece in _pieces(written.part(unit), unit_inputs, tell):
+                    sink.write(separator + piece)
+                    separator = written.separator
+            sink.write(written.tail())
         report = _report(output, base_ns, items, processes, patchers, omitted, added, moved, warnings)
         if strict:
             _refuse(report)
@@ -130,6 +114,38 @@ def _scan_progress(
     return tell
 
 
+def _write_progress(
+    progress: Callable[[float, str], None] | None, items: list[Input]
+) -> Callable[[Input, int], None] | None:
+    if progress is None:
+        return None
+    before: dict[str, int] = {}
+    total = 0
+    for item in items:
+        before[item.path] = total
+        total += item.scan.bytes_read
+
+    def tell(item: Input, done_bytes: int) -> None:
+        share = (before[item.path] + done_bytes) / (total or 1)
+        progress(_SCAN_SHARE + (1 - _SCAN_SHARE) * share, f"writing {basename(item.path)}")
+
+    return tell
+
+
+def _pieces(
+    part: Part, inputs: Iterable[tuple[Input, Patcher]], tell: Callable[[Input, int], None] | None
+) -> Iterator[bytes]:
+    """Yield what some inputs add to the output, piece by piece."""
+    for item, patcher in inputs:
+        for text, read_bytes in _rewrite(item, patcher):
+            piece = part.encode(text)
+            if piece:
+                yield piece
+            if tell is not None:
+                tell(item, read_bytes)
+    yield from part.finish()
+
+
 def _rewrite(item: Input, patcher: Patcher) -> Iterator[tuple[bytes, int]]:
     """Yield the rewritten runs of an input, each with the number of bytes read so far."""
     expected = sum(item.scan.phases.values())
@@ -149,104 +165,6 @@ def _rewrite(item: Input, patcher: Patcher) -> Iterator[tuple[bytes, int]]:
         raise MergeError(f"{item.scan.path}: the file changed while it was merged; merge it again") from error
     if seen != expected:
         raise MergeError(f"{item.scan.path}: the file changed while it was merged; merge it again")
-
-
-def _head(items: list[Input], processes: list[Process], base_ns: int) -> tuple[bytes, int]:
-    """Return everything up to the first event of an input, and how many metadata events that holds."""
-    devices: dict[bytes, Any] = {}
-    for item in items:
-        properties = item.scan.header.get("deviceProperties")
-        for device in properties if isinstance(properties, list) else []:
-            devices.setdefault(encode_json(device), device)
-    head: dict[str, Any] = {
-        "schemaVersion": 1,
-        "tracekit": {
-            "merge": {"format_version": 1, "tracekit_version": __version__},
-            "processes": [
-                {
-                    "pid": process.pid,
-                    "rank": process.rank,
-                    "key": list(process.key),
-                    "name": process.name,
-                    "host": process.host,
-                }
-                for process in processes
-            ],
-            "inputs": [_input_metadata(item) for item in items],
-        },
-        "deviceProperties": list(devices.values()),
-        "displayTimeUnit": "ms",
-    }
-    info = _distributed_info(items)
-    if info:
-        head["distributedInfo"] = info
-    if base_ns:
-        head[BASE_TIME_KEY] = base_ns
-    events = [event for order, process in enumerate(processes) for event in _declare(process, order)]
-    text = encode_json(head)[:-1] + b',"traceEvents":[\n' + b",\n".join(encode_json(event) for event in events)
-    return text, len(events)
-
-
-def _input_metadata(item: Input) -> dict[str, Any]:
-    """Return what an input says about itself; large values (logs, whole configurations) are left to the input."""
-    header: dict[str, Any] = {}
-    for key, value in item.scan.header.items():
-        if key not in _OWN_KEYS and len(header) < _MAX_KEPT_KEYS and len(encode_json(value)) <= _MAX_KEPT_BYTES:
-            header[key] = value
-    if item.scan.kind == "merged":
-        inputs = item.scan.header["tracekit"].get("inputs")
-        header["inputs"] = inputs if isinstance(inputs, list) else []
-    info = item.scan.header.get("distributedInfo")
-    if isinstance(info, dict) and len(encode_json(info)) <= _MAX_KEPT_BYTES:
-        header["distributedInfo"] = info
-    return {
-        "file": basename(item.path),
-        "kind": item.scan.kind,
-        "rank": item.rank,
-        "host": item.host,
-        "header": header,
-        "metadata": item.scan.metadata,
-    }
-
-
-def _distributed_info(items: list[Input]) -> dict[str, Any]:
-    """Return what is true of all inputs: one rank's own information, or backend and size of the run they share."""
-    infos = [
-        item.scan.header["distributedInfo"]
-        for item in items
-        if isinstance(item.scan.header.get("distributedInfo"), dict)
-    ]
-    if not infos:
-        return {}
-    if len({item.rank for item in items}) == 1 and not any(item.merged_processes for item in items):
-        return dict(infos[0])
-    keys = ("backend", "world_size")
-    return {
-        key: infos[0][key] for key in keys if key in infos[0] and all(info.get(key) == infos[0][key] for info in infos)
-    }
-
-
-def _declare(process: Process, order: int) -> list[dict[str, Any]]:
-    """Return the metadata events of a process and its threads."""
-
-    def event(event_name: str, tid: int, **args: Any) -> dict[str, Any]:
-        return {"ph": "M", "name": event_name, "pid": process.pid, "tid": tid, "args": args}
-
-    kind, number = process.key
-    events = [
-        event("process_name", process.pid, name=process.title),
-        event("process_sort_index", process.pid, sort_index=order),
-    ]
-    if kind in (CPU, GPU):
-        events.append(event("process_labels", process.pid, labels="CPU" if kind == CPU else f"GPU {number}"))
-    for thread in sorted(process.threads.values(), key=lambda thread: thread.tid):
-        if thread.name is not None:
-            events.append(event("thread_name", thread.tid, name=thread.name))
-        # The main thread first, whatever the numbers of the others.
-        sort_index = -1 if thread.main and kind in (CPU, CHILD) else thread.sort_index
-        if sort_index is not None:
-            events.append(event("thread_sort_index", thread.tid, sort_index=sort_index))
-    return events
 
 
 def _report(

@@ -1,0 +1,111 @@
+"""What a merge writes: the seam between rewritten events and a file format.
+
+An output is bytes that are joined: a head, which tells what is true of the whole merge, then the events, then a tail. The
+events are encoded by parts, one for each unit of inputs. A part knows nothing of the others and can be sent to another
+process, so parts may be made anywhere and at any time, as long as they are joined in order.
+"""
+
+from __future__ import annotations
+
+import gzip
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, cast
+
+from tracekit.errors import ConfigError
+from tracekit.merge.json_output import JsonOutput
+from tracekit.storage import without_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from tracekit.merge.inputs import Input
+    from tracekit.merge.namespaces import Process
+
+__all__ = ["Merged", "Output", "Part", "output_format", "packed"]
+
+_GZIP_LEVEL: Final = 1
+_PACKED: Final = ".gz"
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What is true of the whole merge.
+
+    Attributes:
+        base_ns: What all times are relative to, ns since the epoch; 0 when no input tells its clock.
+        inputs: In the order of the output.
+        processes: In the order of display, with their threads.
+    """
+
+    base_ns: int
+    inputs: list[Input]
+    processes: list[Process]
+
+
+class Part(Protocol):
+    """Encodes the events of one unit of inputs. It can be pickled before its first use."""
+
+    def encode(self, events: bytes) -> bytes:
+        """Return what the next run of events adds to the output; empty where the part keeps it until later.
+
+        Args:
+            events: JSON objects with ``,`` between them, as `Patcher.patch` returns them.
+        """
+
+    def finish(self) -> Iterable[bytes]:
+        """Return what the part kept until the end of its inputs, piece by piece."""
+
+
+class Output(Protocol):
+    """A file format of merged traces.
+
+    Attributes:
+        separator: What stands between two pieces that parts return, and between the head and the first of them.
+        units: The inputs by number; those of one unit go through one part, one after the other. Of most formats every
+            input is a unit of its own.
+    """
+
+    separator: bytes
+    units: list[list[int]]
+
+    def __init__(self, merged: Merged) -> None: ...
+
+    def head(self) -> tuple[bytes, int]:
+        """Return everything up to the first event of an input, and how many metadata events that holds.
+
+        Without any, no separator follows it.
+        """
+
+    def part(self, unit: int) -> Part:
+        """Return the encoder of a unit."""
+
+    def tail(self) -> bytes:
+        """Return what follows the last event."""
+
+
+_FORMATS: Final[dict[str, Callable[[Merged], Output]]] = {".json": JsonOutput}
+
+
+def output_format(path: str) -> Callable[[Merged], Output]:
+    """Return the output that a name asks for by its ending.
+
+    Raises:
+        ConfigError: There is none of this ending.
+    """
+    for ending, output in _FORMATS.items():
+        if path.removesuffix(_PACKED).endswith(ending):
+            return output
+    endings = " or ".join(f"{ending} or {ending}{_PACKED}" for ending in _FORMATS)
+    raise ConfigError(f"{without_secrets(path)}: the output must end with {endings}")
+
+
+@contextmanager
+def packed(path: str, file: BinaryIO) -> Iterator[BinaryIO]:
+    """Open what is to be written to ``file``: packed with gzip where the name says so."""
+    if not path.endswith(_PACKED):
+        yield file
+        return
+    # Without a name and a time in it, the same inputs give the same bytes.
+    with gzip.GzipFile(filename="", mode="wb", compresslevel=_GZIP_LEVEL, fileobj=file, mtime=0) as stream:
+        yield cast("BinaryIO", stream)
