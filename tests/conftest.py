@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -39,6 +40,11 @@ LAUNCHER_PREFIXES = ("MPI_", "OMPI_", "PMI", "ROLE_", "SLURM_", "TORCHELASTIC_",
 # How long an example takes depends on the machine; how many are tried is for each test to say.
 hypothesis.settings.register_profile("tracekit", deadline=None)
 hypothesis.settings.load_profile("tracekit")
+
+
+# A shell that starts the tests in the background has Ctrl-C ignored, by them and by every process that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

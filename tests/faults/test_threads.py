@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.perfetto import Engine
 
 MANY_AT_ONCE = """
-    profiler = record()
+    profiler = record(shutdown_timeout=100.0)  # on a busy machine a million events take more than the usual 10 s
     shared = profiler.marker("shared")
     ready = threading.Barrier({threads})
 

@@ -7,6 +7,7 @@ place without a change elsewhere.
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.events import Label, Track
@@ -101,8 +102,9 @@ class RecordBuffer:
         number = self.track_of_thread.get(ident)
         if number is None:
             number = self.new_track(_thread_name(ident), threading.get_native_id())
-            self.track_of_thread[ident] = number
+            # First what forgets it: Ctrl-C may come in between.
             self._local.farewell = _Farewell(self.track_of_thread, ident)
+            self.track_of_thread[ident] = number
         return number
 
     def take(self, count: int) -> list[Any]:
@@ -130,7 +132,8 @@ class _Farewell:
         self._ident = ident
 
     def __del__(self) -> None:
-        self._tracks.pop(self._ident, None)
+        with suppress(AttributeError):  # Ctrl-C came while it was made
+            self._tracks.pop(self._ident, None)
 
 
 def _thread_name(ident: int) -> str:
