@@ -673,3 +673,14 @@ def test_a_forked_child_records_nothing_and_the_parent_goes_on() -> None:
             _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
     assert [start.label.name for start, _ in memory.slices] == ["across"]
+
+
+def test_a_marker_that_records_while_others_are_skipped_does_so_from_the_start() -> None:
+    memory = MemoryTraceHandler()
+    one = profiler(memory, schedule=lambda _: ProfilerAction.SKIP)
+    early = one.marker("early", actions=[ProfilerAction.SKIP])
+    with one:
+        late = one.marker("late", actions=[ProfilerAction.SKIP])
+        for marker in (early, late, one.marker("skipped")):
+            marker.instant()
+    assert [event.label.name for event in memory.instants] == ["early", "late"]

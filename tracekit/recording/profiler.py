@@ -16,6 +16,7 @@ from tracekit.errors import ConfigError, HandlerError, TimeError, TracekitError
 from tracekit.events import Timestamps
 from tracekit.handlers.base import Recording, Summary, TraceHandler
 from tracekit.naming import FileName
+from tracekit.recording.attached_markers import AttachedMarkers
 from tracekit.recording.buffer import RecordBuffer
 from tracekit.recording.children import (
     SHUTDOWN_TIMEOUT_S,
@@ -30,11 +31,9 @@ from tracekit.recording.inline import InlineHandlers, WithoutEvents
 from tracekit.recording.lifecycle import DEFAULT_ACTIONS, MarkerTable, activate, adopt_in_child, deactivate, inherit
 from tracekit.recording.on_demand import OnDemand
 from tracekit.recording.outlet import ON_FULL
-from tracekit.recording.recording_marker import marker_states
 from tracekit.recording.schedule import CyclicSchedule, ProfilerAction
 from tracekit.recording.shared_action import SharedAction
 from tracekit.recording.source import Source
-from tracekit.recording.tasks import TaskTracks
 from tracekit.recording.termination import Termination
 from tracekit.recording.writer import Writer
 from tracekit.timestamp import Timestamp
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from tracekit.clock import ClockOffset
-    from tracekit.recording.lanes import OpenSlice
     from tracekit.recording.marker import Marker
     from tracekit.recording.schedule import Schedule
 
@@ -172,9 +170,8 @@ class Profiler:
         self._clock = clock
         self._failures = Failures()
         self._buffer = RecordBuffer()
-        self._task_tracks = TaskTracks(self._buffer)
         self._markers = MarkerTable()
-        self._attached: list[Marker] = []
+        self._attached = AttachedMarkers(self._buffer, clock.monotonic_ns)
         self._by_name: dict[str, Marker] = {}
         self._action = ProfilerAction.SKIP
         self._window_open = False
@@ -185,7 +182,6 @@ class Profiler:
         self._writer: Writer | None = None
         self._timeline: Timeline | None = None
         self._timestamps = Timestamps(self._timestamp)
-        self._observer: InlineHandlers | None = None
         self._broken_sources: set[int] = set()
         self._batch_start_ns = 0
         self._batch_label = self._buffer.label("batch", ("training loop",))
@@ -226,7 +222,7 @@ class Profiler:
         deferred = [handler for handler in self._handlers if not handler.inline]
         inline = [handler for handler in self._handlers if handler.inline]
         if inline:
-            self._observer = InlineHandlers(inline, self._timestamps, timeline, self._failures)
+            self._attached.observer = InlineHandlers(inline, self._timestamps, timeline, self._failures)
         # Inline handlers get their events from the observer, and everything else from the writer like the others.
         delivered = deferred + [WithoutEvents(handler) for handler in inline]
         self._writer = Writer(
@@ -234,7 +230,7 @@ class Profiler:
             delivered,
             timeline,
             self._timestamps,
-            self._open_slices,
+            self._attached.open_slices,
             self._failures,
             self._flush_interval_s,
             limit_events=self._max_buffered_events,
@@ -247,6 +243,7 @@ class Profiler:
         if self._schedule is not None:
             with suppress(OSError):  # without it children record always
                 self._shared_action = SharedAction(self._action)
+        self._attached.pass_to(self._action)
         self._begin_batch(self._decide())
         for source in self._sources:
             self._guard(source, source.open, self, self._action)
@@ -271,7 +268,7 @@ class Profiler:
                 source.close()
             except Exception as error:  # noqa: BLE001 - a source's failure must not reach training
                 self.report_failure(type(source).__name__, error)
-        self._set_markers(recording=False)
+        self._attached.pass_to(None)
         for handler in self._handlers:
             try:
                 handler.stopping(ended_by)
@@ -286,9 +283,7 @@ class Profiler:
         if isinstance(self._schedule, OnDemand):
             self._schedule.ended()
         deactivate(self)
-        with self._buffer.lock:
-            for marker in self._attached:
-                marker.detach()
+        self._attached.detach()
         if self._termination is not None:
             self._termination.remove()
         self._failures.raise_pending()
@@ -300,7 +295,7 @@ class Profiler:
         """
         if self._state == "started":
             self._state = "stopped"
-            self._set_markers(recording=False)
+            self._attached.pass_to(None)
         if self._writer is not None:
             self._writer.close(timeout_s)
 
@@ -486,7 +481,7 @@ class Profiler:
             self._action = action
             if self._shared_action is not None:
                 self._shared_action.set(action)
-            self._set_markers()
+            self._attached.pass_to(action)
 
     def ask_schedule(self) -> None:
         """Ask the schedule again, between two steps."""
@@ -537,29 +532,13 @@ class Profiler:
         if self._state == "forked":
             adopt_in_child(marker)
             return
-        marker.attach(self._buffer, marker_states(self._clock.monotonic_ns), self._task_tracks)
-        self._attached.append(marker)
-        if self._state == "started":
-            marker.set_recording(self._action in marker.actions, self._observer)
+        self._attached.add(marker)
 
     def release(self, markers: Iterable[Marker]) -> None:
         """Let go of markers, so that another profiler can have them."""
-        released = {id(marker) for marker in markers}
         if self._writer is not None and self._state == "started":
             self._writer.flush(self._shutdown_timeout_s)
-        with self._buffer.lock:
-            for marker in self._attached:
-                if id(marker) in released:
-                    marker.detach()
-        self._attached = [marker for marker in self._attached if id(marker) not in released]
-
-    def _set_markers(self, *, recording: bool = True) -> None:
-        with self._buffer.lock:
-            for marker in list(self._attached):
-                marker.set_recording(recording and self._action in marker.actions, self._observer)
-
-    def _open_slices(self) -> list[OpenSlice]:
-        return [slice_ for marker in list(self._attached) for slice_ in marker.open_slices()]
+        self._attached.let_go(markers)
 
     # ---- child processes ----------------------------------------------------------------------------------------------
 
@@ -658,8 +637,7 @@ class Profiler:
         """Forget the parent's recording in a forked child."""
         if self._state == "started":
             self._state = "forked"
-            for marker in self._attached:
-                marker.abandon_in_child()
+            self._attached.abandon_in_child()
             inherit(self._markers)
             if self._writer is not None:
                 self._writer.abandon()
