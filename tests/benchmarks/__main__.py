@@ -4,56 +4,157 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import datetime as dt
 import json
 import os
 import platform
+import shutil
 import sys
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.benchmarks import end_to_end, garbage, import_time, marker_cost, memory, threads, training_loop
 from tests.benchmarks.measure import FULL, QUICK
-from tests.benchmarks.table import as_markdown, as_text
+from tests.benchmarks.table import Row, as_markdown, as_text, between_markers
 
-# In the order of the table. The benchmarks of merging will stand behind those of recording.
-BENCHMARKS: list[Any] = [marker_cost, threads, end_to_end, memory, garbage, training_loop, import_time]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.benchmarks.measure import Effort
+
+# In the order of the table. What merging needs is imported when it is measured: psutil is not everywhere.
+RECORDING: list[Any] = [marker_cost, threads, end_to_end, memory, garbage, training_loop, import_time]
+MERGE = ("merge-speed", "merge-peers", "merge-memory", "merge-growth")
+HALVES = ("recording", "merge")
+
+DOCUMENT = Path(__file__).with_name("README.md")
+PLOT = Path(__file__).with_name("merge_growth.svg")
+MARKERS = ("<!-- merge table: begin -->", "<!-- merge table: end -->")
+ROOM = 8
+"""How many times the size of the merged traces their folder needs: inputs of several kinds, and an output."""
 
 
 def main() -> None:
     """Measure what was asked for, and print the table."""
     arguments = _arguments()
-    effort = QUICK if arguments.quick else FULL
-    if arguments.slices is not None:
-        effort = dataclasses.replace(effort, streamed_slices=arguments.slices)
+    effort = _effort(arguments)
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler would chat between the lines
-    rows = []
-    for benchmark in BENCHMARKS:
-        if not arguments.only or benchmark.NAME in arguments.only:
-            for row in benchmark.rows(effort):
-                rows.append(row)
-                print(f"  {row.what}", file=sys.stderr)
+    halves = [arguments.half] if arguments.half else HALVES
+    rows: list[Row] = []
+    if "recording" in halves:
+        for benchmark in RECORDING:
+            if not arguments.only or benchmark.NAME in arguments.only:
+                rows += _told(benchmark.rows(effort))
+    merged: list[Row] = []
+    where = ""
+    if "merge" in halves and (not arguments.only or set(arguments.only) & set(MERGE)):
+        folder = arguments.folder or _fast_folder(effort.merge_bytes * ROOM)
+        where = f"; files in {folder}"
+        merged += _told(_merge_rows(effort, arguments.only, folder))
+    rows += merged
     print(as_markdown(rows) if arguments.markdown else as_text(rows))
-    print("\n" + _machine())
+    print("\n" + _machine() + where)
     if arguments.json is not None:
-        described = {"machine": _machine(), "quick": arguments.quick, "rows": [row.as_json() for row in rows]}
+        described = {"machine": _machine() + where, "quick": arguments.quick, "rows": [row.as_json() for row in rows]}
         arguments.json.write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+    if arguments.write is not None:
+        _write(merged, arguments, where)
+
+
+def _merge_rows(effort: Effort, only: list[str] | None, folder: Path | None) -> Iterator[Row]:
+    from tests.benchmarks import merge_beside, merge_growth, merge_memory, merge_speed
+    from tests.benchmarks.merge_inputs import Inputs
+
+    with Inputs(folder=folder) as inputs:
+        for benchmark in (merge_speed, merge_beside, merge_memory, merge_growth):
+            if not only or benchmark.NAME in only:
+                yield from benchmark.rows(effort, inputs)
+
+
+def _told(rows: Iterator[Row]) -> Iterator[Row]:
+    """Pass the rows on, and tell whoever waits of each."""
+    for row in rows:
+        print(f"  {row.what}", file=sys.stderr)
+        yield row
+
+
+def _write(rows: list[Row], arguments: argparse.Namespace, where: str) -> None:
+    """Put the table of merging into the documentation, and draw its plot beside it."""
+    from tests.benchmarks.merge_growth import Point
+    from tests.benchmarks.plot import draw
+
+    folder: Path = arguments.write
+    command = " ".join(("scripts/bench", *sys.argv[1:]))
+    today = dt.datetime.now(tz=dt.timezone.utc).date()
+    text = f"{as_markdown(rows)}\n\n`{command}`: {_machine()}{where}, {today}."
+    document = folder / DOCUMENT.name
+    document.write_text(between_markers(document.read_text(encoding="utf-8"), MARKERS, text), encoding="utf-8")
+    points = [row for row in rows if isinstance(row, Point)]
+    if points:
+        draw(points, folder / PLOT.name)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
-        description="Measure what tracekit costs, beside its peers in the same process. Figures are medians of rounds in "
-        "which both sides take turns, with the least and the greatest. They hold for this machine; compare ratios.",
+        description="Measure what tracekit costs, beside its peers: recording in one process, merging in a process for each "
+        "measurement. Figures are medians of rounds in which all sides take turns, with the least and the greatest. They "
+        "hold for this machine; compare ratios.",
     )
-    names = [benchmark.NAME for benchmark in BENCHMARKS]
+    names = [benchmark.NAME for benchmark in RECORDING] + list(MERGE)
+    parser.add_argument("half", nargs="?", choices=HALVES, help="measure one half only")
     parser.add_argument("--only", metavar="NAME", action="append", choices=names, help=f"one of {', '.join(names)}")
     parser.add_argument(
         "--quick", action="store_true", help="run everything once with tiny counts; no figure means much"
     )
     parser.add_argument("--slices", metavar="N", type=int, help="slices to stream while the memory is watched")
+    parser.add_argument("--size", metavar="MB", type=float, help="size of the traces that are merged (default: 1000)")
+    parser.add_argument("--rounds", metavar="N", type=int, help="how often merges take turns (default: 5)")
+    parser.add_argument(
+        "--folder",
+        metavar="DIR",
+        type=Path,
+        help="where traces are made and merged, 8 times their size (default: /dev/shm if it has the room, else the "
+        "system's place for temporary files); removed in the end",
+    )
     parser.add_argument("--markdown", action="store_true", help="print the table for the documentation")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the rows to FILE")
-    return parser.parse_args()
+    parser.add_argument(
+        "--write",
+        metavar="DIR",
+        type=Path,
+        nargs="?",
+        const=DOCUMENT.parent,
+        help="put the table of merging into README.md of this folder, between its two markers, and draw the plot "
+        "(default: tests/benchmarks)",
+    )
+    arguments = parser.parse_args()
+    if arguments.write is not None and (arguments.half == "recording" or arguments.only):
+        parser.error("--write wants the whole table of merging: leave out --only and recording")
+    return arguments
+
+
+def _effort(arguments: argparse.Namespace) -> Effort:
+    effort = QUICK if arguments.quick else FULL
+    if arguments.slices is not None:
+        effort = dataclasses.replace(effort, streamed_slices=arguments.slices)
+    if arguments.size is not None:
+        size_bytes = int(arguments.size * 1e6)
+        effort = dataclasses.replace(
+            effort, merge_bytes=size_bytes, peer_bytes=min(effort.peer_bytes, max(300_000, size_bytes // 4))
+        )
+    if arguments.rounds is not None:
+        effort = dataclasses.replace(effort, merge_rounds=arguments.rounds)
+    return effort
+
+
+def _fast_folder(needed_bytes: int) -> Path:
+    """Return a folder in memory, where the figures are those of the merge and not those of a disk, if there is room."""
+    memory_folder = Path("/dev/shm")
+    if memory_folder.is_dir() and shutil.disk_usage(memory_folder).free > needed_bytes:
+        return memory_folder
+    return Path(tempfile.gettempdir())
 
 
 def _machine() -> str:

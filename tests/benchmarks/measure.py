@@ -33,6 +33,14 @@ class Effort:
         block_steps: Training steps of one turn.
         blocks: Turns of the training loop.
         imports: How often each import is timed.
+        merge_bytes: Size of the traces that are merged, unpacked.
+        merge_files: How many files that is.
+        merge_rounds: How often the merges take turns.
+        peer_bytes: Size of what peers merge, which hold all of it in memory.
+        peer_files: How many files that is.
+        growth: Shares of ``merge_bytes`` that are merged to see how time and memory grow.
+        small_ranks: Numbers of small ranks, for the same.
+        small_rank_bytes: Size of the trace of a small rank.
     """
 
     rounds: int
@@ -43,6 +51,14 @@ class Effort:
     block_steps: int
     blocks: int
     imports: int
+    merge_bytes: int
+    merge_files: int
+    merge_rounds: int
+    peer_bytes: int
+    peer_files: int
+    growth: tuple[float, ...]
+    small_ranks: tuple[int, ...]
+    small_rank_bytes: int
 
 
 FULL = Effort(
@@ -54,6 +70,14 @@ FULL = Effort(
     block_steps=50,
     blocks=40,
     imports=25,
+    merge_bytes=1_000_000_000,
+    merge_files=8,
+    merge_rounds=5,
+    peer_bytes=64_000_000,
+    peer_files=2,
+    growth=(0.1, 0.2, 0.5, 1.0),
+    small_ranks=(10, 30, 100, 300, 1000),
+    small_rank_bytes=100_000,
 )
 QUICK = Effort(
     rounds=2,
@@ -64,6 +88,14 @@ QUICK = Effort(
     block_steps=3,
     blocks=2,
     imports=2,
+    merge_bytes=1_500_000,
+    merge_files=2,
+    merge_rounds=1,
+    peer_bytes=300_000,
+    peer_files=2,
+    growth=(0.1, 1.0),
+    small_ranks=(2, 4, 8),
+    small_rank_bytes=40_000,
 )
 
 

@@ -96,3 +96,17 @@ def as_markdown(rows: Iterable[Row]) -> str:
     """Return the table for the documentation."""
     lines = [HEAD, ("---",) * len(HEAD), *(row.cells() for row in rows)]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def between_markers(document: str, markers: tuple[str, str], text: str) -> str:
+    """Return a document with ``text`` in place of all that stands between two lines.
+
+    Raises:
+        ValueError: It does not hold both lines, once each and in this order.
+    """
+    begin, end = markers
+    before, found, rest = document.partition(f"{begin}\n")
+    _, closed, after = rest.partition(f"\n{end}\n")
+    if not found or not closed or begin in rest or end in after:
+        raise ValueError(f"the document must hold the lines {begin} and {end}, once each and in this order")
+    return f"{before}{begin}\n{text}\n{end}\n{after}"

@@ -12,6 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
+BENCHMARKS = ROOT / "tests" / "benchmarks"
+
 BOUNDED_ROWS = [
     "with marker:",
     'with profiler.marker("x"):',
@@ -30,6 +32,22 @@ BOUNDED_ROWS = [
     "import tracekit",
 ]
 
+BOUNDED_ROWS_OF_MERGING = [
+    "JSON in, JSON out, each time shifted",
+    "the same in 2 processes",
+    "gzip in, gzip out",
+    "rank traces of tracekit, one base",
+    "JSON in, JSON out, beside sglang's logic",
+    "beside Composer's logic",
+    "most memory, JSON",
+    "most memory, 2 processes",
+    "memory for 10 x the input",
+    "memory for 8 ranks",
+    "open files for 8 ranks",
+    "time a rank for 8 ranks",
+]
+MAY_BE_MISSING = ("not built", "not installed (")
+
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.benchmarks", "--quick", *arguments]
@@ -40,7 +58,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[dict[str, Any]]]:
     """What one run of every benchmark prints, and the rows that it writes."""
     path = tmp_path_factory.mktemp("bench") / "rows.json"
-    finished = bench("--slices", "3000", "--json", str(path))
+    finished = bench("recording", "--slices", "3000", "--json", str(path))
     assert finished.returncode == 0, finished.stderr
     return finished.stdout, json.loads(path.read_text())["rows"]
 
@@ -65,6 +83,60 @@ def test_every_row_is_measured_or_names_the_package_that_is_missing(
 def test_the_printed_table_has_every_row(everything: tuple[str, list[dict[str, Any]]]) -> None:
     printed, rows = everything
     assert [row["what"] for row in rows if row["what"] not in printed] == []
+
+
+@pytest.fixture(scope="module")
+def merging(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """The folder that one run of the merge half has written its documentation to, and its rows."""
+    pytest.importorskip("matplotlib")
+    folder = tmp_path_factory.mktemp("merging")
+    (folder / "traces").mkdir()
+    (folder / "README.md").write_bytes((BENCHMARKS / "README.md").read_bytes())
+    rows = folder / "rows.json"
+    finished = bench("merge", "--write", str(folder), "--folder", str(folder / "traces"), "--json", str(rows))
+    assert finished.returncode == 0, finished.stderr
+    return folder, json.loads(rows.read_text())["rows"]
+
+
+def test_every_promise_of_merging_has_a_row_with_its_bound(merging: tuple[Path, list[dict[str, Any]]]) -> None:
+    bounded = [row["what"] for row in merging[1] if row["at_most"] is not None or row["at_least"] is not None]
+    assert [what for what in BOUNDED_ROWS_OF_MERGING if what not in bounded] == []
+
+
+def test_every_merge_is_measured_or_says_why_not(merging: tuple[Path, list[dict[str, Any]]]) -> None:
+    for row in merging[1]:
+        if row["measured"] is None:
+            assert row["remarks"].startswith(MAY_BE_MISSING), row
+        else:
+            assert 0 <= row["measured"]["low"] <= row["measured"]["median"] <= row["measured"]["high"], row
+    assert any(row["measured"] for row in merging[1])
+
+
+def test_the_table_and_the_plot_of_merging_are_written_and_nothing_else_is_changed(
+    merging: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    folder, rows = merging
+    before, after = (path.read_text() for path in (BENCHMARKS / "README.md", folder / "README.md"))
+    begin, end = "<!-- merge table: begin -->", "<!-- merge table: end -->"
+    assert before.partition(begin)[0] == after.partition(begin)[0]
+    assert before.partition(end)[2] == after.partition(end)[2]
+    table = after.partition(begin)[2].partition(end)[0]
+    assert [row["what"] for row in rows if f"| {row['what']} |" not in table] == []
+    assert "`scripts/bench --quick merge" in table
+    plot = (folder / "merge_growth.svg").read_text()
+    assert plot.startswith("<?xml")
+    assert all(text in plot for text in ("input, unpacked, MB", "ranks, small files", "time, s", "most memory, MB"))
+    assert len(plot) < 60_000
+
+
+def test_the_traces_are_removed_in_the_end(merging: tuple[Path, list[dict[str, Any]]]) -> None:
+    assert list((merging[0] / "traces").iterdir()) == []
+
+
+def test_part_of_a_table_is_not_written_to_the_documentation() -> None:
+    finished = bench("merge", "--only", "merge-growth", "--write")
+    assert finished.returncode == 2
+    assert "--write wants the whole table" in finished.stderr
 
 
 def test_one_benchmark_is_run_alone_and_printed_for_the_documentation() -> None:

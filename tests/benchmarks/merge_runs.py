@@ -1,0 +1,229 @@
+"""One merge, in a process of its own: how long it takes, and what memory and how many open files the processes have.
+
+The process is started for every measurement, so that no merge profits from the one before, and reads what it is to do from its
+standard input. Time is counted inside, from the call to the closed output; the start of Python is not part of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from tests.benchmarks import merge_peers
+from tests.benchmarks.measure import Spread
+from tracekit.errors import ConfigError
+from tracekit.merge import merge_traces
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.benchmarks.merge_inputs import Dataset
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE_S = 0.01
+NOT_BUILT = "not built"
+
+
+class NotMeasuredError(Exception):
+    """Why something cannot be measured here, in words for the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a process is to do.
+
+    Attributes:
+        dataset: What is merged.
+        how: ``tracekit``, or a function of `tests.benchmarks.merge_peers`.
+        suffix: What the name of the output ends with.
+        workers: In how many processes tracekit merges; 1 is the process itself.
+    """
+
+    dataset: Dataset
+    how: str = "tracekit"
+    suffix: str = ".json"
+    workers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a job took.
+
+    Attributes:
+        seconds: Time of the merge.
+        rate: Unpacked input in 10^6 bytes per second.
+        output_bytes: Size of the output.
+        peak_bytes: The most resident memory that its processes had together.
+        open_files: The most files, sockets and pipes that they had open together.
+    """
+
+    seconds: float
+    rate: float
+    output_bytes: int
+    peak_bytes: int
+    open_files: int
+
+
+def run(job: Job, folder: Path, *, keep: Path | None = None) -> Outcome:
+    """Run a job in a process of its own.
+
+    Args:
+        job: What to do.
+        folder: Where the output is written.
+        keep: What to rename the output to; removed if None.
+
+    Raises:
+        NotMeasuredError: tracekit cannot do that yet, or a program is missing.
+    """
+    output = keep or folder / f"merged{job.suffix}"
+    described = {
+        "how": job.how,
+        "workers": job.workers,
+        "output": str(output),
+        "inputs": [str(path) for path in job.dataset.paths],
+    }
+    command = [sys.executable, "-m", "tests.benchmarks.merge_runs"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        watch = _Watch(process.pid)
+        answer, complaint = process.communicate(json.dumps(described))
+        watch.stop()
+    if process.returncode != 0:
+        raise RuntimeError(f"{job.how}: {complaint.strip()}")
+    found = json.loads(answer)
+    if "missing" in found:
+        raise NotMeasuredError(found["missing"])
+    size_bytes = output.stat().st_size
+    if keep is None:
+        output.unlink()
+    peak_bytes = max(watch.peak_bytes, found["peak_bytes"])
+    return Outcome(found["seconds"], job.dataset.megabytes / found["seconds"], size_bytes, peak_bytes, watch.open_files)
+
+
+class Measured:
+    """Outcomes of jobs that took turns.
+
+    Attributes:
+        missing: Why a job could not be run, by its name.
+    """
+
+    def __init__(self, jobs: Mapping[str, Job], folder: Path, rounds: int) -> None:
+        self._outcomes: dict[str, list[Outcome]] = {}
+        self.missing: dict[str, str] = {}
+        for _ in range(rounds):
+            for name, job in jobs.items():
+                if name not in self.missing:
+                    try:
+                        self._outcomes.setdefault(name, []).append(run(job, folder))
+                    except NotMeasuredError as error:
+                        self.missing[name] = str(error)
+
+    def ratio(self, name: str, other: str) -> Spread:
+        """Return how many times as fast as another a job is, by rounds."""
+        pairs = zip(self._outcomes[name], self._outcomes[other], strict=True)
+        return Spread.of([one.rate / two.rate for one, two in pairs])
+
+    def rate(self, name: str) -> float:
+        """Return the median rate of a job in 10^6 bytes of unpacked input per second."""
+        return statistics.median(outcome.rate for outcome in self._outcomes[name])
+
+    def peak(self, name: str) -> Spread:
+        """Return the most memory a job took, in 10^6 bytes, by rounds."""
+        return Spread.of([outcome.peak_bytes / 1e6 for outcome in self._outcomes[name]])
+
+    def median(self, name: str) -> Outcome:
+        """Return the medians of what a job took."""
+        outcomes = [asdict(outcome) for outcome in self._outcomes[name]]
+        return Outcome(**{field: statistics.median(found[field] for found in outcomes) for field in outcomes[0]})
+
+
+class _Watch:
+    """Looks at a process and those it has started, until it is stopped."""
+
+    def __init__(self, pid: int) -> None:
+        self.peak_bytes = 0
+        self.open_files = 0
+        self._process = psutil.Process(pid)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._stop.wait(SAMPLE_S):
+            # Processes end while they are looked at.
+            with contextlib.suppress(psutil.Error):
+                group = [self._process, *self._process.children(recursive=True)]
+                self.peak_bytes = max(self.peak_bytes, sum(process.memory_info().rss for process in group))
+                self.open_files = max(self.open_files, sum(process.num_fds() for process in group))
+
+
+def main() -> None:
+    """Do what standard input says, and print what it took."""
+    told = json.load(sys.stdin)
+    output, inputs = Path(told["output"]), [Path(path) for path in told["inputs"]]
+    start = time.perf_counter()
+    try:
+        if told["how"] == "tracekit":
+            start = _merge(output, inputs, told["workers"])
+        else:
+            getattr(merge_peers, told["how"])(output, inputs)
+    except NotMeasuredError as error:
+        print(json.dumps({"missing": str(error)}))
+        return
+    except FileNotFoundError as error:
+        print(json.dumps({"missing": f"not installed ({error.filename})"}))
+        return
+    seconds = time.perf_counter() - start
+    print(json.dumps({"seconds": seconds, "peak_bytes": _own_peak_bytes()}))
+
+
+def _merge(output: Path, inputs: list[Path], workers: int) -> float:
+    """Merge with tracekit; returns when it began."""
+    paths = [str(path) for path in inputs]
+    options: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        if workers > 1:
+            if "executor" not in inspect.signature(merge_traces).parameters:
+                raise NotMeasuredError(NOT_BUILT)
+            options["executor"] = stack.enter_context(ProcessPoolExecutor(workers))
+        start = time.perf_counter()
+        try:
+            report = merge_traces(str(output), paths, **options)
+        except ConfigError as error:
+            # Refused before anything is read: a format that there is not.
+            raise NotMeasuredError(NOT_BUILT) from error
+        assert report.complete, "\n".join(report.lines())
+    return start
+
+
+def _own_peak_bytes() -> int:
+    """Return the most memory that this process had, which those who look from outside may have missed; 0 if not known.
+
+    Not ``ru_maxrss``, in which Linux counts what the process had before its program was started: that of its parent.
+    """
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+if __name__ == "__main__":
+    main()
