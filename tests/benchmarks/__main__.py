@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime as dt
+import importlib
 import json
 import os
 import platform
@@ -132,6 +133,13 @@ def _arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.write is not None and (arguments.half == "recording" or arguments.only):
         parser.error("--write wants the whole table of merging: leave out --only and recording")
+    if arguments.write is not None:
+        # Said now and not after the measuring, which takes long.
+        try:
+            between_markers((arguments.write / DOCUMENT.name).read_text(encoding="utf-8"), MARKERS, "")
+            importlib.import_module("matplotlib")
+        except (OSError, ValueError, ImportError) as error:
+            parser.error(f"--write {arguments.write}: {error}")
     return arguments
 
 

@@ -26,7 +26,8 @@ def draw(points: Sequence[Point], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     # Text stays text, so that the file is small and can be searched.
-    style: Any = {"svg.hashsalt": "tracekit", "svg.fonttype": "none", "font.size": 9, "axes.spines.top": False}
+    fonts = {"font.size": 9, "font.sans-serif": ["DejaVu Sans"]}
+    style: Any = {**fonts, "svg.hashsalt": "tracekit", "svg.fonttype": "none", "axes.spines.top": False}
     with mpl.rc_context({**style, "axes.spines.right": False}):
         figure, axes = plt.subplots(len(_LINES), len(_COLUMNS), figsize=(7, 4.2), sharex="col", layout="constrained")
         for column, (series, (grows, title)) in enumerate(_COLUMNS.items()):
@@ -41,7 +42,8 @@ def draw(points: Sequence[Point], path: Path) -> None:
                     color=color,
                 )
                 axis.set_xlim(left=0)
-                axis.set_ylim(bottom=0)
+                axis.set_ylim(0, 1.1 * max(getattr(point, measured) for point in shown))
+                axis.locator_params(nbins=4)
                 axis.grid(color="#dddddd", linewidth=0.6)
                 if column == 0:
                     axis.set_ylabel(name)

@@ -139,6 +139,13 @@ def test_part_of_a_table_is_not_written_to_the_documentation() -> None:
     assert "--write wants the whole table" in finished.stderr
 
 
+def test_a_folder_without_the_documentation_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    finished = bench("merge", "--write", str(tmp_path))
+    assert finished.returncode == 2
+    assert "README.md" in finished.stderr.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_one_benchmark_is_run_alone_and_printed_for_the_documentation() -> None:
     finished = bench("--only", "import", "--markdown")
     assert finished.returncode == 0, finished.stderr
