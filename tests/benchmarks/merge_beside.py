@@ -29,8 +29,6 @@ def rows(effort: Effort, inputs: Inputs) -> Iterator[Row]:
         "sglang gz": Job(packed, "sglang", ".json.gz"),
     }
     found = Measured(jobs, inputs.folder, effort.merge_rounds)
-    own = f"tracekit {found.rate('tracekit'):,.0f} MB/s, {found.peak('tracekit').median:,.0f} MB of memory"
-    own += f"; {number(plain.megabytes)} MB"
     for what, peer, name, bound in (
         ("JSON in, JSON out, beside sglang's logic", "sglang", "tracekit", 10.0),
         ("beside Composer's logic", "composer", "tracekit", 25.0),
@@ -38,9 +36,11 @@ def rows(effort: Effort, inputs: Inputs) -> Iterator[Row]:
         ("gzip in, gzip out, beside sglang's logic", "sglang gz", "tracekit gz", None),
     ):
         unit = f" x {peer.removesuffix(' gz')}"
-        if peer in found.missing:
-            yield Row(NAME, what, None, unit, at_least=bound, remarks=found.missing[peer])
+        if reason := found.reason(peer, name):
+            yield Row(NAME, what, None, unit, at_least=bound, remarks=reason)
             continue
-        remarks = f"{found.rate(peer):,.1f} MB/s, {found.peak(peer).median:,.0f} MB of memory"
-        remarks += f"; {own}" if name == "tracekit" else f"; tracekit {found.rate(name):,.0f} MB/s"
+        remarks = (
+            f"{number(plain.megabytes)} MB; {found.rate(peer):,.1f} MB/s, {found.peak(peer).median:,.0f} MB of memory"
+        )
+        remarks += f"; tracekit {found.rate(name):,.0f} MB/s, {found.peak(name).median:,.0f} MB"
         yield Row(NAME, what, found.ratio(name, peer), unit, at_least=bound, remarks=remarks)

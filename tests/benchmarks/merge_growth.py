@@ -45,45 +45,51 @@ def rows(effort: Effort, inputs: Inputs) -> Iterator[Row]:
     """Merge inputs of growing size, and then growing numbers of small ranks, in turns."""
     rounds = min(3, effort.merge_rounds)
     shares = [inputs.torch(int(effort.merge_bytes * share), effort.merge_files) for share in effort.growth]
-    outcomes, points = _series("size", shares, inputs, rounds)
-    yield from points
-    first, last = outcomes[0], outcomes[-1]
-    more = f"{shares[-1].bytes / shares[0].bytes:.0f} x the input"
-    yield _row(f"memory for {more}", last.peak_bytes / first.peak_bytes, SAME, f" x {first.peak_bytes / 1e6:,.0f} MB")
     many = [inputs.torch(effort.small_rank_bytes * ranks, ranks) for ranks in effort.small_ranks]
-    outcomes, points = _series("ranks", many, inputs, rounds)
-    yield from points
+    for series, datasets, bounds in (("size", shares, _by_size), ("ranks", many, _by_ranks)):
+        jobs = {str(place): Job(dataset) for place, dataset in enumerate(datasets)}
+        found = Measured(jobs, inputs.folder, rounds)
+        if reason := found.reason(*jobs):
+            yield Row(NAME, f"growth by {series}", None, remarks=reason)
+            continue
+        outcomes = [found.median(name) for name in jobs]
+        for dataset, outcome in zip(datasets, outcomes, strict=True):
+            yield _point(series, dataset, outcome)
+        yield from bounds(datasets, outcomes)
+
+
+def _by_size(datasets: list[Dataset], outcomes: list[Outcome]) -> Iterator[Row]:
+    first, last = outcomes[0].peak_bytes, outcomes[-1].peak_bytes
+    more = f"{datasets[-1].bytes / datasets[0].bytes:.0f} x the input"
+    yield _row(f"memory for {more}", last / first, SAME, f" x {first / 1e6:,.0f} MB")
+
+
+def _by_ranks(datasets: list[Dataset], outcomes: list[Outcome]) -> Iterator[Row]:
+    counts = [len(dataset.paths) for dataset in datasets]
     first, last = outcomes[0], outcomes[-1]
-    few, most = effort.small_ranks[0], effort.small_ranks[-1]
+    few, most = counts[0], counts[-1]
     yield _row(f"memory for {most} ranks", last.peak_bytes / first.peak_bytes, SAME, f" x that for {few}")
     yield _row(f"open files for {most} ranks", last.open_files - first.open_files, 0, f" more than for {few}")
     # Not beside the fewest, among whom what every merge costs once is shared.
-    middle = len(many) // 2
-    few, seconds = effort.small_ranks[middle], outcomes[middle].seconds
-    per_rank = (last.seconds / most) / (seconds / few)
-    yield _row(f"time a rank for {most} ranks", per_rank, LINEAR, f" x that for {few}")
+    middle = len(counts) // 2
+    per_rank = (last.seconds / most) / (outcomes[middle].seconds / counts[middle])
+    yield _row(f"time a rank for {most} ranks", per_rank, LINEAR, f" x that for {counts[middle]}")
 
 
-def _series(series: str, datasets: list[Dataset], inputs: Inputs, rounds: int) -> tuple[list[Outcome], list[Point]]:
-    """Merge all of a series; returns what each took, and the points."""
-    found = Measured({str(number): Job(dataset) for number, dataset in enumerate(datasets)}, inputs.folder, rounds)
-    outcomes = [found.median(str(number)) for number in range(len(datasets))]
-    points = [
-        Point(
-            NAME,
-            f"merge {number(dataset.megabytes)} MB in {len(dataset.paths)} files",
-            Spread.of([outcome.seconds]),
-            " s",
-            remarks=f"{outcome.rate:,.0f} MB/s, {outcome.peak_bytes / 1e6:,.0f} MB of memory, {outcome.open_files} open files",
-            series=series,
-            megabytes=dataset.megabytes,
-            ranks=len(dataset.paths),
-            seconds=outcome.seconds,
-            peak_mb=outcome.peak_bytes / 1e6,
-        )
-        for dataset, outcome in zip(datasets, outcomes, strict=True)
-    ]
-    return outcomes, points
+def _point(series: str, dataset: Dataset, outcome: Outcome) -> Point:
+    peak_mb = outcome.peak_bytes / 1e6
+    return Point(
+        NAME,
+        f"merge {number(dataset.megabytes)} MB in {len(dataset.paths)} files",
+        Spread.of([outcome.seconds]),
+        " s",
+        remarks=f"{outcome.rate:,.0f} MB/s, {peak_mb:,.0f} MB of memory, {outcome.open_files:.0f} open files",
+        series=series,
+        megabytes=dataset.megabytes,
+        ranks=len(dataset.paths),
+        seconds=outcome.seconds,
+        peak_mb=peak_mb,
+    )
 
 
 def _row(what: str, value: float, at_most: float, unit: str) -> Row:

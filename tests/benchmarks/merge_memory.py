@@ -32,8 +32,8 @@ def rows(effort: Effort, inputs: Inputs) -> Iterator[Row]:
     found = Measured(jobs, inputs.folder, min(2, effort.merge_rounds))
     for name, job in jobs.items():
         what, unit = f"most memory, {name}", " MB a worker"
-        if name in found.missing:
-            yield Row(NAME, what, None, unit, at_most=BOUND_MB, remarks=found.missing[name])
+        if reason := found.reason(name):
+            yield Row(NAME, what, None, unit, at_most=BOUND_MB, remarks=reason)
             continue
         peak = found.peak(name)
         share = Spread(peak.median / job.workers, peak.low / job.workers, peak.high / job.workers)

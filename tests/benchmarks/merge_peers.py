@@ -65,10 +65,11 @@ def composer(output: Path, inputs: list[Path]) -> None:
         file.write("[\n")
         comma = ""
         for path in inputs:
-            rank = _rank_of(_load(path))
+            trace = _load(path)
+            rank = _rank_of(trace)
             shift = first - clocks[rank]
             threads = set()
-            for event in _load(path)["traceEvents"]:
+            for event in trace["traceEvents"]:
                 if "pid" not in event or "tid" not in event or "PyTorch Profiler" in str(event["tid"]):
                     continue
                 if "ts" in event:

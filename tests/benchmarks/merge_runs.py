@@ -1,30 +1,23 @@
-"""One merge, in a process of its own: how long it takes, and what memory and how many open files the processes have.
+"""Merges, each in a process of its own: how long they take, and what memory and how many open files the processes have.
 
-The process is started for every measurement, so that no merge profits from the one before, and reads what it is to do from its
-standard input. Time is counted inside, from the call to the closed output; the start of Python is not part of it.
+The process is started for every measurement, so that no merge profits from the one before.
 """
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import statistics
 import subprocess
 import sys
 import threading
-import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 
-from tests.benchmarks import merge_peers
 from tests.benchmarks.measure import Spread
-from tracekit.errors import ConfigError
-from tracekit.merge import merge_traces
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +26,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE_S = 0.01
-NOT_BUILT = "not built"
 
 
 class NotMeasuredError(Exception):
@@ -85,7 +77,7 @@ def run(job: Job, folder: Path, *, keep: Path | None = None) -> Outcome:
         keep: What to rename the output to; removed if None.
 
     Raises:
-        NotMeasuredError: tracekit cannot do that yet, or a program is missing.
+        NotMeasuredError: tracekit cannot do that yet, a program is missing, or the merge failed.
     """
     output = keep or folder / f"merged{job.suffix}"
     described = {
@@ -94,7 +86,7 @@ def run(job: Job, folder: Path, *, keep: Path | None = None) -> Outcome:
         "output": str(output),
         "inputs": [str(path) for path in job.dataset.paths],
     }
-    command = [sys.executable, "-m", "tests.benchmarks.merge_runs"]
+    command = [sys.executable, "-m", "tests.benchmarks.merge_job"]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -102,7 +94,8 @@ def run(job: Job, folder: Path, *, keep: Path | None = None) -> Outcome:
         answer, complaint = process.communicate(json.dumps(described))
         watch.stop()
     if process.returncode != 0:
-        raise RuntimeError(f"{job.how}: {complaint.strip()}")
+        output.unlink(missing_ok=True)
+        raise NotMeasuredError(f"failed: {complaint.strip().splitlines()[-1:]}")
     found = json.loads(answer)
     if "missing" in found:
         raise NotMeasuredError(found["missing"])
@@ -130,6 +123,10 @@ class Measured:
                         self._outcomes.setdefault(name, []).append(run(job, folder))
                     except NotMeasuredError as error:
                         self.missing[name] = str(error)
+
+    def reason(self, *names: str) -> str:
+        """Return why one of these jobs could not be run; empty if all were."""
+        return next((self.missing[name] for name in names if name in self.missing), "")
 
     def ratio(self, name: str, other: str) -> Spread:
         """Return how many times as fast as another a job is, by rounds."""
@@ -172,58 +169,3 @@ class _Watch:
                 group = [self._process, *self._process.children(recursive=True)]
                 self.peak_bytes = max(self.peak_bytes, sum(process.memory_info().rss for process in group))
                 self.open_files = max(self.open_files, sum(process.num_fds() for process in group))
-
-
-def main() -> None:
-    """Do what standard input says, and print what it took."""
-    told = json.load(sys.stdin)
-    output, inputs = Path(told["output"]), [Path(path) for path in told["inputs"]]
-    start = time.perf_counter()
-    try:
-        if told["how"] == "tracekit":
-            start = _merge(output, inputs, told["workers"])
-        else:
-            getattr(merge_peers, told["how"])(output, inputs)
-    except NotMeasuredError as error:
-        print(json.dumps({"missing": str(error)}))
-        return
-    except FileNotFoundError as error:
-        print(json.dumps({"missing": f"not installed ({error.filename})"}))
-        return
-    seconds = time.perf_counter() - start
-    print(json.dumps({"seconds": seconds, "peak_bytes": _own_peak_bytes()}))
-
-
-def _merge(output: Path, inputs: list[Path], workers: int) -> float:
-    """Merge with tracekit; returns when it began."""
-    paths = [str(path) for path in inputs]
-    options: dict[str, Any] = {}
-    with contextlib.ExitStack() as stack:
-        if workers > 1:
-            if "executor" not in inspect.signature(merge_traces).parameters:
-                raise NotMeasuredError(NOT_BUILT)
-            options["executor"] = stack.enter_context(ProcessPoolExecutor(workers))
-        start = time.perf_counter()
-        try:
-            report = merge_traces(str(output), paths, **options)
-        except ConfigError as error:
-            # Refused before anything is read: a format that there is not.
-            raise NotMeasuredError(NOT_BUILT) from error
-        assert report.complete, "\n".join(report.lines())
-    return start
-
-
-def _own_peak_bytes() -> int:
-    """Return the most memory that this process had, which those who look from outside may have missed; 0 if not known.
-
-    Not ``ru_maxrss``, in which Linux counts what the process had before its program was started: that of its parent.
-    """
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return 0
-
-
-if __name__ == "__main__":
-    main()

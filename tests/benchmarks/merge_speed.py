@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tests.benchmarks.measure import Spread
 from tests.benchmarks.merge_runs import Job, Measured, NotMeasuredError, run
 from tests.benchmarks.table import Row, number
+from tests.perfetto import Engine, EngineError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
     from tests.benchmarks.measure import Effort
     from tests.benchmarks.merge_inputs import Inputs
-    from tests.perfetto import Engine
 
 NAME = "merge-speed"
 WORKERS = 2
@@ -43,8 +43,8 @@ def rows(effort: Effort, inputs: Inputs) -> Iterator[Row]:
     size = f"{number(plain.megabytes)} MB in {effort.merge_files} files"
 
     def row(what: str, name: str, other: str, unit: str, at_least: float | None = None, more: str = "") -> Row:
-        if name in found.missing:
-            return Row(NAME, what, None, unit, at_least=at_least, remarks=found.missing[name])
+        if reason := found.reason(name, other):
+            return Row(NAME, what, None, unit, at_least=at_least, remarks=reason)
         remarks = f"{found.rate(name):,.0f} MB/s{more}"
         return Row(NAME, what, found.ratio(name, other), unit, at_least=at_least, remarks=remarks)
 
@@ -64,8 +64,6 @@ def rows(effort: Effort, inputs: Inputs) -> Iterator[Row]:
 
 def _loads(effort: Effort, inputs: Inputs) -> Iterator[Row]:
     """Time how Perfetto's engine loads a merged trace of each format."""
-    from tests.perfetto import Engine, UnavailableError
-
     dataset = inputs.torch(effort.peer_bytes, effort.merge_files)
     traces: dict[str, Path] = {}
     reasons: dict[str, str] = {}
@@ -80,11 +78,14 @@ def _loads(effort: Effort, inputs: Inputs) -> Iterator[Row]:
     try:
         engine = Engine()
     except UnavailableError as error:
-        reasons = dict.fromkeys(FORMATS, f"not installed ({error})")
+        reasons |= dict.fromkeys(traces, f"not installed ({error})")
     else:
         for _ in range(effort.merge_rounds):
-            for name, path in traces.items():
-                times.setdefault(name, []).append(_load_s(engine, path))
+            for name in traces.keys() - reasons.keys():
+                try:
+                    times.setdefault(name, []).append(_load_s(engine, traces[name]))
+                except EngineError as error:
+                    reasons[name] = f"failed: {error}"
         engine.close()
     for name in FORMATS:
         what = f"Perfetto loads merged {name}"
@@ -92,14 +93,16 @@ def _loads(effort: Effort, inputs: Inputs) -> Iterator[Row]:
             yield Row(NAME, what, None, " s", remarks=reasons[name])
         else:
             remarks = f"{number(traces[name].stat().st_size / 1e6)} MB from {number(dataset.megabytes)} MB"
-            if name != "JSON":
+            if name != "JSON" and "JSON" not in reasons:
                 remarks += f"; {statistics.median(times[name]) / statistics.median(times['JSON']):.2f} x JSON's time"
             yield Row(NAME, what, Spread.of(times[name]), " s", remarks=remarks)
 
 
 def _load_s(engine: Engine, path: Path) -> float:
+    """Return how long the engine takes to load a trace in seconds. Raises EngineError if it finds something wrong with it."""
     start = time.perf_counter()
     with engine.load(path, timeout_s=LOAD_TIMEOUT_S) as trace:
         took = time.perf_counter() - start
-        assert trace.errors() == [], trace.errors()
+        if errors := trace.errors():
+            raise EngineError(f"loaded with {errors}")
     return took

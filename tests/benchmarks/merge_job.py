@@ -1,0 +1,81 @@
+"""One merge and nothing else: the program whose time and memory are measured (see `tests.benchmarks.merge_runs`).
+
+It reads from standard input what to do, and prints what it took. Time is counted from the call to the closed output; the start
+of Python is not part of it, that of tracekit's worker processes is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks import merge_peers
+from tracekit.errors import ConfigError
+from tracekit.merge import merge_traces
+
+NOT_BUILT = "not built"
+PLAIN = (".json", ".json.gz")
+
+
+def main() -> None:
+    """Do what standard input says, and print what it took or, under ``missing``, why it cannot be done."""
+    told = json.load(sys.stdin)
+    output, inputs = Path(told["output"]), [Path(path) for path in told["inputs"]]
+    try:
+        took = (
+            tracekit(output, inputs, told["workers"])
+            if told["how"] == "tracekit"
+            else peer(told["how"], output, inputs)
+        )
+    except FileNotFoundError as error:
+        found: dict[str, Any] = {"missing": f"not installed ({error.filename})"}
+    except (ConfigError, ImportError):
+        # A format, or a way to merge, that there is not.
+        if told["workers"] == 1 and output.name.endswith(PLAIN):
+            raise
+        found = {"missing": NOT_BUILT}
+    else:
+        found = {"seconds": took, "peak_bytes": _peak_bytes()}
+    print(json.dumps(found))
+
+
+def tracekit(output: Path, inputs: list[Path], workers: int) -> float:
+    """Merge with tracekit; returns how long it took in seconds."""
+    options: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        if workers > 1:
+            pools = importlib.import_module("tracekit.merge.workers")
+            options["executor"] = stack.enter_context(pools.process_pool(workers))
+        start = time.perf_counter()
+        report = merge_traces(str(output), [str(path) for path in inputs], **options)
+        took = time.perf_counter() - start
+    assert report.complete, "; ".join(report.lines())
+    return took
+
+
+def peer(name: str, output: Path, inputs: list[Path]) -> float:
+    """Merge as a function of `tests.benchmarks.merge_peers` does; returns how long it took in seconds."""
+    start = time.perf_counter()
+    getattr(merge_peers, name)(output, inputs)
+    return time.perf_counter() - start
+
+
+def _peak_bytes() -> int:
+    """Return the most memory that this process had, which those who look from outside may have missed; 0 if not known.
+
+    Not ``ru_maxrss``, in which Linux counts what the process had before its program was started: that of its parent.
+    """
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+if __name__ == "__main__":
+    main()
