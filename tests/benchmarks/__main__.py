@@ -30,7 +30,7 @@ MERGE = ("merge-speed", "merge-peers", "merge-memory", "merge-growth")
 HALVES = ("recording", "merge")
 
 DOCUMENT = Path(__file__).with_name("README.md")
-PLOT = Path(__file__).with_name("merge_growth.svg")
+PLOT = "merge_growth.svg"
 MARKERS = ("<!-- merge table: begin -->", "<!-- merge table: end -->")
 ROOM = 8
 """How many times the size of the merged traces their folder needs: inputs of several kinds, and an output."""
@@ -89,11 +89,12 @@ def _write(rows: list[Row], arguments: argparse.Namespace, where: str) -> None:
     command = " ".join(("scripts/bench", *sys.argv[1:]))
     today = dt.datetime.now(tz=dt.timezone.utc).date()
     text = f"{as_markdown(rows)}\n\n`{command}`: {_machine()}{where}, {today}."
-    document = folder / DOCUMENT.name
-    document.write_text(between_markers(document.read_text(encoding="utf-8"), MARKERS, text), encoding="utf-8")
     points = [row for row in rows if isinstance(row, Point)]
     if points:
-        draw(points, folder / PLOT.name)
+        draw(points, folder / PLOT)
+        text += f"\n\n![Time and memory of a merge, by the size of the input and by the number of ranks]({PLOT})"
+    document = folder / DOCUMENT.name
+    document.write_text(between_markers(document.read_text(encoding="utf-8"), MARKERS, text), encoding="utf-8")
 
 
 def _arguments() -> argparse.Namespace:

@@ -80,10 +80,13 @@ def _loads(effort: Effort, inputs: Inputs) -> Iterator[Row]:
     except UnavailableError as error:
         reasons |= dict.fromkeys(traces, f"not installed ({error})")
     else:
-        for _ in range(effort.merge_rounds):
-            for name in traces.keys() - reasons.keys():
+        # The first loading of all, which starts the engine, is not counted.
+        for count in range(effort.merge_rounds + 1):
+            for name in [name for name in traces if name not in reasons]:
                 try:
-                    times.setdefault(name, []).append(_load_s(engine, traces[name]))
+                    took = _load_s(engine, traces[name])
+                    if count:
+                        times.setdefault(name, []).append(took)
                 except EngineError as error:
                     reasons[name] = f"failed: {error}"
         engine.close()

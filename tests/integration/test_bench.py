@@ -123,6 +123,7 @@ def test_the_table_and_the_plot_of_merging_are_written_and_nothing_else_is_chang
     table = after.partition(begin)[2].partition(end)[0]
     assert [row["what"] for row in rows if f"| {row['what']} |" not in table] == []
     assert "`scripts/bench --quick merge" in table
+    assert "](merge_growth.svg)" in table
     plot = (folder / "merge_growth.svg").read_text()
     assert plot.startswith("<?xml")
     assert all(text in plot for text in ("input, unpacked, MB", "ranks, small files", "time, s", "most memory, MB"))
