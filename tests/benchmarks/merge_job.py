@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ def main() -> None:
     """Do what standard input says, and print what it took or, under ``missing``, why it cannot be done."""
     told = json.load(sys.stdin)
     output, inputs = Path(told["output"]), [Path(path) for path in told["inputs"]]
+    before = sum(os.times()[:4])  # of this process and of those that it has waited for
     try:
         took = (
             tracekit(output, inputs, told["workers"])
@@ -40,7 +42,8 @@ def main() -> None:
             raise
         found = {"missing": NOT_BUILT}
     else:
-        found = {"seconds": took, "peak_bytes": _peak_bytes()}
+        cpu_seconds = sum(os.times()[:4]) - before
+        found = {"seconds": took, "cpu_seconds": cpu_seconds, "peak_bytes": _peak_bytes()}
     print(json.dumps(found))
 
 

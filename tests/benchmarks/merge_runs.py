@@ -56,6 +56,7 @@ class Outcome:
     Attributes:
         seconds: Time of the merge.
         rate: Unpacked input in 10^6 bytes per second.
+        cpu_rate: The same per second of CPU time, of all processes together: what others do on the machine shows less.
         output_bytes: Size of the output.
         peak_bytes: The most resident memory that its processes had together.
         open_files: The most files, sockets and pipes that they had open together.
@@ -63,6 +64,7 @@ class Outcome:
 
     seconds: float
     rate: float
+    cpu_rate: float
     output_bytes: int
     peak_bytes: int
     open_files: int
@@ -103,7 +105,14 @@ def run(job: Job, folder: Path, *, keep: Path | None = None) -> Outcome:
     if keep is None:
         output.unlink()
     peak_bytes = max(watch.peak_bytes, found["peak_bytes"])
-    return Outcome(found["seconds"], job.dataset.megabytes / found["seconds"], size_bytes, peak_bytes, watch.open_files)
+    return Outcome(
+        seconds=found["seconds"],
+        rate=job.dataset.megabytes / found["seconds"],
+        cpu_rate=job.dataset.megabytes / max(found["cpu_seconds"], 1e-3),
+        output_bytes=size_bytes,
+        peak_bytes=peak_bytes,
+        open_files=watch.open_files,
+    )
 
 
 class Measured:

@@ -45,10 +45,12 @@ def rows(effort: Effort, inputs: Inputs) -> Iterator[Row]:
     def row(what: str, name: str, other: str, unit: str, at_least: float | None = None, more: str = "") -> Row:
         if reason := found.reason(name, other):
             return Row(NAME, what, None, unit, at_least=at_least, remarks=reason)
-        remarks = f"{found.rate(name):,.0f} MB/s{more}"
-        return Row(NAME, what, found.ratio(name, other), unit, at_least=at_least, remarks=remarks)
+        return Row(NAME, what, found.ratio(name, other), unit, at_least=at_least, remarks=rates(name) + more)
 
-    more = f"; cat {found.rate('cat'):,.0f} MB/s; {size}"
+    def rates(name: str) -> str:
+        return f"{found.rate(name):,.0f} MB/s, {found.median(name).cpu_rate:,.0f} a second of CPU time"
+
+    more = f"; cat {rates('cat')}; {size}"
     yield row("JSON in, JSON out, each time shifted", "one", "cat", " x cat", 0.18, more)
     yield row("the same, no time shifted", "unshifted", "cat", " x cat")
     yield row(f"the same in {WORKERS} processes", "two", "one", " x one process", 1.6)
