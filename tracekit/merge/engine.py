@@ -86,7 +86,7 @@ def merge_traces(
             sink.write(head)
             separator = written.separator if added else b""
             for unit, numbers in enumerate(written.units):
-                unit_inputs = [(items[number], patchers[number]) for number in numbers]
+                unit_inputs = [(number, items[number], patchers[number]) for number in numbers]
                 for piece in _pieces(written.part(unit), unit_inputs, tell):
                     sink.write(separator + piece)
                     separator = written.separator
@@ -133,12 +133,12 @@ def _write_progress(
 
 
 def _pieces(
-    part: Part, inputs: Iterable[tuple[Input, Patcher]], tell: Callable[[Input, int], None] | None
+    part: Part, inputs: Iterable[tuple[int, Input, Patcher]], tell: Callable[[Input, int], None] | None
 ) -> Iterator[bytes]:
     """Yield what some inputs add to the output, piece by piece."""
-    for item, patcher in inputs:
+    for number, item, patcher in inputs:
         for text, read_bytes in _rewrite(item, patcher):
-            piece = part.encode(text)
+            piece = part.encode(number, text)
             if piece:
                 yield piece
             if tell is not None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tracekit.merge.namespaces import Process
     from tracekit.merge.outputs import Merged
 
-__all__ = ["JsonOutput", "JsonPart", "input_metadata"]
+__all__ = ["JsonOutput", "JsonPart", "describe"]
 
 _MAX_KEPT_KEYS: Final = 64
 _MAX_KEPT_BYTES: Final = 4096
@@ -29,8 +29,9 @@ _OWN_KEYS: Final = frozenset(
 class JsonPart:
     """The events of one input, as they are."""
 
-    def encode(self, events: bytes) -> bytes:
+    def encode(self, number: int, events: bytes) -> bytes:
         """Return the events."""
+        del number
         return events
 
     def finish(self) -> Iterable[bytes]:
@@ -53,38 +54,9 @@ class JsonOutput:
 
     def head(self) -> tuple[bytes, int]:
         """Return everything up to the first event of an input, and how many metadata events that holds."""
-        base_ns, inputs, processes = self._merged.base_ns, self._merged.inputs, self._merged.processes
-        devices: dict[bytes, Any] = {}
-        for item in inputs:
-            properties = item.scan.header.get("deviceProperties")
-            for device in properties if isinstance(properties, list) else []:
-                devices.setdefault(encode_json(device), device)
-        head: dict[str, Any] = {
-            "schemaVersion": 1,
-            "tracekit": {
-                "merge": {"format_version": 1, "tracekit_version": __version__},
-                "processes": [
-                    {
-                        "pid": process.pid,
-                        "rank": process.rank,
-                        "key": list(process.key),
-                        "name": process.name,
-                        "host": process.host,
-                    }
-                    for process in processes
-                ],
-                "inputs": [input_metadata(item) for item in inputs],
-            },
-            "deviceProperties": list(devices.values()),
-            "displayTimeUnit": "ms",
-        }
-        info = _distributed_info(inputs)
-        if info:
-            head["distributedInfo"] = info
-        if base_ns:
-            head[BASE_TIME_KEY] = base_ns
-        events = [event for order, process in enumerate(processes) for event in _declare(process, order)]
-        text = encode_json(head)[:-1] + b',"traceEvents":[\n' + b",\n".join(encode_json(event) for event in events)
+        events = [event for order, process in enumerate(self._merged.processes) for event in _declare(process, order)]
+        head = encode_json(describe(self._merged))
+        text = head[:-1] + b',"traceEvents":[\n' + b",\n".join(encode_json(event) for event in events)
         return text, len(events)
 
     def part(self, unit: int) -> JsonPart:
@@ -97,7 +69,42 @@ class JsonOutput:
         return b"\n]}\n"
 
 
-def input_metadata(item: Input) -> dict[str, Any]:
+def describe(merged: Merged) -> dict[str, Any]:
+    """Return what a merged trace says about itself beside its events: its processes, devices, and inputs."""
+    inputs, processes = merged.inputs, merged.processes
+    devices: dict[bytes, Any] = {}
+    for item in inputs:
+        properties = item.scan.header.get("deviceProperties")
+        for device in properties if isinstance(properties, list) else []:
+            devices.setdefault(encode_json(device), device)
+    head: dict[str, Any] = {
+        "schemaVersion": 1,
+        "tracekit": {
+            "merge": {"format_version": 1, "tracekit_version": __version__},
+            "processes": [
+                {
+                    "pid": process.pid,
+                    "rank": process.rank,
+                    "key": list(process.key),
+                    "name": process.name,
+                    "host": process.host,
+                }
+                for process in processes
+            ],
+            "inputs": [_input_metadata(item) for item in inputs],
+        },
+        "deviceProperties": list(devices.values()),
+        "displayTimeUnit": "ms",
+    }
+    info = _distributed_info(inputs)
+    if info:
+        head["distributedInfo"] = info
+    if merged.base_ns:
+        head[BASE_TIME_KEY] = merged.base_ns
+    return head
+
+
+def _input_metadata(item: Input) -> dict[str, Any]:
     """Return what an input says about itself; large values (logs, whole configurations) are left to the input."""
     header: dict[str, Any] = {}
     for key, value in item.scan.header.items():

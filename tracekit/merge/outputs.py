@@ -46,10 +46,11 @@ class Merged:
 class Part(Protocol):
     """Encodes the events of one unit of inputs. It can be pickled before its first use."""
 
-    def encode(self, events: bytes) -> bytes:
+    def encode(self, number: int, events: bytes) -> bytes:
         """Return what the next run of events adds to the output; empty where the part keeps it until later.
 
         Args:
+            number: Of the input.
             events: JSON objects with ``,`` between them, as `Patcher.patch` returns them.
         """
 
