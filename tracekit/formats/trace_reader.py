@@ -34,6 +34,7 @@ __all__ = [
     "Finding",
     "Raw",
     "TraceReader",
+    "decode_events",
     "decode_json",
     "decode_or_none",
     "decode_raw_list",
@@ -159,6 +160,29 @@ def encode_events(events: list[Event]) -> bytes:
     if _EXTRA_KEY not in text:
         return text
     return b",\n".join(_encode_event(event) for event in events)
+
+
+def decode_events(text: bytes) -> list[Event]:
+    """Return the events that `encode_events` wrote."""
+    text = b"[" + text + b"]"
+    try:
+        return _decode_run(text)
+    except _REFUSED:
+        return [_decode_unusual(raw) for raw in decode_raw_list(text)]
+
+
+def _decode_unusual(text: bytes | Raw) -> Event:
+    """Decode an event with keys that the format does not know, or a ``pid`` or ``tid`` of an odd type."""
+    fields = _decode_raw_dict(text)
+    known: dict[str, Any] = {key: value for key, value in fields.items() if key in _FIELDS}
+    extra = {key: value for key, value in fields.items() if key not in _FIELDS}
+    for key in ("ph", "pid", "tid"):
+        if key in known:
+            value = _decode_any(known[key])
+            known[key] = value if isinstance(value, (str, int, float)) and not isinstance(value, bool) else None
+    if not isinstance(known.get("ph", ""), str):
+        known["ph"] = str(known["ph"])
+    return Event(**known, extra=extra or UNSET)
 
 
 def _encode_event(event: Event) -> bytes:
@@ -499,26 +523,12 @@ class TraceReader:
             event = _decode_event(text)
         except _REFUSED:
             try:
-                event = self._decode_unusual(text)
+                event = _decode_unusual(text)
             except _REFUSED:
                 return None
         for kind in kinds:
             self._note(kind, self._offset + start, "in an event")
         return event
-
-    @staticmethod
-    def _decode_unusual(text: bytes) -> Event:
-        """Decode an event with keys that the format does not know, or a ``pid`` or ``tid`` of an odd type."""
-        fields = _decode_raw_dict(text)
-        known: dict[str, Any] = {key: value for key, value in fields.items() if key in _FIELDS}
-        extra = {key: value for key, value in fields.items() if key not in _FIELDS}
-        for key in ("ph", "pid", "tid"):
-            if key in known:
-                value = _decode_any(known[key])
-                known[key] = value if isinstance(value, (str, int, float)) and not isinstance(value, bool) else None
-        if not isinstance(known.get("ph", ""), str):
-            known["ph"] = str(known["ph"])
-        return Event(**known, extra=extra or UNSET)
 
     def _resume(self, text: bytes, at: int) -> int:
         """Return where the next event may begin, or -1."""

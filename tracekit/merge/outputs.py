@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, cast
 
 from tracekit.errors import ConfigError
 from tracekit.merge.json_output import JsonOutput
+from tracekit.merge.pftrace_output import PftraceOutput
 from tracekit.storage import without_secrets
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Output(Protocol):
         """Return what follows the last event."""
 
 
-_FORMATS: Final[dict[str, Callable[[Merged], Output]]] = {".json": JsonOutput}
+_FORMATS: Final[dict[str, Callable[[Merged], Output]]] = {".json": JsonOutput, ".pftrace": PftraceOutput}
 
 
 def output_format(path: str) -> Callable[[Merged], Output]:

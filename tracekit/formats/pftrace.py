@@ -1,0 +1,336 @@
+"""Perfetto's own trace format: protobuf wire encoding by hand, for the few messages that a merged trace needs.
+
+A trace is a sequence of packets, each length-prefixed, so that traces can be joined by appending one to the other and a cut
+loses only its last packet. Fields and numbers are those of perfetto_trace.proto in Perfetto's repository.
+
+A packet belongs to a sequence, written by one writer. Names, categories, names of arguments and texts in arguments are
+interned: a sequence defines a number for each once, and uses the number from then on.
+"""
+
+from __future__ import annotations
+
+import json
+from struct import Struct
+from typing import Any, Final
+
+__all__ = [
+    "BEGIN",
+    "COUNTER",
+    "END",
+    "INSTANT",
+    "ROOT_UUID",
+    "Sequence",
+    "clock_snapshot",
+    "correlation",
+    "counter_track",
+    "counter_value",
+    "flow",
+    "flow_end",
+    "metadata_value",
+    "packet",
+    "process_track",
+    "root_track",
+    "thread_track",
+    "track",
+    "varint",
+]
+
+BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
+"""Types of events."""
+
+ROOT_UUID: Final = 0
+"""The track that every trace has; it holds what is true of all tracks."""
+
+_BOOTTIME: Final = 6
+_REALTIME: Final = 1
+_EXPLICIT: Final = 3
+_NEVER_MERGE: Final = 2
+_UNIT_NS: Final = 1
+_UNIT_BYTES: Final = 3
+_STATE_CLEARED: Final = 1
+_NEEDS_STATE: Final = 2
+_MAX_INTERNED_BYTES: Final = 200
+_MAX_DEPTH: Final = 32
+_MAX_INT64: Final = 2**63 - 1
+_MAX_UINT64: Final = 2**64 - 1
+
+_DOUBLE: Final = Struct("<d")
+_FIXED64: Final = Struct("<Q")
+
+# A field is its number and wire type in one varint, then the value.
+_VARINT, _FIXED, _BYTES = 0, 1, 2
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+_SHORT: Final = [_varint(number) for number in range(1 << 14)]
+_LOW_14: Final = [bytes((number & 0x7F | 0x80, number >> 7 | 0x80)) for number in range(1 << 14)]
+
+
+def varint(number: int) -> bytes:
+    """Return a number in base 128, low digits first; negative ones as 64-bit two's complement."""
+    if number < 0:
+        number += 1 << 64
+    if number < 1 << 14:
+        return _SHORT[number]
+    if number < 1 << 28:
+        return _LOW_14[number & 0x3FFF] + _SHORT[number >> 14]
+    return _LOW_14[number & 0x3FFF] + _LOW_14[number >> 14 & 0x3FFF] + varint(number >> 28)
+
+
+def _key(field: int, wire_type: int) -> bytes:
+    return varint(field << 3 | wire_type)
+
+
+def packet(content: bytes) -> bytes:
+    """Return the fields of a packet as one."""
+    return b"\x0a" + varint(len(content)) + content
+
+
+def _number(field: int, value: int) -> bytes:
+    return _key(field, _VARINT) + varint(value)
+
+
+def _block(field: int, content: bytes) -> bytes:
+    """Return a text, some bytes or a message as a field."""
+    return _key(field, _BYTES) + varint(len(content)) + content
+
+
+def _text(field: int, text: str) -> bytes:
+    return _block(field, text.encode("utf-8", "replace"))
+
+
+# Descriptions of tracks.
+
+
+def root_track() -> bytes:
+    """Return the description of the root track: processes and threads stand in the order that their tracks tell."""
+    return _number(1, ROOT_UUID) + _number(19, 1) + _number(20, 1)
+
+
+def process_track(uuid: int, pid: int, name: str, *, order: int, labels: list[str]) -> bytes:
+    """Return the description of a process.
+
+    Args:
+        uuid: The track's number, unique in the trace.
+        pid: The number the viewer shows.
+        name: The name it shows.
+        order: Its place among the processes.
+        labels: Shown beside the name.
+    """
+    process = _number(1, pid) + _text(6, name) + _number(3, order) + b"".join(_text(8, label) for label in labels)
+    return _number(1, uuid) + _block(3, process) + _number(11, _EXPLICIT) + _number(12, order)
+
+
+def thread_track(uuid: int, parent: int, pid: int, tid: int, name: str | None, *, order: int) -> bytes:
+    """Return the description of a thread of a process; ``order`` is its place among the process's tracks."""
+    thread = _number(1, pid) + _number(2, tid) + (_text(5, name) if name is not None else b"") + _number(3, order)
+    return _number(1, uuid) + _number(5, parent) + _block(4, thread) + _number(12, order)
+
+
+def track(uuid: int, parent: int, name: str, *, order: int, merge: bool = False) -> bytes:
+    """Return the description of any other track, or group of tracks.
+
+    Args:
+        uuid: The track's number.
+        parent: The track that it is shown in.
+        name: What it is called.
+        order: Its place among the tracks there.
+        merge: Whether the viewer may show it as one with tracks of the same name there.
+    """
+    text = _number(1, uuid) + _number(5, parent) + _text(2, name) + _number(11, _EXPLICIT) + _number(12, order)
+    return text if merge else text + _number(15, _NEVER_MERGE)
+
+
+def counter_track(uuid: int, parent: int, name: str, *, unit: str, order: int) -> bytes:
+    """Return the description of a counter; ``unit`` is "bytes", "ns", any other unit, or empty."""
+    counter = {"bytes": _number(3, _UNIT_BYTES), "ns": _number(3, _UNIT_NS), "": b""}.get(unit)
+    if counter is None:
+        counter = _text(6, unit)
+    return _number(1, uuid) + _number(5, parent) + _text(2, name) + _block(8, counter) + _number(12, order)
+
+
+# Parts of events.
+
+
+def counter_value(value: float) -> bytes:
+    """Return the value of a `COUNTER` event."""
+    if isinstance(value, int) and -_MAX_INT64 <= value <= _MAX_INT64:
+        return b"\xf0\x01" + varint(value)
+    return b"\xe1\x02" + _DOUBLE.pack(value)
+
+
+def flow(number: int) -> bytes:
+    """Return that an arrow with this number (64 bits) begins at an event, or passes it."""
+    return b"\xf9\x02" + _FIXED64.pack(number)
+
+
+def flow_end(number: int) -> bytes:
+    """Return that an arrow with this number ends at an event."""
+    return b"\x81\x03" + _FIXED64.pack(number)
+
+
+def correlation(text: str) -> bytes:
+    """Return that an event belongs together with all others of the same text; viewers highlight them as one."""
+    return _text(53, text)
+
+
+# What a sequence needs no state for.
+
+
+def clock_snapshot(boot_ns: int, real_ns: int) -> bytes:
+    """Return the field of a packet that ties the clock of all events to the time of day, ns since the epoch."""
+    clocks = [_number(1, clock) + _number(2, time) for clock, time in ((_BOOTTIME, boot_ns), (_REALTIME, real_ns))]
+    return _block(6, b"".join(_block(1, clock) for clock in clocks) + _number(2, _BOOTTIME))
+
+
+def metadata_value(name: str, json: bytes) -> bytes:
+    """Return the field of a packet that keeps a JSON text with the trace, under a name."""
+    return _block(5, _block(2, _text(1, name) + _block(5, json)))
+
+
+class Sequence:
+    """Encodes the packets of one sequence.
+
+    What an event uses of interned texts is defined before the event is encoded: write what `definitions` returns before the
+    events that were encoded since the last call.
+
+    Args:
+        number: Of the sequence, unique in the trace: 1 to 2**32 - 1.
+        max_texts: How many different texts of a kind are interned; further ones are written out.
+    """
+
+    def __init__(self, number: int, *, max_texts: int = 50_000) -> None:
+        self._max_texts = max_texts
+        self._mark = b"\x50" + varint(number)
+        self._stamp = self._mark + b"\x68" + varint(_NEEDS_STATE)
+        self._names: dict[bytes, bytes] = {}
+        self._categories: dict[bytes, bytes] = {}
+        self._keys: dict[str, bytes] = {}
+        self._texts: dict[str, bytes] = {}
+        self._new: list[bytes] = []
+        self._begun = False
+        self._ends: dict[int, bytes] = {}
+
+    def plain(self, content: bytes, time_ns: int | None = None) -> bytes:
+        """Return a packet of the sequence that is no event, such as the description of a track."""
+        stamp = b"" if time_ns is None else b"\x40" + varint(time_ns)
+        return packet(stamp + self._mark + content)
+
+    def describe(self, description: bytes) -> bytes:
+        """Return the description of a track as a packet."""
+        return self.plain(_block(60, description))
+
+    def definitions(self) -> bytes:
+        """Return a packet that defines the texts that were interned since the last call; empty if there are none.
+
+        The first one, which begins the sequence, tells that nothing was interned before, and is never empty.
+        """
+        if not self._new and self._begun:
+            return b""
+        flags = _NEEDS_STATE if self._begun else _STATE_CLEARED
+        content = self._mark + b"\x68" + varint(flags) + _block(12, b"".join(self._new))
+        self._begun = True
+        self._new.clear()
+        return packet(content)
+
+    def event(self, time_ns: int, body: bytes) -> bytes:
+        """Return an event as a packet; its body is `kind` and then any of the other parts."""
+        size = len(body)
+        content = b"\x40" + varint(time_ns) + self._stamp + b"\x5a" + (_SHORT[size] if size < 16384 else varint(size))
+        return b"\x0a" + varint(len(content) + size) + content + body
+
+    def end(self, time_ns: int, uuid: int) -> bytes:
+        """Return the packet that ends the innermost open slice of a track; an `event` of kind `END` can do so as well."""
+        fixed = self._ends.get(uuid)
+        if fixed is None:
+            body = b"\x48\x02\x58" + varint(uuid)
+            fixed = self._ends[uuid] = self._stamp + b"\x5a" + varint(len(body)) + body
+        time = varint(time_ns)
+        return b"\x0a" + varint(len(time) + len(fixed) + 1) + b"\x40" + time + fixed
+
+    @staticmethod
+    def kind(kind: int, uuid: int) -> bytes:
+        """Return what every event begins with: its type and its track."""
+        return b"\x48" + _SHORT[kind] + b"\x58" + varint(uuid)
+
+    def name(self, name: bytes) -> bytes:
+        """Return the name of an event, given in UTF-8."""
+        found = self._names.get(name)
+        if found is None:
+            if len(self._names) >= self._max_texts:
+                return _block(23, name)
+            found = self._names[name] = self._intern(2, 10, len(self._names), name)
+        return found
+
+    def category(self, category: bytes) -> bytes:
+        """Return the category of an event, given in UTF-8."""
+        found = self._categories.get(category)
+        if found is None:
+            if len(self._categories) >= self._max_texts:
+                return _block(22, category)
+            found = self._categories[category] = self._intern(1, 3, len(self._categories), category)
+        return found
+
+    def argument(self, name: str, value: Any) -> bytes:
+        """Return an argument of an event.
+
+        Args:
+            name: Its name.
+            value: Any JSON value.
+        """
+        content = self._key(name) + self._value(value, 0)
+        return b"\x22" + varint(len(content)) + content
+
+    def _key(self, name: str) -> bytes:
+        found = self._keys.get(name)
+        if found is None:
+            if len(self._keys) >= self._max_texts:
+                return _text(10, name)
+            found = self._keys[name] = self._intern(3, 1, len(self._keys), name.encode("utf-8", "replace"))
+        return found
+
+    def _value(self, value: Any, depth: int) -> bytes:
+        kind = type(value)
+        if kind is str:
+            return self._text(value)
+        if kind is int:
+            if -_MAX_INT64 <= value <= _MAX_INT64:
+                return b"\x20" + varint(value)
+            return b"\x18" + varint(value) if 0 < value <= _MAX_UINT64 else _text(6, str(value))
+        if kind is float:
+            return b"\x29" + _DOUBLE.pack(value)
+        if kind is bool:
+            return b"\x10\x01" if value else b"\x10\x00"
+        if value and depth >= _MAX_DEPTH:
+            return _text(6, json.dumps(value, ensure_ascii=False))
+        if kind is dict and value:
+            return b"".join(
+                [_block(11, self._key(name) + self._value(item, depth + 1)) for name, item in value.items()]
+            )
+        if kind is list and value:
+            return b"".join([_block(12, self._value(item, depth + 1)) for item in value])
+        # What arguments have no form for: null, and what is empty.
+        return _text(9, "null" if value is None else "{}" if kind is dict else "[]")
+
+    def _text(self, text: str) -> bytes:
+        found = self._texts.get(text)
+        if found is None:
+            encoded = text.encode("utf-8", "replace")
+            if len(encoded) > _MAX_INTERNED_BYTES or len(self._texts) >= self._max_texts:
+                return _block(6, encoded)
+            found = self._texts[text] = self._intern(29, 17, len(self._texts), encoded)
+        return found
+
+    def _intern(self, table: int, field: int, known: int, text: bytes) -> bytes:
+        """Define a text of a table, and return the field by which it is used."""
+        number = known + 1
+        self._new.append(_block(table, _number(1, number) + _block(2, text)))
+        return _number(field, number)

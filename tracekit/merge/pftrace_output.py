@@ -1,0 +1,74 @@
+"""The merged trace in Perfetto's own format: exact ns since the epoch, nested tracks, units, arrows that cannot go wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tracekit.formats.pftrace import Sequence, clock_snapshot, metadata_value, root_track
+from tracekit.formats.trace_reader import encode_json
+from tracekit.merge.json_output import describe
+from tracekit.merge.pftrace_part import PftracePart
+from tracekit.merge.pftrace_tracks import describe_tracks
+
+if TYPE_CHECKING:
+    from tracekit.merge.outputs import Merged
+
+__all__ = ["PftraceOutput"]
+
+_HEAD: Final = 1
+"""The head's sequence of packets; those of the parts follow."""
+
+
+class PftraceOutput:
+    """A merged trace as Perfetto's TrackEvent packets.
+
+    Inputs that have processes in common are one unit, since the order of what happens on a track at the same time counts.
+
+    Args:
+        merged: What is true of all of it.
+    """
+
+    separator = b""
+
+    def __init__(self, merged: Merged) -> None:
+        self._merged = merged
+        self.units = _units(merged)
+
+    def head(self) -> tuple[bytes, int]:
+        """Return everything up to the first event of an input, and how many tracks that describes."""
+        merged, sequence = self._merged, Sequence(_HEAD)
+        starts = [item.scan.start_ns for item in merged.inputs if item.scan.start_ns is not None]
+        start_ns = min(starts, default=0)
+        out = [sequence.definitions()]
+        if start_ns:
+            out.append(sequence.plain(clock_snapshot(start_ns, start_ns)))
+        out.append(sequence.plain(metadata_value("tracekit", encode_json(describe(merged)))))
+        tracks = [sequence.describe(description) for description in describe_tracks(merged.processes)]
+        return b"".join([*out, sequence.describe(root_track()), *tracks]), len(tracks)
+
+    def part(self, unit: int) -> PftracePart:
+        """Return the encoder of some inputs."""
+        return PftracePart(_HEAD + 1 + unit, self._merged.base_ns)
+
+    def tail(self) -> bytes:
+        """Return nothing: packets need no end."""
+        return b""
+
+
+def _units(merged: Merged) -> list[list[int]]:
+    """Return the inputs by number, together those that have a process in common."""
+    unit_of = list(range(len(merged.inputs)))
+
+    def find(number: int) -> int:
+        while unit_of[number] != number:
+            number = unit_of[number]
+        return number
+
+    for process in merged.processes:
+        found = sorted({find(number) for thread in process.threads.values() for number, _ in thread.scans})
+        for number in found[1:]:
+            unit_of[number] = found[0]
+    units: dict[int, list[int]] = {}
+    for number in range(len(merged.inputs)):
+        units.setdefault(find(number), []).append(number)
+    return list(units.values())

@@ -1,0 +1,305 @@
+"""The events of some inputs as packets of a native Perfetto trace.
+
+A slice is two packets there, and its end closes whatever is open on its track. So of all that happens on a track in one
+nanosecond the packets must stand in the right order: the ends of what began earlier, then the longer slices before the
+shorter. Inputs are in no such order (Kineto writes Python's functions after all operators), hence slices are put in order
+before they are written.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.formats.decimal_time import parse_all_us
+from tracekit.formats.pftrace import (
+    BEGIN,
+    COUNTER,
+    END,
+    INSTANT,
+    Sequence,
+    correlation,
+    counter_track,
+    counter_value,
+    flow,
+    flow_end,
+    metadata_value,
+    track,
+)
+from tracekit.formats.trace_reader import UNSET, Event, decode_events, decode_or_none, encode_events
+from tracekit.merge import pftrace_flows as flows
+from tracekit.merge.pftrace_tracks import process_uuid, thread_uuid, unit_of, uuid_of
+from tracekit.merge.sorted_items import SortedItems
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["PftracePart"]
+
+_LAST_NS: Final = 2**63 - 1
+_NEVER: Final = 2**63
+_PIECE_PACKETS: Final = 4096
+_QUOTE: Final = ord('"')
+_UINT64: Final = 2**64 - 1
+# Counters and async events stand below a process's threads and groups.
+_COUNTERS: Final = 1 << 21
+_ASYNC: Final = 1 << 22
+_FLOW_PLACES: Final = {"s": flows.START, "t": flows.STEP, "f": flows.NEXT}
+# What an async event does, in both generations of them.
+_ASYNC_PHASES: Final = {"b": BEGIN, "e": END, "n": INSTANT, "S": BEGIN, "F": END, "T": INSTANT, "p": INSTANT}
+_INSTANT_PHASES: Final = frozenset("iIR")
+# Fields that a native trace has no place for; they are kept as an argument.
+_OTHER_FIELDS: Final = ("id", "id2", "scope", "tts", "tdur", "cname", "sf", "stack")
+# What names one collective operation on all of its ranks, where torch tells it.
+_GROUP, _SEQUENCE_NUMBER = "Process Group Name", "Seq"
+
+
+class PftracePart:
+    """Encodes the events of one unit of inputs.
+
+    Args:
+        number: Of the sequence of packets, unique in the trace.
+        base_ns: What the times of the events are relative to.
+    """
+
+    def __init__(self, number: int, base_ns: int) -> None:
+        self._base_ns = base_ns
+        self._sequence = Sequence(number)
+        self._order = 0
+        self._items = SortedItems()
+        self._pairs = SortedItems()
+        self._has_flows = False
+        self._flow_bases: dict[tuple[bytes, bytes], int] = {}
+        self._tracks: dict[tuple[Any, ...], int] = {}
+        self._metadata: Counter[str] = Counter()
+        self._out: list[bytes] = []
+
+    def encode(self, number: int, events: bytes) -> bytes:
+        """Return what is written of a run at once, its counters and the names in it; slices are kept."""
+        timed = []
+        for event in decode_events(events):
+            if event.ph == "M":
+                self._keep_metadata(event)
+            else:
+                timed.append(event)
+        other = [name for name in _OTHER_FIELDS if b'"%b":' % name.encode() in events]
+        times = parse_all_us([event.ts for event in timed])  # type: ignore[misc]
+        durations = parse_all_us([b"0" if event.dur is UNSET else event.dur for event in timed])
+        base_ns, kind, items = self._base_ns, self._sequence.kind, self._items
+        for event, time, duration in zip(timed, times, durations, strict=True):
+            self._order += 1
+            start = base_ns + time  # type: ignore[operator]
+            if event.ph == "X":
+                uuid = thread_uuid(event.pid, event.tid)  # type: ignore[arg-type]
+                body = kind(BEGIN, uuid) + self._category(event) + self._name(event) + self._details(event, other)
+                end = min(start + duration, _LAST_NS)  # type: ignore[operator]
+                items.add((start, -end, self._order, uuid, flows.SLICE, body), len(body))
+            else:
+                self._other(number, event, start, other)
+        text = b"".join([self._sequence.definitions(), *self._out])
+        self._out.clear()
+        return text
+
+    def finish(self) -> Iterator[bytes]:
+        """Yield the slices and instants, in order."""
+        self._join_pairs()
+        fields = iter(flows.bind_flows(self._items) if self._has_flows else ())
+        carried = next(fields, None)
+        event = self._sequence.event
+        open_: dict[int, list[tuple[int, bytes]]] = {}
+        out: list[bytes] = [self._sequence.definitions()]
+        for start, minus_end, order, uuid, kind, body, *_ in self._items:
+            at_begin = at_end = b""
+            while carried is not None and carried[:3] == (start, minus_end, order):
+                if carried[5]:
+                    at_end += carried[6]
+                else:
+                    at_begin += carried[6]
+                carried = next(fields, None)
+            if kind == flows.FLOW and not at_begin:
+                continue
+            stack = open_.setdefault(uuid, [])
+            while stack and stack[-1][0] <= start:
+                out.append(self._end(uuid, *stack.pop()))
+            out.append(event(start, body + at_begin))
+            if kind == flows.SLICE:
+                if -minus_end == start:
+                    out.append(self._end(uuid, start, at_end))
+                else:
+                    stack.append((-minus_end, at_end))
+            if len(out) >= _PIECE_PACKETS:
+                yield b"".join(out)
+                out.clear()
+        for uuid, stack in open_.items():
+            out += [self._end(uuid, end, at_end) for end, at_end in reversed(stack) if end < _NEVER]
+        self._items.close()
+        yield b"".join(out)
+
+    def _end(self, uuid: int, time_ns: int, fields: bytes) -> bytes:
+        if fields:
+            return self._sequence.event(time_ns, self._sequence.kind(END, uuid) + fields)
+        return self._sequence.end(time_ns, uuid)
+
+    # Events that are no whole slice.
+
+    def _other(self, number: int, event: Event, start: int, other: list[str]) -> None:
+        phase: str = event.ph  # type: ignore[assignment]
+        thread = thread_uuid(event.pid, event.tid)  # type: ignore[arg-type]
+        if phase in "BE":
+            self._half(number, event, start, thread, BEGIN if phase == "B" else END, other)
+        elif phase in _ASYNC_PHASES:
+            self._half(number, event, start, self._async_track(event), _ASYNC_PHASES[phase], other)
+        elif phase in _FLOW_PLACES:
+            self._flow(event, start, thread)
+        elif phase == "C":
+            self._counter(event, start)
+        else:
+            of_process = phase in "iI" and event.s is not UNSET and bytes(event.s) == b'"p"'
+            uuid = process_uuid(event.pid) if of_process else thread  # type: ignore[arg-type]
+            details = self._details(event, other)
+            if phase not in _INSTANT_PHASES:
+                # Of phases that no viewer shows.
+                details += self._sequence.argument("ph", phase)
+            self._instant(start, self._order, uuid, self._category(event) + self._name(event) + details)
+
+    def _half(self, number: int, event: Event, start: int, uuid: int, kind: int, other: list[str]) -> None:
+        """Keep the begin or end of a slice until both are known, or an instant between."""
+        details = self._details(event, other)
+        name, category = self._name(event), self._category(event)
+        if kind == INSTANT:
+            self._instant(start, self._order, uuid, category + name + details)
+        else:
+            size = len(name) + len(category) + len(details)
+            self._pairs.add((start, self._order, number, uuid, kind, name, category, details), size)
+
+    def _instant(self, time: int, order: int, uuid: int, body: bytes) -> None:
+        body = self._sequence.kind(INSTANT, uuid) + body
+        self._items.add((time, -time, order, uuid, flows.INSTANT, body), len(body))
+
+    def _join_pairs(self) -> None:
+        """Find the end of every begin: as everywhere, the innermost open one of its name and category is ended."""
+        items, kind_of = self._items, self._sequence.kind
+        open_: dict[tuple[int, int], list[tuple[int, int, bytes, bytes, bytes]]] = {}
+        for time, order, number, uuid, kind, name, category, details in self._pairs:
+            stack = open_.setdefault((number, uuid), [])
+            if kind == BEGIN:
+                stack.append((time, order, name, category, details))
+                continue
+            for position in range(len(stack) - 1, -1, -1):
+                start, begin, begin_name, begin_category, text = stack[position]
+                if name in (b"", begin_name) and category in (b"", begin_category):
+                    del stack[position]
+                    body = kind_of(BEGIN, uuid) + begin_category + begin_name + text + details
+                    items.add((start, -time, begin, uuid, flows.SLICE, body), len(body))
+                    break
+            else:
+                # The end of an async event that began before the recording.
+                self._instant(time, order, uuid, category + name + details)
+        for (_, uuid), stack in open_.items():
+            for start, begin, name, category, text in stack:
+                body = kind_of(BEGIN, uuid) + category + name + text
+                items.add((start, -_NEVER, begin, uuid, flows.SLICE, body), len(body))
+        self._pairs.close()
+
+    def _flow(self, event: Event, time: int, uuid: int) -> None:
+        self._has_flows = True
+        place = _FLOW_PLACES[event.ph]  # type: ignore[index]
+        if place == flows.NEXT and event.bp is not UNSET and bytes(event.bp) == b'"e"':
+            place = flows.END
+        # For one that stands alone, with no slice around it.
+        body = self._sequence.kind(INSTANT, uuid) + self._category(event) + self._name(event)
+        number = self._flow_number(_raw(event.cat), _raw(event.name), event.id)
+        self._items.add((time, 1, self._order, uuid, flows.FLOW, body, place, number), len(body))
+
+    def _flow_number(self, category: bytes, name: bytes, raw: Any) -> int:
+        """Return a number for an arrow: ids are told apart by category and name."""
+        base = self._flow_bases.get((category, name))
+        if base is None:
+            base = self._flow_bases[category, name] = uuid_of("flow", category, name)
+        return (base + int(bytes(raw))) & _UINT64
+
+    def _counter(self, event: Event, time: int) -> None:
+        values = decode_or_none(event.args)
+        for key, value in values.items():
+            what = ("counter", event.pid, _raw(event.name), _raw(event.id), key)
+            uuid = self._tracks.get(what)
+            if uuid is None:
+                uuid = self._tracks[what] = uuid_of(*what)
+                name = (
+                    f"{_text(event.name)} {key}"
+                    if event.id is UNSET
+                    else f"{_text(event.name)} id: {_text(event.id)} {key}"
+                )
+                parent = process_uuid(event.pid)  # type: ignore[arg-type]
+                description = counter_track(uuid, parent, name, unit=unit_of(key), order=_COUNTERS)
+                self._out.append(self._sequence.describe(description))
+            self._out.append(self._sequence.event(time, self._sequence.kind(COUNTER, uuid) + counter_value(value)))
+
+    def _async_track(self, event: Event) -> int:
+        what = ("async", event.pid, _raw(event.cat), _raw(event.name), _raw(event.id2), _raw(event.id))
+        uuid = self._tracks.get(what)
+        if uuid is None:
+            uuid = self._tracks[what] = uuid_of(*what)
+            parent = process_uuid(event.pid)  # type: ignore[arg-type]
+            description = track(uuid, parent, _text(event.name), order=_ASYNC, merge=True)
+            self._out.append(self._sequence.describe(description))
+        return uuid
+
+    def _keep_metadata(self, event: Event) -> None:
+        name = f"{_text(event.name)} of process {event.pid}"
+        self._metadata[name] += 1
+        if self._metadata[name] > 1:
+            name += f" ({self._metadata[name]})"
+        self._out.append(self._sequence.plain(metadata_value(name, encode_events([event]))))
+
+    # Parts of events.
+
+    def _name(self, event: Event) -> bytes:
+        text = _utf8(event.name)
+        return self._sequence.name(text) if text else b""
+
+    def _category(self, event: Event) -> bytes:
+        text = _utf8(event.cat)
+        return self._sequence.category(text) if text else b""
+
+    def _details(self, event: Event, other: list[str]) -> bytes:
+        """Return the arguments of an event, and what else it says."""
+        text = b""
+        if event.args is not UNSET:
+            args = decode_or_none(event.args)
+            argument = self._sequence.argument
+            if type(args) is dict:
+                text = b"".join([argument(name, value) for name, value in args.items()])
+                if _SEQUENCE_NUMBER in args and _GROUP in args:
+                    text += correlation(
+                        f"{args[_GROUP]} {args.get('Process Group Ranks', '')} {args[_SEQUENCE_NUMBER]}"
+                    )
+            else:
+                text = argument("args", args)
+        if event.bind_id is not UNSET:
+            number = self._flow_number(b"", b"", event.bind_id)
+            outwards, inwards = decode_or_none(event.flow_out), decode_or_none(event.flow_in)
+            text += flow(number) if outwards else flow_end(number) if inwards else b""
+        found = {name: decode_or_none(getattr(event, name)) for name in other if getattr(event, name) is not UNSET}
+        if event.extra is not UNSET:
+            found.update((name, decode_or_none(value)) for name, value in event.extra.items())
+        return text + self._sequence.argument("trace_event", found) if found else text
+
+
+def _raw(field: Any) -> bytes:
+    return b"" if field is UNSET else bytes(field)
+
+
+def _text(field: Any) -> str:
+    value = decode_or_none(field)
+    return "" if value is None else str(value)
+
+
+def _utf8(field: Any) -> bytes:
+    """Return a field as text."""
+    if field is UNSET:
+        return b""
+    raw = bytes(field)
+    if raw[0] == _QUOTE and b"\\" not in raw:
+        return raw[1:-1]
+    return _text(field).encode("utf-8", "replace")
