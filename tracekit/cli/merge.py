@@ -31,7 +31,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--output",
         default="merged.json.gz",
-        help="the file or URL to write, .json or .json.gz (default: %(default)s)",
+        help="the file or URL to write: .json (any viewer) or .pftrace (Perfetto's own), with .gz packed (default: %(default)s)",
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace the output if it is there already")
     parser.add_argument(

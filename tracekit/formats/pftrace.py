@@ -316,9 +316,15 @@ class Sequence:
                 [_block(11, self._key(name) + self._value(item, depth + 1)) for name, item in value.items()]
             )
         if kind is list and value:
-            return b"".join([_block(12, self._value(item, depth + 1)) for item in value])
-        # What arguments have no form for: null, and what is empty.
-        return _text(9, "null" if value is None else "{}" if kind is dict else "[]")
+            return b"".join([_block(12, self._item(item, depth + 1)) for item in value])
+        # Null has no form: an argument without a value. Not the form for JSON texts, at which Perfetto's engine crashes.
+        return b"" if value is None else _block(8, _number(1, 1 if kind is dict else 2))
+
+    def _item(self, value: Any, depth: int) -> bytes:
+        # Perfetto's engine passes over an item without a value, and then gives its place to the next one.
+        if value is None or (type(value) in (list, dict) and not value):
+            return self._text(json.dumps(value))
+        return self._value(value, depth)
 
     def _text(self, text: str) -> bytes:
         found = self._texts.get(text)

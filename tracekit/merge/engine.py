@@ -45,7 +45,7 @@ def merge_traces(
     output appears whole or not at all.
 
     Args:
-        output: The file or URL to write: ``.json``, or ``.json.gz`` to pack it.
+        output: The file or URL to write: ``.json``, or ``.pftrace`` for a native trace of Perfetto; ``.gz`` after it packs it.
         inputs: Files, folders, globs and URLs of Chrome JSON traces, plain or gzip.
         overwrite: Whether an output that is there already may be replaced.
         strict: Whether to write nothing when an event would be lost, an input left out, or a clock assumed.

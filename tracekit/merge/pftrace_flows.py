@@ -17,7 +17,7 @@ from tracekit.merge.sorted_items import SortedItems
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["END", "FLOW", "NEXT", "SLICE", "START", "STEP", "bind_flows"]
+__all__ = ["END", "FLOW", "INSTANT", "NEXT", "SLICE", "START", "STEP", "bind_flows"]
 
 SLICE, INSTANT, FLOW = range(3)
 """Kinds of items."""
@@ -33,8 +33,8 @@ def bind_flows(items: Iterable[tuple[Any, ...]]) -> SortedItems:
     """Find the slice of every flow event.
 
     Args:
-        items: In order; (start, -end, order, track, `SLICE`, bytes), and (time, 1, order, track, `FLOW`, bytes, place on the
-            arrow, number of the arrow).
+        items: In order; (start, -end, order, track, `SLICE` or `INSTANT`, bytes), then place and number of every arrow
+            that it is said to be on; and (time, 1, order, track, `FLOW`, bytes, place, number) of flow events.
 
     Returns:
         (start, -end, order, number, whether at its end, fields) for each slice with arrows, in the order of the slices. What
@@ -52,7 +52,10 @@ def bind_flows(items: Iterable[tuple[Any, ...]]) -> SortedItems:
             stack.append((start, minus_end, order))
             for bound in waiting.pop(uuid, ()):
                 ends.add((*bound, start, minus_end, order), 0)
-        elif kind == FLOW:
+        if kind != FLOW:
+            for place, number in zip(item[6::2], item[7::2], strict=True):
+                ends.add((number, start, order, place, start, minus_end, order), 0)
+        else:
             place, number = item[6:]
             bound = (number, start, order, place)
             if place == NEXT:

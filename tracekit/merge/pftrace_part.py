@@ -21,8 +21,6 @@ from tracekit.formats.pftrace import (
     correlation,
     counter_track,
     counter_value,
-    flow,
-    flow_end,
     metadata_value,
     track,
 )
@@ -71,6 +69,7 @@ class PftracePart:
         self._has_flows = False
         self._flow_bases: dict[tuple[bytes, bytes], int] = {}
         self._tracks: dict[tuple[Any, ...], int] = {}
+        self._async: dict[int, tuple[int, str]] = {}
         self._metadata: Counter[str] = Counter()
         self._out: list[bytes] = []
 
@@ -85,15 +84,16 @@ class PftracePart:
         other = [name for name in _OTHER_FIELDS if b'"%b":' % name.encode() in events]
         times = parse_all_us([event.ts for event in timed])  # type: ignore[misc]
         durations = parse_all_us([b"0" if event.dur is UNSET else event.dur for event in timed])
-        base_ns, kind, items = self._base_ns, self._sequence.kind, self._items
+        base_ns, items = self._base_ns, self._items
         for event, time, duration in zip(timed, times, durations, strict=True):
             self._order += 1
             start = base_ns + time  # type: ignore[operator]
             if event.ph == "X":
                 uuid = thread_uuid(event.pid, event.tid)  # type: ignore[arg-type]
-                body = kind(BEGIN, uuid) + self._category(event) + self._name(event) + self._details(event, other)
+                body = self._category(event) + self._name(event) + self._details(event, other)
                 end = min(start + duration, _LAST_NS)  # type: ignore[operator]
-                items.add((start, -end, self._order, uuid, flows.SLICE, body), len(body))
+                arrow = self._arrow(event)
+                items.add((start, -end, self._order, uuid, flows.SLICE, body, *arrow), len(body))
             else:
                 self._other(number, event, start, other)
         text = b"".join([self._sequence.definitions(), *self._out])
@@ -105,10 +105,10 @@ class PftracePart:
         self._join_pairs()
         fields = iter(flows.bind_flows(self._items) if self._has_flows else ())
         carried = next(fields, None)
-        event = self._sequence.event
+        event, kind_of = self._sequence.event, self._sequence.kind
         open_: dict[int, list[tuple[int, bytes]]] = {}
         out: list[bytes] = [self._sequence.definitions()]
-        for start, minus_end, order, uuid, kind, body, *_ in self._items:
+        for start, minus_end, order, home, kind, body, *_ in self._items:
             at_begin = at_end = b""
             while carried is not None and carried[:3] == (start, minus_end, order):
                 if carried[5]:
@@ -118,10 +118,15 @@ class PftracePart:
                 carried = next(fields, None)
             if kind == flows.FLOW and not at_begin:
                 continue
+            uuid = home
             stack = open_.setdefault(uuid, [])
             while stack and stack[-1][0] <= start:
                 out.append(self._end(uuid, *stack.pop()))
-            out.append(event(start, body + at_begin))
+            if stack and -minus_end > stack[-1][0] and kind == flows.SLICE:
+                # Only async slices overlap: those of threads got a lane each before they came here.
+                uuid = self._lane(home, start, -minus_end, open_, out)
+                stack = open_[uuid]
+            out.append(event(start, kind_of(BEGIN if kind == flows.SLICE else INSTANT, uuid) + body + at_begin))
             if kind == flows.SLICE:
                 if -minus_end == start:
                     out.append(self._end(uuid, start, at_end))
@@ -134,6 +139,24 @@ class PftracePart:
             out += [self._end(uuid, end, at_end) for end, at_end in reversed(stack) if end < _NEVER]
         self._items.close()
         yield b"".join(out)
+
+    def _lane(
+        self, uuid: int, start: int, end: int, open_: dict[int, list[tuple[int, bytes]]], out: list[bytes]
+    ) -> int:
+        """Return the first track beside an async one on which a slice lies inside, or after, what is open there."""
+        number = 0
+        while True:
+            number += 1
+            lane = uuid_of("lane", uuid, number)
+            if lane not in open_:
+                open_[lane] = []
+                parent, name = self._async[uuid]
+                out.append(self._sequence.describe(track(lane, parent, name, order=_ASYNC, merge=True)))
+            stack = open_[lane]
+            while stack and stack[-1][0] <= start:
+                out.append(self._end(lane, *stack.pop()))
+            if not stack or end <= stack[-1][0]:
+                return lane
 
     def _end(self, uuid: int, time_ns: int, fields: bytes) -> bytes:
         if fields:
@@ -160,45 +183,46 @@ class PftracePart:
             if phase not in _INSTANT_PHASES:
                 # Of phases that no viewer shows.
                 details += self._sequence.argument("ph", phase)
-            self._instant(start, self._order, uuid, self._category(event) + self._name(event) + details)
+            self._instant(
+                start, self._order, uuid, self._category(event) + self._name(event) + details, self._arrow(event)
+            )
 
     def _half(self, number: int, event: Event, start: int, uuid: int, kind: int, other: list[str]) -> None:
         """Keep the begin or end of a slice until both are known, or an instant between."""
-        details = self._details(event, other)
+        details, arrow = self._details(event, other), self._arrow(event)
         name, category = self._name(event), self._category(event)
         if kind == INSTANT:
-            self._instant(start, self._order, uuid, category + name + details)
+            self._instant(start, self._order, uuid, category + name + details, arrow)
         else:
             size = len(name) + len(category) + len(details)
-            self._pairs.add((start, self._order, number, uuid, kind, name, category, details), size)
+            self._pairs.add((start, self._order, number, uuid, kind, name, category, details, arrow), size)
 
-    def _instant(self, time: int, order: int, uuid: int, body: bytes) -> None:
-        body = self._sequence.kind(INSTANT, uuid) + body
-        self._items.add((time, -time, order, uuid, flows.INSTANT, body), len(body))
+    def _instant(self, time: int, order: int, uuid: int, body: bytes, arrow: tuple[int, ...]) -> None:
+        self._items.add((time, -time, order, uuid, flows.INSTANT, body, *arrow), len(body))
 
     def _join_pairs(self) -> None:
         """Find the end of every begin: as everywhere, the innermost open one of its name and category is ended."""
-        items, kind_of = self._items, self._sequence.kind
-        open_: dict[tuple[int, int], list[tuple[int, int, bytes, bytes, bytes]]] = {}
-        for time, order, number, uuid, kind, name, category, details in self._pairs:
+        items = self._items
+        open_: dict[tuple[int, int], list[tuple[Any, ...]]] = {}
+        for time, order, number, uuid, kind, name, category, details, arrow in self._pairs:
             stack = open_.setdefault((number, uuid), [])
             if kind == BEGIN:
-                stack.append((time, order, name, category, details))
+                stack.append((time, order, name, category, details, arrow))
                 continue
             for position in range(len(stack) - 1, -1, -1):
-                start, begin, begin_name, begin_category, text = stack[position]
+                start, begin, begin_name, begin_category, text, begin_arrow = stack[position]
                 if name in (b"", begin_name) and category in (b"", begin_category):
                     del stack[position]
-                    body = kind_of(BEGIN, uuid) + begin_category + begin_name + text + details
-                    items.add((start, -time, begin, uuid, flows.SLICE, body), len(body))
+                    body = begin_category + begin_name + text + details
+                    items.add((start, -time, begin, uuid, flows.SLICE, body, *begin_arrow, *arrow), len(body))
                     break
             else:
                 # The end of an async event that began before the recording.
-                self._instant(time, order, uuid, category + name + details)
+                self._instant(time, order, uuid, category + name + details, arrow)
         for (_, uuid), stack in open_.items():
-            for start, begin, name, category, text in stack:
-                body = kind_of(BEGIN, uuid) + category + name + text
-                items.add((start, -_NEVER, begin, uuid, flows.SLICE, body), len(body))
+            for start, begin, name, category, text, arrow in stack:
+                body = category + name + text
+                items.add((start, -_NEVER, begin, uuid, flows.SLICE, body, *arrow), len(body))
         self._pairs.close()
 
     def _flow(self, event: Event, time: int, uuid: int) -> None:
@@ -207,7 +231,7 @@ class PftracePart:
         if place == flows.NEXT and event.bp is not UNSET and bytes(event.bp) == b'"e"':
             place = flows.END
         # For one that stands alone, with no slice around it.
-        body = self._sequence.kind(INSTANT, uuid) + self._category(event) + self._name(event)
+        body = self._category(event) + self._name(event)
         number = self._flow_number(_raw(event.cat), _raw(event.name), event.id)
         self._items.add((time, 1, self._order, uuid, flows.FLOW, body, place, number), len(body))
 
@@ -217,6 +241,17 @@ class PftracePart:
         if base is None:
             base = self._flow_bases[category, name] = uuid_of("flow", category, name)
         return (base + int(bytes(raw))) & _UINT64
+
+    def _arrow(self, event: Event) -> tuple[int, ...]:
+        """Return the place on an arrow, and the arrow's number, of an event that says that itself."""
+        if event.bind_id is UNSET:
+            return ()
+        outwards, inwards = decode_or_none(event.flow_out), decode_or_none(event.flow_in)
+        if not outwards and not inwards:
+            return ()
+        self._has_flows = True
+        place = flows.STEP if outwards and inwards else flows.START if outwards else flows.END
+        return place, self._flow_number(b"", b"", event.bind_id)
 
     def _counter(self, event: Event, time: int) -> None:
         values = decode_or_none(event.args)
@@ -236,13 +271,13 @@ class PftracePart:
             self._out.append(self._sequence.event(time, self._sequence.kind(COUNTER, uuid) + counter_value(value)))
 
     def _async_track(self, event: Event) -> int:
-        what = ("async", event.pid, _raw(event.cat), _raw(event.name), _raw(event.id2), _raw(event.id))
+        """Return the track of an async event: events of one category and id nest in each other."""
+        what = ("async", event.pid, _raw(event.cat), _raw(event.id2), _raw(event.id))
         uuid = self._tracks.get(what)
         if uuid is None:
             uuid = self._tracks[what] = uuid_of(*what)
-            parent = process_uuid(event.pid)  # type: ignore[arg-type]
-            description = track(uuid, parent, _text(event.name), order=_ASYNC, merge=True)
-            self._out.append(self._sequence.describe(description))
+            parent, name = self._async[uuid] = process_uuid(event.pid), _text(event.name)  # type: ignore[arg-type]
+            self._out.append(self._sequence.describe(track(uuid, parent, name, order=_ASYNC, merge=True)))
         return uuid
 
     def _keep_metadata(self, event: Event) -> None:
@@ -276,10 +311,6 @@ class PftracePart:
                     )
             else:
                 text = argument("args", args)
-        if event.bind_id is not UNSET:
-            number = self._flow_number(b"", b"", event.bind_id)
-            outwards, inwards = decode_or_none(event.flow_out), decode_or_none(event.flow_in)
-            text += flow(number) if outwards else flow_end(number) if inwards else b""
         found = {name: decode_or_none(getattr(event, name)) for name in other if getattr(event, name) is not UNSET}
         if event.extra is not UNSET:
             found.update((name, decode_or_none(value)) for name, value in event.extra.items())
