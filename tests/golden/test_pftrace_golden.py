@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -14,25 +13,25 @@ from tracekit.formats.trace_reader import UNSET, TraceReader, decode_or_none
 from tracekit.merge import merge_traces
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.perfetto import Engine, LoadedTrace
 
-PROCESSES = "select upid, name, pid from process"
 TRACKS = """
-select track.id, track.name, track.parent_id, thread.name, thread.tid,
-  coalesce(thread.upid, process_track.upid, process_counter_track.upid)
+select track.id, track.name, track.parent_id, extract_arg(track.source_arg_set_id, 'trace_id'), thread.name, thread.tid,
+  process.pid
 from track
 left join thread_track on thread_track.id = track.id left join thread using (utid)
 left join process_track on process_track.id = track.id
 left join process_counter_track on process_counter_track.id = track.id
+left join process on process.upid = coalesce(thread.upid, process_track.upid, process_counter_track.upid)
 """
 SLICES = "select id, ts, dur, coalesce(name, ''), coalesce(category, ''), track_id, arg_set_id from slice"
 ARGS = "select arg_set_id, key, display_value from args"
-FLOWS = "select slice_out, slice_in from flow"
+# The JSON importer draws an arrow from a slice to itself for an end without a start.
+FLOWS = "select slice_out, slice_in from flow where slice_out != slice_in"
 COUNTERS = "select track_id, ts, value from counter"
-
-ESCAPE = re.compile(r"\\u([0-9a-f]{4})")
 
 # Phases that the JSON importer has no place for.
 UNSEEN = "STpFPNODvVcRstfe"
@@ -40,37 +39,44 @@ UNSEEN = "STpFPNODvVcRstfe"
 Shown = dict[str, Counter[Any]]
 
 
-def shown(loaded: LoadedTrace, base_ns: int) -> Shown:
-    """Return what a merged trace shows, in words that do not depend on its format."""
-    names = {upid: (name or "", pid) for upid, name, pid in loaded.rows(PROCESSES)}
-    tracks = {track: rest for track, *rest in loaded.rows(TRACKS)}
-    groups = {parent for _, parent, *_ in tracks.values()}
+def unescaped(text: str) -> str:
+    """Return a text of a JSON trace as it was meant: the engine leaves the escapes of some as they are."""
+    try:
+        return str(json.loads(f'"{text}"', strict=False)) if "\\" in text else text
+    except ValueError:
+        return text
 
-    def place(track: int) -> tuple[str, str, str]:
-        """Rank, process or group, and thread or track."""
-        name, parent, thread, tid, upid = tracks[track]
-        rank, _, process = names.get(upid, ("", 0))[0].partition(" · ")
-        if tid is not None:
-            return rank, process or rank, thread or f"thread {tid}"
-        if track in groups:
-            return rank, name, ""
-        if parent is not None:
-            process = tracks[parent][0]
-        return rank, process or rank, name or ""
+
+def shown(loaded: LoadedTrace, base_ns: int, read: Callable[[str], str] = str) -> Shown:
+    """Return what a merged trace shows, in words that do not depend on its format."""
+    tracks = {track: rest for track, *rest in loaded.rows(TRACKS)}
+
+    def place(track: int) -> tuple[int, int | None, str]:
+        """Return process, thread, and the name of the track."""
+        name, parent, uuid, thread, tid, pid = tracks[track]
+        name = read(thread or name or "")
+        if tid is None and parent is not None:
+            pid = tracks[parent][2] >> 32
+        if tid is None and uuid is not None and uuid >= 0:
+            # What the JSON has as threads of a process for each GPU are tracks in groups of the rank's process.
+            pid, tid = uuid >> 32, uuid & 0xFFFFFFFF or None
+            name = name if tid else ""
+        # Ids that no thread of a system has are others in a native trace.
+        return pid, tid if tid and tid < 2**30 else None, name or (f"thread {tid}" if tid else "")
 
     args: defaultdict[int, set[tuple[str, str]]] = defaultdict(set)
     for arg_set, key, value in loaded.rows(ARGS):
         kind, _, rest = key.partition(".")
         # The JSON importer passes over what is empty.
         if kind in ("args", "debug") and not rest.startswith("trace_event") and value not in ("[]", "{}", "null"):
-            # The engine writes dots in names of arguments as underlines, and leaves some escapes of JSON as they are.
-            args[arg_set].add((rest.replace(".", "_"), ESCAPE.sub(lambda match: chr(int(match[1], 16)), value or "")))
+            # The engine writes dots in names of arguments as underlines.
+            args[arg_set].add((read(rest).replace(".", "_"), read(value or "")))
     slices = {
         number: (
             ts + base_ns,
             dur,
-            "" if name == "[No name]" else name,
-            category,
+            "" if name == "[No name]" else read(name),
+            read(category),
             place(track),
             frozenset(args[arg_set]),
         )
@@ -80,7 +86,7 @@ def shown(loaded: LoadedTrace, base_ns: int) -> Shown:
         "slices": Counter(slices.values()),
         "arrows": Counter((slices[out][:5], slices[in_][:5]) for out, in_ in loaded.rows(FLOWS)),
         "counters": Counter(
-            (ts + base_ns, value, tracks[track][0], place(track)[:2]) for track, ts, value in loaded.rows(COUNTERS)
+            (ts + base_ns, value, read(tracks[track][0]), place(track)[0]) for track, ts, value in loaded.rows(COUNTERS)
         ),
     }
 
@@ -93,7 +99,7 @@ def both(engine: Engine, tmp_path: Path, *inputs: Path) -> tuple[Shown, Shown]:
         merge_traces(str(output), [str(path) for path in inputs])
     base_ns = json.loads(merged.read_bytes()).get("baseTimeNanoseconds", 0)
     with engine.load(merged) as loaded:
-        expected = shown(loaded, base_ns)
+        expected = shown(loaded, base_ns, unescaped)
     with engine.load(native) as loaded:
         assert loaded.errors() == []
         return expected, shown(loaded, 0)

@@ -69,7 +69,7 @@ class PftracePart:
         self._has_flows = False
         self._flow_bases: dict[tuple[bytes, bytes], int] = {}
         self._tracks: dict[tuple[Any, ...], int] = {}
-        self._async: dict[int, tuple[int, str]] = {}
+        self._async: dict[int, tuple[int, int, str]] = {}
         self._metadata: Counter[str] = Counter()
         self._out: list[bytes] = []
 
@@ -107,7 +107,7 @@ class PftracePart:
         carried = next(fields, None)
         event, kind_of = self._sequence.event, self._sequence.kind
         open_: dict[int, list[tuple[int, bytes]]] = {}
-        out: list[bytes] = [self._sequence.definitions()]
+        out = [self._sequence.definitions(), *(self._describe_async(uuid, uuid) for uuid in self._async)]
         for start, minus_end, order, home, kind, body, *_ in self._items:
             at_begin = at_end = b""
             while carried is not None and carried[:3] == (start, minus_end, order):
@@ -150,8 +150,7 @@ class PftracePart:
             lane = uuid_of("lane", uuid, number)
             if lane not in open_:
                 open_[lane] = []
-                parent, name = self._async[uuid]
-                out.append(self._sequence.describe(track(lane, parent, name, order=_ASYNC, merge=True)))
+                out.append(self._describe_async(uuid, lane))
             stack = open_[lane]
             while stack and stack[-1][0] <= start:
                 out.append(self._end(lane, *stack.pop()))
@@ -171,7 +170,7 @@ class PftracePart:
         if phase in "BE":
             self._half(number, event, start, thread, BEGIN if phase == "B" else END, other)
         elif phase in _ASYNC_PHASES:
-            self._half(number, event, start, self._async_track(event), _ASYNC_PHASES[phase], other)
+            self._half(number, event, start, self._async_track(event, start), _ASYNC_PHASES[phase], other)
         elif phase in _FLOW_PLACES:
             self._flow(event, start, thread)
         elif phase == "C":
@@ -270,15 +269,20 @@ class PftracePart:
                 self._out.append(self._sequence.describe(description))
             self._out.append(self._sequence.event(time, self._sequence.kind(COUNTER, uuid) + counter_value(value)))
 
-    def _async_track(self, event: Event) -> int:
+    def _async_track(self, event: Event, time: int) -> int:
         """Return the track of an async event: events of one category and id nest in each other."""
         what = ("async", event.pid, _raw(event.cat), _raw(event.id2), _raw(event.id))
         uuid = self._tracks.get(what)
         if uuid is None:
             uuid = self._tracks[what] = uuid_of(*what)
-            parent, name = self._async[uuid] = process_uuid(event.pid), _text(event.name)  # type: ignore[arg-type]
-            self._out.append(self._sequence.describe(track(uuid, parent, name, order=_ASYNC, merge=True)))
+        if uuid not in self._async or time < self._async[uuid][0]:
+            # The track has the name of what happens first on it.
+            self._async[uuid] = time, process_uuid(event.pid), _text(event.name)  # type: ignore[arg-type]
         return uuid
+
+    def _describe_async(self, uuid: int, lane: int) -> bytes:
+        _, parent, name = self._async[uuid]
+        return self._sequence.describe(track(lane, parent, name, order=_ASYNC, merge=True))
 
     def _keep_metadata(self, event: Event) -> None:
         name = f"{_text(event.name)} of process {event.pid}"

@@ -25,6 +25,10 @@ __all__ = ["describe_tracks", "process_uuid", "thread_uuid", "unit_of", "uuid_of
 _HASHED: Final = 1 << 63
 _GROUPS: Final = 1 << 20
 """Groups stand below the threads, counters below the groups."""
+_MAX_TID: Final = 2**31 - 1
+"""The engine takes larger ones for negative."""
+_FREE_TIDS: Final = 3 * 2**29
+"""What tracks get that stand for no thread of the system: threads of Linux end at 2**22, lanes of tracekit begin at 2**30."""
 _UNITS: Final = (
     ("bytes_per_s", "bytes/s"),
     ("bytes", "bytes"),
@@ -76,10 +80,14 @@ def describe_tracks(processes: list[Process]) -> Iterator[bytes]:
         else:
             yield track(uuid, process_uuid(owner.pid), process.name, order=_GROUPS + order)
         threads = sorted(process.threads.values(), key=lambda thread: (*_rank(thread), thread.tid))
+        free = _FREE_TIDS
         for place, thread in enumerate(threads):
-            number = thread_uuid(process.pid, thread.tid)
+            number, tid = thread_uuid(process.pid, thread.tid), thread.tid
             if owner is process:
-                yield thread_track(number, uuid, process.pid, thread.tid, thread.name, order=place)
+                if tid > _MAX_TID:
+                    tid = free
+                    free += 1
+                yield thread_track(number, uuid, process.pid, tid, thread.name, order=place)
             else:
                 yield track(number, uuid, thread.name or f"thread {thread.tid}", order=place)
 
