@@ -20,7 +20,14 @@ def track(*events: tuple[int, int] | tuple[int, int, int]) -> Slices:
         if duration in (BEGIN, END):
             slices.names.append(name[0] if name else ANY)
             slices.categories.append(ANY)
+    slices.finish()
     return slices
+
+
+def lanes(*parts: tuple[Slices, int]) -> list[dict[int, int]]:
+    """Where the slices of each part go that do not stay, by index."""
+    moved = assign_lanes(list(parts))
+    return [{} if part is None else dict(part.events.rows(0, 10**6)) for part in moved]  # type: ignore[union-attr, arg-type]
 
 
 @pytest.mark.parametrize(
@@ -49,12 +56,12 @@ def track(*events: tuple[int, int] | tuple[int, int, int]) -> Slices:
     ],
 )
 def test_what_overlaps_without_nesting_gets_a_lane(events: list[tuple[int, int]], moves: dict[int, int]) -> None:
-    assert assign_lanes([(track(*events), 0)]) == [moves]
+    assert lanes((track(*events), 0)) == [moves]
 
 
 def test_two_files_of_a_track_meet_on_one_time() -> None:
     marker, operators = track((0, 100)), track((1000, 20), (1090, 20))
-    assert assign_lanes([(marker, 0), (operators, -1000)]) == [{}, {1: 1}]
+    assert lanes((marker, 0), (operators, -1000)) == [{}, {1: 1}]
 
 
 @given(SPANS, SPANS)
@@ -62,12 +69,12 @@ def test_on_every_lane_slices_nest_and_none_moves_without_need(
     first: list[tuple[int, int]], second: list[tuple[int, int]]
 ) -> None:
     parts = [first, second]
-    moves = assign_lanes([(track(*spans), 0) for spans in parts])
-    lanes: dict[int, list[tuple[int, int]]] = {}
+    moves = lanes(*[(track(*spans), 0) for spans in parts])
+    found: dict[int, list[tuple[int, int]]] = {}
     for spans, moved in zip(parts, moves, strict=True):
         for index, (start, duration) in enumerate(spans):
-            lanes.setdefault(moved.get(index, 0), []).append((start, start + duration))
-    for spans in lanes.values():
+            found.setdefault(moved.get(index, 0), []).append((start, start + duration))
+    for spans in found.values():
         for (start, end), (other_start, other_end) in itertools.combinations(sorted(spans), 2):
             assert other_start >= end or other_end <= end or other_start == start
     spans = sorted((start, start + duration) for spans in parts for start, duration in spans)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PIECE_BYTES", "ByteStream"]
 
-PIECE_BYTES: Final = 256 * 1024
+PIECE_BYTES: Final = 64 * 1024
 """How much is unpacked at once: large enough to amortise a call, small enough to stay in the processor's cache."""
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"

@@ -35,6 +35,8 @@ __all__ = [
     "Raw",
     "TraceReader",
     "decode_events",
+    "decode_floats",
+    "decode_integers",
     "decode_json",
     "decode_or_none",
     "decode_raw_list",
@@ -122,6 +124,10 @@ _decode_raw_dict = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_any = msgspec.json.Decoder().decode
 decode_raw_list = msgspec.json.Decoder(list[Raw]).decode
 """Decode a JSON array, leaving each item as the text it is."""
+decode_integers = msgspec.json.Decoder(list[int]).decode
+"""Decode a JSON array of integers."""
+decode_floats = msgspec.json.Decoder(list[float]).decode
+"""Decode a JSON array of numbers."""
 _encoder = msgspec.json.Encoder()
 _FIELDS: Final = frozenset(Event.__struct_fields__) - {"extra"}
 _REFUSED: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)

@@ -1,18 +1,28 @@
 """Slices that overlap without nesting, moved to lanes of their own.
 
-A thread's track holds slices that nest. Perfetto before v57 drops an ``X`` that begins inside another one and ends after
+A track holds slices that nest. Perfetto before v57 drops an ``X`` that begins inside another one and ends after
 it (``slice_drop_overlapping_complete_event``), later versions move it aside; GPU streams, threads with rounded times, and
 a marker and an operator measured by two clocks have such slices. They go to a second track, so that nothing is lost.
 
-Times are kept in arrays of 64-bit integers, 16 bytes a slice.
+Times are kept as columns of 64-bit integers, in a file when there are many (`tracekit.merge.spill`).
 """
 
 from __future__ import annotations
 
 from array import array
-from typing import Final
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import le
+from typing import TYPE_CHECKING, Final
 
-__all__ = ["ANY", "BEGIN", "DROPPED", "END", "INVALID", "Slices", "assign_lanes"]
+from tracekit.merge.spill import RowSorter, Run, merged, run_of, window_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tracekit.merge.spill import Row
+
+__all__ = ["ANY", "BEGIN", "DROPPED", "END", "INVALID", "Moves", "Slices", "assign_lanes"]
 
 BEGIN: Final = -1
 """In place of a duration: the event is a ``B``."""
@@ -28,119 +38,257 @@ DROPPED: Final = -1
 """In place of a lane: an ``E`` without its ``B``."""
 
 _NEVER_ENDS: Final = 2**63 - 1
+_NEVER: Final = -(2**63)
 
 
 class Slices:
     """The slice events (``X``, ``B``, ``E``) of one track of one file, in the order of the file.
+
+    Events are appended to the first four attributes; `settle` takes them from there.
 
     Attributes:
         starts: When each begins (an ``E``: when it happens), ns in the file's own time.
         durations: How long each takes, ns, or one of `BEGIN`, `END`, `INVALID`.
         names: Of every ``B`` and ``E`` in turn, a number that stands for its name, `ANY` when it has none.
         categories: The same for their categories.
+        low: The earliest start, ns.
+        high: The latest end, ns.
+        nest: Whether all slices are known to nest; known after `finish`, and never of ``B`` and ``E``.
+        whole: Each ``X``, as (start, -end, index).
+        pairs: Each ``B`` and ``E``, as (time, index, BEGIN or END, name, category).
     """
 
-    __slots__ = ("categories", "durations", "names", "starts")
+    __slots__ = (
+        "_count",
+        "_in_order",
+        "_last",
+        "_open",
+        "categories",
+        "durations",
+        "high",
+        "low",
+        "names",
+        "nest",
+        "pairs",
+        "starts",
+        "whole",
+    )
 
     def __init__(self) -> None:
+        self._clear()
+        self.low = _NEVER_ENDS
+        self.high = _NEVER
+        self.nest = True
+        self.whole: list[Run] = []
+        self.pairs: list[Run] = []
+        self._count = 0
+        self._in_order = True
+        self._last = (_NEVER, _NEVER)
+        # Ends of what is open, negated; the first never ends.
+        self._open = [-_NEVER_ENDS]
+
+    def _clear(self) -> None:
         self.starts = array("q")
         self.durations = array("q")
         self.names = array("q")
         self.categories = array("q")
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self.__init__()  # type: ignore[misc]
+    def settle(self, path: str | None = None) -> None:
+        """Take over what was appended, sorted, to a file where a path is given."""
+        starts, durations = self.starts, self.durations
+        if not starts:
+            return
+        first, self._count = self._count, self._count + len(starts)
+        if min(durations) < 0:
+            rows = self._settle_pairs(first, path)
+        else:
+            minus_ends = array("q", [-start - duration for start, duration in zip(starts, durations, strict=True)])
+            rows = list(zip(starts, minus_ends, strict=True))
+            if all(map(le, rows, rows[1:])):
+                run = Run([starts, minus_ends], first)
+            else:
+                rows = sorted(zip(starts, minus_ends, range(first, self._count), strict=True))
+                run = run_of(rows)
+            self.whole.append(run.store(path))
+        self._clear()
+        if rows:
+            self.low = min(self.low, rows[0][0])
+            self.high = max(self.high, -min([row[1] for row in rows]))
+            self._in_order = self._in_order and rows[0][:2] >= self._last
+            self._last = rows[-1][:2]
+            if self.nest and self._in_order:
+                self.nest = _nest(rows, self._open)
+
+    def _settle_pairs(self, first: int, path: str | None) -> list[Row]:
+        rows: list[Row] = []
+        pairs: list[Row] = []
+        for index, (start, duration) in enumerate(zip(self.starts, self.durations, strict=True), first):
+            if duration >= 0:
+                rows.append((start, -start - duration, index))
+            elif duration != INVALID:
+                at = len(pairs)
+                pairs.append((start, index, duration, self.names[at], self.categories[at]))
+        if rows:
+            rows.sort()
+            self.whole.append(run_of(rows).store(path))
+        if pairs:
+            pairs.sort()
+            self.nest = False
+            self.pairs.append(run_of(pairs).store(path))
+        return rows
+
+    def finish(self, path: str | None = None) -> None:
+        """Settle, and find out whether all slices nest where that could not be seen on the way."""
+        self.settle(path)
+        if self.nest and not self._in_order:
+            open_ = [-_NEVER_ENDS]
+            count = window_rows(len(self.whole))
+            windows = merged([run.windows(count) for run in self.whole])
+            self.nest = all(_nest(rows, open_) for rows in windows)
+        self._open = []
 
 
-def assign_lanes(parts: list[tuple[Slices, int]]) -> list[dict[int, int]]:
+def _nest(rows: list[Row], open_: list[int]) -> bool:
+    """Tell whether rows of (start, -end) in order nest, in each other and in what is open before them."""
+    pop, push = open_.pop, open_.append
+    for start, minus_end, *_ in rows:
+        while -open_[-1] <= start:
+            pop()
+        if minus_end < open_[-1]:
+            return False
+        push(minus_end)
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """The slices of one file that leave their track.
+
+    Attributes:
+        events: (index of the event, its lane or `DROPPED`), in order.
+        starts: (start, lane) of those that begin when none begins that stays; ns in the file's own time, in order.
+        lanes: The lanes in use.
+        count: How many slices move.
+    """
+
+    events: Run | None
+    starts: Run | None
+    lanes: frozenset[int]
+    count: int
+
+
+class _Sorter:
+    """Collects the moves of one file while its slices come in order of time."""
+
+    def __init__(self, path: str | None) -> None:
+        self.events = RowSorter(2, path)
+        self._starts = RowSorter(2, path)
+        self._lanes: set[int] = set()
+        self._count = 0
+        self._at: int | None = None
+        self._lane = 0
+        self._stays = False
+
+    def take(self, start: int, lane: int, index: int, closing: int) -> None:
+        """Note where a slice goes; 0 is the track itself."""
+        if start != self._at:
+            self._end()
+            self._at, self._lane, self._stays = start, 0, False
+        if not lane:
+            self._stays = True
+            return
+        self._lane = lane
+        self._lanes.add(lane)
+        self._count += 1
+        self.events.add((index, lane))
+        if closing >= 0:
+            self._count += 1
+            self.events.add((closing, lane))
+
+    def _end(self) -> None:
+        if self._lane and not self._stays:
+            self._starts.add((self._at or 0, self._lane))
+
+    def moves(self) -> Moves:
+        """Return what was noted."""
+        self._end()
+        return Moves(self.events.run(), self._starts.run(), frozenset(self._lanes), self._count)
+
+
+def assign_lanes(parts: list[tuple[Slices, int]], path: str | None = None) -> list[Moves | None]:
     """Find the slices of one track that must leave it.
 
     The order is Perfetto's: by start, at the same start the longer first, then the order of the input. A slice belongs on the
     first lane on which it lies inside, or after, what is open there.
 
     Args:
-        parts: The slices of the track, one part for each file, with the ns to add to that file's times.
+        parts: The slices of the track, finished, one part for each file, with the ns to add to that file's times.
+        path: A file for what is too large for memory; None keeps all in memory.
 
     Returns:
-        For each part the events that do not stay on lane 0: their index, and their lane or `DROPPED`.
+        For each part what leaves the track, None when nothing does.
     """
-    moves: list[dict[int, int]] = [{} for _ in parts]
-    if _all_nest(parts):
-        return moves
-    spans: list[tuple[int, int, int, int, int]] = []
+    if _apart(parts) and all(slices.nest for slices, _ in parts):
+        return [None for _ in parts]
+    sorters = [_Sorter(path) for _ in parts]
+    runs: list[tuple[Run, int, int]] = []
     for number, (slices, shift) in enumerate(parts):
-        _collect(slices, shift, number, spans, moves[number])
-    spans.sort()
+        runs += [(run, number, shift) for run in slices.whole]
+    paired = RowSorter(5, path)
+    for number, (slices, shift) in enumerate(parts):
+        _pair(slices, shift, number, paired, sorters[number].events)
+    count = window_rows(len(runs) + len(paired.runs()))
+    sources = [_spans(run, number, shift, count) for run, number, shift in runs]
+    sources += [run.windows(count) for run in paired.runs()]
     lanes: list[list[int]] = [[]]
     base = lanes[0]
-    for start, minus_end, number, index, closing in spans:
-        end = -minus_end
-        while base and base[-1] <= start:
-            base.pop()
-        if not base or end <= base[-1]:
-            base.append(end)
-            continue
-        lane = _find_lane(lanes, start, end)
-        moves[number][index] = lane
-        if closing >= 0:
-            moves[number][closing] = lane
-    return moves
+    for rows in merged(sources):
+        for start, minus_end, number, index, closing in rows:
+            while base and base[-1] <= start:
+                base.pop()
+            if not base or -minus_end <= base[-1]:
+                base.append(-minus_end)
+                lane = 0
+            else:
+                lane = _find_lane(lanes, start, -minus_end)
+            sorters[number].take(start - parts[number][1], lane, index, closing)
+    found = [sorter.moves() for sorter in sorters]
+    return [moves if moves.events is not None else None for moves in found]
 
 
-def _all_nest(parts: list[tuple[Slices, int]]) -> bool:
-    """Tell, for the usual track of nested ``X``, that nothing must leave it; in case of doubt it says no."""
-    spans: list[tuple[int, int]] = []
-    for slices, shift in parts:
-        if slices.names or INVALID in slices.durations:
-            return False
-        spans += [
-            (start + shift, -start - shift - duration)
-            for start, duration in zip(slices.starts, slices.durations, strict=True)
-        ]
-    spans.sort()
-    # Ends of what is open, negated; the first never ends.
-    open_ = [-_NEVER_ENDS]
-    for start, minus_end in spans:
-        while -open_[-1] <= start:
-            open_.pop()
-        if minus_end < open_[-1]:
-            return False
-        open_.append(minus_end)
-    return True
+def _apart(parts: list[tuple[Slices, int]]) -> bool:
+    """Tell whether each part ends before the next begins."""
+    spans = sorted((slices.low + shift, slices.high + shift) for slices, shift in parts if slices.whole or slices.pairs)
+    return all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
-def _collect(
-    slices: Slices, shift: int, number: int, spans: list[tuple[int, int, int, int, int]], moves: dict[int, int]
-) -> None:
-    """Append (start, -end, part, index, index of its ``E`` or -1) of every slice."""
-    pairs: list[tuple[int, int, int, int]] = []
-    for index, (start, duration) in enumerate(zip(slices.starts, slices.durations, strict=True)):
-        if duration >= 0:
-            begin = start + shift
-            spans.append((begin, -begin - duration, number, index, -1))
-        elif duration != INVALID:
-            position = len(pairs)
-            pairs.append((start, index, slices.names[position], slices.categories[position]))
-    if not pairs:
-        return
+def _spans(run: Run, number: int, shift: int, count: int) -> Iterator[list[Row]]:
+    """Yield the ``X`` of a run as (start, -end, part, index, -1) in the time of the merge."""
+    for rows in run.windows(count):
+        yield [(start + shift, minus_end - shift, number, index, -1) for start, minus_end, index in rows]
+
+
+def _pair(slices: Slices, shift: int, number: int, spans: RowSorter, moves: RowSorter) -> None:
+    """Add (start, -end, part, index, index of its ``E`` or -1) of every pair of ``B`` and ``E``."""
     # An E ends the innermost open B of its name and category, as in Perfetto (slice_tracker.cc); time decides, then the
     # order of the file.
-    pairs.sort()
     open_: list[tuple[int, int, int, int]] = []
-    for time, index, name, category in pairs:
-        if slices.durations[index] == BEGIN:
-            open_.append((time, index, name, category))
-            continue
-        for position in range(len(open_) - 1, -1, -1):
-            start, begin, begin_name, begin_category = open_[position]
-            if name in (ANY, begin_name) and category in (ANY, begin_category):
-                del open_[position]
-                spans.append((start + shift, -(time + shift), number, begin, index))
-                break
-        else:
-            moves[index] = DROPPED
-    spans.extend((start + shift, -_NEVER_ENDS, number, begin, -1) for start, begin, _, _ in open_)
+    count = window_rows(len(slices.pairs))
+    for rows in merged([run.windows(count) for run in slices.pairs]):
+        for time, index, phase, name, category in rows:
+            if phase == BEGIN:
+                open_.append((time, index, name, category))
+                continue
+            for position in range(len(open_) - 1, -1, -1):
+                start, begin, begin_name, begin_category = open_[position]
+                if name in (ANY, begin_name) and category in (ANY, begin_category):
+                    del open_[position]
+                    spans.add((start + shift, -(time + shift), number, begin, index))
+                    break
+            else:
+                moves.add((index, DROPPED))
+    for start, begin, _, _ in open_:
+        spans.add((start + shift, -_NEVER_ENDS, number, begin, -1))
 
 
 def _find_lane(lanes: list[list[int]], start: int, end: int) -> int:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from tracekit.merge.inputs import Input
+    from tracekit.merge.lanes import Moves
     from tracekit.merge.scan import ProcessScan, ThreadScan
 
 __all__ = ["InputMap", "Process", "Thread", "Track", "plan"]
@@ -71,14 +72,13 @@ class Track:
 
     Attributes:
         tid: Where the others go.
-        moves: Index of a slice event to the ``tid`` it goes to, or `DROPPED`.
-        starts: Start of a moved slice, ns in the file's time, to its ``tid``: flows that begin or end there follow it.
+        moves: Which ones, and to which lane.
+        lanes: The ``tid`` of each lane, `DROPPED` for those that go nowhere.
     """
 
     tid: int
-    moves: dict[int, int]
-    starts: dict[int, int]
-    index: int = 0
+    moves: Moves
+    lanes: dict[int, int]
 
 
 @dataclass(slots=True)
@@ -98,12 +98,15 @@ class InputMap:
     shared: bool
 
 
-def plan(inputs: list[Input], shifts_ns: list[int]) -> tuple[list[Process], list[InputMap], int]:
+def plan(
+    inputs: list[Input], shifts_ns: list[int], scratch: str | None = None
+) -> tuple[list[Process], list[InputMap], int]:
     """Give every used process and thread its place.
 
     Args:
         inputs: In the order of the output.
         shifts_ns: What is added to the times of each.
+        scratch: A file for what is too large for memory; None keeps all in memory.
 
     Returns:
         The processes in the order of display, a map for each input, and how many slices moved to a lane of their own.
@@ -142,7 +145,7 @@ def plan(inputs: list[Input], shifts_ns: list[int]) -> tuple[list[Process], list
     tracks: dict[int, Track] = {}
     for process in ordered:
         for thread in [thread for thread in process.threads.values() if thread.scans]:
-            moved += _spread(process, thread, shifts_ns, tracks)
+            moved += _spread(process, thread, shifts_ns, tracks, scratch)
     for number, found in enumerate(places):
         _fill(maps[number], inputs[number], found, tracks)
     return ordered, maps, moved
@@ -251,15 +254,15 @@ def _number_threads(process: Process) -> None:
             thread.name = key if isinstance(key, str) else f"thread {key}"
 
 
-def _spread(process: Process, thread: Thread, shifts_ns: list[int], tracks: dict[int, Track]) -> int:
+def _spread(
+    process: Process, thread: Thread, shifts_ns: list[int], tracks: dict[int, Track], scratch: str | None
+) -> int:
     """Move the slices of a track that overlap to lanes of their own; returns how many moved."""
-    parts = [(scan.slices, shifts_ns[number]) for number, scan in thread.scans]
-    moves = assign_lanes(parts)
-    lanes = sorted({lane for part in moves for lane in part.values()} - {DROPPED})
+    moves = assign_lanes([(scan.slices, shifts_ns[number]) for number, scan in thread.scans], scratch)
     taken = {other.tid for other in process.threads.values()}
     tids = {DROPPED: DROPPED}
     free = _FREE_TIDS
-    for lane in lanes:
+    for lane in sorted(set().union(*[part.lanes for part in moves if part])):
         while free in taken:
             free += 1
         taken.add(free)
@@ -268,19 +271,9 @@ def _spread(process: Process, thread: Thread, shifts_ns: list[int], tracks: dict
         process.threads[f"{thread.tid} lane {lane}"] = Thread(free, f"{title} ({suffix})", thread.sort_index)
         tids[lane] = free
     for (_, scan), part in zip(thread.scans, moves, strict=True):
-        if part:
-            staying = set()
-            starts = {scan.slices.starts[index]: tids[lane] for index, lane in part.items() if lane != DROPPED}
-            if starts:
-                staying = {
-                    start for index, start in enumerate(scan.slices.starts) if start in starts and index not in part
-                }
-            for start in staying:
-                del starts[start]
-            tracks[id(scan)] = Track(thread.tid, {index: tids[lane] for index, lane in part.items()}, starts)
-        # The times are needed no more.
-        scan.slices.clear()
-    return sum(lane != DROPPED for part in moves for lane in part.values())
+        if part is not None:
+            tracks[id(scan)] = Track(thread.tid, part, tids)
+    return sum(part.count for part in moves if part)
 
 
 def _fill(

@@ -11,13 +11,18 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.formats.decimal_time import format_all_us, format_us, parse_us
+from tracekit.formats.decimal_time import format_us, parse_us
+from tracekit.formats.time_columns import format_all_us
 from tracekit.formats.trace_reader import UNSET, Event, Raw, decode_json, decode_raw_list, encode_events, encode_json
 from tracekit.merge.lanes import DROPPED
 from tracekit.merge.scan import EPOCH_NS, NAMED_METADATA, times_of
+from tracekit.merge.spill import MAX_ROWS, Lookup
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tracekit.merge.namespaces import InputMap, Track
+    from tracekit.merge.spill import Row
 
 __all__ = ["NAMESPACE", "Patcher"]
 
@@ -43,6 +48,42 @@ _ARG_IDS: Final = [
 _HEX: Final = re.compile(rb'"(?:0[xX])?([0-9a-fA-F]{1,15})"')
 
 
+class Lanes:
+    """The way of the slices of one track, told one after the other in the order of the file."""
+
+    __slots__ = ("_at", "_events", "_index", "_lanes", "_starts", "tid")
+
+    def __init__(self, track: Track) -> None:
+        moves = track.moves
+        self.tid = track.tid
+        self._lanes = track.lanes
+        self._index = 0
+        self._events = self._rows(track)
+        self._starts = Lookup(moves.starts) if moves.starts is not None else None
+        self._at = next(self._events, None)
+
+    @staticmethod
+    def _rows(track: Track) -> Iterator[Row]:
+        events = track.moves.events
+        for rows in events.windows(MAX_ROWS) if events is not None else ():
+            yield from rows
+
+    def lane(self) -> int:
+        """Return where the next slice event goes."""
+        index = self._index
+        self._index = index + 1
+        if self._at is None or self._at[0] != index:
+            return self.tid
+        lane = self._at[1]
+        self._at = next(self._events, None)
+        return self._lanes[lane]
+
+    def lane_at(self, time: int) -> int:
+        """Return where the slice that begins at a time goes, for what is tied to it."""
+        lane = self._starts.get(time, 0) if self._starts is not None else 0
+        return self._lanes[lane] if lane else self.tid
+
+
 class Patcher:
     """Rewrites the events of one input, run by run, in the order of the file.
 
@@ -61,7 +102,13 @@ class Patcher:
         self.written: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
         self.repaired: Counter[str] = Counter()
-        self._processes = target.processes
+        self._processes: dict[Any, tuple[int, dict[Any, int | Lanes]]] = {}
+        followed: dict[int, Lanes] = {}  # several spellings of an id share one track
+        for raw, (pid, tids) in target.processes.items():
+            self._processes[raw] = pid, {
+                key: tid if isinstance(tid, int) else followed.setdefault(id(tid), Lanes(tid))
+                for key, tid in tids.items()
+            }
         self._shift_ns = target.shift_ns
         self._least_ns = max(-target.shift_ns, EPOCH_NS if epoch_only else _NO_TIME_LIMIT)
         self._offset = target.number * NAMESPACE
@@ -94,7 +141,7 @@ class Patcher:
             tid = tids[event.tid]
             event.pid = pid
             # Counts the slice events of the track, so before anything is left out.
-            event.tid = tid if type(tid) is int else self._lane(tid)  # type: ignore[arg-type]
+            event.tid = tid if type(tid) is int else tid.lane()
             if type(moved) is str:
                 dropped[moved] += 1
                 continue
@@ -135,11 +182,11 @@ class Patcher:
         if type(track) is int:
             event.tid = track
         elif phase in "XBE":
-            event.tid = self._lane(track)  # type: ignore[arg-type]
+            event.tid = track.lane()
         else:
             # A flow goes with the slice that it begins or ends at.
             follows = phase in "stf" and time is not None
-            event.tid = track.starts.get(time, track.tid) if follows else track.tid  # type: ignore[union-attr, arg-type]
+            event.tid = track.lane_at(time) if follows else track.tid
         if type(moved) is str:
             self.dropped[moved] += 1
             return False
@@ -221,18 +268,13 @@ class Patcher:
             return False
         pid, tids = place
         tid = tids.get(event.tid, pid)
-        event.pid, event.tid = pid, tid if type(tid) is int else tid.tid  # type: ignore[union-attr]
+        event.pid, event.tid = pid, tid if isinstance(tid, int) else tid.tid
         if event.ts is not UNSET:
             # Metadata needs no time; one that cannot be moved would stretch the trace.
             time = parse_us(bytes(event.ts))
             usable = time is not None and time >= self._least_ns
             event.ts = Raw(format_us(time + self._shift_ns)) if usable else UNSET  # type: ignore[operator]
         return True
-
-    def _lane(self, track: Track) -> int:
-        index = track.index
-        track.index = index + 1
-        return track.moves.get(index, track.tid)
 
     def _flow_id(self, raw: Any) -> Raw:
         text = bytes(raw)

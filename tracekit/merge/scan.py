@@ -11,14 +11,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import TraceFormatError
-from tracekit.formats.decimal_time import parse_all_us, parse_us
+from tracekit.formats.decimal_time import parse_us
 from tracekit.formats.kineto import is_kineto
 from tracekit.formats.rank_trace import BASE_TIME_KEY, COMPANION_EVENT, METADATA_EVENT
+from tracekit.formats.time_columns import NOTHING, parse_all_us
 from tracekit.formats.trace_reader import UNSET, Event, Finding, TraceReader, decode_or_none
 from tracekit.merge.lanes import ANY, BEGIN, END, INVALID, Slices
+from tracekit.merge.spill import MAX_ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 __all__ = ["EPOCH_NS", "NAMED_METADATA", "InputScan", "ProcessScan", "ThreadScan", "raw_number", "scan", "times_of"]
 
@@ -136,11 +138,12 @@ def raw_number(value: Any) -> Any:
     return value
 
 
-def scan(path: str, progress: Callable[[int], None] | None = None) -> InputScan:
+def scan(path: str, progress: Callable[[int], None] | None = None, scratch: str | None = None) -> InputScan:
     """Read an input once.
 
     Args:
         path: File or URL.
+        scratch: A file for what is too large for memory; None keeps all in memory.
         progress: Called with the number of unpacked bytes read so far.
 
     Raises:
@@ -148,11 +151,12 @@ def scan(path: str, progress: Callable[[int], None] | None = None) -> InputScan:
         TraceFormatError: It is no trace.
     """
     with TraceReader(path) as reader:
-        scanner = _Scanner()
+        scanner = _Scanner(scratch)
         for run in reader.runs():
             scanner.take(run)
             if progress is not None:
                 progress(reader.bytes_read)
+    scanner.finish()
     if not reader.events and reader.drops:
         raise TraceFormatError(reader.path, "no event in it can be read", offset_bytes=reader.drops[0].offset_bytes)
     header = reader.header
@@ -193,12 +197,16 @@ def times_of(run: list[Event]) -> list[int | None]:
 
 def durations_of(run: list[Event]) -> list[int]:
     """Return the duration of every event of a run in ns, 0 where it has no usable one or is no ``X``."""
-    texts = [b"0" if event.dur is UNSET else event.dur for event in run]
-    return [max(duration or 0, 0) for duration in parse_all_us(texts)]
+    found = parse_all_us([NOTHING if event.dur is UNSET else event.dur for event in run])
+    if None in found or min(found, default=0) < 0:  # type: ignore[type-var]
+        return [max(duration or 0, 0) for duration in found]
+    return found  # type: ignore[return-value]
 
 
 class _Scanner:
-    def __init__(self) -> None:
+    def __init__(self, scratch: str | None) -> None:
+        self._scratch = scratch
+        self._unsettled = 0
         self.processes: dict[Any, ProcessScan] = {}
         self.phases: Counter[str] = Counter()
         self.metadata: dict[str, Any] = {}
@@ -207,7 +215,6 @@ class _Scanner:
         self.highest_ns: int | None = None
         self.epoch_lowest_ns: int | None = None
         self.decimals = False
-        self._labels: dict[bytes, int] = {}
         self._tracks: dict[tuple[Any, Any], tuple[Callable[[int], None], Callable[[int], None]]] = {}
 
     def take(self, run: list[Event]) -> None:
@@ -238,6 +245,23 @@ class _Scanner:
                 add_duration(duration)
             else:
                 self._other(event, time, duration)
+        self._unsettled += len(run)
+        if self._unsettled > MAX_ROWS:
+            for slices in self._all_slices():
+                slices.settle(self._scratch)
+            self._unsettled = 0
+            self._tracks = {}
+
+    def finish(self) -> None:
+        """Be done with all runs."""
+        for slices in self._all_slices():
+            slices.finish(self._scratch)
+
+    def _all_slices(self) -> Iterator[Slices]:
+        # Several spellings of one id share an object; to settle it again does nothing.
+        for process in self.processes.values():
+            for thread in process.threads.values():
+                yield thread.slices
 
     def _track(self, event: Event) -> tuple[Callable[[int], None], Callable[[int], None]]:
         """Return what to call for every slice of a track."""
@@ -281,10 +305,11 @@ class _Scanner:
                 low = min(time for time in times if time >= EPOCH_NS)
             self.epoch_lowest_ns = low if self.epoch_lowest_ns is None else min(low, self.epoch_lowest_ns)
 
-    def _label(self, raw: Any) -> int:
-        """Return a number for a name or category, the same for the same text."""
-        # Perfetto takes an empty name for none.
-        return ANY if raw is UNSET or bytes(raw) == b'""' else self._labels.setdefault(bytes(raw), len(self._labels))
+    @staticmethod
+    def _label(raw: Any) -> int:
+        """Return a number for a name or category, the same for the same text in this process; never `ANY`."""
+        # Perfetto takes an empty name for none. A table of all names would grow with the file.
+        return ANY if raw is UNSET or bytes(raw) == b'""' else hash(bytes(raw))
 
     def _process(self, raw: Any) -> ProcessScan:
         process = self.processes.get(raw)

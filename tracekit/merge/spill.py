@@ -1,0 +1,206 @@
+"""Sorted rows of integers, of which only a bounded number is in memory: the others lie in a file.
+
+A track may have more slices than fit in memory. Rows are collected until there are many, sorted, and stored as a *run*;
+runs are read side by side, in windows, and merged. No file stays open: however many runs there are, one is open at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from bisect import bisect_left, bisect_right
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["MAX_ROWS", "Lookup", "Row", "RowSorter", "Run", "merged", "run_of", "window_rows"]
+
+Row = tuple[int, ...]
+
+MAX_ROWS: Final = 1 << 16
+"""How many rows are in memory at once, as tuples: about 10 MB."""
+
+_INLINE_ROWS: Final = 256
+"""So many rows of a run stay in memory: less than what is known about their track anyway."""
+_INTEGER_BYTES: Final = 8
+
+
+class Run:
+    """Sorted rows that are read any number of times, from several processes.
+
+    Args:
+        columns: The rows, as columns of equal length.
+        first: The last column need not be stored when it counts up from here.
+    """
+
+    __slots__ = ("_columns", "_first", "_offset", "_path", "length", "width")
+
+    def __init__(self, columns: list[array[int]], first: int | None = None) -> None:
+        self.length = len(columns[0])
+        self.width = len(columns)
+        self._columns: list[array[int]] | None = columns
+        self._first = first
+        self._path = ""
+        self._offset = 0
+
+    def store(self, path: str | None) -> Run:
+        """Move a large run to the end of a file (None: nowhere)."""
+        if path is not None and self._columns is not None and self.length > _INLINE_ROWS:
+            with Path(path).open("ab") as file:
+                self._path, self._offset = path, file.tell()
+                for column in self._columns:
+                    column.tofile(file)
+            self._columns = None
+        return self
+
+    @classmethod
+    def join(cls, runs: list[Run], path: str | None) -> Run:
+        """Return runs as one, which is in a file where a path is given."""
+        joined = cls([array("q") for _ in range(runs[0].width)])
+        joined.length = sum(run.length for run in runs)
+        windows = merged([run.windows(window_rows(len(runs))) for run in runs])
+        if path is None:
+            joined._columns = [array("q", column) for column in zip(*chain.from_iterable(windows), strict=True)]
+            return joined
+        joined._columns = None
+        joined._path = path
+        with Path(path).open("ab"):
+            pass
+        with Path(path).open("r+b") as file:
+            joined._offset = file.seek(0, os.SEEK_END)
+            done = 0
+            for rows in windows:
+                for number, column in enumerate(zip(*rows, strict=True)):
+                    file.seek(joined._offset + (number * joined.length + done) * _INTEGER_BYTES)
+                    array("q", column).tofile(file)
+                done += len(rows)
+        return joined
+
+    def rows(self, start: int, end: int) -> list[Row]:
+        """Return the rows from ``start`` to before ``end``."""
+        columns: list[Iterable[int]] = [*self._read(start, min(end, self.length))]
+        if self._first is not None:
+            columns.append(range(self._first + start, self._first + min(end, self.length)))
+        return list(zip(*columns, strict=True))
+
+    def windows(self, count: int) -> Iterator[list[Row]]:
+        """Yield the rows, ``count`` at a time."""
+        for start in range(0, self.length, count):
+            yield self.rows(start, start + count)
+
+    def _read(self, start: int, end: int) -> list[array[int]]:
+        if self._columns is not None:
+            return [column[start:end] for column in self._columns]
+        found = []
+        with Path(self._path).open("rb") as file:
+            for number in range(self.width):
+                column = array("q")
+                file.seek(self._offset + (number * self.length + start) * _INTEGER_BYTES)
+                column.fromfile(file, end - start)
+                found.append(column)
+        return found
+
+
+class Lookup:
+    """Finds rows of a run by their first number; quick when asked for neighbours, as in a file in order of time."""
+
+    __slots__ = ("_end", "_run", "_start", "_window")
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._start = self._end = 0
+        self._window: list[Row] = []
+
+    def get(self, key: int, default: int) -> int:
+        """Return the second number of the row that begins with ``key``."""
+        if not self._window or not self._window[0][0] <= key <= self._window[-1][0]:
+            self._load(key)
+        at = bisect_left(self._window, (key,))
+        return self._window[at][1] if at < len(self._window) and self._window[at][0] == key else default
+
+    def _load(self, key: int) -> None:
+        low, high = 0, self._run.length
+        while high - low > _INLINE_ROWS:
+            middle = (low + high) // 2
+            if self._run.rows(middle, middle + 1)[0][0] <= key:
+                low = middle
+            else:
+                high = middle
+        self._window = self._run.rows(low, high)
+
+
+class RowSorter:
+    """Takes rows in any order.
+
+    Args:
+        width: How many numbers a row has.
+        path: The file for rows that are too many for memory; None keeps them all.
+    """
+
+    def __init__(self, width: int, path: str | None) -> None:
+        self._width = width
+        self._path = path
+        self._rows: list[Row] = []
+        self._runs: list[Run] = []
+
+    def add(self, row: Row) -> None:
+        """Add a row."""
+        self._rows.append(row)
+        if len(self._rows) >= MAX_ROWS:
+            self._settle()
+
+    def runs(self) -> list[Run]:
+        """Return all rows, as sorted runs."""
+        if self._rows:
+            self._settle()
+        return self._runs
+
+    def run(self) -> Run | None:
+        """Return all rows as one sorted run, None when there are none."""
+        runs = self.runs()
+        if len(runs) < 2:
+            return runs[0] if runs else None
+        return Run.join(runs, self._path)
+
+    def _settle(self) -> None:
+        self._rows.sort()
+        self._runs.append(run_of(self._rows).store(self._path))
+        self._rows = []
+
+
+def run_of(rows: list[Row]) -> Run:
+    """Return sorted rows as a run."""
+    return Run([array("q", column) for column in zip(*rows, strict=True)])
+
+
+def window_rows(runs: int) -> int:
+    """Return how many rows of each of so many runs are read at once."""
+    return max(64, MAX_ROWS // max(runs, 1))
+
+
+def merged(sources: list[Iterator[list[Row]]]) -> Iterator[list[Row]]:
+    """Merge sources, each of which yields its rows in order, a list at a time; yields sorted lists.
+
+    Sorting what is there is one call into C, and much faster than a heap that is asked row by row.
+    """
+    windows = [(window, source) for source in sources if (window := next(source, None))]
+    while len(windows) > 1:
+        # Beyond the end of the window that ends first, not all rows are known yet.
+        limit = min(window[-1] for window, _ in windows)
+        out: list[Row] = []
+        left = []
+        for window, source in windows:
+            cut = bisect_right(window, limit)
+            out += window[:cut]
+            rest = window[cut:] or next(source, None)
+            if rest:
+                left.append((rest, source))
+        windows = left
+        out.sort()
+        yield out
+    for window, source in windows:
+        yield window
+        yield from source
