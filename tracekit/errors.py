@@ -18,6 +18,11 @@ instead of raising (see ``recording/lifecycle.py``), so none of these reaches a 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = [
     "CommandError",
     "ConfigError",
@@ -66,6 +71,14 @@ class TraceFormatError(TracekitError):
         self.reason = reason
         where = path if offset_bytes is None else f"{path}, byte {offset_bytes}"
         super().__init__(f"{where}: {reason}")
+
+    def __reduce__(self) -> tuple[Callable[..., TraceFormatError], tuple[str, str, int | None]]:
+        return _trace_format_error, (self.path, self.reason, self.offset_bytes)
+
+
+def _trace_format_error(path: str, reason: str, offset_bytes: int | None) -> TraceFormatError:
+    """Rebuild an error that comes from another process."""
+    return TraceFormatError(path, reason, offset_bytes=offset_bytes)
 
 
 class MergeError(TracekitError):

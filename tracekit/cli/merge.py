@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import printable
 from tracekit.errors import CommandError
 from tracekit.merge import merge_traces
+from tracekit.merge.workers import process_pool
 
 if TYPE_CHECKING:
     import argparse
@@ -46,6 +48,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="FILE=N",
         help="the rank of an input that does not tell its own (repeat for several)",
     )
+    parser.add_argument(
+        "--workers",
+        type=_workers,
+        default=1,
+        metavar="N",
+        help="how many processes work at once, each on one input (default: %(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("-q", "--quiet", action="store_true", help="print nothing unless something is wrong")
     parser.epilog = (
@@ -58,9 +67,17 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run ``tracekit merge``; return its exit code."""
     del parser
     ranks = dict(_rank(text) for text in args.rank)
-    with ProgressBar(enabled=not (args.json or args.quiet)) as bar:
+    with ExitStack() as stack:
+        executor = stack.enter_context(process_pool(args.workers)) if args.workers > 1 else None
+        bar = stack.enter_context(ProgressBar(enabled=not (args.json or args.quiet)))
         report = merge_traces(
-            args.output, args.inputs, overwrite=args.force, strict=args.strict, ranks=ranks, progress=bar.update
+            args.output,
+            args.inputs,
+            overwrite=args.force,
+            strict=args.strict,
+            ranks=ranks,
+            progress=bar.update,
+            executor=executor,
         )
     if args.json:
         print(json.dumps(report.to_json(), indent=2))
@@ -69,6 +86,13 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         for line in report.lines():
             print(printable(line, stream), file=stream)
     return 0 if report.complete else _INCOMPLETE
+
+
+def _workers(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise ValueError
+    return count
 
 
 def _rank(text: str) -> tuple[str, int]:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import MergeError, StorageError
-from tracekit.formats.trace_reader import TraceReader
 from tracekit.merge.clocks import describe_clocks, place
 from tracekit.merge.inputs import find_inputs, gather
 from tracekit.merge.namespaces import plan
 from tracekit.merge.outputs import Merged, output_format, packed
-from tracekit.merge.patch import Patcher
+from tracekit.merge.parts import PartInput, PartJob, Workshop
 from tracekit.merge.report import Drop, InputReport, MergeReport, OmissionReport, RankReport, Repair
 from tracekit.storage import atomic_write, basename, exists, size_bytes, without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Executor
 
     from tracekit.merge.inputs import Input
-    from tracekit.merge.namespaces import Process
-    from tracekit.merge.outputs import Part
+    from tracekit.merge.namespaces import InputMap, Process
+    from tracekit.merge.parts import PartResult
 
 __all__ = ["merge_traces"]
 
@@ -36,6 +37,7 @@ def merge_traces(
     strict: bool = False,
     ranks: Mapping[str, int] | None = None,
     progress: Callable[[float, str], None] | None = None,
+    executor: Executor | None = None,
 ) -> MergeReport:
     """Merge rank traces of tracekit and traces of torch.profiler into one trace for Perfetto.
 
@@ -51,13 +53,15 @@ def merge_traces(
         strict: Whether to write nothing when an event would be lost, an input left out, or a clock assumed.
         ranks: Ranks of inputs that do not tell theirs (or tell it wrongly), by path or file name.
         progress: Called now and then with the share that is done, 0 to 1, and with what is being done.
+        executor: Who scans and rewrites the inputs, each as one piece of work, for example `process_pool`; it must reach
+            the inputs and the folder of the output. The output is the same to the byte. None: this thread does all.
 
     Returns:
         What was merged, repaired and left out.
 
     Raises:
         ConfigError: The output is one of the inputs, or nothing was named.
-        MergeError: The inputs do not fit together; or, under ``strict``, the merge would not be complete.
+        MergeError: The inputs do not fit together; or, under ``strict``, the merge would not be complete; or a worker died.
         TraceFormatError: None of the inputs is a trace.
         StorageError: An input cannot be read, or the output cannot be written or is there already.
     """
@@ -70,30 +74,33 @@ def merge_traces(
         raise StorageError(
             f"{without_secrets(output)}: already exists; choose another name, or pass --force to replace it"
         )
-    items, omissions = gather(files, ranks or {}, _scan_progress(progress, [path for path, _ in files]))
-    base_ns, shifts, warnings = place(items)
-    processes, maps, moved = plan(items, shifts)
-    omitted = [OmissionReport(item.path, item.reason, item.harmless) for item in omissions]
-    patchers = [
-        Patcher(target, id_args=item.scan.kind in ("torch", "merged"), epoch_only=item.scan.base_ns == 0)
-        for item, target in zip(items, maps, strict=True)
-    ]
-    written = make_output(Merged(base_ns, items, processes))
-    tell = _write_progress(progress, items)
-    with atomic_write(output, overwrite=overwrite) as file:
-        with packed(output, file) as sink:
+    with Workshop(output, executor) as workshop:
+        items, omissions = gather(
+            files,
+            ranks or {},
+            _scan_progress(progress, [path for path, _ in files]),
+            workshop.scanner([path for path, _ in files]),
+        )
+        base_ns, shifts, warnings = place(items)
+        processes, maps, moved = plan(items, shifts, workshop.scratch("lanes"))
+        omitted = [OmissionReport(item.path, item.reason, item.harmless) for item in omissions]
+        written = make_output(Merged(base_ns, items, processes))
+        jobs = [
+            PartJob(
+                [_part_input(number, items[number], maps[number]) for number in unit], part, written.separator, output
+            )
+            for unit, part in zip(written.units, map(written.part, range(len(written.units))), strict=True)
+        ]
+        with atomic_write(output, overwrite=overwrite) as file:
             head, added = written.head()
-            sink.write(head)
-            separator = written.separator if added else b""
-            for unit, numbers in enumerate(written.units):
-                unit_inputs = [(number, items[number], patchers[number]) for number in numbers]
-                for piece in _pieces(written.part(unit), unit_inputs, tell):
-                    sink.write(separator + piece)
-                    separator = written.separator
-            sink.write(written.tail())
-        report = _report(output, base_ns, items, processes, patchers, omitted, added, moved, warnings)
-        if strict:
-            _refuse(report)
+            with packed(output, file) as sink:
+                sink.write(head)
+            results = workshop.append_parts(jobs, file, _write_progress(progress, items))
+            with packed(output, file) as sink:
+                sink.write(written.tail())
+            report = _report(output, base_ns, items, processes, results, omitted, added, moved, warnings)
+            if strict:
+                _refuse(report)
     if progress is not None:
         progress(1.0, "done")
     return replace(report, output_bytes=size_bytes(output) or 0)
@@ -116,55 +123,29 @@ def _scan_progress(
 
 def _write_progress(
     progress: Callable[[float, str], None] | None, items: list[Input]
-) -> Callable[[Input, int], None] | None:
+) -> Callable[[int, int], None] | None:
     if progress is None:
         return None
-    before: dict[str, int] = {}
-    total = 0
-    for item in items:
-        before[item.path] = total
-        total += item.scan.bytes_read
+    before = [0, *accumulate(item.scan.bytes_read for item in items)]
 
-    def tell(item: Input, done_bytes: int) -> None:
-        share = (before[item.path] + done_bytes) / (total or 1)
-        progress(_SCAN_SHARE + (1 - _SCAN_SHARE) * share, f"writing {basename(item.path)}")
+    def tell(number: int, done_bytes: int) -> None:
+        share = (before[number] + done_bytes) / (before[-1] or 1)
+        progress(_SCAN_SHARE + (1 - _SCAN_SHARE) * share, f"writing {basename(items[number].path)}")
 
     return tell
 
 
-def _pieces(
-    part: Part, inputs: Iterable[tuple[int, Input, Patcher]], tell: Callable[[Input, int], None] | None
-) -> Iterator[bytes]:
-    """Yield what some inputs add to the output, piece by piece."""
-    for number, item, patcher in inputs:
-        for text, read_bytes in _rewrite(item, patcher):
-            piece = part.encode(number, text)
-            if piece:
-                yield piece
-            if tell is not None:
-                tell(item, read_bytes)
-    yield from part.finish()
-
-
-def _rewrite(item: Input, patcher: Patcher) -> Iterator[tuple[bytes, int]]:
-    """Yield the rewritten runs of an input, each with the number of bytes read so far."""
-    expected = sum(item.scan.phases.values())
-    seen = 0
-    try:
-        with TraceReader(item.path) as reader:
-            for run in reader.runs():
-                # A trace that is still being recorded may have grown since it was scanned.
-                part = run[: expected - seen]
-                seen += len(part)
-                text = patcher.patch(part)
-                if text:
-                    yield text, reader.bytes_read
-                if seen >= expected:
-                    break
-    except KeyError as error:
-        raise MergeError(f"{item.scan.path}: the file changed while it was merged; merge it again") from error
-    if seen != expected:
-        raise MergeError(f"{item.scan.path}: the file changed while it was merged; merge it again")
+def _part_input(number: int, item: Input, target: InputMap) -> PartInput:
+    return PartInput(
+        number=number,
+        path=item.path,
+        shown=item.scan.path,
+        target=target,
+        id_args=item.scan.kind in ("torch", "merged"),
+        epoch_only=item.scan.base_ns == 0,
+        events=sum(item.scan.phases.values()),
+        size_bytes=item.scan.bytes_read,
+    )
 
 
 def _report(
@@ -172,7 +153,7 @@ def _report(
     base_ns: int,
     items: list[Input],
     processes: list[Process],
-    patchers: list[Patcher],
+    results: list[PartResult],
     omitted: list[OmissionReport],
     added: int,
     moved: int,
@@ -182,20 +163,20 @@ def _report(
     events_out: Counter[str] = Counter({"M": added} if added else {})
     repaired: list[Repair] = []
     dropped: list[Drop] = []
-    for item, patcher in zip(items, patchers, strict=True):
+    for item, result in zip(items, results, strict=True):
         path = item.scan.path
         events_in.update(item.scan.phases)
-        events_out.update(patcher.written)
+        events_out.update(result.written)
         repaired += [
             Repair(path, found.kind, found.count, found.offset_bytes, found.detail) for found in item.scan.repairs
         ]
-        repaired += [Repair(path, kind, count, None, "") for kind, count in sorted(patcher.repaired.items())]
+        repaired += [Repair(path, kind, count, None, "") for kind, count in sorted(result.repaired.items())]
         dropped += [
             Drop(path, found.kind, found.count, found.offset_bytes, Drop.is_loss(found.kind))
             for found in item.scan.drops
         ]
         dropped += [
-            Drop(path, reason, count, None, Drop.is_loss(reason)) for reason, count in sorted(patcher.dropped.items())
+            Drop(path, reason, count, None, Drop.is_loss(reason)) for reason, count in sorted(result.dropped.items())
         ]
     clocks = describe_clocks(items)
     titles: dict[int, list[str]] = {rank: [] for rank in clocks}

@@ -126,7 +126,10 @@ def find_inputs(output: str, patterns: Sequence[str]) -> list[tuple[str, bool]]:
 
 
 def gather(
-    files: Sequence[tuple[str, bool]], ranks: Mapping[str, int], progress: Callable[[str, int], None] | None = None
+    files: Sequence[tuple[str, bool]],
+    ranks: Mapping[str, int],
+    progress: Callable[[str, int], None] | None = None,
+    scanner: Callable[[str, Callable[[int], None] | None], InputScan] = scan,
 ) -> tuple[list[Input], list[Omission]]:
     """Scan every file and find out its rank.
 
@@ -134,6 +137,7 @@ def gather(
         files: As `find_inputs` returns them.
         ranks: Ranks given by hand, by path or file name.
         progress: Called with a path and the number of its bytes read.
+        scanner: What scans a file, or has begun to.
 
     Returns:
         The inputs in the order of the output, and the files that are left out.
@@ -155,7 +159,7 @@ def gather(
             continue
         report = None if progress is None else lambda done, path=path: progress(path, done)
         try:
-            found = scan(path, report)
+            found = scanner(path, report)
         except (TraceFormatError, StorageError) as error:
             listed = None if named else _listed(path)
             if listed is not None:

@@ -83,7 +83,7 @@ class Slices:
         self.pairs: list[Run] = []
         self._count = 0
         self._in_order = True
-        self._last = (_NEVER, _NEVER)
+        self._last: Row = (_NEVER, _NEVER)
         # Ends of what is open, negated; the first never ends.
         self._open = [-_NEVER_ENDS]
 

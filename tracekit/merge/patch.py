@@ -105,10 +105,13 @@ class Patcher:
         self._processes: dict[Any, tuple[int, dict[Any, int | Lanes]]] = {}
         followed: dict[int, Lanes] = {}  # several spellings of an id share one track
         for raw, (pid, tids) in target.processes.items():
-            self._processes[raw] = pid, {
-                key: tid if isinstance(tid, int) else followed.setdefault(id(tid), Lanes(tid))
-                for key, tid in tids.items()
-            }
+            self._processes[raw] = (
+                pid,
+                {
+                    key: tid if isinstance(tid, int) else followed.setdefault(id(tid), Lanes(tid))
+                    for key, tid in tids.items()
+                },
+            )
         self._shift_ns = target.shift_ns
         self._least_ns = max(-target.shift_ns, EPOCH_NS if epoch_only else _NO_TIME_LIMIT)
         self._offset = target.number * NAMESPACE
@@ -141,7 +144,7 @@ class Patcher:
             tid = tids[event.tid]
             event.pid = pid
             # Counts the slice events of the track, so before anything is left out.
-            event.tid = tid if type(tid) is int else tid.lane()
+            event.tid = tid if isinstance(tid, int) else tid.lane()
             if type(moved) is str:
                 dropped[moved] += 1
                 continue
@@ -179,14 +182,13 @@ class Patcher:
         pid, tids = self._processes[event.pid]
         track = tids[event.tid]
         event.pid = pid
-        if type(track) is int:
+        if isinstance(track, int):
             event.tid = track
         elif phase in "XBE":
             event.tid = track.lane()
         else:
             # A flow goes with the slice that it begins or ends at.
-            follows = phase in "stf" and time is not None
-            event.tid = track.lane_at(time) if follows else track.tid
+            event.tid = track.lane_at(time) if phase in "stf" and time is not None else track.tid
         if type(moved) is str:
             self.dropped[moved] += 1
             return False

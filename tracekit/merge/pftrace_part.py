@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.formats.decimal_time import parse_all_us
 from tracekit.formats.pftrace import (
     BEGIN,
     COUNTER,
@@ -24,6 +23,7 @@ from tracekit.formats.pftrace import (
     metadata_value,
     track,
 )
+from tracekit.formats.time_columns import NOTHING, parse_all_us
 from tracekit.formats.trace_reader import UNSET, Event, decode_events, decode_or_none, encode_events
 from tracekit.merge import pftrace_flows as flows
 from tracekit.merge.pftrace_tracks import process_uuid, thread_uuid, unit_of, uuid_of
@@ -83,7 +83,7 @@ class PftracePart:
                 timed.append(event)
         other = [name for name in _OTHER_FIELDS if b'"%b":' % name.encode() in events]
         times = parse_all_us([event.ts for event in timed])  # type: ignore[misc]
-        durations = parse_all_us([b"0" if event.dur is UNSET else event.dur for event in timed])
+        durations = parse_all_us([NOTHING if event.dur is UNSET else event.dur for event in timed])
         base_ns, items = self._base_ns, self._items
         for event, time, duration in zip(timed, times, durations, strict=True):
             self._order += 1

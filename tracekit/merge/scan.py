@@ -198,7 +198,7 @@ def times_of(run: list[Event]) -> list[int | None]:
 def durations_of(run: list[Event]) -> list[int]:
     """Return the duration of every event of a run in ns, 0 where it has no usable one or is no ``X``."""
     found = parse_all_us([NOTHING if event.dur is UNSET else event.dur for event in run])
-    if None in found or min(found, default=0) < 0:  # type: ignore[type-var]
+    if None in found or min(found, default=0) < 0:  # type: ignore[type-var, operator]
         return [max(duration or 0, 0) for duration in found]
     return found  # type: ignore[return-value]
 

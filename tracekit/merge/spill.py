@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 from array import array
 from bisect import bisect_left, bisect_right
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from tracekit.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -49,7 +52,7 @@ class Run:
     def store(self, path: str | None) -> Run:
         """Move a large run to the end of a file (None: nowhere)."""
         if path is not None and self._columns is not None and self.length > _INLINE_ROWS:
-            with Path(path).open("ab") as file:
+            with _writing(path), Path(path).open("ab") as file:
                 self._path, self._offset = path, file.tell()
                 for column in self._columns:
                     column.tofile(file)
@@ -67,9 +70,8 @@ class Run:
             return joined
         joined._columns = None
         joined._path = path
-        with Path(path).open("ab"):
-            pass
-        with Path(path).open("r+b") as file:
+        Path(path).touch()
+        with _writing(path), Path(path).open("r+b") as file:
             joined._offset = file.seek(0, os.SEEK_END)
             done = 0
             for rows in windows:
@@ -102,6 +104,14 @@ class Run:
                 column.fromfile(file, end - start)
                 found.append(column)
         return found
+
+
+@contextmanager
+def _writing(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 class Lookup:
@@ -186,7 +196,7 @@ def merged(sources: list[Iterator[list[Row]]]) -> Iterator[list[Row]]:
 
     Sorting what is there is one call into C, and much faster than a heap that is asked row by row.
     """
-    windows = [(window, source) for source in sources if (window := next(source, None))]
+    windows = [(window, source) for source in sources if (window := next(source, []))]
     while len(windows) > 1:
         # Beyond the end of the window that ends first, not all rows are known yet.
         limit = min(window[-1] for window, _ in windows)
@@ -195,7 +205,7 @@ def merged(sources: list[Iterator[list[Row]]]) -> Iterator[list[Row]]:
         for window, source in windows:
             cut = bisect_right(window, limit)
             out += window[:cut]
-            rest = window[cut:] or next(source, None)
+            rest = window[cut:] or next(source, [])
             if rest:
                 left.append((rest, source))
         windows = left

@@ -1,0 +1,296 @@
+"""Units of work of a merge: an input is scanned, and later rewritten into its part of the output, anywhere and in any order.
+
+Parts are files in a scratch folder beside the output, which all workers must reach. They are joined in the order of the
+inputs, so that the output is the same to the byte whoever made them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections import Counter, deque
+from concurrent.futures import BrokenExecutor, Future, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
+
+from tracekit.errors import MergeError, StorageError
+from tracekit.formats.trace_reader import TraceReader
+from tracekit.merge.outputs import packed
+from tracekit.merge.patch import Patcher
+from tracekit.merge.scan import scan
+from tracekit.storage import basename, is_remote, without_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Executor
+
+    from tracekit.merge.namespaces import InputMap
+    from tracekit.merge.outputs import Part
+    from tracekit.merge.scan import InputScan
+
+__all__ = ["PartInput", "PartJob", "PartResult", "Workshop"]
+
+_Result = TypeVar("_Result")
+
+_STOP: Final = "stop"
+_COPY_BYTES: Final = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class PartInput:
+    """What is to be done with one input.
+
+    Attributes:
+        number: Its place among all inputs.
+        path: The input as it is opened.
+        shown: The input as it may be printed.
+        target: Where everything goes.
+        id_args: See `Patcher`.
+        epoch_only: See `Patcher`.
+        events: How many events the first pass found.
+        size_bytes: Size of the unpacked input.
+    """
+
+    number: int
+    path: str
+    shown: str
+    target: InputMap
+    id_args: bool
+    epoch_only: bool
+    events: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartJob:
+    """One part of the output. It can be pickled.
+
+    Attributes:
+        inputs: What goes into it, in this order; see `Output.units`.
+        part: The encoder of the output.
+        separator: What stands before every piece.
+        output: The name of the output, which says whether it is packed.
+    """
+
+    inputs: list[PartInput]
+    part: Part
+    separator: bytes
+    output: str
+
+
+@dataclass(slots=True)
+class PartResult:
+    """What became of the events of one input: see the attributes of `Patcher`."""
+
+    written: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+    repaired: Counter[str] = field(default_factory=Counter)
+
+
+def write_part(
+    job: PartJob, file: BinaryIO, progress: Callable[[int, int], None] | None = None
+) -> dict[int, PartResult]:
+    """Write what some inputs add to the output; a packed part is a gzip member of its own.
+
+    Args:
+        job: The inputs and their way.
+        file: Where to write.
+        progress: Called with the number of an input, and of its unpacked bytes read so far.
+
+    Returns:
+        What became of the events of each input, by its number.
+
+    Raises:
+        MergeError: A file changed since it was scanned.
+        StorageError: One cannot be read any more.
+    """
+    results = {}
+    with packed(job.output, file) as sink:
+        for item in job.inputs:
+            patcher = Patcher(item.target, id_args=item.id_args, epoch_only=item.epoch_only)
+            for text in _rewrite(item, patcher, progress):
+                piece = job.part.encode(item.number, text)
+                if piece:
+                    sink.write(job.separator)
+                    sink.write(piece)
+            results[item.number] = PartResult(patcher.written, patcher.dropped, patcher.repaired)
+        for piece in job.part.finish():
+            sink.write(job.separator)
+            sink.write(piece)
+    return results
+
+
+def _rewrite(item: PartInput, patcher: Patcher, progress: Callable[[int, int], None] | None) -> Iterator[bytes]:
+    """Yield the rewritten runs of an input."""
+    seen = 0
+    try:
+        with TraceReader(item.path) as reader:
+            for run in reader.runs():
+                # A trace that is still being recorded may have grown since it was scanned.
+                part = run[: item.events - seen]
+                seen += len(part)
+                text = patcher.patch(part)
+                if text:
+                    yield text
+                if progress is not None:
+                    progress(item.number, reader.bytes_read)
+                if seen >= item.events:
+                    break
+    except KeyError as error:
+        raise MergeError(f"{item.shown}: the file changed while it was merged; merge it again") from error
+    if seen != item.events:
+        raise MergeError(f"{item.shown}: the file changed while it was merged; merge it again")
+
+
+class Workshop:
+    """A scratch folder, and the work that an executor does in it. Use it in a ``with``, from one thread.
+
+    Args:
+        output: The output; a local one has the folder beside it.
+        executor: Who works; None: whoever asks, when asked.
+
+    Raises:
+        StorageError: The folder cannot be made.
+    """
+
+    def __init__(self, output: str, executor: Executor | None) -> None:
+        self._executor = executor
+        self._futures: list[Future[Any]] = []
+        self._folder = Path(tempfile.gettempdir()) if is_remote(output) else Path(output.removeprefix("file://")).parent
+        self._name = basename(output)
+        self._shown = without_secrets(output)
+
+    def __enter__(self) -> Workshop:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder = Path(tempfile.mkdtemp(dir=self._folder, prefix=f".{self._name}.", suffix=".parts"))
+        except OSError as error:
+            raise StorageError(f"{self._shown}: cannot be written: {error.strerror or error}") from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # What runs looks for this file now and then; what it still writes must not meet a folder that is being deleted.
+        with contextlib.suppress(OSError):
+            (self._folder / _STOP).touch()
+        for future in self._futures:
+            future.cancel()
+        wait(self._futures)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def scratch(self, name: str) -> str:
+        """Return the path of a file of the folder."""
+        return str(self._folder / name)
+
+    def scanner(self, paths: list[str]) -> Callable[[str, Callable[[int], None] | None], InputScan]:
+        """Begin to scan files.
+
+        Returns:
+            What returns the result for one of them, and raises what `scan` raises, or MergeError when its worker died.
+        """
+        scratches = {path: self.scratch(f"slices-{number}") for number, path in enumerate(paths)}
+        if self._executor is None:
+            return lambda path, progress: scan(path, progress, scratches[path])
+        futures = {path: self._submit(_scan_job, path, scratch) for path, scratch in scratches.items()}
+
+        def result(path: str, progress: Callable[[int], None] | None) -> InputScan:
+            found = self._result(futures.pop(path))
+            if progress is not None:
+                progress(found.bytes_read)
+            return found
+
+        return result
+
+    def append_parts(
+        self, jobs: list[PartJob], file: BinaryIO, progress: Callable[[int, int], None] | None
+    ) -> list[PartResult]:
+        """Write all parts to a file, in their order.
+
+        Args:
+            jobs: The parts.
+            file: The output.
+            progress: Called with the number of an input, and of its unpacked bytes that are dealt with.
+
+        Returns:
+            What became of the events of each input, in the order of the inputs.
+
+        Raises:
+            MergeError: A file changed since it was scanned, or a worker died.
+            StorageError: An input cannot be read any more, or a part cannot be written.
+        """
+        results: dict[int, PartResult] = {}
+        if self._executor is None:
+            for job in jobs:
+                results |= write_part(job, file, progress)
+        else:
+            names = [self.scratch(f"part-{number}") for number in range(len(jobs))]
+            futures = deque(self._submit(_part_job, job, name) for job, name in zip(jobs, names, strict=True))
+            for job, name in zip(jobs, names, strict=True):
+                written = self._result(futures.popleft())
+                results.update(written)
+                append_file(name, file)
+                os.unlink(name)
+                if progress is not None:
+                    progress(job.inputs[-1].number, job.inputs[-1].size_bytes)
+        return [results[number] for number in sorted(results)]
+
+    def _submit(self, function: Callable[..., _Result], *args: object) -> Future[_Result]:
+        assert self._executor is not None
+        try:
+            future = self._executor.submit(function, *args)
+        except BrokenExecutor as error:
+            raise _died(error) from error
+        self._futures.append(future)
+        return future
+
+    @staticmethod
+    def _result(future: Future[_Result]) -> _Result:
+        try:
+            return future.result()
+        except BrokenExecutor as error:
+            raise _died(error) from error
+
+
+def _died(error: BrokenExecutor) -> MergeError:
+    return MergeError(
+        f"a worker of the merge ended before its work was done, perhaps killed for want of memory; nothing was written "
+        f"({error}); try fewer workers"
+    )
+
+
+def _scan_job(path: str, scratch: str) -> InputScan:
+    return scan(path, _stopper(scratch), scratch)
+
+
+def _part_job(job: PartJob, name: str) -> dict[int, PartResult]:
+    stopper = _stopper(name)
+    try:
+        with Path(name).open("wb") as file:
+            return write_part(job, file, lambda _, done_bytes: stopper(done_bytes))
+    except OSError as error:
+        raise StorageError(f"{without_secrets(job.output)}: cannot be written: {error.strerror or error}") from error
+
+
+def _stopper(path: str) -> Callable[[int], None]:
+    """Return what ends the work when the merge that wants it has ended."""
+    stop = os.path.join(os.path.dirname(path), _STOP)  # noqa: PTH118, PTH120 - called for every piece
+
+    def check(_: int) -> None:
+        if os.path.exists(stop):  # noqa: PTH110
+            raise MergeError("the merge was ended")
+
+    return check
+
+
+def append_file(path: str, file: BinaryIO) -> None:
+    """Copy a file to the end of another one, within the kernel where that can do it."""
+    with Path(path).open("rb") as part:
+        if hasattr(os, "copy_file_range"):
+            file.flush()
+            with contextlib.suppress(OSError):
+                # Not on every file system. What is copied until an error counts: both files have moved on.
+                while os.copy_file_range(part.fileno(), file.fileno(), _COPY_BYTES):
+                    pass
+        shutil.copyfileobj(part, file, 1 << 20)
