@@ -70,6 +70,7 @@ MAY_USE["command line"] = set(MAY_USE)
 # The only modules that may import a package from outside the standard library.
 DOORS = {
     "fsspec": {"tracekit.storage"},
+    "isal": {"tracekit.formats.gzip_codec"},
     "jsonschema": {"tracekit.formats.schema"},
     "msgspec": {"tracekit.formats.trace_reader"},
     "orjson": {"tracekit.formats.chrome_writer"},
@@ -82,7 +83,7 @@ DOORS = {
 }
 
 # What `import tracekit` must not cost anybody.
-HEAVY = ["fsspec", "jsonschema", "msgspec", "numpy", "orjson", "perfetto", "psutil", "rich", "torch"]
+HEAVY = ["fsspec", "isal", "jsonschema", "msgspec", "numpy", "orjson", "perfetto", "psutil", "rich", "torch"]
 
 
 @cache

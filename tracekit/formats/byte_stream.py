@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import zlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import StorageError
+from tracekit.formats.gzip_codec import InflateError, inflater
 from tracekit.storage import open_read, without_secrets
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ PIECE_BYTES: Final = 64 * 1024
 """How much is unpacked at once: large enough to amortise a call, small enough to stay in the processor's cache."""
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"
-_GZIP_WBITS: Final = 31
 
 
 class ByteStream:
@@ -41,7 +40,8 @@ class ByteStream:
         self._file = open_read(path)
         self._packed = self._read_file()
         self.compressed = self._packed.startswith(_GZIP_MAGIC)
-        self._inflater = zlib.decompressobj(_GZIP_WBITS) if self.compressed else None
+        self._inflater: Any = inflater() if self.compressed else None
+        self._pending = False
 
     def __enter__(self) -> ByteStream:
         return self
@@ -56,12 +56,21 @@ class ByteStream:
         self._file.close()
 
     def read(self) -> bytes:
-        """Return the next piece, at most about `PIECE_BYTES`; empty at the end."""
+        """Return the next piece: `PIECE_BYTES`, less only at the end, so that pieces do not depend on the codec."""
         if self._inflater is None:
             piece, self._packed = self._packed or self._read_file(), b""
             return piece
+        pieces = []
+        missing = PIECE_BYTES
+        while missing and (piece := self._inflate(missing)):
+            pieces.append(piece)
+            missing -= len(piece)
+        return b"".join(pieces)
+
+    def _inflate(self, limit: int) -> bytes:
+        """Return up to ``limit`` unpacked bytes; empty at the end."""
         while self.damage is None:
-            if not self._packed:
+            if not self._packed and not self._pending:
                 self._packed = self._read_file()
                 if not self._packed:
                     if not self._inflater.eof:
@@ -70,10 +79,12 @@ class ByteStream:
             if self._inflater.eof and not self._next_member():
                 continue
             try:
-                piece = self._inflater.decompress(self._packed, PIECE_BYTES)
-            except zlib.error as error:
+                piece: bytes = self._inflater.decompress(self._packed, limit)
+            except InflateError as error:
                 self.damage = f"the gzip data is damaged ({error})"
                 break
+            # The codec may hold more than it returned, although it has taken all of its input.
+            self._pending = len(piece) == limit and not self._inflater.eof
             self._packed = self._inflater.unconsumed_tail or self._inflater.unused_data
             if piece:
                 return piece
@@ -84,7 +95,8 @@ class ByteStream:
         self._packed = self._packed.lstrip(b"\0")
         if not self._packed:
             return False
-        self._inflater = zlib.decompressobj(_GZIP_WBITS)
+        self._inflater = inflater()
+        self._pending = False
         return True
 
     def _read_file(self) -> bytes:

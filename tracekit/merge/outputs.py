@@ -7,12 +7,12 @@ process, so parts may be made anywhere and at any time, as long as they are join
 
 from __future__ import annotations
 
-import gzip
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, cast
+from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
 
 from tracekit.errors import ConfigError
+from tracekit.formats.gzip_codec import GzipWriter
 from tracekit.merge.json_output import JsonOutput
 from tracekit.merge.pftrace_output import PftraceOutput
 from tracekit.storage import without_secrets
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Merged", "Output", "Part", "output_format", "packed"]
 
-_GZIP_LEVEL: Final = 1
 _PACKED: Final = ".gz"
 
 
@@ -103,11 +102,10 @@ def output_format(path: str) -> Callable[[Merged], Output]:
 
 
 @contextmanager
-def packed(path: str, file: BinaryIO) -> Iterator[BinaryIO]:
+def packed(path: str, file: BinaryIO) -> Iterator[BinaryIO | GzipWriter]:
     """Open what is to be written to ``file``: packed with gzip where the name says so."""
     if not path.endswith(_PACKED):
         yield file
         return
-    # Without a name and a time in it, the same inputs give the same bytes.
-    with gzip.GzipFile(filename="", mode="wb", compresslevel=_GZIP_LEVEL, fileobj=file, mtime=0) as stream:
-        yield cast("BinaryIO", stream)
+    with GzipWriter(file) as stream:
+        yield stream
