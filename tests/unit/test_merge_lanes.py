@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tracekit.merge.lanes import ANY, BEGIN, DROPPED, END, INVALID, Slices, assign_lanes
 
+NO_TIME = -3
 SPANS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 8)), max_size=12)
 
 
@@ -15,11 +16,11 @@ def track(*events: tuple[int, int] | tuple[int, int, int]) -> Slices:
     """Slices from (start, duration), or (time, BEGIN or END, name)."""
     slices = Slices()
     for start, duration, *name in events:
-        slices.starts.append(start)
-        slices.durations.append(duration)
         if duration in (BEGIN, END):
-            slices.names.append(name[0] if name else ANY)
-            slices.categories.append(ANY)
+            slices.rows.append((start, name[0] if name else ANY, ANY, duration))
+        else:
+            slices.rows.append((start, -start - duration) if duration != NO_TIME else INVALID)
+        slices.mixed = slices.mixed or duration < 0
     slices.finish()
     return slices
 
@@ -44,7 +45,7 @@ def lanes(*parts: tuple[Slices, int]) -> list[dict[int, int]]:
         ([(0, 10), (5, 10), (7, 10)], {1: 1, 2: 2}),
         ([(0, 10), (5, 10), (12, 10)], {1: 1}),
         ([(0, 10), (5, 10), (20, 10), (25, 10)], {1: 1, 3: 1}),
-        ([(0, 10), (0, INVALID), (5, 10)], {2: 1}),
+        ([(0, 10), (0, NO_TIME), (5, 10)], {2: 1}),
         ([(0, BEGIN), (10, END), (5, 10)], {2: 1}),
         ([(0, 10), (5, BEGIN), (12, END)], {1: 1, 2: 1}),
         ([(0, BEGIN), (5, 10), (20, 3)], {}),

@@ -25,7 +25,6 @@ InflateError: Final[type[Exception]] = _codec.error
 
 _GZIP_WBITS: Final = 31
 _LEVEL: Final = 1
-_BLOCK_BYTES: Final = 256 * 1024
 
 
 def inflater() -> Any:

@@ -10,15 +10,14 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from tracekit.formats.decimal_time import format_us, parse_us
-from tracekit.formats.trace_reader import Raw, decode_floats, decode_integers, encode_json
+from tracekit.formats.trace_reader import decode_floats, decode_integers, encode_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["NOTHING", "format_all_us", "parse_all_us"]
+    from tracekit.formats.trace_reader import Raw
 
-NOTHING: Final = Raw(b"0.000")
-"""A time of 0, written so that it does not spoil the column it stands in."""
+__all__ = ["format_all_us", "parse_all_us", "parse_column_us"]
 
 _THREE_DECIMALS: Final = re.compile(rb"\[(?:\d{1,16}\.\d\d\d[,\]])*")
 _WHOLE: Final = re.compile(rb"\[(?:\d{1,16}[,\]])*")
@@ -34,8 +33,12 @@ def parse_all_us(texts: Sequence[Raw]) -> list[int | None]:
     """Do `parse_us` for a column of numbers, which are JSON."""
     if not texts:
         return []
-    text = encode_json(texts)
-    found: list[int] | None = None
+    found = parse_column_us(encode_json(texts))
+    return [parse_us(bytes(text)) for text in texts] if found is None else found  # type: ignore[return-value]
+
+
+def parse_column_us(text: bytes) -> list[int] | None:
+    """Do `parse_us` for a JSON array of numbers; None when they are not written in one of the usual ways."""
     # "0.500" without its point is no JSON number.
     if b",0" not in text and not text.startswith(b"[0") and _THREE_DECIMALS.fullmatch(text):
         found = decode_integers(text.replace(b".", b""))
@@ -43,9 +46,9 @@ def parse_all_us(texts: Sequence[Raw]) -> list[int | None]:
         return [int(number * 1000.0 + 0.5) for number in decode_floats(text)]
     elif _WHOLE.fullmatch(text):
         found = [1000 * number for number in decode_integers(text)]
-    if found is not None and max(found) <= _LIMIT_NS:
-        return found  # type: ignore[return-value]
-    return [parse_us(bytes(text)) for text in texts]
+    else:
+        return None
+    return found if max(found) <= _LIMIT_NS else None
 
 
 def format_all_us(times_ns: Sequence[int]) -> bytes:

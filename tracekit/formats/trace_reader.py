@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -25,7 +25,7 @@ from tracekit.formats.byte_stream import ByteStream
 from tracekit.formats.json_repair import object_end, repair_object, repair_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "decode_json",
     "decode_or_none",
     "decode_raw_list",
+    "decode_run",
     "encode_events",
     "encode_json",
 ]
@@ -119,6 +120,17 @@ class Finding:
 
 
 _decode_run = msgspec.json.Decoder(list[Event]).decode
+
+
+def decode_run(text: bytes) -> list[Event]:
+    """Decode events with ``,`` between them.
+
+    Raises:
+        msgspec.MsgspecError: It is no valid JSON, or an event has keys that the format does not know.
+    """
+    return _decode_run(b"[%b]" % text)
+
+
 _decode_event = msgspec.json.Decoder(Event).decode
 _decode_raw_dict = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_any = msgspec.json.Decoder().decode
@@ -215,6 +227,7 @@ class TraceReader:
         repairs: What was wrong and could be repaired, without loss.
         drops: Events that could not be read and are lost; ``count`` is the number of places, each one event or more.
         events: How many events were read so far.
+        run_text: The run that was yielded last as it stands in the file; None when it was read event by event.
         run_offset_bytes: Where in the unpacked file the run begins that was yielded last.
         bytes_read: How much of the unpacked file was read so far.
 
@@ -230,6 +243,7 @@ class TraceReader:
         self.form = "array"
         self.header: dict[str, Any] = {}
         self.events = 0
+        self.run_text: bytes | None = None
         self.run_offset_bytes = 0
         self.bytes_read = 0
         self._reading: list[Event] | None = None  # what was read of the piece that is read event by event
@@ -276,8 +290,23 @@ class TraceReader:
         Raises:
             StorageError: The file can no longer be read.
         """
+        return cast("Iterator[list[Event]]", self._close_after(self._runs(None)))
+
+    def runs_or_text(self, is_text: Callable[[int], bool]) -> Iterator[list[Event] | bytes]:
+        """Yield the same runs as `runs`, but some of them as they stand in the file, not decoded.
+
+        Args:
+            is_text: Whether a run, by its number from 0, is wanted as text. It must have been decoded before, with a
+                `run_text`: nothing is checked.
+
+        Raises:
+            StorageError: The file can no longer be read.
+        """
+        return self._close_after(self._runs(is_text))
+
+    def _close_after(self, runs: Iterator[list[Event] | bytes]) -> Iterator[list[Event] | bytes]:
         try:
-            yield from self._runs()
+            yield from runs
         finally:
             self._stream.close()
 
@@ -363,31 +392,43 @@ class TraceReader:
 
     # The events.
 
-    def _runs(self) -> Iterator[list[Event]]:
+    def _runs(self, is_text: Callable[[int], bool] | None) -> Iterator[list[Event] | bytes]:
         wanted = 0
+        count = 0
         while not self._ended and self._more():
             # An event larger than a piece: read on until the buffer has doubled, so that the work stays linear.
             if len(self._buffer) >= wanted:
-                yield from self._take(self._cut(), final=False)
+                run = self._take(self._cut(), final=False, as_text=is_text is not None and is_text(count))
+                if run:
+                    yield run
+                    count += 1
                 wanted = 2 * len(self._buffer)
         if not self._ended:
-            yield from self._take(len(self._buffer), final=True)
+            run = self._take(len(self._buffer), final=True, as_text=is_text is not None and is_text(count))
+            if run:
+                yield run
         if self._ended:
             self._read_tail()
         else:
             what = self._stream.damage or f"the {self.form} is not closed"
             self._note("cut_file", self._offset, what)
 
-    def _take(self, cut: int, *, final: bool) -> Iterator[list[Event]]:
-        """Decode the buffer up to ``cut``; what does not form events yet stays in the buffer."""
+    def _take(self, cut: int, *, final: bool, as_text: bool) -> list[Event] | bytes:
+        """Return the events of the buffer up to ``cut``; what does not form events yet stays in the buffer."""
         text = self._buffer[:cut]
         self.run_offset_bytes = self._offset
+        self.run_text = None
+        body = text.strip(b" \t\r\n,")
+        if as_text and body:
+            self._skip(cut)
+            return body
         used = cut
-        body, kinds = repair_text(text)
+        body, kinds = repair_text(body)
         events = None
         if not kinds:  # what is repaired is told by event and byte, so it is read event by event
             with contextlib.suppress(*_REFUSED):
-                events = _decode_run(b"[" + body.strip(b" \t\r\n,") + b"]")
+                events = decode_run(body)
+                self.run_text = body
         if events is None:
             events, used = self._read_one_by_one(text, final=final)
         else:
@@ -397,8 +438,7 @@ class TraceReader:
         self._reading = None
         self._skip(used)
         self.events += len(events)
-        if events:
-            yield events
+        return events
 
     def _cut(self) -> int:
         """Return where the last event in the buffer that is known to be complete ends, or the end of the buffer."""

@@ -144,6 +144,7 @@ def _part_input(number: int, item: Input, target: InputMap) -> PartInput:
         id_args=item.scan.kind in ("torch", "merged"),
         epoch_only=item.scan.base_ns == 0,
         events=sum(item.scan.phases.values()),
+        plain=item.scan.plain,
         size_bytes=item.scan.bytes_read,
     )
 

@@ -9,13 +9,11 @@ Times are kept as columns of 64-bit integers, in a file when there are many (`tr
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import le
 from typing import TYPE_CHECKING, Final
 
-from tracekit.merge.spill import RowSorter, Run, merged, run_of, window_rows
+from tracekit.merge.spill import RowSorter, Run, columns, merged, window_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,11 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["ANY", "BEGIN", "DROPPED", "END", "INVALID", "Moves", "Slices", "assign_lanes"]
 
 BEGIN: Final = -1
-"""In place of a duration: the event is a ``B``."""
+"""The event is a ``B``."""
 END: Final = -2
-"""In place of a duration: the event is an ``E``."""
-INVALID: Final = -3
-"""In place of a duration: the event has no usable time and is not written."""
+"""The event is an ``E``."""
+INVALID: Final = ()
+"""In place of a row: the event has no usable time and is not written."""
 
 ANY: Final = -1
 """In place of a name or category: there is none, so an ``E`` ends whatever is open."""
@@ -44,13 +42,12 @@ _NEVER: Final = -(2**63)
 class Slices:
     """The slice events (``X``, ``B``, ``E``) of one track of one file, in the order of the file.
 
-    Events are appended to the first four attributes; `settle` takes them from there.
+    Events are appended to ``rows``; `settle` takes them from there.
 
     Attributes:
-        starts: When each begins (an ``E``: when it happens), ns in the file's own time.
-        durations: How long each takes, ns, or one of `BEGIN`, `END`, `INVALID`.
-        names: Of every ``B`` and ``E`` in turn, a number that stands for its name, `ANY` when it has none.
-        categories: The same for their categories.
+        rows: An ``X`` as (start, -end), ns in the file's own time. A ``B`` or ``E`` as (time, name, category, `BEGIN` or
+            `END`), where a number stands for a name or category, `ANY` for none. One without a usable time as `INVALID`.
+        mixed: Whether there is anything but ``X`` in ``rows``.
         low: The earliest start, ns.
         high: The latest end, ns.
         nest: Whether all slices are known to nest; known after `finish`, and never of ``B`` and ``E``.
@@ -58,24 +55,11 @@ class Slices:
         pairs: Each ``B`` and ``E``, as (time, index, BEGIN or END, name, category).
     """
 
-    __slots__ = (
-        "_count",
-        "_in_order",
-        "_last",
-        "_open",
-        "categories",
-        "durations",
-        "high",
-        "low",
-        "names",
-        "nest",
-        "pairs",
-        "starts",
-        "whole",
-    )
+    __slots__ = ("_count", "_in_order", "_last", "_open", "high", "low", "mixed", "nest", "pairs", "rows", "whole")
 
     def __init__(self) -> None:
-        self._clear()
+        self.rows: list[Row] = []
+        self.mixed = False
         self.low = _NEVER_ENDS
         self.high = _NEVER
         self.nest = True
@@ -87,30 +71,23 @@ class Slices:
         # Ends of what is open, negated; the first never ends.
         self._open = [-_NEVER_ENDS]
 
-    def _clear(self) -> None:
-        self.starts = array("q")
-        self.durations = array("q")
-        self.names = array("q")
-        self.categories = array("q")
-
     def settle(self, path: str | None = None) -> None:
         """Take over what was appended, sorted, to a file where a path is given."""
-        starts, durations = self.starts, self.durations
-        if not starts:
+        rows = self.rows
+        if not rows:
             return
-        first, self._count = self._count, self._count + len(starts)
-        if min(durations) < 0:
-            rows = self._settle_pairs(first, path)
+        first, self._count = self._count, self._count + len(rows)
+        if self.mixed:
+            rows = self._settle_mixed(first, path)
         else:
-            minus_ends = array("q", [-start - duration for start, duration in zip(starts, durations, strict=True)])
-            rows = list(zip(starts, minus_ends, strict=True))
-            if all(map(le, rows, rows[1:])):
-                run = Run([starts, minus_ends], first)
+            ordered = sorted(rows)
+            if ordered == rows:
+                run = Run(columns(rows), first)
             else:
-                rows = sorted(zip(starts, minus_ends, range(first, self._count), strict=True))
-                run = run_of(rows)
+                rows = sorted((start, minus_end, index) for index, (start, minus_end) in enumerate(rows, first))
+                run = Run(columns(rows))
             self.whole.append(run.store(path))
-        self._clear()
+        self.mixed = False
         if rows:
             self.low = min(self.low, rows[0][0])
             self.high = max(self.high, -min([row[1] for row in rows]))
@@ -118,23 +95,25 @@ class Slices:
             self._last = rows[-1][:2]
             if self.nest and self._in_order:
                 self.nest = _nest(rows, self._open)
+        self.rows.clear()
 
-    def _settle_pairs(self, first: int, path: str | None) -> list[Row]:
+    def _settle_mixed(self, first: int, path: str | None) -> list[Row]:
+        """Do the same where not all is ``X``; returns what is."""
         rows: list[Row] = []
         pairs: list[Row] = []
-        for index, (start, duration) in enumerate(zip(self.starts, self.durations, strict=True), first):
-            if duration >= 0:
-                rows.append((start, -start - duration, index))
-            elif duration != INVALID:
-                at = len(pairs)
-                pairs.append((start, index, duration, self.names[at], self.categories[at]))
+        for index, row in enumerate(self.rows, first):
+            if len(row) == 2:  # (start, -end)
+                rows.append((*row, index))
+            elif row is not INVALID:
+                time, name, category, phase = row
+                pairs.append((time, index, phase, name, category))
         if rows:
             rows.sort()
-            self.whole.append(run_of(rows).store(path))
+            self.whole.append(Run(columns(rows)).store(path))
         if pairs:
             pairs.sort()
             self.nest = False
-            self.pairs.append(run_of(pairs).store(path))
+            self.pairs.append(Run(columns(pairs)).store(path))
         return rows
 
     def finish(self, path: str | None = None) -> None:

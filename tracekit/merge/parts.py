@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
 from tracekit.errors import MergeError, StorageError
-from tracekit.formats.trace_reader import TraceReader
+from tracekit.formats.trace_reader import TraceReader, decode_run
 from tracekit.merge.outputs import packed
 from tracekit.merge.patch import Patcher
+from tracekit.merge.plain import TextPatcher
 from tracekit.merge.scan import scan
 from tracekit.storage import basename, is_remote, without_secrets
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from tracekit.merge.namespaces import InputMap
     from tracekit.merge.outputs import Part
+    from tracekit.merge.plain import PlainRuns
     from tracekit.merge.scan import InputScan
 
 __all__ = ["PartInput", "PartJob", "PartResult", "Workshop"]
@@ -51,6 +53,7 @@ class PartInput:
         id_args: See `Patcher`.
         epoch_only: See `Patcher`.
         events: How many events the first pass found.
+        plain: Which runs need not be decoded again.
         size_bytes: Size of the unpacked input.
     """
 
@@ -61,6 +64,7 @@ class PartInput:
     id_args: bool
     epoch_only: bool
     events: int
+    plain: PlainRuns
     size_bytes: int
 
 
@@ -126,20 +130,26 @@ def write_part(
 def _rewrite(item: PartInput, patcher: Patcher, progress: Callable[[int, int], None] | None) -> Iterator[bytes]:
     """Yield the rewritten runs of an input."""
     seen = 0
+    text_patcher = TextPatcher(patcher, item.plain)
     try:
         with TraceReader(item.path) as reader:
-            for run in reader.runs():
-                # A trace that is still being recorded may have grown since it was scanned.
-                part = run[: item.events - seen]
-                seen += len(part)
-                text = patcher.patch(part)
-                if text:
-                    yield text
+            for number, run in enumerate(reader.runs_or_text(item.plain.is_plain)):
+                patched = text_patcher.patch(run, number) if isinstance(run, bytes) else None
+                if patched is None:
+                    events = decode_run(run) if isinstance(run, bytes) else run
+                    # A trace that is still being recorded may have grown since it was scanned.
+                    events = events[: item.events - seen]
+                    seen += len(events)
+                    patched = patcher.patch(events)
+                else:
+                    seen += sum(item.plain.phases(number).values())
+                if patched:
+                    yield patched
                 if progress is not None:
                     progress(item.number, reader.bytes_read)
                 if seen >= item.events:
                     break
-    except KeyError as error:
+    except (KeyError, ValueError) as error:
         raise MergeError(f"{item.shown}: the file changed while it was merged; merge it again") from error
     if seen != item.events:
         raise MergeError(f"{item.shown}: the file changed while it was merged; merge it again")

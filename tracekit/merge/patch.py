@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.decimal_time import format_us, parse_us
 from tracekit.formats.time_columns import format_all_us
 from tracekit.formats.trace_reader import UNSET, Event, Raw, decode_json, decode_raw_list, encode_events, encode_json
+from tracekit.merge.ids import NAMESPACE, move_arg_ids
 from tracekit.merge.lanes import DROPPED
 from tracekit.merge.scan import EPOCH_NS, NAMED_METADATA, times_of
 from tracekit.merge.spill import MAX_ROWS, Lookup
@@ -24,10 +24,7 @@ if TYPE_CHECKING:
     from tracekit.merge.namespaces import InputMap, Track
     from tracekit.merge.spill import Row
 
-__all__ = ["NAMESPACE", "Patcher"]
-
-NAMESPACE: Final = 10**10
-"""Ids of input n are moved by n * NAMESPACE: room for CUPTI's 32-bit ids, readable, and below 2**53 for 900,000 inputs."""
+__all__ = ["Lanes", "Patcher"]
 
 _DIRECT_IDS: Final = NAMESPACE // 2
 _NO_TIME_LIMIT: Final = -(2**63)
@@ -40,11 +37,6 @@ _THREE_DECIMALS: Final = re.compile(rb"(?:\d{1,16}\.\d\d\d(?:\n|\Z))*")
 _NUMBER: Final = rb"-?(?:0|[1-9]\d{0,17})(?:\.\d{1,30})?(?:[eE][+-]?\d{1,2})?"
 _PLAIN_COUNTER: Final = re.compile(rb'\{\s*(?:"[^"\\]*"\s*:\s*' + _NUMBER + rb"\s*(?:,\s*(?!\})|(?=\})))+\}")
 _NUMBER_TEXT: Final = re.compile(r"\s*[+-]?(?:\d{1,18}\.?\d{0,30}|\.\d{1,30})(?:[eE][+-]?\d{1,2})?\s*")
-_ARG_IDS: Final = [
-    # A pattern that begins with plain text is searched for several times as fast.
-    (key, re.compile(rb"(" + key + rb"\s*:\s*)(\d{1,10})(?=[\s,}\]])"))
-    for key in (b'"External id"', b'"external id"', b'"correlation"')
-]
 _HEX: Final = re.compile(rb'"(?:0[xX])?([0-9a-fA-F]{1,15})"')
 
 
@@ -78,6 +70,14 @@ class Lanes:
         self._at = next(self._events, None)
         return self._lanes[lane]
 
+    def stay(self, count: int) -> bool:
+        """Tell whether none of the next slice events leaves the track."""
+        return self._at is None or self._at[0] >= self._index + count
+
+    def skip(self, count: int) -> None:
+        """Pass by slice events that stay."""
+        self._index += count
+
     def lane_at(self, time: int) -> int:
         """Return where the slice that begins at a time goes, for what is tied to it."""
         lane = self._starts.get(time, 0) if self._starts is not None else 0
@@ -91,6 +91,10 @@ class Patcher:
         written: How many events were written, by phase.
         dropped: How many were left out, by reason.
         repaired: How many were changed so that viewers take them, by kind.
+        shift_ns: What is added to times.
+        least_ns: The earliest time that has a place in the merged trace, in the file's time.
+        offset: What is added to ids.
+        moves_arg_ids: Whether it is also added to ids in ``args``.
 
     Args:
         target: Where everything goes.
@@ -112,12 +116,17 @@ class Patcher:
                     for key, tid in tids.items()
                 },
             )
-        self._shift_ns = target.shift_ns
-        self._least_ns = max(-target.shift_ns, EPOCH_NS if epoch_only else _NO_TIME_LIMIT)
-        self._offset = target.number * NAMESPACE
+        self.shift_ns = target.shift_ns
+        self.least_ns = max(-target.shift_ns, EPOCH_NS if epoch_only else _NO_TIME_LIMIT)
+        self.offset = target.number * NAMESPACE
         self._shared = target.shared
-        self._move_arg_ids = id_args and target.number > 0
+        self.moves_arg_ids = id_args and target.number > 0
         self._odd_ids: dict[bytes, int] = {}
+
+    def place(self, pid: Any, tid: Any) -> tuple[int, int | Lanes] | None:
+        """Return where a track goes, None when that is not known."""
+        new_pid, tids = self._processes.get(pid, (0, {}))
+        return (new_pid, tids[tid]) if tid in tids else None
 
     def patch(self, run: list[Event]) -> bytes:
         """Return the events of a run as they go into the merged trace: JSON objects with ``,`` between them.
@@ -160,12 +169,7 @@ class Patcher:
         for phase in set(phases):
             self.written[phase] += phases.count(phase)  # type: ignore[index]
         text = encode_events(out)
-        if self._move_arg_ids:
-            offset = self._offset
-            for key, pattern in _ARG_IDS:
-                if key in text:
-                    text = pattern.sub(partial(_move_arg_id, offset), text)
-        return text
+        return move_arg_ids(text, self.offset) if self.moves_arg_ids else text
 
     def _other(self, event: Event, time: int | None, moved: Raw | str) -> bool:
         """Rewrite an event that is neither ``X`` nor ``M``; returns whether it is written."""
@@ -216,8 +220,8 @@ class Patcher:
 
     def _move_times(self, run: list[Event], times: list[int | None]) -> list[Raw | str]:
         """Return for every event its time in the merged trace, or (as ``str``) why it has none."""
-        shift = self._shift_ns
-        if None not in times and (not times or min(times) >= self._least_ns):  # type: ignore[type-var, operator]
+        shift = self.shift_ns
+        if None not in times and (not times or min(times) >= self.least_ns):  # type: ignore[type-var, operator]
             if shift or not _THREE_DECIMALS.fullmatch(b"\n".join([event.ts for event in run])):  # type: ignore[misc]
                 self._count_text_times(run)
                 return decode_raw_list(format_all_us([time + shift for time in times]))  # type: ignore[operator, return-value]
@@ -226,7 +230,7 @@ class Patcher:
         for time in times:
             if time is None:
                 moved.append("no_time")
-            elif time < self._least_ns:
+            elif time < self.least_ns:
                 moved.append("time_out_of_range")
             else:
                 moved.append(Raw(format_us(time + shift)))
@@ -274,8 +278,8 @@ class Patcher:
         if event.ts is not UNSET:
             # Metadata needs no time; one that cannot be moved would stretch the trace.
             time = parse_us(bytes(event.ts))
-            usable = time is not None and time >= self._least_ns
-            event.ts = Raw(format_us(time + self._shift_ns)) if usable else UNSET  # type: ignore[operator]
+            usable = time is not None and time >= self.least_ns
+            event.ts = Raw(format_us(time + self.shift_ns)) if usable else UNSET  # type: ignore[operator]
         return True
 
     def _flow_id(self, raw: Any) -> Raw:
@@ -290,7 +294,7 @@ class Patcher:
                 number = int(match[1], 16)
         if not 0 <= number < _DIRECT_IDS:
             number = self._odd_ids.setdefault(text, _DIRECT_IDS + len(self._odd_ids))
-        return Raw(b"%d" % (number + self._offset))
+        return Raw(b"%d" % (number + self.offset))
 
     def _async_id(self, event: Event) -> None:
         """Make the id of an async event one of its process: a plain id belongs to all ranks at once."""
@@ -305,7 +309,7 @@ class Patcher:
             self.repaired["missing_id"] += 1
             value = "none"
         event.id = UNSET
-        event.id2 = Raw(encode_json({"local": f"{self._offset}:{value}" if self._shared else str(value)}))
+        event.id2 = Raw(encode_json({"local": f"{self.offset}:{value}" if self._shared else str(value)}))
 
     def _counter(self, event: Event) -> bool:
         """Keep the values that are numbers; Perfetto's engine loops for ever on NaN and counts an error for others."""
@@ -332,13 +336,6 @@ class Patcher:
             # Perfetto's engine crashes on an object with a thousand keys that it does not know.
             self.repaired["unknown_keys_left_out"] += 1
             event.extra = dict(list(extra.items())[:_MAX_EXTRA_KEYS])
-
-
-def _move_arg_id(offset: int, match: re.Match[bytes]) -> bytes:
-    # Inside a string the key's quote is escaped: that is text.
-    if match.string[match.start() - 1 : match.start()] == b"\\":
-        return match[0]
-    return b"%b%d" % (match[1], int(match[2]) + offset)
 
 
 def _decoded(raw: Any) -> Any:

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import TraceFormatError
 from tracekit.formats.decimal_time import parse_us
 from tracekit.formats.kineto import is_kineto
 from tracekit.formats.rank_trace import BASE_TIME_KEY, COMPANION_EVENT, METADATA_EVENT
-from tracekit.formats.time_columns import NOTHING, parse_all_us
-from tracekit.formats.trace_reader import UNSET, Event, Finding, TraceReader, decode_or_none
+from tracekit.formats.time_columns import parse_all_us, parse_column_us
+from tracekit.formats.trace_reader import UNSET, Event, Finding, TraceReader, decode_or_none, encode_json
 from tracekit.merge.lanes import ANY, BEGIN, END, INVALID, Slices
+from tracekit.merge.plain import PlainRuns
 from tracekit.merge.spill import MAX_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from tracekit.merge.spill import Row
 
 __all__ = ["EPOCH_NS", "NAMED_METADATA", "InputScan", "ProcessScan", "ThreadScan", "raw_number", "scan", "times_of"]
 
@@ -31,6 +35,9 @@ NAMED_METADATA: Final = frozenset(
     {"process_name", "process_labels", "process_sort_index", "thread_name", "thread_sort_index"}
 )
 """Metadata that the merge writes anew for every process and thread."""
+
+_EASY_PHASES: Final = frozenset("XstfiICbenSTFpNODPRvcM")
+"""Phases that are slices with a start and a duration, or none at all."""
 
 
 @dataclass(slots=True)
@@ -79,6 +86,7 @@ class InputScan:
         epoch_lowest_ns: The earliest of the times that count from the epoch, or None.
         decimals: Whether times have decimals.
         bytes_read: Size of the unpacked input.
+        plain: Which runs need not be decoded again.
     """
 
     path: str
@@ -94,6 +102,7 @@ class InputScan:
     epoch_lowest_ns: int | None
     decimals: bool
     bytes_read: int
+    plain: PlainRuns
     repairs: list[Finding]
     drops: list[Finding]
 
@@ -153,7 +162,7 @@ def scan(path: str, progress: Callable[[int], None] | None = None, scratch: str 
     with TraceReader(path) as reader:
         scanner = _Scanner(scratch)
         for run in reader.runs():
-            scanner.take(run)
+            scanner.take(run, reader.run_text)
             if progress is not None:
                 progress(reader.bytes_read)
     scanner.finish()
@@ -181,6 +190,7 @@ def scan(path: str, progress: Callable[[int], None] | None = None, scratch: str 
         epoch_lowest_ns=scanner.epoch_lowest_ns,
         decimals=scanner.decimals,
         bytes_read=reader.bytes_read,
+        plain=scanner.plain,
         repairs=reader.repairs,
         drops=reader.drops,
     )
@@ -195,14 +205,6 @@ def times_of(run: list[Event]) -> list[int | None]:
         return [None if event.ts is UNSET else parse_us(bytes(event.ts)) for event in run]
 
 
-def durations_of(run: list[Event]) -> list[int]:
-    """Return the duration of every event of a run in ns, 0 where it has no usable one or is no ``X``."""
-    found = parse_all_us([NOTHING if event.dur is UNSET else event.dur for event in run])
-    if None in found or min(found, default=0) < 0:  # type: ignore[type-var, operator]
-        return [max(duration or 0, 0) for duration in found]
-    return found  # type: ignore[return-value]
-
-
 class _Scanner:
     def __init__(self, scratch: str | None) -> None:
         self._scratch = scratch
@@ -215,42 +217,84 @@ class _Scanner:
         self.highest_ns: int | None = None
         self.epoch_lowest_ns: int | None = None
         self.decimals = False
-        self._tracks: dict[tuple[Any, Any], tuple[Callable[[int], None], Callable[[int], None]]] = {}
+        self.plain = PlainRuns()
+        self._tracks: dict[tuple[Any, Any], Callable[[Row], None]] = {}
 
-    def take(self, run: list[Event]) -> None:
-        """Look at a run of events."""
+    def take(self, run: list[Event], text: bytes | None) -> None:
+        """Look at a run of events; ``text`` is what it was decoded from, None when it was read event by event."""
         phases = [event.ph for event in run]
-        kinds = set(phases)
-        for kind in kinds:
-            self.phases[kind[:1] if type(kind) is str else ""] += phases.count(kind)
-        if "M" in kinds:
+        counts = {phase: phases.count(phase) for phase in set(phases)}
+        for phase, count in counts.items():
+            self.phases[phase[:1] if type(phase) is str else ""] += count
+        if "M" in counts:
             for event in run:
                 if event.ph == "M":
                     self._metadata(event)
             run = [event for event in run if event.ph != "M"]
+            phases = [event.ph for event in run]
         times = times_of(run)
-        if None in times:
-            self._span([time for time in times if time is not None])
-        else:
-            self._span(times)  # type: ignore[arg-type]
-        durations = durations_of(run)
-        tracks = self._tracks
-        for event, time, duration in zip(run, times, durations, strict=True):
-            if event.ph == "X" and time is not None:
-                try:
-                    add_start, add_duration = tracks[event.pid, event.tid]
-                except KeyError:
-                    add_start, add_duration = self._track(event)
-                add_start(time)
-                add_duration(duration)
-            else:
-                self._other(event, time, duration)
+        self._span(times if None not in times else [time for time in times if time is not None])  # type: ignore[arg-type]
+        keys = [(event.pid, event.tid) for event in run]
+        for key in set(keys).difference(self._tracks):
+            self._first(run[keys.index(key)])
+        easy = self._take_slices(run, phases, counts, keys, times)
+        if not easy:
+            self._take_each(run, keys, times)
+        # An event without a pid makes it impossible to tell by their number which ones stand where.
+        plain = easy and UNSET not in self.processes and "M" not in counts
+        self.plain.note(text if plain else None, run, counts, times)
         self._unsettled += len(run)
         if self._unsettled > MAX_ROWS:
             for slices in self._all_slices():
                 slices.settle(self._scratch)
             self._unsettled = 0
-            self._tracks = {}
+
+    def _take_slices(
+        self,
+        run: list[Event],
+        phases: list[Any],
+        counts: dict[Any, int],
+        keys: list[tuple[Any, Any]],
+        times: list[int | None],
+    ) -> bool:
+        """Note the slices of a run; returns whether it holds nothing that must be looked at event by event."""
+        if None in times or not _EASY_PHASES.issuperset(counts):
+            return False
+        if counts.get("X", 0) < len(run):
+            is_slice = [phase == "X" for phase in phases]
+            run, keys, times = (list(compress(column, is_slice)) for column in (run, keys, times))  # type: ignore[assignment]
+        if not run:
+            return True
+        try:
+            durations = parse_column_us(encode_json([event.dur for event in run]))
+        except TypeError:
+            # An X without dur.
+            return False
+        if durations is None:
+            return False
+        minus_ends = [-start - duration for start, duration in zip(times, durations, strict=True)]  # type: ignore[operator]
+        tracks = self._tracks
+        for key, row in zip(keys, zip(times, minus_ends, strict=True), strict=True):
+            tracks[key](row)  # type: ignore[arg-type]
+        return True
+
+    def _take_each(self, run: list[Event], keys: list[tuple[Any, Any]], times: list[int | None]) -> None:
+        """Note the slices of any run."""
+        for event, (pid, tid), time in zip(run, keys, times, strict=True):
+            phase = event.ph[:1] if type(event.ph) is str else ""
+            if phase not in ("X", "B", "E"):
+                continue
+            slices = self.processes[pid].threads[tid].slices
+            if time is None:
+                slices.rows.append(INVALID)
+            elif phase == "X":
+                duration = None if event.dur is UNSET else parse_us(bytes(event.dur))
+                slices.rows.append((time, -time - max(duration or 0, 0)))
+                continue
+            else:
+                labels = self._label(event.name), self._label(event.cat)
+                slices.rows.append((time, *labels, BEGIN if phase == "B" else END))
+            slices.mixed = True
 
     def finish(self) -> None:
         """Be done with all runs."""
@@ -262,37 +306,6 @@ class _Scanner:
         for process in self.processes.values():
             for thread in process.threads.values():
                 yield thread.slices
-
-    def _track(self, event: Event) -> tuple[Callable[[int], None], Callable[[int], None]]:
-        """Return what to call for every slice of a track."""
-        slices = self._thread_of(event).slices
-        found = self._tracks[event.pid, event.tid] = (slices.starts.append, slices.durations.append)
-        return found
-
-    def _other(self, event: Event, time: int | None, duration: int) -> None:
-        """Look at an event that is no ``X``, or has no usable time."""
-        phase = event.ph[:1] if type(event.ph) is str else ""
-        slices = self._thread_of(event).slices
-        if phase not in ("X", "B", "E"):
-            return
-        slices.starts.append(time or 0)
-        if time is None:
-            slices.durations.append(INVALID)
-        elif phase == "X":
-            slices.durations.append(duration)
-        else:
-            slices.durations.append(BEGIN if phase == "B" else END)
-            slices.names.append(self._label(event.name))
-            slices.categories.append(self._label(event.cat))
-
-    def _thread_of(self, event: Event) -> ThreadScan:
-        process = self._process(event.pid)
-        thread = process.threads.get(event.tid)
-        if thread is None:
-            thread = self._thread(process, event.tid)
-        if not thread.used:
-            self._first(event, process, thread)
-        return thread
 
     def _span(self, times: list[int]) -> None:
         if not times:
@@ -324,7 +337,15 @@ class _Scanner:
         process.threads[raw] = thread
         return thread
 
-    def _first(self, event: Event, process: ProcessScan, thread: ThreadScan) -> None:
+    def _first(self, event: Event) -> None:
+        """Look at the first event of a track."""
+        process = self._process(event.pid)
+        thread = process.threads.get(event.tid)
+        if thread is None:
+            thread = self._thread(process, event.tid)
+        self._tracks[event.pid, event.tid] = thread.slices.rows.append
+        if thread.used:
+            return
         process.used = thread.used = True
         if event.cat is not UNSET:
             thread.category = bytes(event.cat)

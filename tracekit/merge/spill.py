@@ -19,7 +19,7 @@ from tracekit.errors import StorageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["MAX_ROWS", "Lookup", "Row", "RowSorter", "Run", "merged", "run_of", "window_rows"]
+__all__ = ["MAX_ROWS", "Lookup", "Row", "RowSorter", "Run", "columns", "merged", "window_rows"]
 
 Row = tuple[int, ...]
 
@@ -177,13 +177,13 @@ class RowSorter:
 
     def _settle(self) -> None:
         self._rows.sort()
-        self._runs.append(run_of(self._rows).store(self._path))
+        self._runs.append(Run(columns(self._rows)).store(self._path))
         self._rows = []
 
 
-def run_of(rows: list[Row]) -> Run:
-    """Return sorted rows as a run."""
-    return Run([array("q", column) for column in zip(*rows, strict=True)])
+def columns(rows: list[Row]) -> list[array[int]]:
+    """Return rows as columns."""
+    return [array("q", column) for column in zip(*rows, strict=True)]
 
 
 def window_rows(runs: int) -> int:

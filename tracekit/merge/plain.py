@@ -1,0 +1,215 @@
+"""Runs of plain events, rewritten as the text that they are: only the digits that change are touched.
+
+Most events of a trace need nothing but another ``pid``, ``tid``, ``ts`` and ids. The first pass, which decodes every event,
+notes the runs in which that is true of all. The second need not decode them: it cuts the text at these numbers, replaces
+them, a column at a time, and joins it again. What is not changed is never looked at.
+
+Why a number that is replaced is the right one: every event of such a run has a ``pid`` (the first pass saw to that), and as
+many ``"pid"`` stand in the text as there are events, so that none of them is inside of ``args`` or of a string. Each must be
+followed by ``tid`` and ``ts``, as all writers do that are known; and the sum of all times must be that of the decoded events.
+Any doubt sends the run the general way (`tracekit.merge.patch`).
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.formats.time_columns import format_all_us, parse_column_us
+from tracekit.formats.trace_reader import decode_json, encode_json
+from tracekit.merge.ids import add_to_column, move_arg_ids
+
+if TYPE_CHECKING:
+    from tracekit.formats.trace_reader import Event
+    from tracekit.merge.patch import Lanes, Patcher
+
+__all__ = ["PlainRuns", "TextPatcher"]
+
+_PHASES: Final = ("X", "s", "t", "f", "i", "I")
+_FLOWS: Final = frozenset("stf")
+_MOST_EVENTS: Final = 0xFFFF
+_SUM_MASK: Final = 2**63 - 1
+_VALUE: Final = rb'(?:-?\d{1,18}|"[^"\\]*")'
+_SPACE_COLON: Final = rb"[ \t\r\n]{0,64}:[ \t\r\n]{0,64}"
+_COMMA: Final = rb"[ \t\r\n]{0,64},[ \t\r\n]{0,64}"
+# A pattern that begins with plain text is searched for several times as fast.
+_PLACE: Final = re.compile(
+    rb'"pid"(?:('
+    + _SPACE_COLON
+    + _VALUE
+    + _COMMA
+    + rb'"tid"'
+    + _SPACE_COLON
+    + _VALUE
+    + _COMMA
+    + rb'"ts"'
+    + _SPACE_COLON
+    + rb")(\d{1,16}(?:\.\d{1,3})?)(?=[,\s}]))?"
+)
+_PLACE_PARTS: Final = re.compile(rb"([\s:]*)(" + _VALUE + rb')([\s,]*"tid"[\s:]*)(' + _VALUE + rb")")
+_FLOW_ID: Final = re.compile(rb'"id"(?:([\s:]*)(\d{1,9})(?=[,\s}]))?')
+_DIRECT_IDS: Final = re.compile(rb"\[(?:\d{1,9}[,\]])*")
+_MAX_PLACES: Final = 10_000
+
+
+class PlainRuns:
+    """Notes of the first pass on each run of an input, in the order of the file. Can be pickled.
+
+    Takes 20 bytes for each 64 KiB of input.
+    """
+
+    __slots__ = ("_phases", "_sums")
+
+    def __init__(self) -> None:
+        self._phases = array("H")  # how many events of each of _PHASES; none: the run is not plain
+        self._sums = array("q")
+
+    def note(self, text: bytes | None, run: list[Event], counts: dict[Any, int], times: list[int | None]) -> None:
+        """Note the next run.
+
+        Args:
+            text: The events as they stand in the file; None when the run is known not to be plain.
+            run: The events, each with a pid and a time, and the slices with a duration that needs no repair.
+            counts: How many there are of each phase.
+            times: The time of each, ns.
+        """
+        if text is None or not 0 < len(run) <= _MOST_EVENTS or not _is_plain(text, run, counts):
+            self._phases.extend([0] * len(_PHASES))
+            self._sums.append(0)
+        else:
+            self._phases.extend([counts.get(phase, 0) for phase in _PHASES])
+            self._sums.append(sum(times) & _SUM_MASK)  # type: ignore[arg-type]
+
+    def is_plain(self, number: int) -> bool:
+        """Tell whether a run may be rewritten as text."""
+        return number < len(self._sums) and bool(self.phases(number))
+
+    def phases(self, number: int) -> dict[str, int]:
+        """Return how many events of each phase a run has."""
+        counts = self._phases[number * len(_PHASES) : (number + 1) * len(_PHASES)]
+        return {phase: count for phase, count in zip(_PHASES, counts, strict=True) if count}
+
+    def checksum(self, number: int) -> int:
+        """Return the sum of the times of a run."""
+        return self._sums[number]
+
+
+def _is_plain(text: bytes, run: list[Event], counts: dict[Any, int]) -> bool:
+    """Tell whether nothing in a run needs a change but places, times and ids."""
+    # With \\u a key may be written so that the text does not show it.
+    if not counts.keys() <= set(_PHASES) or b"\\u" in text or b"bind_id" in text:
+        return False
+    if not counts.keys().isdisjoint("stf"):
+        try:
+            ids = encode_json([event.id for event in run if event.ph in _FLOWS])
+        except TypeError:
+            # A flow without an id.
+            return False
+        if not _DIRECT_IDS.fullmatch(ids):
+            return False
+    # A global instant becomes one of its process.
+    return counts.keys().isdisjoint("iI") or b'"g"' not in text
+
+
+class TextPatcher:
+    """Rewrites plain runs of one input.
+
+    Args:
+        patcher: The general way, whose places, shift and namespace these are, and which counts what is written.
+        plain: What the first pass noted.
+    """
+
+    def __init__(self, patcher: Patcher, plain: PlainRuns) -> None:
+        self._patcher = patcher
+        self._plain = plain
+        self._places: dict[bytes, bytes] = {}
+        self._lanes: dict[bytes, Lanes] = {}
+
+    def patch(self, text: bytes, number: int) -> bytes | None:
+        """Return the events of a run as they go into the merged trace; None when they must go the general way.
+
+        Args:
+            text: JSON objects with ``,`` between them.
+            number: Which run it is.
+        """
+        phases = self._plain.phases(number)
+        count = sum(phases.values())
+        pieces: list[Any] = _PLACE.split(text)
+        places = pieces[1::3]
+        if len(places) != count or None in places:
+            return None
+        moved_times = self._move_times(pieces[2::3], self._plain.checksum(number))
+        moved_places = self._move_places(places)
+        if moved_times is None or moved_places is None:
+            return None
+        pieces[1::3], pieces[2::3] = moved_places, moved_times
+        moved = b"".join(pieces)
+        offset = self._patcher.offset
+        if offset:
+            with_ids = _move_flow_ids(moved, offset, sum(phases.get(phase, 0) for phase in _FLOWS))
+            if with_ids is None:
+                return None
+            moved = with_ids
+        if self._lanes and not self._pass_lanes(places, slices_only=phases.keys() == {"X"}):
+            return None
+        if self._patcher.moves_arg_ids:
+            moved = move_arg_ids(moved, offset)
+        self._patcher.written.update(phases)
+        return moved
+
+    def _move_times(self, texts: list[bytes], checksum: int) -> list[bytes] | None:
+        column = b"[%b]" % b",".join(texts)
+        times = parse_column_us(column)
+        shift = self._patcher.shift_ns
+        if times is None or sum(times) & _SUM_MASK != checksum or min(times) < self._patcher.least_ns:
+            return None
+        return format_all_us([time + shift for time in times] if shift else times)[1:-1].split(b",")
+
+    def _move_places(self, places: list[bytes]) -> list[bytes] | None:
+        known = self._places
+        try:
+            return [known[place] for place in places]
+        except KeyError:
+            pass
+        if len(known) > _MAX_PLACES:
+            known.clear()
+            self._lanes.clear()
+        for place in set(places).difference(known):
+            match = _PLACE_PARTS.match(place)
+            assert match is not None
+            found = self._patcher.place(decode_json(match[2]), decode_json(match[4]))
+            if found is None:
+                return None
+            pid, tid = found
+            if not isinstance(tid, int):
+                self._lanes[place] = tid
+                tid = tid.tid
+            known[place] = b'"pid"%b%d%b%d%b' % (match[1], pid, match[3], tid, place[match.end() :])
+        return [known[place] for place in places]
+
+    def _pass_lanes(self, places: list[bytes], *, slices_only: bool) -> bool:
+        """Pass by the slices of tracks of which some leave; returns whether none of these does."""
+        found = [(self._lanes[place], places.count(place)) for place in self._lanes.keys() & set(places)]
+        if not found:
+            return True
+        # The number of slices is that of the events only where there is nothing else.
+        if not slices_only or len({id(lanes) for lanes, _ in found}) < len(found):
+            return False
+        if not all(lanes.stay(count) for lanes, count in found):
+            return False
+        for lanes, count in found:
+            lanes.skip(count)
+        return True
+
+
+def _move_flow_ids(text: bytes, offset: int, flows: int) -> bytes | None:
+    if not flows:
+        return text
+    pieces = _FLOW_ID.split(text)
+    ids = pieces[2::3]
+    if len(ids) != flows or None in ids:
+        return None
+    pieces[1::3] = [b'"id"%b' % between for between in pieces[1::3]]
+    pieces[2::3] = add_to_column(ids, offset)
+    return b"".join(pieces)
