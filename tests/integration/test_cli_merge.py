@@ -163,6 +163,12 @@ def test_the_output_in_the_folder_is_not_an_input(folder: Path, capsys: pytest.C
         (["{run}", "-o", "{run}/notes.txt/out.json"], 1, "cannot be written"),
         (["{run}", "--rank", "five"], 2, "FILE=N"),
         (["{run}", "--rank", "other.json=3"], 2, "no input has this path"),
+        (["{run}", "--ranks", "5-3"], 2, "--ranks 0,3-5"),
+        (["{run}", "--ranks", "7"], 1, "none of the inputs is of a rank"),
+        (["{run}", "--steps", "x"], 2, "--steps 10:20"),
+        (["{run}", "--time-window", "1"], 2, "--time-window 1.5:2"),
+        (["{run}", "--categories", ","], 2, "--categories"),
+        (["{run}", "--min-duration", "5"], 2, "--min-duration 5us"),
         (["s3nope://bucket/x.json"], 1, "s3nope"),
     ],
 )
@@ -185,6 +191,37 @@ def test_every_wrong_argument_is_one_sentence(
     assert printed.out == ""
     assert digest(folder) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "run"]
+
+
+def test_a_part_of_the_run_is_merged_on_request(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "rank2.json").write_text(
+        rank_trace(
+            2,
+            slice_(2, "long", 100, 50, cat="x"),
+            slice_(2, "short", 160, 1, cat="x"),
+            slice_(2, "other", 170, 50, cat="y"),
+            slice_(2, "late", 2_000_000, 50, cat="x"),
+        )
+    )
+    output = tmp_path / "merged.json"
+    options = ["--ranks", "1-2", "--time-window", "0:1", "--exclude-categories", "y", "--min-duration", "2us"]
+    assert main(["merge", "-o", str(output), str(folder), *options, "--json"]) == 0
+    assert names(output) == ["b", "long"]
+    report = json.loads(capsys.readouterr().out)
+    assert compile_schema(MERGE_REPORT)(report) is None
+    assert {item["reason"]: item["count"] for item in report["left_out"]} == {
+        "rank": None,
+        "time": 1,
+        "category": 1,
+        "duration": 1,
+    }
+    assert main(["merge", "-f", "-o", str(output), str(folder), *options]) == 0
+    printed = capsys.readouterr().out
+    assert "nothing lost" in printed
+    assert "left out on request: 1 file of other ranks" in printed
+    assert "left out on request: 1 slices that are too short" in printed
 
 
 def test_usage_errors_end_with_code_two(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import printable
 from tracekit.errors import CommandError
-from tracekit.merge import merge_traces
+from tracekit.merge import Selection, merge_traces
 from tracekit.merge.workers import process_pool
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--output",
         default="merged.json.gz",
-        help="the file or URL to write: .json (any viewer) or .pftrace (Perfetto's own), with .gz packed (default: %(default)s)",
+        help="the file or URL to write: .json (any viewer) or .pftrace (Perfetto's own), with .gz packed; or .tar or .zip for an "
+        "archive of the inputs with a perfetto_manifest.json that places them, for Perfetto v58 and later (default: %(default)s)",
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace the output if it is there already")
     parser.add_argument(
@@ -55,6 +56,23 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many processes work at once, each on one input (default: %(default)s)",
     )
+    chosen = parser.add_argument_group(
+        "what to take",
+        "An event is taken when it meets all of these. Slices that reach into a span are taken whole; arrows go with their "
+        "slices; metadata is always taken. What is left out is counted.",
+    )
+    chosen.add_argument("--ranks", metavar="LIST", help="ranks, such as 0,3-5; files of others are not read")
+    chosen.add_argument(
+        "--steps",
+        metavar="A:B",
+        help="training steps from A up to B, B not included: tracekit's batches, else torch.profiler's ProfilerStep#N",
+    )
+    chosen.add_argument(
+        "--time-window", metavar="FROM:TO", help="seconds from the start of the merge, or ns since the epoch"
+    )
+    chosen.add_argument("--categories", metavar="LIST", help="only events of these categories; counters need none")
+    chosen.add_argument("--exclude-categories", metavar="LIST", help="no events of these categories")
+    chosen.add_argument("--min-duration", metavar="TIME", help="only slices that take this long, such as 5us")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("-q", "--quiet", action="store_true", help="print nothing unless something is wrong")
     parser.epilog = (
@@ -67,6 +85,14 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run ``tracekit merge``; return its exit code."""
     del parser
     ranks = dict(_rank(text) for text in args.rank)
+    select = Selection.parse(
+        ranks=args.ranks,
+        steps=args.steps,
+        time_window=args.time_window,
+        categories=args.categories,
+        exclude_categories=args.exclude_categories,
+        min_duration=args.min_duration,
+    )
     with ExitStack() as stack:
         executor = stack.enter_context(process_pool(args.workers)) if args.workers > 1 else None
         bar = stack.enter_context(ProgressBar(enabled=not (args.json or args.quiet)))
@@ -76,6 +102,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             overwrite=args.force,
             strict=args.strict,
             ranks=ranks,
+            select=select,
             progress=bar.update,
             executor=executor,
         )

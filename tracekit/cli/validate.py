@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from tracekit.cli.terminal import printable
 from tracekit.errors import StorageError, TraceFormatError
 from tracekit.storage import without_secrets
-from tracekit.validation import validate_trace
+from tracekit.validation import validate_file
 
 if TYPE_CHECKING:
     import argparse
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["prepare_parser", "run"]
 
+_COUNTED: Final = {"archive": "trace", "manifest": "file"}
 OK: Final = 0
 UNREADABLE: Final = 1
 PROBLEMS: Final = 3
@@ -27,7 +28,12 @@ PROBLEMS: Final = 3
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit validate``."""
-    parser.add_argument("files", nargs="+", metavar="FILE", help="trace: a file or URL, .json or .json.gz")
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="trace: a file or URL, .json or .json.gz; or an archive of traces, .tar or .zip, or its perfetto_manifest.json",
+    )
     parser.add_argument("--strict", action="store_true", help="take warnings for problems too")
     parser.add_argument("--no-schema", action="store_true", help="do not apply the JSON Schemas")
     parser.add_argument("--json", action="store_true", help="print one JSON document with all reports")
@@ -42,13 +48,13 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     unreadable: list[tuple[str, str]] = []
     for path in args.files:
         try:
-            report = validate_trace(path, schema=not args.no_schema)
+            found = validate_file(path, schema=not args.no_schema)
         except (StorageError, TraceFormatError, ValueError) as error:
             unreadable.append((without_secrets(path), str(error)))
             print(printable(f"tracekit validate: {error}"), file=sys.stderr)
             continue
-        reports.append(report)
-        if not args.json:
+        reports += found
+        for report in [] if args.json else found:
             _print(report, quiet=args.quiet, strict=args.strict)
     if args.json:
         document = {
@@ -81,7 +87,7 @@ def _print(report: ValidationReport, *, quiet: bool, strict: bool) -> None:
     found = [
         _count(number, word) for number, word in ((report.errors, "error"), (report.warnings, "warning")) if number
     ]
-    line = f"{report.file}: {verdict}: {_count(report.events, 'event')}"
+    line = f"{report.file}: {verdict}: {_count(report.events, _COUNTED.get(report.form, 'event'))}"
     print(printable(", ".join([line, *found])))
     if report.not_checked:
         print(printable(f"{report.file}: the schemas were not applied: {report.not_checked}"), file=sys.stderr)

@@ -17,14 +17,23 @@ from tracekit.errors import MissingExtraError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MERGE_REPORT", "RANK_METADATA", "SEGMENT_INDEX", "TRACE_EVENT", "compile_schema", "load_schema"]
+__all__ = [
+    "MERGE_REPORT",
+    "PERFETTO_MANIFEST",
+    "RANK_METADATA",
+    "SEGMENT_INDEX",
+    "TRACE_EVENT",
+    "compile_schema",
+    "load_schema",
+]
 
 TRACE_EVENT: Final = "trace_event"
 RANK_METADATA: Final = "rank_metadata"
 MERGE_REPORT: Final = "merge_report"
 SEGMENT_INDEX: Final = "segment_index"
+PERFETTO_MANIFEST: Final = "perfetto_manifest"
 
-_ALL: Final = (TRACE_EVENT, RANK_METADATA, MERGE_REPORT, SEGMENT_INDEX)
+_ALL: Final = (TRACE_EVENT, RANK_METADATA, MERGE_REPORT, SEGMENT_INDEX, PERFETTO_MANIFEST)
 
 
 @cache
@@ -32,7 +41,7 @@ def load_schema(name: str) -> dict[str, Any]:
     """Return a schema as plain data.
 
     Args:
-        name: `TRACE_EVENT`, `RANK_METADATA`, `MERGE_REPORT` or `SEGMENT_INDEX`.
+        name: `TRACE_EVENT`, `RANK_METADATA`, `MERGE_REPORT`, `SEGMENT_INDEX` or `PERFETTO_MANIFEST`.
 
     Raises:
         FileNotFoundError: There is no schema of that name.

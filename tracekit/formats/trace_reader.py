@@ -22,6 +22,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from tracekit.errors import TraceFormatError
 from tracekit.formats.byte_stream import ByteStream
+from tracekit.formats.file_kinds import HEAD_BYTES, seems_to_be
 from tracekit.formats.json_repair import object_end, repair_object, repair_text
 
 if TYPE_CHECKING:
@@ -315,6 +316,7 @@ class TraceReader:
     def _open(self) -> None:
         if not self._more():
             raise TraceFormatError(self.path, self._stream.damage or "the file is empty")
+        head = self._buffer[:HEAD_BYTES]
         if self._buffer.startswith(_UTF8_BOM):
             self._skip(len(_UTF8_BOM))
             self._note("byte_order_mark", 0, "UTF-8 byte order mark")
@@ -329,16 +331,18 @@ class TraceReader:
             self.form = "object"
             self._read_head()
         else:
-            raise TraceFormatError(
-                self.path, "this is no trace: JSON traces begin with [ or {", offset_bytes=self._offset
-            )
+            seen = seems_to_be(head)
+            words = f"it seems to be {seen}" if seen else "JSON traces begin with [ or {"
+            raise TraceFormatError(self.path, f"this is no trace: {words}", offset_bytes=self._offset)
 
     def _check_array(self) -> None:
         while not self._buffer.strip(b" \t\r\n,") and self._more():
             pass
         first = self._buffer.lstrip(b" \t\r\n,")[:1]
         if first not in (b"{", b"]", b""):
-            raise TraceFormatError(self.path, "this is no trace: the array holds no events", offset_bytes=self._offset)
+            seen = seems_to_be(b"[" + self._buffer[:HEAD_BYTES])
+            words = f"it seems to be {seen}" if seen else "the array holds no events"
+            raise TraceFormatError(self.path, f"this is no trace: {words}", offset_bytes=self._offset)
 
     def _read_head(self) -> None:
         searched = 0
@@ -349,9 +353,11 @@ class TraceReader:
             # The key itself may be cut by the end of the piece.
             searched = max(0, len(self._buffer) - 64)
             if len(self._buffer) > _MAX_HEADER_BYTES or not self._more():
+                seen = seems_to_be(self._buffer[:HEAD_BYTES])
                 raise TraceFormatError(
                     self.path,
-                    f"this is no trace: no traceEvents in its first {len(self._buffer)} bytes"
+                    (f"this is no trace: it seems to be {seen}; " if seen else "this is no trace: ")
+                    + f"no traceEvents in its first {len(self._buffer)} bytes"
                     + (f" ({self._stream.damage})" if self._stream.damage else ""),
                 )
         self._read_header(self._buffer[: match.start()].rstrip(b" \t\r\n,") + b"}", self._offset)

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from tracekit.merge.engine import merge_traces
 from tracekit.merge.report import MergeReport
+from tracekit.merge.select import Selection
 
-__all__ = ["MergeReport", "merge_traces"]
+__all__ = ["MergeReport", "Selection", "merge_traces"]

@@ -5,24 +5,32 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from tracekit.errors import MergeError, StorageError
+from tracekit.formats.archive_file import archive_format
+from tracekit.merge.archive import Archive
 from tracekit.merge.clocks import describe_clocks, place
+from tracekit.merge.event_filter import EventFilter, make_filters
 from tracekit.merge.inputs import find_inputs, gather
+from tracekit.merge.json_output import JsonOutput
+from tracekit.merge.losses import recording_losses
 from tracekit.merge.namespaces import plan
 from tracekit.merge.outputs import Merged, output_format, packed
 from tracekit.merge.parts import PartInput, PartJob, Workshop
-from tracekit.merge.report import Drop, InputReport, MergeReport, OmissionReport, RankReport, Repair
+from tracekit.merge.report import Drop, InputReport, LeftOut, MergeReport, OmissionReport, RankReport, Repair
 from tracekit.storage import atomic_write, basename, exists, size_bytes, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Executor
 
+    from tracekit.merge.event_filter import EventFilter
     from tracekit.merge.inputs import Input
     from tracekit.merge.namespaces import InputMap, Process
+    from tracekit.merge.outputs import Output
     from tracekit.merge.parts import PartResult
+    from tracekit.merge.select import Selection
 
 __all__ = ["merge_traces"]
 
@@ -36,6 +44,7 @@ def merge_traces(
     overwrite: bool = False,
     strict: bool = False,
     ranks: Mapping[str, int] | None = None,
+    select: Selection | None = None,
     progress: Callable[[float, str], None] | None = None,
     executor: Executor | None = None,
 ) -> MergeReport:
@@ -47,11 +56,14 @@ def merge_traces(
     output appears whole or not at all.
 
     Args:
-        output: The file or URL to write: ``.json``, or ``.pftrace`` for a native trace of Perfetto; ``.gz`` after it packs it.
+        output: The file or URL to write: ``.json``, or ``.pftrace`` for a native trace of Perfetto, with ``.gz`` after it to
+            pack it; ``.tar`` or ``.zip`` for an archive of the inputs with a ``perfetto_manifest.json`` that places them, for
+            Perfetto v58 and later.
         inputs: Files, folders, globs and URLs of Chrome JSON traces, plain or gzip.
         overwrite: Whether an output that is there already may be replaced.
         strict: Whether to write nothing when an event would be lost, an input left out, or a clock assumed.
         ranks: Ranks of inputs that do not tell theirs (or tell it wrongly), by path or file name.
+        select: Which part of the run to take; everything by default.
         progress: Called now and then with the share that is done, 0 to 1, and with what is being done.
         executor: Who scans and rewrites the inputs, each as one piece of work, for example `process_pool`; it must reach
             the inputs and the folder of the output. The output is the same to the byte. None: this thread does all.
@@ -67,7 +79,8 @@ def merge_traces(
     """
     if isinstance(inputs, str):
         inputs = [inputs]
-    make_output = output_format(output)
+    make_archive = archive_format(output)
+    make_output = JsonOutput if make_archive is not None else output_format(output)
     files = find_inputs(output, inputs)
     if not overwrite and exists(output):
         # Said before the inputs are read, which may take long; atomic_write looks again.
@@ -76,34 +89,59 @@ def merge_traces(
         )
     with Workshop(output, executor) as workshop:
         items, omissions = gather(
-            files,
-            ranks or {},
-            _scan_progress(progress, [path for path, _ in files]),
-            workshop.scanner([path for path, _ in files]),
+            files, ranks or {}, _scan_progress(progress, [path for path, _ in files]), workshop.scanner, select
         )
         base_ns, shifts, warnings = place(items)
         processes, maps, moved = plan(items, shifts, workshop.scratch("lanes"))
-        omitted = [OmissionReport(item.path, item.reason, item.harmless) for item in omissions]
-        written = make_output(Merged(base_ns, items, processes))
-        jobs = [
-            PartJob(
-                [_part_input(number, items[number], maps[number]) for number in unit], part, written.separator, output
-            )
-            for unit, part in zip(written.units, map(written.part, range(len(written.units))), strict=True)
+        filters = make_filters(select, items, maps, base_ns)
+        omitted = [OmissionReport(item.path, item.reason, item.harmless) for item in omissions if not item.requested]
+        left_out = [LeftOut(item.path, item.reason, None) for item in omissions if item.requested]
+        merged = Merged(base_ns, items, processes)
+        sources = [
+            _part_input(number, item, target, chosen)
+            for number, (item, target, chosen) in enumerate(zip(items, maps, filters, strict=True))
         ]
+        tell = _write_progress(progress, items)
+        archive = None if make_archive is None else Archive(make_archive, merged, maps, map(bool, filters))
         with atomic_write(output, overwrite=overwrite) as file:
-            head, added = written.head()
-            with packed(output, file) as sink:
-                sink.write(head)
-            results = workshop.append_parts(jobs, file, _write_progress(progress, items))
-            with packed(output, file) as sink:
-                sink.write(written.tail())
-            report = _report(output, base_ns, items, processes, results, omitted, added, moved, warnings)
+            if archive is not None:
+                added, results = archive.write(file, sources, tell)
+            else:
+                added, results = _write(output, file, make_output(merged), sources, workshop, tell)
+            for item, result in zip(items, results, strict=True):
+                left_out += [LeftOut(item.scan.path, why, count) for why, count in sorted(result.left_out.items())]
+            report = _report(output, base_ns, items, processes, results, omitted, left_out, added, moved, warnings)
+            if archive is not None:
+                report = replace(report, rewritten=archive.rewritten, overlaps_moved=moved if archive.rewritten else 0)
+            if left_out and not any(report.events_out[phase] for phase in report.events_out if phase != "M"):
+                report.warnings.append("nothing that happened is selected: the merged trace holds names only")
             if strict:
                 _refuse(report)
     if progress is not None:
         progress(1.0, "done")
     return replace(report, output_bytes=size_bytes(output) or 0)
+
+
+def _write(
+    output: str,
+    file: BinaryIO,
+    written: Output,
+    sources: list[PartInput],
+    workshop: Workshop,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[int, list[PartResult]]:
+    """Write a merged trace; returns how many metadata events were added, and what became of the events of each input."""
+    jobs = [
+        PartJob([sources[number] for number in unit], written.part(unit_number), written.separator, output)
+        for unit_number, unit in enumerate(written.units)
+    ]
+    head, added = written.head()
+    with packed(output, file) as sink:
+        sink.write(head)
+    results = workshop.append_parts(jobs, file, progress)
+    with packed(output, file) as sink:
+        sink.write(written.tail())
+    return added, results
 
 
 def _scan_progress(
@@ -135,7 +173,7 @@ def _write_progress(
     return tell
 
 
-def _part_input(number: int, item: Input, target: InputMap) -> PartInput:
+def _part_input(number: int, item: Input, target: InputMap, chosen: EventFilter | None) -> PartInput:
     return PartInput(
         number=number,
         path=item.path,
@@ -146,6 +184,7 @@ def _part_input(number: int, item: Input, target: InputMap) -> PartInput:
         events=sum(item.scan.phases.values()),
         plain=item.scan.plain,
         size_bytes=item.scan.bytes_read,
+        chosen=chosen,
     )
 
 
@@ -156,6 +195,7 @@ def _report(
     processes: list[Process],
     results: list[PartResult],
     omitted: list[OmissionReport],
+    left_out: list[LeftOut],
     added: int,
     moved: int,
     warnings: list[str],
@@ -203,6 +243,8 @@ def _report(
             for item in items
         ],
         omitted=omitted,
+        left_out=left_out,
+        recording_losses=recording_losses(items),
         ranks=[RankReport(rank, clocks.get(rank, "unknown"), names) for rank, names in sorted(titles.items())],
         events_in=dict(sorted(events_in.items())),
         events_out=dict(sorted(events_out.items())),

@@ -8,10 +8,10 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError, MergeError, StorageError, TraceFormatError
-from tracekit.formats.kineto import rank_in_name, rank_of_header
 from tracekit.formats.segment_index import INDEX_SUFFIX, listed_segments
 from tracekit.formats.trace_reader import decode_json
-from tracekit.merge.processes import CHILD, CPU, assign_keys, check_claims
+from tracekit.merge.processes import assign_keys, check_claims
+from tracekit.merge.ranks import UnknownRankError, find_ranks, select_ranks, told_ranks
 from tracekit.merge.scan import raw_number, scan
 from tracekit.storage import basename, expand, is_remote, open_read, same_file, size_bytes, without_secrets
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from tracekit.merge.processes import ProcessKey
     from tracekit.merge.scan import InputScan
+    from tracekit.merge.select import Selection
+
+    Scanner = Callable[[str, Callable[[int], None] | None], InputScan]
 
 __all__ = ["SUFFIXES", "Input", "Omission", "find_inputs", "gather"]
 
@@ -39,6 +42,7 @@ class Input:
         rank_source: What said so.
         merged_processes: For an earlier merge: new pid to (rank, process key, name) of its processes.
         process_keys: Which process a pid of the file is, where the pid alone does not tell.
+        unwanted_pids: For an earlier merge: the pids of the ranks that are not selected.
     """
 
     path: str
@@ -47,6 +51,17 @@ class Input:
     rank_source: str = ""
     merged_processes: dict[int, tuple[int, ProcessKey, str]] = field(default_factory=dict)
     process_keys: dict[int, ProcessKey] = field(default_factory=dict)
+    unwanted_pids: frozenset[Any] = frozenset()
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """The ranks whose events it holds."""
+        return frozenset(rank for rank, _, _ in self.merged_processes.values()) or frozenset({self.rank})
+
+    def rank_of(self, pid: Any) -> int:
+        """Return the rank of a process, by its pid as it stands in the file."""
+        known = self.merged_processes.get(raw_number(pid))
+        return self.rank if known is None else known[0]
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -87,11 +102,13 @@ class Omission:
         path: The file.
         reason: Why.
         harmless: Whether nothing of the run is missing because of it, as for a report that lies among the traces.
+        requested: Whether it is left out because the selection says so.
     """
 
     path: str
     reason: str
     harmless: bool
+    requested: bool = False
 
 
 def find_inputs(output: str, patterns: Sequence[str]) -> list[tuple[str, bool]]:
@@ -129,7 +146,10 @@ def gather(
     files: Sequence[tuple[str, bool]],
     ranks: Mapping[str, int],
     progress: Callable[[str, int], None] | None = None,
-    scanner: Callable[[str, Callable[[int], None] | None], InputScan] = scan,
+    make_scanner: Callable[[list[str]], Scanner] | None = None,
+    select: Selection | None = None,
+    *,
+    read_all: bool = False,
 ) -> tuple[list[Input], list[Omission]]:
     """Scan every file and find out its rank.
 
@@ -137,7 +157,9 @@ def gather(
         files: As `find_inputs` returns them.
         ranks: Ranks given by hand, by path or file name.
         progress: Called with a path and the number of its bytes read.
-        scanner: What scans a file, or has begun to.
+        make_scanner: Makes what scans the files that are wanted; None: they are scanned here, one after the other.
+        select: The ranks that are wanted; files of others are not scanned where their head tells whose they are.
+        read_all: Whether to scan them all the same.
 
     Returns:
         The inputs in the order of the output, and the files that are left out.
@@ -148,15 +170,57 @@ def gather(
         TraceFormatError: None of the files is a trace.
         StorageError: None of the files can be read.
     """
-    inputs: list[Input] = []
     omissions: list[Omission] = []
-    errors: list[TraceFormatError | StorageError] = []
     present = {path for path, _ in files}
+    wanted = select is not None and select.ranks is not None
+    unread: list[str] = []
+    chosen: list[tuple[str, bool]] = []
     for path, named in files:
         copies = {re.sub(r"(\.json(?:\.gz)?)$", rf".recovered{ending}", path) for ending in (".json", ".json.gz")}
         if not named and not present.isdisjoint(copies):
             omissions.append(Omission(without_secrets(path), "its recovered copy is merged instead", harmless=True))
             continue
+        if select is not None and wanted and not read_all:
+            told = told_ranks(path, ranks)
+            if told is not None and not any(map(select.wants_rank, told)):
+                unread.append(path)
+                continue
+        chosen.append((path, named))
+    scanner = scan if make_scanner is None else make_scanner([path for path, _ in chosen])
+    inputs, errors = _scan_all(chosen, present, scanner, progress, omissions)
+    if not inputs and not unread:
+        if errors:
+            raise errors[0]
+        raise MergeError(f"{omissions[0].path}: {omissions[0].reason}")
+    try:
+        find_ranks(inputs, ranks, unread)
+    except UnknownRankError:
+        if not unread:
+            raise
+        # A rank trace that was not read may say whose file that is.
+        return gather(files, ranks, progress, make_scanner, select, read_all=True)
+    omissions += [Omission(without_secrets(path), "rank", harmless=True, requested=True) for path in unread]
+    if select is not None and wanted:
+        inputs, others = select_ranks(inputs, select)
+        omissions += [Omission(item.scan.path, "rank", harmless=True, requested=True) for item in others]
+    inputs.sort(key=lambda item: item.order)
+    inputs = _without_copies(inputs, omissions)
+    check_claims(inputs)
+    assign_keys(inputs)
+    return inputs, omissions
+
+
+def _scan_all(
+    files: list[tuple[str, bool]],
+    present: set[str],
+    scanner: Scanner,
+    progress: Callable[[str, int], None] | None,
+    omissions: list[Omission],
+) -> tuple[list[Input], list[TraceFormatError | StorageError]]:
+    """Scan files, and add those that are left out to ``omissions``; returns the inputs, and why others cannot be read."""
+    inputs: list[Input] = []
+    errors: list[TraceFormatError | StorageError] = []
+    for path, named in files:
         report = None if progress is None else lambda done, path=path: progress(path, done)
         try:
             found = scanner(path, report)
@@ -180,16 +244,7 @@ def gather(
             )
             continue
         inputs.append(Input(path, found))
-    if not inputs:
-        if errors:
-            raise errors[0]
-        raise MergeError(f"{omissions[0].path}: {omissions[0].reason}")
-    _find_ranks(inputs, ranks)
-    inputs.sort(key=lambda item: item.order)
-    inputs = _without_copies(inputs, omissions)
-    check_claims(inputs)
-    assign_keys(inputs)
-    return inputs, omissions
+    return inputs, errors
 
 
 def _listed(path: str) -> list[tuple[str, str]] | None:
@@ -228,82 +283,6 @@ def _is_other_json(path: str) -> bool:
     except (ValueError, OSError, StorageError):
         return False
     return True
-
-
-def _find_ranks(inputs: list[Input], ranks: Mapping[str, int]) -> None:
-    unused = set(ranks)
-    companions: dict[str, int] = {}
-    for item in inputs:
-        rank = item.scan.metadata.get("rank")
-        if isinstance(rank, int):
-            companions.update((basename(name), rank) for name in item.scan.companions)
-    for item in inputs:
-        by_hand = [name for name in ranks if name == item.path or name == basename(item.path) or _same(name, item.path)]
-        unused.difference_update(by_hand)
-        if item.scan.kind == "merged":
-            _read_merged(item)
-        elif by_hand:
-            item.rank, item.rank_source = ranks[by_hand[0]], "--rank"
-        else:
-            found = _stated_rank(item, companions)
-            if found is not None:
-                item.rank, item.rank_source = found
-            elif len(inputs) == 1:
-                item.rank, item.rank_source = 0, "assumed, as it is the only input"
-            else:
-                name = basename(item.path)
-                raise MergeError(
-                    f"{item.scan.path}: the trace does not say its rank, neither inside nor by its name; "
-                    f"pass it with --rank {name}=N"
-                )
-    if unused:
-        raise ConfigError(f"--rank {min(unused)}: no input has this path or file name")
-
-
-def _same(name: str, path: str) -> bool:
-    return not is_remote(path) and PurePath(name).name == PurePath(path).name and same_file(name, path)
-
-
-def _stated_rank(item: Input, companions: Mapping[str, int]) -> tuple[int, str] | None:
-    own = item.scan.metadata.get("rank")
-    if isinstance(own, int) and own >= 0:
-        return own, "tracekit_metadata"
-    stated = rank_of_header(item.scan.header)
-    if stated is not None and stated[1] == "distributedInfo.rank":
-        return stated
-    name = basename(item.path)
-    if name in companions:
-        return companions[name], "tracekit_companion"
-    if stated is not None:
-        return stated
-    in_name = rank_in_name(name)
-    return None if in_name is None else (in_name, "file name")
-
-
-def _read_merged(item: Input) -> None:
-    """Take over the processes of an earlier merge as they were before it."""
-    try:
-        for entry in item.scan.header["tracekit"]["processes"]:
-            kind, value = int(entry["key"][0]), entry["key"][1]
-            if not CPU <= kind <= CHILD or not isinstance(value, (int, str)):
-                raise ValueError
-            item.merged_processes[int(entry["pid"])] = (int(entry["rank"]), (kind, value), str(entry["name"]))
-        item.rank = min((rank for rank, _, _ in item.merged_processes.values()), default=0)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise MergeError(
-            f"{item.scan.path}: this is an earlier merge, but its table of processes is damaged; merge its inputs instead"
-        ) from error
-    unknown = [
-        raw
-        for raw, process in item.scan.processes.items()
-        if process.used and raw_number(raw) not in item.merged_processes
-    ]
-    if unknown:
-        raise MergeError(
-            f"{item.scan.path}: this is an earlier merge, but its process {unknown[0]} is not in its own table; "
-            "merge its inputs instead"
-        )
-    item.rank_source = "earlier merge"
 
 
 def _without_copies(inputs: list[Input], omissions: list[Omission]) -> list[Input]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.rank_trace import BASE_TIME_KEY
 from tracekit.formats.trace_reader import encode_json
+from tracekit.merge.losses import for_metadata, recording_losses
 from tracekit.merge.processes import CHILD, CPU, GPU
 from tracekit.storage import basename
 from tracekit.version import __version__
@@ -92,6 +93,7 @@ def describe(merged: Merged) -> dict[str, Any]:
                 for process in processes
             ],
             "inputs": [_input_metadata(item) for item in inputs],
+            "losses": for_metadata(recording_losses(inputs)),
         },
         "deviceProperties": list(devices.values()),
         "displayTimeUnit": "ms",

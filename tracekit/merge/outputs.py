@@ -98,7 +98,9 @@ def output_format(path: str) -> Callable[[Merged], Output]:
         if path.removesuffix(_PACKED).endswith(ending):
             return output
     endings = " or ".join(f"{ending} or {ending}{_PACKED}" for ending in _FORMATS)
-    raise ConfigError(f"{without_secrets(path)}: the output must end with {endings}")
+    raise ConfigError(
+        f"{without_secrets(path)}: the output must end with {endings}, or with .tar or .zip for an archive"
+    )
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import tempfile
 from collections import Counter, deque
 from concurrent.futures import BrokenExecutor, Future, wait
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
@@ -28,12 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Executor
 
+    from tracekit.merge.event_filter import EventFilter
     from tracekit.merge.namespaces import InputMap
     from tracekit.merge.outputs import Part
     from tracekit.merge.plain import PlainRuns
     from tracekit.merge.scan import InputScan
 
-__all__ = ["PartInput", "PartJob", "PartResult", "Workshop"]
+__all__ = ["PartInput", "PartJob", "PartResult", "Rewriter", "Workshop"]
 
 _Result = TypeVar("_Result")
 
@@ -55,6 +57,7 @@ class PartInput:
         events: How many events the first pass found.
         plain: Which runs need not be decoded again.
         size_bytes: Size of the unpacked input.
+        chosen: What leaves out what is not selected; None where everything is taken.
     """
 
     number: int
@@ -66,6 +69,7 @@ class PartInput:
     events: int
     plain: PlainRuns
     size_bytes: int
+    chosen: EventFilter | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +91,81 @@ class PartJob:
 
 @dataclass(slots=True)
 class PartResult:
-    """What became of the events of one input: see the attributes of `Patcher`."""
+    """What became of the events of one input: see the attributes of `Patcher`.
+
+    Attributes:
+        left_out: How many were left out on request, by reason.
+    """
 
     written: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
     repaired: Counter[str] = field(default_factory=Counter)
+    left_out: dict[str, int] = field(default_factory=dict)
+
+
+class Rewriter:
+    """The second pass over one input. Iterate it once, to its end; then `result` is complete.
+
+    Args:
+        item: The input.
+        progress: Called with the number of the input, and of its unpacked bytes read so far.
+
+    Raises:
+        MergeError: The file changed since it was scanned.
+        StorageError: It cannot be read any more.
+    """
+
+    def __init__(self, item: PartInput, progress: Callable[[int, int], None] | None = None) -> None:
+        self._item = item
+        self._progress = progress
+        self._patcher = Patcher(item.target, id_args=item.id_args, epoch_only=item.epoch_only)
+
+    def __iter__(self) -> Iterator[bytes]:
+        item, seen = self._item, 0
+        try:
+            with TraceReader(item.path) as reader:
+                for events, text in self._patched(reader, item):
+                    seen += events
+                    if text:
+                        yield text
+                    if self._progress is not None:
+                        self._progress(item.number, reader.bytes_read)
+                    if seen >= item.events:
+                        break
+        except (KeyError, ValueError) as error:
+            raise MergeError(f"{item.shown}: the file changed while it was merged; merge it again") from error
+        if seen != item.events:
+            raise MergeError(f"{item.shown}: the file changed while it was merged; merge it again")
+
+    @property
+    def result(self) -> PartResult:
+        """What became of the events."""
+        patcher, chosen = self._patcher, self._item.chosen
+        left_out = {} if chosen is None else chosen.left_out(patcher.dropped)
+        return PartResult(patcher.written, patcher.dropped, patcher.repaired, left_out)
+
+    def _patched(self, reader: TraceReader, item: PartInput) -> Iterator[tuple[int, bytes]]:
+        """Yield how many events a run has, and how they go into the merged trace."""
+        patcher, chosen, left = self._patcher, item.chosen, item.events
+        if chosen is not None:
+            for events in reader.runs():
+                part = events[:left]
+                left -= len(part)
+                yield len(part), patcher.patch(chosen.of_ranks(part), chosen.judge_run)
+            return
+        text_patcher = TextPatcher(patcher, item.plain)
+        for number, run in enumerate(reader.runs_or_text(item.plain.is_plain)):
+            patched = text_patcher.patch(run, number) if isinstance(run, bytes) else None
+            if patched is None:
+                events = decode_run(run) if isinstance(run, bytes) else run
+                # A trace that is still being recorded may have grown since it was scanned.
+                events = events[:left]
+                left -= len(events)
+                yield len(events), patcher.patch(events)
+            else:
+                count_of_run = sum(item.plain.phases(number).values())
+                left -= count_of_run
+                yield count_of_run, patched
 
 
 def write_part(
@@ -114,45 +188,17 @@ def write_part(
     results = {}
     with packed(job.output, file) as sink:
         for item in job.inputs:
-            patcher = Patcher(item.target, id_args=item.id_args, epoch_only=item.epoch_only)
-            for text in _rewrite(item, patcher, progress):
+            rewriter = Rewriter(item, progress)
+            for text in rewriter:
                 piece = job.part.encode(item.number, text)
                 if piece:
                     sink.write(job.separator)
                     sink.write(piece)
-            results[item.number] = PartResult(patcher.written, patcher.dropped, patcher.repaired)
+            results[item.number] = rewriter.result
         for piece in job.part.finish():
             sink.write(job.separator)
             sink.write(piece)
     return results
-
-
-def _rewrite(item: PartInput, patcher: Patcher, progress: Callable[[int, int], None] | None) -> Iterator[bytes]:
-    """Yield the rewritten runs of an input."""
-    seen = 0
-    text_patcher = TextPatcher(patcher, item.plain)
-    try:
-        with TraceReader(item.path) as reader:
-            for number, run in enumerate(reader.runs_or_text(item.plain.is_plain)):
-                patched = text_patcher.patch(run, number) if isinstance(run, bytes) else None
-                if patched is None:
-                    events = decode_run(run) if isinstance(run, bytes) else run
-                    # A trace that is still being recorded may have grown since it was scanned.
-                    events = events[: item.events - seen]
-                    seen += len(events)
-                    patched = patcher.patch(events)
-                else:
-                    seen += sum(item.plain.phases(number).values())
-                if patched:
-                    yield patched
-                if progress is not None:
-                    progress(item.number, reader.bytes_read)
-                if seen >= item.events:
-                    break
-    except (KeyError, ValueError) as error:
-        raise MergeError(f"{item.shown}: the file changed while it was merged; merge it again") from error
-    if seen != item.events:
-        raise MergeError(f"{item.shown}: the file changed while it was merged; merge it again")
 
 
 class Workshop:
@@ -171,6 +217,7 @@ class Workshop:
         self._futures: list[Future[Any]] = []
         self._folder = Path(tempfile.gettempdir()) if is_remote(output) else Path(output.removeprefix("file://")).parent
         self._name = basename(output)
+        self._scans = count()
         self._shown = without_secrets(output)
 
     def __enter__(self) -> Workshop:
@@ -200,7 +247,7 @@ class Workshop:
         Returns:
             What returns the result for one of them, and raises what `scan` raises, or MergeError when its worker died.
         """
-        scratches = {path: self.scratch(f"slices-{number}") for number, path in enumerate(paths)}
+        scratches = {path: self.scratch(f"slices-{next(self._scans)}") for path in paths}
         if self._executor is None:
             return lambda path, progress: scan(path, progress, scratches[path])
         futures = {path: self._submit(_scan_job, path, scratch) for path, scratch in scratches.items()}

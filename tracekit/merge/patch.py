@@ -19,7 +19,7 @@ from tracekit.merge.scan import EPOCH_NS, NAMED_METADATA, times_of
 from tracekit.merge.spill import MAX_ROWS, Lookup
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tracekit.merge.namespaces import InputMap, Track
     from tracekit.merge.spill import Row
@@ -128,10 +128,14 @@ class Patcher:
         new_pid, tids = self._processes.get(pid, (0, {}))
         return (new_pid, tids[tid]) if tid in tids else None
 
-    def patch(self, run: list[Event]) -> bytes:
+    def patch(self, run: list[Event], judge: Callable[[list[Event]], list[str]] | None = None) -> bytes:
         """Return the events of a run as they go into the merged trace: JSON objects with ``,`` between them.
 
         The events of ``run`` are changed in place.
+
+        Args:
+            run: The events.
+            judge: Called with those that are not metadata; it returns for each why it is left out, or nothing.
         """
         out: list[Event] = []
         append = out.append
@@ -144,7 +148,10 @@ class Patcher:
         processes, other, dropped = self._processes, self._other, self.dropped
         times = times_of(run)
         plain = self._plain_durations(run)
-        for event, time, moved in zip(run, times, self._move_times(run, times), strict=True):
+        new_times = self._move_times(run, times)
+        if judge is not None:
+            new_times = [why or moved for why, moved in zip(judge(run), new_times, strict=True)]
+        for event, time, moved in zip(run, times, new_times, strict=True):
             if event.ph != "X":
                 if other(event, time, moved):
                     append(event)

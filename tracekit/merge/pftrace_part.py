@@ -24,9 +24,10 @@ from tracekit.formats.pftrace import (
     track,
 )
 from tracekit.formats.time_columns import parse_all_us
-from tracekit.formats.trace_reader import UNSET, Event, Raw, decode_events, decode_or_none, encode_events
+from tracekit.formats.trace_reader import UNSET, Event, decode_events, decode_or_none, encode_events
 from tracekit.merge import pftrace_flows as flows
 from tracekit.merge.pftrace_tracks import process_uuid, thread_uuid, unit_of, uuid_of
+from tracekit.merge.scan import durations_of
 from tracekit.merge.sorted_items import SortedItems
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PftracePart"]
 
-_NO_DURATION: Final = Raw(b"0.000")  # written so that it does not spoil the column it stands in
 _LAST_NS: Final = 2**63 - 1
 _NEVER: Final = 2**63
 _PIECE_PACKETS: Final = 4096
@@ -84,7 +84,7 @@ class PftracePart:
                 timed.append(event)
         other = [name for name in _OTHER_FIELDS if b'"%b":' % name.encode() in events]
         times = parse_all_us([event.ts for event in timed])  # type: ignore[misc]
-        durations = parse_all_us([_NO_DURATION if event.dur is UNSET else event.dur for event in timed])
+        durations = durations_of(timed)
         base_ns, items = self._base_ns, self._items
         for event, time, duration in zip(timed, times, durations, strict=True):
             self._order += 1
@@ -92,7 +92,7 @@ class PftracePart:
             if event.ph == "X":
                 uuid = thread_uuid(event.pid, event.tid)  # type: ignore[arg-type]
                 body = self._category(event) + self._name(event) + self._details(event, other)
-                end = min(start + duration, _LAST_NS)  # type: ignore[operator]
+                end = min(start + duration, _LAST_NS)
                 arrow = self._arrow(event)
                 items.add((start, -end, self._order, uuid, flows.SLICE, body, *arrow), len(body))
             else:

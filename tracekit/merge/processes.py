@@ -26,6 +26,7 @@ __all__ = [
     "ProcessKey",
     "assign_keys",
     "check_claims",
+    "identity_of",
     "main_thread",
 ]
 
@@ -89,7 +90,7 @@ def assign_keys(inputs: list[Input]) -> None:
     files: dict[tuple[Any, ...], list[Input]] = {}
     for item in inputs:
         if item.scan.kind == "tracekit" and isinstance(item.identity.get("pid"), int):
-            files.setdefault((item.rank, *_process(item)), []).append(item)
+            files.setdefault((item.rank, *identity_of(item)), []).append(item)
     taken: dict[tuple[int, int], list[_Known]] = {}  # by rank and pid
     for group in sorted(files.values(), key=_began):
         first = group[0]
@@ -134,7 +135,8 @@ def _name(item: Input, pid: int) -> str:
     return (process.name if process is not None else None) or ""
 
 
-def _process(item: Input) -> tuple[Any, ...]:
+def identity_of(item: Input) -> tuple[Any, ...]:
+    """Return what the process of a rank trace is known by, beside its rank."""
     own = item.identity
     return own.get("host"), own.get("boot_id"), own.get("pid"), own.get("start_ticks"), own.get("attempt")
 

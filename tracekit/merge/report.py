@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-__all__ = ["Drop", "InputReport", "MergeReport", "OmissionReport", "RankReport", "Repair"]
+from tracekit.merge.losses import CUT, FAILED
+
+if TYPE_CHECKING:
+    from tracekit.merge.losses import RecordingLoss
+
+__all__ = ["Drop", "InputReport", "LeftOut", "MergeReport", "OmissionReport", "RankReport", "Repair"]
 
 FORMAT_VERSION: Final = 1
 _LISTED: Final = 12
@@ -28,6 +33,16 @@ REASONS: Final = {
     "unreadable_header": "keys beside the events that cannot be read",
 }
 """Reasons to leave an event out, in words."""
+
+SELECTED: Final = {
+    "rank": "events of other ranks",
+    "time": "events outside of the time window",
+    "step": "events of other training steps",
+    "category": "events of other categories",
+    "duration": "slices that are too short",
+    "arrow": "ends of arrows whose slices are left out",
+}
+"""Reasons for which the selection leaves an event out, in words."""
 
 _HARMLESS: Final = frozenset({"unused_process", "rewritten_metadata", "empty_event", "end_without_begin"})
 
@@ -55,6 +70,15 @@ class OmissionReport:
     path: str
     reason: str
     harmless: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What the selection leaves out of one input; ``count`` is None for an input that was not read."""
+
+    path: str
+    reason: str
+    count: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +119,9 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """What a merge read, wrote, repaired and left out. ``events_out`` = ``events_in`` + ``metadata_added`` - dropped.
+    """What a merge read, wrote, repaired and left out.
+
+    ``events_out`` = ``events_in`` + ``metadata_added`` - dropped - left out.
 
     Attributes:
         output: The merged trace.
@@ -103,14 +129,18 @@ class MergeReport:
         base_time_ns: What its times are relative to, ns since the epoch; 0 when no input tells its clock.
         inputs: What was merged, in the order of the output.
         omitted: What was found and not merged.
+        left_out: What was left out on request.
+        recording_losses: What the ranks lost before, while they recorded, as far as the inputs tell.
         ranks: The ranks of the merged trace.
         events_in: Events that were read, by phase.
         events_out: Events that were written, by phase.
         metadata_added: Names and orders written for the merged processes and threads; part of ``events_out``.
-        overlaps_moved: Slices moved to a track of their own because they overlap others without nesting.
+        overlaps_moved: Slices moved to a track of their own because they overlap others without nesting, those included that
+            the selection leaves out.
         repaired: What was repaired.
         dropped: What was left out, ``count`` events each (for what could not be read: places in the file).
         warnings: What a reader of the merged trace must know, such as a clock that had to be assumed.
+        rewritten: Of an archive: the inputs that are not in it as they are, and why. None of other outputs.
     """
 
     output: str
@@ -118,6 +148,8 @@ class MergeReport:
     base_time_ns: int
     inputs: list[InputReport]
     omitted: list[OmissionReport]
+    left_out: list[LeftOut]
+    recording_losses: list[RecordingLoss]
     ranks: list[RankReport]
     events_in: dict[str, int]
     events_out: dict[str, int]
@@ -126,10 +158,11 @@ class MergeReport:
     repaired: list[Repair]
     dropped: list[Drop]
     warnings: list[str]
+    rewritten: dict[str, str] | None = None
 
     @property
     def complete(self) -> bool:
-        """Whether everything that was found is in the merged trace."""
+        """Whether everything that was found is in the merged trace, but for what was left out on request."""
         return not any(drop.lost for drop in self.dropped) and all(item.harmless for item in self.omitted)
 
     def to_json(self) -> dict[str, Any]:
@@ -142,6 +175,8 @@ class MergeReport:
         what = f"{_count(len(self.inputs), 'file')} of {_count(len(self.ranks), 'rank')}"
         counts = _count(sum(self.events_in.values()), "event")
         whole = ", nothing lost" if self.complete else ""
+        if whole and self.recording_losses:
+            whole += " in the merge"
         lines = [f"merged {what}{f' from {folder}' if folder else ''}: {counts}{whole}"]
         lines += _shorten([f"  {_input(item, folder)}" for item in self.inputs])
         clocks: dict[str, list[int]] = {}
@@ -169,6 +204,12 @@ class MergeReport:
                 harmless[words] = harmless.get(words, 0) + drop.count
         lines += [f"left out: {count:,} {words}" for words, count in harmless.items()]
         lines += _shorten(lost)
+        lines += _shorten(_recorded(self.recording_losses))
+        lines += _left_out(self.left_out)
+        if self.rewritten is not None:
+            untouched = len(self.inputs) - len(self.rewritten)
+            lines.append(f"archive: {_count(untouched, 'input')} as they are, {len(self.rewritten):,} rewritten")
+            lines += _shorten([f"  rewritten: {path}: {why}" for path, why in self.rewritten.items()])
         lines += _shorten(
             [f"{'left out' if item.harmless else 'NOT MERGED'}: {item.path}: {item.reason}" for item in self.omitted]
         )
@@ -190,6 +231,37 @@ def _input(item: InputReport, folder: str) -> str:
     if item.rank_source not in _FILE_SAYS:
         line += f" (rank: {item.rank_source})"
     return line
+
+
+def _recorded(losses: list[RecordingLoss]) -> list[str]:
+    """Return what was lost while recording, in words."""
+    lines = []
+    cut: dict[str, list[int]] = {}
+    for loss in losses:
+        if loss.kind == CUT:
+            cut.setdefault(loss.reason, []).append(loss.rank)
+        elif loss.kind == FAILED:
+            lines.append(
+                f"failed while recording: rank {loss.rank}: {loss.reason} {_times(loss.count or 1)} ({loss.path})"
+            )
+        else:
+            lines.append(f"lost while recording: rank {loss.rank}: {loss.count or 0:,} {loss.reason} ({loss.path})")
+    for reason, ranks in cut.items():
+        paths = [loss.path for loss in losses if loss.kind == CUT and loss.reason == reason]
+        where = f" ({paths[0]})" if len(paths) == 1 else ""
+        lines.append(f"cut while recording: {_ranks(sorted(set(ranks)))}: {reason}; killed, or still running{where}")
+    return lines
+
+
+def _left_out(items: list[LeftOut]) -> list[str]:
+    """Return what was left out on request, by reason."""
+    counts: dict[str, int] = {}
+    for item in items:
+        counts[item.reason] = counts.get(item.reason, 0) + (item.count or 0)
+    unread = sum(item.count is None for item in items)
+    lines = [f"{_count(unread, 'file')} of other ranks"] if unread else []
+    lines += [f"{count:,} {SELECTED[reason]}" for reason, count in counts.items() if count]
+    return [f"left out on request: {line}" for line in lines]
 
 
 def _shorten(lines: list[str]) -> list[str]:

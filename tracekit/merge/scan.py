@@ -16,8 +16,9 @@ from tracekit.formats.decimal_time import parse_us
 from tracekit.formats.kineto import is_kineto
 from tracekit.formats.rank_trace import BASE_TIME_KEY, COMPANION_EVENT, METADATA_EVENT
 from tracekit.formats.time_columns import parse_all_us, parse_column_us
-from tracekit.formats.trace_reader import UNSET, Event, Finding, TraceReader, decode_or_none, encode_json
+from tracekit.formats.trace_reader import UNSET, Event, Finding, Raw, TraceReader, decode_or_none, encode_json
 from tracekit.merge.lanes import ANY, BEGIN, END, INVALID, Slices
+from tracekit.merge.losses import ACCOUNTS, Accounts
 from tracekit.merge.plain import PlainRuns
 from tracekit.merge.spill import MAX_ROWS
 
@@ -26,7 +27,17 @@ if TYPE_CHECKING:
 
     from tracekit.merge.spill import Row
 
-__all__ = ["EPOCH_NS", "NAMED_METADATA", "InputScan", "ProcessScan", "ThreadScan", "raw_number", "scan", "times_of"]
+__all__ = [
+    "EPOCH_NS",
+    "NAMED_METADATA",
+    "InputScan",
+    "ProcessScan",
+    "ThreadScan",
+    "durations_of",
+    "raw_number",
+    "scan",
+    "times_of",
+]
 
 EPOCH_NS: Final = 10**18
 """Times from here on (September 2001) are ns since the epoch; smaller ones count from some start."""
@@ -35,6 +46,8 @@ NAMED_METADATA: Final = frozenset(
     {"process_name", "process_labels", "process_sort_index", "thread_name", "thread_sort_index"}
 )
 """Metadata that the merge writes anew for every process and thread."""
+
+_NO_DURATION: Final = Raw(b"0.000")  # written so that it does not spoil the column it stands in
 
 _EASY_PHASES: Final = frozenset("XstfiICbenSTFpNODPRvcM")
 """Phases that are slices with a start and a duration, or none at all."""
@@ -87,6 +100,7 @@ class InputScan:
         decimals: Whether times have decimals.
         bytes_read: Size of the unpacked input.
         plain: Which runs need not be decoded again.
+        accounts: What it tells of losses while it was recorded.
     """
 
     path: str
@@ -105,11 +119,15 @@ class InputScan:
     plain: PlainRuns
     repairs: list[Finding]
     drops: list[Finding]
+    accounts: Accounts = field(default_factory=Accounts)
 
     @property
     def base_ns(self) -> int | None:
         """What the times of the file are relative to: ns since the epoch (0 for epoch times), None when it is unknown."""
         base = self.metadata.get(BASE_TIME_KEY, self.header.get(BASE_TIME_KEY))
+        viztracer = self.header.get("viztracer_metadata")
+        if base is None and isinstance(viztracer, dict):
+            base = viztracer.get(BASE_TIME_KEY)
         if isinstance(base, str) and base.isdecimal():
             base = int(base)
         # Python-written files may say 1.7e18; a double holds that to 256 ns and Kineto's bases are whole seconds.
@@ -168,6 +186,10 @@ def scan(path: str, progress: Callable[[int], None] | None = None, scratch: str 
     scanner.finish()
     if not reader.events and reader.drops:
         raise TraceFormatError(reader.path, "no event in it can be read", offset_bytes=reader.drops[0].offset_bytes)
+    if reader.events and not any(scanner.phases[phase] for phase in scanner.phases if phase):
+        raise TraceFormatError(
+            reader.path, f"this is no trace: none of its {reader.events} objects is an event (has a ph)"
+        )
     header = reader.header
     own = header.get("tracekit")
     if isinstance(own, dict) and "merge" in own:
@@ -193,6 +215,7 @@ def scan(path: str, progress: Callable[[int], None] | None = None, scratch: str 
         plain=scanner.plain,
         repairs=reader.repairs,
         drops=reader.drops,
+        accounts=scanner.accounts,
     )
 
 
@@ -205,6 +228,12 @@ def times_of(run: list[Event]) -> list[int | None]:
         return [None if event.ts is UNSET else parse_us(bytes(event.ts)) for event in run]
 
 
+def durations_of(run: list[Event]) -> list[int]:
+    """Return the duration of every event of a run in ns, 0 where it has no usable one or is no ``X``."""
+    found = parse_all_us([_NO_DURATION if event.dur is UNSET else event.dur for event in run])
+    return [max(duration or 0, 0) for duration in found]
+
+
 class _Scanner:
     def __init__(self, scratch: str | None) -> None:
         self._scratch = scratch
@@ -213,6 +242,7 @@ class _Scanner:
         self.phases: Counter[str] = Counter()
         self.metadata: dict[str, Any] = {}
         self.companions: list[str] = []
+        self.accounts = Accounts()
         self.lowest_ns: int | None = None
         self.highest_ns: int | None = None
         self.epoch_lowest_ns: int | None = None
@@ -232,6 +262,14 @@ class _Scanner:
                     self._metadata(event)
             run = [event for event in run if event.ph != "M"]
             phases = [event.ph for event in run]
+        if UNSET in counts or "" in counts:
+            # They are not written, so that their processes need not be there.
+            run = [event for event in run if event.ph is not UNSET and event.ph]
+            phases = [event.ph for event in run]
+        if "i" in counts:
+            for event in run:
+                if event.ph == "i":
+                    self.accounts.note_instant(event)
         times = times_of(run)
         self._span(times if None not in times else [time for time in times if time is not None])  # type: ignore[arg-type]
         keys = [(event.pid, event.tid) for event in run]
@@ -359,6 +397,8 @@ class _Scanner:
             self.metadata = self.metadata or args
         elif name == COMPANION_EVENT and isinstance(args.get("file"), str):
             self.companions.append(args["file"])
+        elif name in ACCOUNTS:
+            self.accounts.note(name, args)
         elif name == "process_name" and isinstance(args.get("name"), str):
             process.name = args["name"]
         elif name == "process_labels" and isinstance(args.get("labels"), str):

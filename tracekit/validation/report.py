@@ -57,8 +57,8 @@ class ValidationReport:
     Attributes:
         file: The file, as it may be printed.
         kind: "rank", "merged" or "other": which severities apply.
-        form: "array", "object", or "unknown" when the file is no trace.
-        events: How many events could be read.
+        form: "array", "object", "archive", "manifest", or "unknown" when the file is no trace.
+        events: How many events could be read; of an archive how many traces, of a manifest how many files.
         problems: In the order of the file; of each rule the first `KEPT_PER_RULE`.
         counts: How often each rule is broken, kept or not.
         not_checked: Why the schemas were not applied, or None.

@@ -236,6 +236,22 @@ _ALL: Final = (
         "nothing to do with each other, or loses one (flow_tracker.cc, stat flow_duplicate_id).",
         other="warning",
     ),
+    # Archives.
+    Rule(
+        "archive",
+        "The archive is cut or damaged: Perfetto refuses a tar that ends early, and what it cannot read of a zip "
+        "(tar_trace_reader.cc, zip_reader.cc).",
+    ),
+    Rule(
+        "archive-member",
+        "Perfetto refuses the whole archive for one member that it does not take for a trace, or cannot unpack "
+        "(zip_trace_reader.cc, tar_trace_reader.cc).",
+    ),
+    Rule(
+        "manifest",
+        "Perfetto v58 refuses an archive whose perfetto_manifest breaks a rule of its format (perfetto_manifest_reader.cc; "
+        "schemas/perfetto_manifest.schema.json).",
+    ),
     # tracekit's own format.
     Rule(
         "metadata-missing",

@@ -1,0 +1,110 @@
+"""Archives of real traces in Perfetto's own engine.
+
+The engine is older than v58 and passes over the manifest, so that this shows what older viewers make of an archive: files on
+one timeline as they are, and processes of one pid as one process.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tracekit.merge import merge_traces
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.perfetto import Engine, LoadedTrace
+
+SLICES = """
+select slice.ts, slice.dur, slice.name, slice.category, process.pid, process.name
+from slice join thread_track on track_id = thread_track.id join thread using (utid) join process using (upid)
+order by 1, 2, 3, 4, 5, 6
+"""
+COUNTERS = (
+    "select ts, track.name, value from counter join process_counter_track track on track.id = track_id order by 1, 2"
+)
+ARROWS = """
+select out_.ts, out_.name, in_.ts, in_.name
+from flow join slice out_ on out_.id = slice_out join slice in_ on in_.id = slice_in order by 1, 2, 3, 4
+"""
+RUNS = {
+    "dlrm": [f"dlrm_8gpu/worker{rank}_step_12.*.gz" for rank in range(4)],
+    "gloo": [f"torch_2.13_gloo/full_rank{rank}_step4.json.gz" for rank in range(2)],
+}
+# Cut, with a comma at its end, with texts for ids and times, with flows, asynchronous; and what torch wrote wrongly.
+SINGLE = [
+    "single_gpu/h100_bert_small.json.gz",
+    "single_gpu/rocm_mi350x.json.gz",
+    "torch_2.13_quirks/meta_quotes.json.gz",
+    "torch_2.13_quirks/args_inf.json.gz",
+    "chrome_json/nestable_async.json",
+    "chrome_json/flow_events_json_v2.json",
+    "chrome_json/test_json_counter_args.json",
+    "chrome_json/test_json_extreme_vals.json",
+    "chrome_json/test_json_incomplete.json",
+    "chrome_json/test_json_trailing_comma.json",
+    "chrome_json/test_string_ts_and_dur.json",
+    "chrome_json/test_string_pid_tid.json",
+    "chrome_json/test_trailing_empty_event.json",
+]
+COUNTS = [f"select count(*) from {table}" for table in ("slice", "counter", "flow")]
+
+
+def counts(trace: LoadedTrace) -> list[int]:
+    return [int(trace.scalar(sql)) for sql in COUNTS]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ending", ["tar", "zip"])
+@pytest.mark.parametrize("run", RUNS)
+def test_an_archive_shows_what_the_merged_trace_shows(
+    engine: Engine, traces: Path, tmp_path: Path, run: str, ending: str
+) -> None:
+    sources = [str(path) for pattern in RUNS[run] for path in traces.glob(pattern)]
+    archive, merged = tmp_path / f"all.{ending}", tmp_path / "all.json"
+    report = merge_traces(str(archive), sources)
+    merge_traces(str(merged), sources)
+    # Every rank declares the devices of all.
+    assert len(report.rewritten or {}) == len(sources)
+    with engine.load(archive) as together, engine.load(merged) as one:
+        assert together.errors() == []
+        for sql in (SLICES, COUNTERS, ARROWS):
+            assert together.rows(sql) == one.rows(sql)
+        assert counts(together) == counts(one)
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_an_archive_shows_no_less_than_its_input_alone(engine: Engine, traces: Path, tmp_path: Path, name: str) -> None:
+    archive = tmp_path / "one.zip"
+    report = merge_traces(str(archive), [str(traces / name)])
+    with engine.load(traces / name) as alone, engine.load(archive) as inside:
+        if report.rewritten:
+            assert inside.errors() == []
+        else:
+            assert inside.errors() == alone.errors()
+        assert all(found >= before for found, before in zip(counts(inside), counts(alone), strict=True))
+
+
+def test_rank_traces_are_in_the_archive_as_they_are_and_stand_beside_each_other(engine: Engine, tmp_path: Path) -> None:
+    for rank in range(3):
+        pid = 4711 + rank
+        own = {"rank": rank, "pid": pid, "host": "h", "baseTimeNanoseconds": 1_790_857_026_000_000_000}
+        events = [
+            {"ph": "M", "name": "tracekit_metadata", "pid": pid, "tid": pid, "args": own},
+            {"ph": "M", "name": "process_name", "pid": pid, "tid": pid, "args": {"name": f"rank {rank}"}},
+            {"ph": "X", "name": f"step of {rank}", "pid": pid, "tid": pid, "ts": 100.25 + rank, "dur": 7},
+            {"ph": "s", "name": "go", "cat": "c", "id": 1, "pid": pid, "tid": pid, "ts": 101 + rank},
+            {"ph": "f", "name": "go", "cat": "c", "id": 1, "bp": "e", "pid": pid, "tid": pid, "ts": 103 + rank},
+        ]
+        (tmp_path / f"rank{rank}.json").write_text("[\n" + ",\n".join(map(json.dumps, events)) + "\n]\n")
+    report = merge_traces(str(tmp_path / "run.tar"), [str(tmp_path / f"rank{rank}.json") for rank in range(3)])
+    assert report.rewritten == {}
+    with engine.load(tmp_path / "run.tar") as loaded:
+        assert loaded.errors() == []
+        assert [row[:3] + row[4:] for row in loaded.rows(SLICES)] == [
+            (100_250 + 1000 * rank, 7000, f"step of {rank}", 4711 + rank, f"rank {rank}") for rank in range(3)
+        ]
+        # The same ids in several files are not one arrow.
+        assert len(loaded.rows(ARROWS)) == 3

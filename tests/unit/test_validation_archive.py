@@ -1,0 +1,217 @@
+"""`validate_file` on archives and manifests: each thing that Perfetto refuses is found, and what it takes is not."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.bad_traces import ARCHIVE_RULES, array, rank_trace, slice_
+from tracekit.cli import main
+from tracekit.errors import ConfigError, TraceFormatError
+from tracekit.merge import merge_traces
+from tracekit.validation import validate_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tracekit.validation import ValidationReport
+
+GOOD = array(slice_(1, 2))
+MANIFEST = "perfetto_manifest.json"
+
+
+def manifest(*files: dict[str, Any], **more: Any) -> bytes:
+    return json.dumps({"perfetto_manifest": {"version": 1, "files": list(files), **more}}).encode()
+
+
+def tar(members: list[tuple[str, bytes]]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def zip_(members: list[tuple[str, bytes]], method: int = zipfile.ZIP_DEFLATED) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as archive:
+        for name, data in members:
+            archive.writestr(name, data)
+    return buffer.getvalue()
+
+
+def validate(folder: Path, data: bytes, **options: bool) -> list[ValidationReport]:
+    path = folder / "file"
+    path.write_bytes(data)
+    return validate_file(str(path), **options)
+
+
+def placed(path: str, **clocks: Any) -> dict[str, Any]:
+    return {"path": path, "machine": {"name": "m"}, "clocks": {"sync_to": {"file": "a.json"}, **clocks}}
+
+
+A, B = {"path": "a.json", "machine": {"name": "rank 0"}}, placed("b.json", offset_ns=-5)
+TRACES = [("a.json", GOOD), ("b.json", GOOD)]
+
+
+@pytest.mark.parametrize("pack", [tar, zip_])
+def test_a_good_archive_and_its_traces(tmp_path: Path, pack: Any) -> None:
+    members = [("a.json", rank_trace()), (MANIFEST, manifest(A, B)), (".DS_Store", b"junk"), ("b.json", GOOD)]
+    reports = validate(tmp_path, pack(members) if pack is zip_ else pack([members[0], members[1], members[3]]))
+    assert [(report.form, report.kind, report.events, report.errors) for report in reports] == [
+        ("archive", "other", 2, 0),
+        ("array", "rank", reports[1].events, 0),
+        ("array", "other", 1, 0),
+    ]
+    assert reports[2].file == f"{tmp_path / 'file'}: b.json"
+
+
+@pytest.mark.parametrize("ending", ["tar", "zip"])
+def test_what_merge_writes_is_good(tmp_path: Path, ending: str) -> None:
+    (tmp_path / "rank0.json").write_bytes(rank_trace())
+    merge_traces(str(tmp_path / f"m.{ending}"), [str(tmp_path / "rank0.json")])
+    reports = validate_file(str(tmp_path / f"m.{ending}"))
+    assert [report.counts for report in reports] == [{}, {}]
+
+
+def test_an_archive_without_a_manifest_is_fine(tmp_path: Path) -> None:
+    assert [report.errors for report in validate(tmp_path, zip_(TRACES))] == [0, 0, 0]
+
+
+def test_a_problem_in_a_trace_is_told_of_that_trace(tmp_path: Path) -> None:
+    (own, good, bad) = validate(tmp_path, tar([("a.json", GOOD), ("b.json", array(slice_(1, None)))]))
+    assert (own.errors, good.errors) == (0, 0)
+    assert bad.errors == 1
+    assert str(bad.problems[0]).startswith(f"{tmp_path / 'file'}: b.json: event 1")
+
+
+BAD_ARCHIVES = {
+    "cut tar": ("archive", tar(TRACES)[:1000]),
+    "cut zip": ("archive", zip_(TRACES)[:-30]),
+    "no trace": ("archive-member", tar([*TRACES, ("notes.txt", b"hello")])),
+    "empty member": ("archive-member", zip_([*TRACES, ("empty.json", b"")])),
+    "long name": ("archive-member", zip_([("x" * 100 + ".json", GOOD)])),
+    "twice": ("archive-member", tar([("a.json", GOOD), ("a.json", GOOD)])),
+    "not ascii": ("archive-member", zip_([("ü.json", GOOD)])),
+    "method": ("archive-member", zip_([("a.json", GOOD)], zipfile.ZIP_BZIP2)),
+    "absent": ("manifest", tar([("a.json", GOOD), (MANIFEST, manifest(A, B))])),
+    "listed twice": ("manifest", tar([*TRACES, (MANIFEST, manifest(A, A))])),
+    "unknown reference": ("manifest", tar([*TRACES, (MANIFEST, manifest(placed("b.json")))])),
+    "itself": ("manifest", tar([*TRACES, (MANIFEST, manifest(placed("a.json")))])),
+    "two manifests": ("manifest", tar([*TRACES, (MANIFEST, manifest(A)), ("2.json", manifest(A))])),
+    "packed": ("manifest", tar([("a.json", gzip.compress(GOOD)), (MANIFEST, manifest(A))])),
+    "archive in it": ("manifest", tar([("a.json", zip_(TRACES)), (MANIFEST, manifest(A))])),
+    "no json": ("manifest", tar([*TRACES, (MANIFEST, manifest(A)[:-1])])),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ARCHIVES)
+def test_each_bad_archive_breaks_its_rule_once(tmp_path: Path, name: str) -> None:
+    rule, data = BAD_ARCHIVES[name]
+    report = validate(tmp_path, data)[0]
+    assert report.counts == {rule: 1}
+    assert report.errors == 1
+
+
+def test_every_rule_about_archives_has_a_bad_one() -> None:
+    assert {rule for rule, _ in BAD_ARCHIVES.values()} == ARCHIVE_RULES
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"files": []},
+        {"version": 2},
+        {"version": "1"},
+        {"version": 1, "files": {}},
+        {"version": 1, "files": ["a.json"]},
+        {"version": 1, "files": [{"path": ""}]},
+        {"version": 1, "files": [{"path": "a", "machine": "m"}]},
+        {"version": 1, "files": [{"path": "a", "machine": {"name": ""}}]},
+        {"version": 1, "files": [{"path": "a", "machine": {"name": "m"}, "machines": [{"id": 0, "name": "m"}]}]},
+        {"version": 1, "files": [{"path": "a", "machines": [{"id": 2**32, "name": "m"}]}]},
+        {"version": 1, "files": [{"path": "a", "clocks": {"offset_ns": 1}}]},
+        {"version": 1, "files": [{"path": "a", "clocks": {"sync_to": {"machine": "m"}}}]},
+        {"version": 1, "files": [A, placed("b", offset_ns=1.5)]},
+        {"version": 1, "files": [A, placed("b", offset_ns=-(2**63))]},
+        {"version": 1, "files": [A, placed("b", clock="TAI")]},
+        {"version": 1, "trace_time": {}},
+        {"version": 1, "trace_time": {"clock": "BOOTTIME", "machine": "m"}},
+        {"version": 1, "trace_time": {"clock": "BOOTTIME", "file": "absent"}},
+        {"version": 1, "attributes": {"": "x"}},
+        {"version": 1, "attributes": {"key": 1.5}},
+        {"version": 1, "attributes": []},
+        {
+            "version": 1,
+            "files": [
+                {"path": "a", "machines": [{"id": 0, "name": "m"}]},
+                placed("b.json") | {"clocks": {"sync_to": {"file": "a"}}},
+            ],
+        },
+        {"version": 1, "files": [A, placed("b") | {"machines": [{"id": 0, "name": "m"}], "machine": ...}]},
+    ],
+)
+def test_each_wrong_manifest_breaks_the_rule_once(tmp_path: Path, document: dict[str, Any]) -> None:
+    for entry in document.get("files", []):
+        if isinstance(entry, dict) and entry.get("machine") is ...:
+            del entry["machine"]
+    (report,) = validate(tmp_path, json.dumps({"perfetto_manifest": document}).encode())
+    assert report.form == "manifest"
+    assert report.counts == {"manifest": 1}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"version": 1},
+        {"version": 1, "files": [A, placed("b.json", offset_ns=2**62, clock="BOOTTIME")]},
+        {"version": 1, "trace_time": {"clock": "REALTIME", "file": "a.json"}, "files": [A]},
+        {"version": 1, "attributes": {"run.id": "x", "number": 5}, "new_field": [1]},
+        {
+            "version": 1,
+            "files": [
+                {"path": "relay", "machines": [{"id": 0, "name": "host"}, {"id": 7, "name": "vm"}]},
+                {"path": "b", "clocks": {"sync_to": {"file": "relay", "machine": "vm", "clock": "MONOTONIC"}}},
+            ],
+        },
+    ],
+)
+def test_good_manifests(tmp_path: Path, document: dict[str, Any]) -> None:
+    (report,) = validate(tmp_path, json.dumps({"perfetto_manifest": document}).encode())
+    assert report.counts == {}
+    assert report.events == len(document.get("files", []))
+
+
+def test_without_the_schemas_the_report_says_so(tmp_path: Path) -> None:
+    report = validate(tmp_path, tar([*TRACES, (MANIFEST, manifest(A, B))]), schema=False)[0]
+    assert report.not_checked == "the schemas were not asked for"
+
+
+def test_other_files_go_their_way(tmp_path: Path) -> None:
+    assert validate(tmp_path, GOOD)[0].form == "array"
+    with pytest.raises(ConfigError):
+        validate_file("")
+    with pytest.raises(TraceFormatError, match="no JSON"):
+        validate(tmp_path, b"hello")
+
+
+def test_the_command_prints_a_line_for_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "m.zip"
+    path.write_bytes(zip_([*TRACES, (MANIFEST, manifest(A, B))]))
+    assert main(["validate", str(path)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{path}: ok: 2 traces",
+        f"{path}: a.json: ok: 1 event",
+        f"{path}: b.json: ok: 1 event",
+    ]
+    path.write_bytes(zip_([("notes.txt", b"hello")]))
+    assert main(["validate", str(path)]) == 3
+    assert "[archive-member] 'notes.txt': is no trace" in capsys.readouterr().out

@@ -1,0 +1,88 @@
+"""What a file seems to be that is no trace: so that an error can name it, and say what to do with it."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+__all__ = ["HEAD_BYTES", "seems_to_be"]
+
+HEAD_BYTES: Final = 4096
+"""How much of the beginning of a file tells what it is."""
+
+_TAR_MAGIC: Final = slice(257, 262)
+_CONTROL: Final = re.compile(rb"[\x00-\x08\x0e-\x1f]")
+_PICKLE: Final = re.compile(rb"\x80[\x02-\x05]")
+# Of each, what the first bytes are.
+_BINARY: Final = (
+    (b"PK\x03\x04", "a zip archive (or a file of torch.save); unpack it and merge what is in it"),
+    (b"\x1f\x8b", "packed twice with gzip; unpack it once"),
+    (b"BZh", "packed with bzip2; unpack it"),
+    (b"\xfd7zXZ\0", "packed with xz; unpack it"),
+    (b"\x28\xb5\x2f\xfd", "packed with zstd; unpack it"),
+    (b"SQLite format 3\0", "an SQLite database, such as Nsight Systems exports"),
+    (b"\x7fELF", "a program"),
+    (b"\x89PNG", "a picture"),
+    (b"\xff\xfe", "text in UTF-16; save it as UTF-8"),
+    (b"\xfe\xff", "text in UTF-16; save it as UTF-8"),
+    (b"version https://git-lfs", "a pointer of Git LFS; fetch the file itself with git lfs pull"),
+)
+# The same for what can stand behind white space, in either case.
+_TEXT: Final = (
+    (b"<!doctype html", "an HTML page, such as a login or error page that was saved in place of a file"),
+    (b"<html", "an HTML page, such as a login or error page that was saved in place of a file"),
+    (b"<?xml", "an XML document, such as the error message of an object store"),
+    (b"<error", "an XML document, such as the error message of an object store"),
+)
+# The same for JSON: a pattern that its beginning holds.
+_JSON: Final = (
+    (re.compile(rb'\A\{\s*"perfetto_manifest"'), "the manifest of an archive; merge the traces beside it"),
+    (
+        re.compile(rb'\A\{\s*"(?:ph|name|cat|pid|tid|ts|args)"'),
+        "one event a line; put them into an array, with commas between",
+    ),
+    (
+        re.compile(rb'"(?:nccl_comm_state|comm_lib_version)"|"pg_config"(?s:.*)"entries"|"entries"(?s:.*)"pg_config"'),
+        "a flight-recorder dump of torch, which is no timeline",
+    ),
+    (re.compile(rb'"schema"\s*:\s*"[^"]*chakra'), "an execution trace of torch, which is no timeline"),
+    (
+        re.compile(rb'"tracekit_index"'),
+        "the index of a recording on a remote storage; merge the segments that it names",
+    ),
+    (re.compile(rb'"\$schema"\s*:\s*"[^"]*speedscope'), "a profile for speedscope"),
+    (re.compile(rb'\A\{\s*"nodes"(?s:.*)"(?:samples|startTime)"'), "a CPU profile of a browser"),
+    (re.compile(rb"\A\[\s*\[[\s\d,.]*\]"), "a memory timeline of torch.profiler, or another table of numbers"),
+)
+# What torch puts into its pickles.
+_PICKLED: Final = (
+    (re.compile(rb"pg_config|nccl_comm_state|comm_lib_version|collective_seq_id"), "a flight-recorder dump of torch"),
+    (re.compile(rb"device_traces|segments"), "a memory snapshot of torch; look at it with memory_viz"),
+)
+
+
+def seems_to_be(head: bytes) -> str:
+    """Return what a file that is no trace seems to be, and what to do with it; empty when nobody can tell.
+
+    Args:
+        head: Its first bytes, `HEAD_BYTES` as a rule, unpacked.
+    """
+    if not head.strip(b"\0"):
+        return "nothing but zeros, as after a crash of the machine that wrote it" if head else ""
+    for magic, words in _BINARY:
+        if head.startswith(magic):
+            return words
+    if head[_TAR_MAGIC] == b"ustar":
+        return "a tar archive; unpack it and merge what is in it"
+    if _PICKLE.match(head):
+        return next(
+            (f"{words} (a pickle)" for pattern, words in _PICKLED if pattern.search(head)), "a pickle of Python"
+        )
+    text = head.lstrip()
+    for start, words in _TEXT:
+        if text[: len(start)].lower() == start:
+            return words
+    if text.startswith((b"{", b"[")):
+        return next((words for pattern, words in _JSON if pattern.search(text)), "")
+    # The first field of Perfetto's protobuf looks like white space to a reader of text.
+    return "a protobuf trace of Perfetto (pftrace)" if head.startswith(b"\n") and _CONTROL.search(head) else ""

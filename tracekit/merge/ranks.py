@@ -1,0 +1,174 @@
+"""Whose an input is: the rank that it states, inside or by its name, or that was given by hand."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from tracekit.errors import ConfigError, MergeError, StorageError, TraceFormatError
+from tracekit.formats.kineto import rank_in_name, rank_of_header
+from tracekit.formats.rank_trace import METADATA_EVENT
+from tracekit.formats.trace_reader import TraceReader, decode_or_none
+from tracekit.merge.processes import CHILD, CPU
+from tracekit.merge.scan import raw_number
+from tracekit.storage import basename, is_remote, same_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tracekit.merge.inputs import Input
+    from tracekit.merge.select import Selection
+
+__all__ = ["UnknownRankError", "find_ranks", "select_ranks", "told_ranks"]
+
+
+class UnknownRankError(MergeError):
+    """A trace does not say whose it is."""
+
+
+def told_ranks(path: str, ranks: Mapping[str, int]) -> set[int] | None:
+    """Return whose a file is, as far as its first bytes tell; None when they do not, or it is no trace.
+
+    Told is only what no later part of the file can change.
+
+    Args:
+        path: The file.
+        ranks: Ranks given by hand, by path or file name.
+    """
+    try:
+        with TraceReader(path) as reader:
+            own = reader.header.get("tracekit")
+            if isinstance(own, dict) and "merge" in own:
+                return {int(entry["rank"]) for entry in own["processes"]} or None
+            by_hand = _by_hand(ranks, path)
+            if by_hand:
+                return {ranks[by_hand[0]]}
+            stated = rank_of_header(reader.header)
+            if stated is not None and stated[1] in ("distributedInfo.rank", "tracekit.rank"):
+                return {stated[0]}
+            for event in next(reader.runs(), []) if reader.form == "array" else []:
+                if event.ph == "M" and decode_or_none(event.name) == METADATA_EVENT:
+                    args = decode_or_none(event.args)
+                    rank = args.get("rank") if isinstance(args, dict) else None
+                    return {rank} if isinstance(rank, int) and rank >= 0 else None
+    except (TraceFormatError, StorageError, KeyError, TypeError, ValueError):
+        pass  # the scan says what is wrong
+    return None
+
+
+def find_ranks(inputs: list[Input], ranks: Mapping[str, int], unread: Sequence[str] = ()) -> None:
+    """Set rank and ``rank_source`` of the inputs.
+
+    Args:
+        inputs: After their scan.
+        ranks: Ranks given by hand, by path or file name.
+        unread: Further files that were found, and are not read.
+
+    Raises:
+        UnknownRankError: A trace does not say whose it is.
+        MergeError: The table of an earlier merge is damaged.
+        ConfigError: A rank is given by hand for a file that is not there.
+    """
+    unused = set(ranks)
+    unused.difference_update(*(_by_hand(ranks, path) for path in unread))
+    companions: dict[str, int] = {}
+    for item in inputs:
+        rank = item.scan.metadata.get("rank")
+        if isinstance(rank, int):
+            companions.update((basename(name), rank) for name in item.scan.companions)
+    for item in inputs:
+        by_hand = _by_hand(ranks, item.path)
+        unused.difference_update(by_hand)
+        if item.scan.kind == "merged":
+            _read_merged(item)
+        elif by_hand:
+            item.rank, item.rank_source = ranks[by_hand[0]], "--rank"
+        else:
+            found = _stated_rank(item, companions)
+            if found is not None:
+                item.rank, item.rank_source = found
+            elif len(inputs) + len(unread) == 1:
+                item.rank, item.rank_source = 0, "assumed, as it is the only input"
+            else:
+                name = basename(item.path)
+                raise UnknownRankError(
+                    f"{item.scan.path}: the trace does not say its rank, neither inside nor by its name; "
+                    f"pass it with --rank {name}=N"
+                )
+    if unused:
+        raise ConfigError(f"--rank {min(unused)}: no input has this path or file name")
+
+
+def _by_hand(ranks: Mapping[str, int], path: str) -> list[str]:
+    return [name for name in ranks if name == path or name == basename(path) or _same(name, path)]
+
+
+def _same(name: str, path: str) -> bool:
+    return not is_remote(path) and PurePath(name).name == PurePath(path).name and same_file(name, path)
+
+
+def _stated_rank(item: Input, companions: Mapping[str, int]) -> tuple[int, str] | None:
+    own = item.scan.metadata.get("rank")
+    if isinstance(own, int) and own >= 0:
+        return own, "tracekit_metadata"
+    stated = rank_of_header(item.scan.header)
+    if stated is not None and stated[1] == "distributedInfo.rank":
+        return stated
+    name = basename(item.path)
+    if name in companions:
+        return companions[name], "tracekit_companion"
+    if stated is not None:
+        return stated
+    in_name = rank_in_name(name)
+    return None if in_name is None else (in_name, "file name")
+
+
+def _read_merged(item: Input) -> None:
+    """Take over the processes of an earlier merge as they were before it."""
+    try:
+        for entry in item.scan.header["tracekit"]["processes"]:
+            kind, value = int(entry["key"][0]), entry["key"][1]
+            if not CPU <= kind <= CHILD or not isinstance(value, (int, str)):
+                raise ValueError
+            item.merged_processes[int(entry["pid"])] = (int(entry["rank"]), (kind, value), str(entry["name"]))
+        item.rank = min((rank for rank, _, _ in item.merged_processes.values()), default=0)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise MergeError(
+            f"{item.scan.path}: this is an earlier merge, but its table of processes is damaged; merge its inputs instead"
+        ) from error
+    unknown = [
+        raw
+        for raw, process in item.scan.processes.items()
+        if process.used and raw_number(raw) not in item.merged_processes
+    ]
+    if unknown:
+        raise MergeError(
+            f"{item.scan.path}: this is an earlier merge, but its process {unknown[0]} is not in its own table; "
+            "merge its inputs instead"
+        )
+    item.rank_source = "earlier merge"
+
+
+def select_ranks(inputs: list[Input], select: Selection) -> tuple[list[Input], list[Input]]:
+    """Return the inputs of the wanted ranks, and the others; of an earlier merge, take only the wanted processes.
+
+    Raises:
+        MergeError: There is none.
+    """
+    kept, others = [], []
+    for item in inputs:
+        unwanted = {pid for pid, (rank, _, _) in item.merged_processes.items() if not select.wants_rank(rank)}
+        if unwanted.issuperset(item.merged_processes) and (unwanted or not select.wants_rank(item.rank)):
+            others.append(item)
+            continue
+        if unwanted:
+            item.unwanted_pids = frozenset(unwanted)
+            for pid in unwanted:
+                del item.merged_processes[pid]
+                if pid in item.scan.processes:
+                    item.scan.processes[pid].used = False
+            item.rank = min(item.ranks)
+        kept.append(item)
+    if not kept:
+        raise MergeError("none of the inputs is of a rank that the selection names")
+    return kept, others

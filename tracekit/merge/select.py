@@ -1,0 +1,202 @@
+"""Selection: which part of a run a merge takes, as values and as the text of the command line's options."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Final
+
+from tracekit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+__all__ = ["Moment", "Selection"]
+
+Moment = int | float | Decimal
+"""Seconds from the start of the merge; from `_EPOCH_NS` on, ns since the epoch."""
+
+_EPOCH_NS: Final = 10**18
+_MAX_RANK: Final = 2**32 // 1000
+_RANKS: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+_SECONDS: Final = re.compile(r"\d{1,19}(?:\.\d{1,9})?")
+_DURATION: Final = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*(ns|us|µs|ms|s)")
+_UNIT_NS: Final = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What to take of a run; everything that is not said is taken. An event is taken when it meets all that is said.
+
+    Metadata (names, identities, training times) is always taken, so that a selection can be merged and selected from again.
+    A slice counts from its start to its end and is taken whole: whoever reaches into a span of time belongs to it. Both halves
+    of a slice that is written as two events (``B``/``E``, ``b``/``e``) share its fate. An arrow is taken when the slices at
+    its ends are.
+
+    Attributes:
+        ranks: The ranks. Inputs of other ranks are read only as far as they tell whose they are.
+        steps: From which training step on, and up to which, that one not included; None for an open end. Steps are the
+            batches of tracekit's training time, and for a rank without a rank trace ``ProfilerStep#N`` of torch.profiler.
+        time_window: From when on and up to when, that moment not included; None for an open end. See `Moment`. The merge
+            starts with the first event of what is merged.
+        categories: Only events of one of these categories. Counters that name no category are taken all the same.
+        exclude_categories: No events of any of these.
+        min_duration_ns: Only slices that take at least this long. Other events are no slices.
+
+    Raises:
+        ConfigError: A value can select nothing.
+    """
+
+    ranks: Collection[int] | None = None
+    steps: tuple[int | None, int | None] | None = None
+    time_window: tuple[Moment | None, Moment | None] | None = None
+    categories: Collection[str] | None = None
+    exclude_categories: Collection[str] = ()
+    min_duration_ns: int = 0
+
+    def __post_init__(self) -> None:
+        if self.ranks is not None and not self.ranks:
+            raise ConfigError("the selection names no rank; leave it out to take all")
+        if self.categories is not None and not self.categories:
+            raise ConfigError("the selection names no category; leave it out to take all")
+        for name, value in (("categories", self.categories), ("exclude_categories", self.exclude_categories)):
+            if isinstance(value, str):
+                raise ConfigError(f"{name} must be several names, such as [{value!r}], not one text")
+        _check_span("steps", self.steps)
+        _check_span("time_window", self.time_window)
+        if self.min_duration_ns < 0:
+            raise ConfigError(f"min_duration_ns must not be negative, but is {self.min_duration_ns}")
+
+    @classmethod
+    def parse(
+        cls,
+        *,
+        ranks: str | None = None,
+        steps: str | None = None,
+        time_window: str | None = None,
+        categories: str | None = None,
+        exclude_categories: str | None = None,
+        min_duration: str | None = None,
+    ) -> Selection:
+        """Read a selection as the command line takes it.
+
+        Args:
+            ranks: "0,3-5".
+            steps: "10:20" (10 up to 19), "10:", ":20", or "10" for one step.
+            time_window: "1.5:2" in seconds from the start of the merge, or in ns since the epoch; either end may be left out.
+            categories: "kernel,gpu_memcpy".
+            exclude_categories: The same.
+            min_duration: "5us", "1.5ms"; the units are ns, us, ms and s.
+
+        Raises:
+            ConfigError: A text is none of these. The message begins with the option's name.
+        """
+        return cls(
+            ranks=None if ranks is None else _parse_ranks(ranks),
+            steps=None if steps is None else _parse_steps(steps),
+            time_window=None if time_window is None else _parse_window(time_window),
+            categories=None if categories is None else _parse_names("--categories", categories),
+            exclude_categories=()
+            if exclude_categories is None
+            else _parse_names("--exclude-categories", exclude_categories),
+            min_duration_ns=0 if min_duration is None else _parse_duration(min_duration),
+        )
+
+    @property
+    def of_events(self) -> bool:
+        """Whether single events are chosen, beyond whole ranks."""
+        return bool(
+            self.steps is not None
+            or self.time_window is not None
+            or self.categories is not None
+            or self.exclude_categories
+            or self.min_duration_ns
+        )
+
+    def wants_rank(self, rank: int) -> bool:
+        """Tell whether a rank is taken."""
+        return self.ranks is None or rank in self.ranks
+
+    def window_ns(self, base_ns: int, start_ns: int) -> tuple[int | None, int | None]:
+        """Return the time window in ns of the merged trace.
+
+        Args:
+            base_ns: What its times are relative to, ns since the epoch; 0 when nobody knows.
+            start_ns: When its first event happens, relative to that.
+
+        Raises:
+            ConfigError: The window is given in ns since the epoch, and the inputs do not tell their clock.
+        """
+        low, high = self.time_window or (None, None)
+        return _moment_ns(low, base_ns, start_ns), _moment_ns(high, base_ns, start_ns)
+
+
+def _moment_ns(moment: Moment | None, base_ns: int, start_ns: int) -> int | None:
+    if moment is None:
+        return None
+    if moment < _EPOCH_NS:
+        return start_ns + round(Decimal(moment) * 10**9)
+    if not base_ns:
+        raise ConfigError(
+            "--time-window: the inputs do not tell their clock, so give the window in seconds from their start"
+        )
+    return int(moment) - base_ns
+
+
+def _check_span(name: str, span: tuple[Moment | None, Moment | None] | None) -> None:
+    if span is None:
+        return
+    low, high = span
+    if any(end is not None and not 0 <= end < 2**63 for end in span):
+        raise ConfigError(f"{name} must not be negative, but is {low}:{high}")
+    if low is not None and high is not None and (low < _EPOCH_NS) == (high < _EPOCH_NS) and low >= high:
+        raise ConfigError(f"{name} {low}:{high} is empty: its end is not included and must lie behind its start")
+
+
+def _parse_ranks(text: str) -> frozenset[int]:
+    ranks: set[int] = set()
+    for part in text.split(","):
+        match = _RANKS.fullmatch(part.strip())
+        low = int(match[1]) if match else 0
+        high = int(match[2] or low) if match else -1
+        if not low <= high < _MAX_RANK:
+            raise ConfigError(f"--ranks {text}: give ranks and spans of ranks, for example --ranks 0,3-5")
+        ranks.update(range(low, high + 1))
+    return frozenset(ranks)
+
+
+def _parse_steps(text: str) -> tuple[int | None, int | None]:
+    low, colon, high = text.partition(":")
+    if not all(end.isdecimal() or (colon and not end) for end in (low, high or low)) or len(text) > 40:
+        raise ConfigError(f"--steps {text}: give the first step and the one after the last, for example --steps 10:20")
+    if not colon:
+        return int(low), int(low) + 1
+    return int(low) if low else None, int(high) if high else None
+
+
+def _parse_window(text: str) -> tuple[Moment | None, Moment | None]:
+    ends = text.split(":")
+    if len(ends) != 2 or any(end and not _SECONDS.fullmatch(end) for end in ends):
+        raise ConfigError(
+            f"--time-window {text}: give it as FROM:TO in seconds from the start of the merge (--time-window 1.5:2), "
+            "or in ns since the epoch"
+        )
+    low, high = (Decimal(end) if end else None for end in ends)
+    return low, high
+
+
+def _parse_names(option: str, text: str) -> frozenset[str]:
+    names = frozenset(name.strip() for name in text.split(",")) - {""}
+    if not names:
+        raise ConfigError(f"{option} {text!r}: give the names of categories, separated by commas")
+    return names
+
+
+def _parse_duration(text: str) -> int:
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(
+            f"--min-duration {text}: give a number with its unit (ns, us, ms, s), for example --min-duration 5us"
+        )
+    return round(Decimal(match[1]) * _UNIT_NS[match[2]])
