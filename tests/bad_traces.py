@@ -170,6 +170,15 @@ BAD_TRACES = [
         "hangs",
     ),
     BadTrace("half a surrogate", "perfetto-surrogate-escape", between(slice_(5, 1, 'q"\ud83d')), 2, "refuses"),
+    BadTrace("backslash at the end of a name", "perfetto-final-backslash", between(slice_(5, 1, "C:\\")), 2, "refuses"),
+    BadTrace(
+        "backslash at the end of an argument",
+        "perfetto-final-backslash",
+        between(slice_(5, 1, args={"path": "C:\\"})),
+        2,
+        "drops",
+        slices=1,
+    ),
     BadTrace(
         "invalid UTF-8", "invalid-utf8", between(slice_(5, 1, "caf@").replace(b"@", b"\xe9")), 2, "none", slices=3
     ),

@@ -273,3 +273,15 @@ def test_the_way_an_instant_was_written_does_not_matter(traces: Path, tmp_path: 
 def test_a_packed_pickle_is_no_trace(traces: Path, tmp_path: Path) -> None:
     with pytest.raises(TraceFormatError, match="no trace"):
         merge(tmp_path, traces / "flight_recorder" / "_dump_fr_trace_json_rank0.bin")
+
+
+def test_texts_that_end_with_a_backslash_can_be_read_after_a_merge(engine: Engine, tmp_path: Path) -> None:
+    slice_ = {"ph": "X", "pid": 1, "tid": 1, "dur": 2, "ts": 1}
+    events = [{**slice_, "name": "C:\\"}, {**slice_, "ts": 9, "name": "copy", "args": {"to": "D:\\", "from": '"\\"'}}]
+    (tmp_path / "in.json").write_text(json.dumps({"note": "E:\\", "traceEvents": events}))
+    merge_traces(str(tmp_path / "out.json"), [str(tmp_path / "in.json")], ranks={"in.json": 0})
+    with engine.load(tmp_path / "out.json") as trace:
+        assert trace.errors() == []
+        # The engine shows escapes in names as they are written.
+        assert trace.rows("select name from slice order by ts") == [("C:\\u005c",), ("copy",)]
+        assert trace.scalar("select count(*) from args where key in ('args.to', 'args.from')") == 2

@@ -8,13 +8,13 @@ split into microseconds and nanoseconds, and three digits come from a table, bec
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from tracekit.events import BEGIN, COUNTER, END, INSTANT, WIDTH
+from tracekit.formats.final_backslash import without_final_backslash
 from tracekit.formats.late_times import exact_records
 from tracekit.formats.rank_trace import TIMESTAMP_EVENT
 
@@ -31,7 +31,6 @@ _DIGITS = [b"%03d" % number for number in range(1000)]
 _PIECE = 512 * WIDTH
 """How much is encoded at once: in larger pieces the numbers leave the cache, and an event costs a third more."""
 _MOMENT_ARGS = ("epoch", "batch")
-_ESCAPE = re.compile(rb"\\.")
 _MAX_DEPTH = 32
 _MAX_TEXT = 8192
 
@@ -201,10 +200,7 @@ def encode_value(value: Any) -> bytes:
             encoded = orjson.dumps(_plain(value, 0))
     except (TypeError, ValueError, RecursionError):
         encoded = orjson.dumps(_plain(value, 0))
-    if b'\\\\"' in encoded:
-        # Perfetto v52 takes the quote behind a text that ends with a backslash for an escaped one, and refuses the file.
-        encoded = _ESCAPE.sub(lambda escape: b"\\u005c" if escape[0] == b"\\\\" else escape[0], encoded)
-    return encoded
+    return without_final_backslash(encoded)
 
 
 def _plain(value: Any, depth: int) -> Any:

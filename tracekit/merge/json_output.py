@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.formats.final_backslash import without_final_backslash
 from tracekit.formats.rank_trace import BASE_TIME_KEY
 from tracekit.formats.trace_reader import encode_json
 from tracekit.merge.losses import for_metadata, recording_losses
@@ -31,9 +32,9 @@ class JsonPart:
     """The events of one input, as they are."""
 
     def encode(self, number: int, events: bytes) -> bytes:
-        """Return the events."""
+        """Return the events, as Perfetto can read them."""
         del number
-        return events
+        return without_final_backslash(events)
 
     def finish(self) -> Iterable[bytes]:
         """Return nothing: nothing is kept."""
@@ -58,7 +59,7 @@ class JsonOutput:
         events = [event for order, process in enumerate(self._merged.processes) for event in _declare(process, order)]
         head = encode_json(describe(self._merged))
         text = head[:-1] + b',"traceEvents":[\n' + b",\n".join(encode_json(event) for event in events)
-        return text, len(events)
+        return without_final_backslash(text), len(events)
 
     def part(self, unit: int) -> JsonPart:
         """Return the encoder of an input."""

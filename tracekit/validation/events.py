@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.decimal_time import parse_us
+from tracekit.formats.final_backslash import has_final_backslash
 from tracekit.formats.late_times import is_exact
 from tracekit.formats.rank_trace import METADATA_EVENT
 from tracekit.formats.trace_reader import UNSET, decode_json, decode_or_none, encode_json
@@ -63,6 +64,13 @@ class EventChecks:
         if phase is None:
             return
         self._check_ids(number, event)
+        for key, text in (("name", event.name), ("cat", event.cat), ("args", event.args)):
+            if text is not UNSET and has_final_backslash(bytes(text)):
+                self._add(
+                    "perfetto-final-backslash",
+                    number,
+                    rf"a text in {key} ends with \; write \, which is the same (tracekit merge does)",
+                )
         if event.args is not UNSET:
             self._check_nesting(number, event.args)
         if phase == "M":

@@ -85,6 +85,11 @@ _ALL: Final = (
         r"process name; v52 does when the text holds an escaped quote too (json_parser.h; scala/scala3#26006).",
     ),
     Rule(
+        "perfetto-final-backslash",
+        r"Perfetto v52 takes the quote behind a text that ends with \\ for an escaped one: it refuses the file, or shows nothing "
+        r"of it where the text stands in args (json_trace_tokenizer.cc).",
+    ),
+    Rule(
         "invalid-utf8",
         "Perfetto shows replacement characters; other readers refuse the file (pytorch/kineto#80).",
         other="warning",
