@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["format_all_us", "parse_all_us", "parse_column_us"]
 
 _THREE_DECIMALS: Final = re.compile(rb"\[(?:\d{1,16}\.\d\d\d[,\]])*")
-_WHOLE: Final = re.compile(rb"\[(?:\d{1,16}[,\]])*")
-# A double holds so many digits times 1000 with an error below a tenth.
-_UP_TO_THREE_DECIMALS: Final = re.compile(rb"\[(?:\d{1,12}(?:\.\d{1,3})?[,\]])*")
+_FOUR_DECIMALS: Final = re.compile(rb"\.\d\d\d\d")
+# Below it a double holds microseconds with three decimals so well that a thousandfold is off by less than a tenth.
+_EXACT_US: Final = 1e12
 # Where the decimal point belongs; a pattern that matches no text is replaced without a call for each match.
 _BEFORE_LAST_THREE: Final = re.compile(rb"(?=\d\d\d[,\]])")
+_DIGITS_AND_SIGNS: Final = b"0123456789[.,]"
+_LEAST_WIDTH: Final = 5  # of a time from a microsecond on, in ns, with the comma
 # Beyond this no viewer and no int64 can follow.
 _LIMIT_NS: Final = 2**63 - 1
 
@@ -40,31 +42,50 @@ def parse_all_us(texts: Sequence[Raw]) -> list[int | None]:
 def parse_column_us(text: bytes) -> list[int] | None:
     """Do `parse_us` for a JSON array of numbers; None when they are not written in one of the usual ways."""
     # "0.500" without its point is no JSON number.
-    if b",0" not in text and not text.startswith(b"[0") and _THREE_DECIMALS.fullmatch(text):
+    if b",0" not in text and not text.startswith(b"[0") and _have_three_decimals(text):
         found = decode_integers(text.replace(b".", b""))
-    elif _UP_TO_THREE_DECIMALS.fullmatch(text):
-        return [int(number * 1000.0 + 0.5) for number in decode_floats(text)]
-    elif _WHOLE.fullmatch(text):
-        found = [1000 * number for number in decode_integers(text)]
-    else:
+        return found if max(found) <= _LIMIT_NS else None
+    if text.translate(None, _DIGITS_AND_SIGNS) or _FOUR_DECIMALS.search(text):
         return None
-    return found if max(found) <= _LIMIT_NS else None
+    numbers = decode_floats(text)
+    if max(numbers) < _EXACT_US:
+        return [int(number * 1000.0 + 0.5) for number in numbers]
+    if b"." in text or max(numbers) > _LIMIT_NS // 1000:
+        return None
+    return [1000 * number for number in decode_integers(text)]
+
+
+def _have_three_decimals(text: bytes) -> bool:
+    """Tell whether a JSON array holds nothing but positive numbers with three decimals."""
+    width = text.find(b",")
+    if 5 < width < 20 and _stand_in_columns(text, width) and not text.translate(None, _DIGITS_AND_SIGNS):
+        return text[width - 4 :: width].count(b".") == text.count(b".") == len(text) // width
+    return _THREE_DECIMALS.fullmatch(text) is not None
+
+
+def _stand_in_columns(text: bytes, width: int) -> bool:
+    """Tell whether the items of an array of numbers are all of the same width, counted with the comma."""
+    ends = text[width::width]
+    return len(text) == width * len(ends) + 1 and ends.count(b",") == len(ends) - 1 == text.count(b",")
 
 
 def format_all_us(times_ns: Sequence[int]) -> bytes:
     """Return the numbers as `format_us` writes them, as one JSON array."""
-    if not times_ns or min(times_ns) < 1000:
-        return b"[%b]" % b",".join(map(format_us, times_ns))
+    if not times_ns:
+        return b"[]"
     text = encode_json(times_ns)
-    width = len(text) // len(times_ns)
-    if len(text) != width * len(times_ns) + 1 or len(str(min(times_ns))) != len(str(max(times_ns))):
+    width = text.find(b",")
+    if width < _LEAST_WIDTH or not _stand_in_columns(text, width) or b"-" in text:
+        if min(times_ns) < 1000:
+            return b"[%b]" % b",".join(map(format_us, times_ns))
         return _BEFORE_LAST_THREE.sub(b".", text)
     # All have the same number of digits: the points are put in by copying one column of characters after the other.
+    count = len(text) // width
     wide = width + 1
-    out = bytearray(wide * len(times_ns) + 1)
+    out = bytearray(wide * count + 1)
     out[0] = text[0]
     point = width - 3
-    out[point::wide] = b"." * len(times_ns)
+    out[point::wide] = b"." * count
     for column in range(1, width + 1):
         out[column + (column >= point) :: wide] = text[column::width]
     return bytes(out)

@@ -51,7 +51,7 @@ class Slices:
         low: The earliest start, ns.
         high: The latest end, ns.
         nest: Whether all slices are known to nest; known after `finish`, and never of ``B`` and ``E``.
-        whole: Each ``X``, as (start, -end, index).
+        whole: Each ``X``, as (start, -end, index); in order after `sort`.
         pairs: Each ``B`` and ``E``, as (time, index, BEGIN or END, name, category).
     """
 
@@ -81,12 +81,8 @@ class Slices:
             rows = self._settle_mixed(first, path)
         else:
             ordered = sorted(rows)
-            if ordered == rows:
-                run = Run(columns(rows), first)
-            else:
-                rows = sorted((start, minus_end, index) for index, (start, minus_end) in enumerate(rows, first))
-                run = Run(columns(rows))
-            self.whole.append(run.store(path))
+            self.whole.append(Run(columns(rows), first, ordered=ordered == rows).store(path))
+            rows = ordered
         self.mixed = False
         if rows:
             self.low = min(self.low, rows[0][0])
@@ -121,10 +117,15 @@ class Slices:
         self.settle(path)
         if self.nest and not self._in_order:
             open_ = [-_NEVER_ENDS]
+            self.sort(path)
             count = window_rows(len(self.whole))
             windows = merged([run.windows(count) for run in self.whole])
             self.nest = all(_nest(rows, open_) for rows in windows)
         self._open = []
+
+    def sort(self, path: str | None = None) -> None:
+        """Bring the rows of each run in order."""
+        self.whole = [run.in_order().store(path) for run in self.whole]
 
 
 def _nest(rows: list[Row], open_: list[int]) -> bool:
@@ -212,6 +213,7 @@ def assign_lanes(parts: list[tuple[Slices, int]], path: str | None = None) -> li
     sorters = [_Sorter(path) for _ in parts]
     runs: list[tuple[Run, int, int]] = []
     for number, (slices, shift) in enumerate(parts):
+        slices.sort(path)
         runs += [(run, number, shift) for run in slices.whole]
     paired = RowSorter(5, path)
     for number, (slices, shift) in enumerate(parts):

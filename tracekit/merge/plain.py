@@ -17,7 +17,7 @@ from array import array
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.time_columns import format_all_us, parse_column_us
-from tracekit.formats.trace_reader import decode_json, encode_json
+from tracekit.formats.trace_reader import UNSET, decode_json, encode_json
 from tracekit.merge.ids import add_to_column, move_arg_ids
 
 if TYPE_CHECKING:
@@ -30,25 +30,12 @@ _PHASES: Final = ("X", "s", "t", "f", "i", "I")
 _FLOWS: Final = frozenset("stf")
 _MOST_EVENTS: Final = 0xFFFF
 _SUM_MASK: Final = 2**63 - 1
-_VALUE: Final = rb'(?:-?\d{1,18}|"[^"\\]*")'
-_SPACE_COLON: Final = rb"[ \t\r\n]{0,64}:[ \t\r\n]{0,64}"
-_COMMA: Final = rb"[ \t\r\n]{0,64},[ \t\r\n]{0,64}"
-# A pattern that begins with plain text is searched for several times as fast.
-_PLACE: Final = re.compile(
-    rb'"pid"(?:('
-    + _SPACE_COLON
-    + _VALUE
-    + _COMMA
-    + rb'"tid"'
-    + _SPACE_COLON
-    + _VALUE
-    + _COMMA
-    + rb'"ts"'
-    + _SPACE_COLON
-    + rb")(\d{1,16}(?:\.\d{1,3})?)(?=[,\s}]))?"
-)
-_PLACE_PARTS: Final = re.compile(rb"([\s:]*)(" + _VALUE + rb')([\s,]*"tid"[\s:]*)(' + _VALUE + rb")")
-_FLOW_ID: Final = re.compile(rb'"id"(?:([\s:]*)(\d{1,9})(?=[,\s}]))?')
+# A pattern that begins with plain text is searched for several times as fast. What stands between is looked at once for
+# each different text, by the pattern below.
+_PLACE: Final = re.compile(rb'"pid"(?:([^t]*tid"[^t]*ts"[\s:]*)([\d.]+)(?=[,\s}]))?')
+_VALUE: Final = rb'(-?\d{1,18}|"[^"\\]*")'
+_PLACE_PARTS: Final = re.compile(rb"(\s*:\s*)" + _VALUE + rb'(\s*,\s*"tid"\s*:\s*)' + _VALUE + rb'\s*,\s*"ts"\s*:\s*')
+_FLOW_ID: Final = re.compile(rb'("id"[\s:]*)(\d{1,9}(?=[,\s}]))?')
 _DIRECT_IDS: Final = re.compile(rb"\[(?:\d{1,9}[,\]])*")
 _MAX_PLACES: Final = 10_000
 
@@ -98,7 +85,9 @@ class PlainRuns:
 def _is_plain(text: bytes, run: list[Event], counts: dict[Any, int]) -> bool:
     """Tell whether nothing in a run needs a change but places, times and ids."""
     # With \\u a key may be written so that the text does not show it.
-    if not counts.keys() <= set(_PHASES) or b"\\u" in text or b"bind_id" in text:
+    if not counts.keys() <= set(_PHASES) or (b"\\" in text and b"\\u" in text):
+        return False
+    if [event for event in run if event.bind_id is not UNSET]:
         return False
     if not counts.keys().isdisjoint("stf"):
         try:
@@ -139,9 +128,9 @@ class TextPatcher:
         places = pieces[1::3]
         if len(places) != count or None in places:
             return None
-        moved_times = self._move_times(pieces[2::3], self._plain.checksum(number))
         moved_places = self._move_places(places)
-        if moved_times is None or moved_places is None:
+        moved_times = None if moved_places is None else self._move_times(pieces[2::3], self._plain.checksum(number))
+        if moved_places is None or moved_times is None:
             return None
         pieces[1::3], pieces[2::3] = moved_places, moved_times
         moved = b"".join(pieces)
@@ -176,16 +165,15 @@ class TextPatcher:
             known.clear()
             self._lanes.clear()
         for place in set(places).difference(known):
-            match = _PLACE_PARTS.match(place)
-            assert match is not None
-            found = self._patcher.place(decode_json(match[2]), decode_json(match[4]))
-            if found is None:
+            match = _PLACE_PARTS.fullmatch(place)
+            found = match and self._patcher.place(decode_json(match[2]), decode_json(match[4]))
+            if not match or not found:
                 return None
             pid, tid = found
             if not isinstance(tid, int):
                 self._lanes[place] = tid
                 tid = tid.tid
-            known[place] = b'"pid"%b%d%b%d%b' % (match[1], pid, match[3], tid, place[match.end() :])
+            known[place] = b'"pid"%b%d%b%d%b' % (match[1], pid, match[3], tid, place[match.end(4) :])
         return [known[place] for place in places]
 
     def _pass_lanes(self, places: list[bytes], *, slices_only: bool) -> bool:
@@ -210,6 +198,5 @@ def _move_flow_ids(text: bytes, offset: int, flows: int) -> bytes | None:
     ids = pieces[2::3]
     if len(ids) != flows or None in ids:
         return None
-    pieces[1::3] = [b'"id"%b' % between for between in pieces[1::3]]
     pieces[2::3] = add_to_column(ids, offset)
     return b"".join(pieces)

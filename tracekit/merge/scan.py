@@ -20,7 +20,6 @@ from tracekit.formats.trace_reader import UNSET, Event, Finding, Raw, TraceReade
 from tracekit.merge.lanes import ANY, BEGIN, END, INVALID, Slices
 from tracekit.merge.losses import ACCOUNTS, Accounts
 from tracekit.merge.plain import PlainRuns
-from tracekit.merge.spill import MAX_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,6 +46,8 @@ NAMED_METADATA: Final = frozenset(
 )
 """Metadata that the merge writes anew for every process and thread."""
 
+_MOST_UNSETTLED: Final = 1 << 17
+"""So many slices are in memory at most, about 20 MB. The more, the fewer parts must be compared with each other in the end."""
 _NO_DURATION: Final = Raw(b"0.000")  # written so that it does not spoil the column it stands in
 
 _EASY_PHASES: Final = frozenset("XstfiICbenSTFpNODPRvcM")
@@ -282,7 +283,7 @@ class _Scanner:
         plain = easy and UNSET not in self.processes and "M" not in counts
         self.plain.note(text if plain else None, run, counts, times)
         self._unsettled += len(run)
-        if self._unsettled > MAX_ROWS:
+        if self._unsettled > _MOST_UNSETTLED:
             for slices in self._all_slices():
                 slices.settle(self._scratch)
             self._unsettled = 0

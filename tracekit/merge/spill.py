@@ -35,16 +35,18 @@ class Run:
     """Sorted rows that are read any number of times, from several processes.
 
     Args:
-        columns: The rows, as columns of equal length.
+        values: The rows, as columns of equal length.
         first: The last column need not be stored when it counts up from here.
+        ordered: Whether the rows are sorted; else they must be brought in order before they are merged.
     """
 
-    __slots__ = ("_columns", "_first", "_offset", "_path", "length", "width")
+    __slots__ = ("_columns", "_first", "_offset", "_ordered", "_path", "length", "width")
 
-    def __init__(self, columns: list[array[int]], first: int | None = None) -> None:
-        self.length = len(columns[0])
-        self.width = len(columns)
-        self._columns: list[array[int]] | None = columns
+    def __init__(self, values: list[array[int]], first: int | None = None, *, ordered: bool = True) -> None:
+        self._ordered = ordered
+        self.length = len(values[0])
+        self.width = len(values)
+        self._columns: list[array[int]] | None = values
         self._first = first
         self._path = ""
         self._offset = 0
@@ -87,6 +89,10 @@ class Run:
         if self._first is not None:
             columns.append(range(self._first + start, self._first + min(end, self.length)))
         return list(zip(*columns, strict=True))
+
+    def in_order(self) -> Run:
+        """Return the run, or one with its rows sorted."""
+        return self if self._ordered else Run(columns(sorted(self.rows(0, self.length))))
 
     def windows(self, count: int) -> Iterator[list[Row]]:
         """Yield the rows, ``count`` at a time."""

@@ -1,0 +1,187 @@
+"""A merge by several workers: the same to the byte, and a clean end whatever happens to them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.bad_traces import rank_trace, slice_
+from tracekit.cli import main
+from tracekit.errors import MergeError, TraceFormatError
+from tracekit.merge import merge_traces, parts
+from tracekit.merge.workers import process_pool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    """Rank traces, a torch trace with slices that overlap, a packed one, a broken one and one that is none."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for rank in range(5):
+        lines = (slice_(10 * number, 15 if number % 7 == rank else 5, f"s {number}") for number in range(1, 2000))
+        (folder / f"rank{rank}.json").write_bytes(rank_trace(*lines, rank=rank, pid=100 + rank))
+    events = [
+        {"ph": "X", "name": "op", "pid": 101, "tid": 101, "ts": 7.5 * n, "dur": 9, "args": {"correlation": n}}
+        for n in range(500)
+    ]
+    events += [{"ph": ph, "name": "flow", "id": 3, "pid": 101, "tid": 101, "ts": 75} for ph in "sf"]
+    torch = {"schemaVersion": 1, "distributedInfo": {"rank": 1}, "baseTimeNanoseconds": 10**18, "traceEvents": events}
+    (folder / "torch1.json.gz").write_bytes(gzip.compress(json.dumps(torch).encode()))
+    (folder / "rank5.json").write_bytes(rank_trace(slice_(1, 5, "a"), rank=5, pid=105)[:-20])
+    (folder / "settings.json").write_text('{"learning_rate": 0.1}')
+    return folder
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("name", ["out.json", "out.json.gz"])
+def test_the_output_and_the_report_do_not_depend_on_who_works(inputs: Path, tmp_path: Path, name: str) -> None:
+    alone = merge_traces(str(tmp_path / f"alone.{name}"), [str(inputs)])
+    assert alone.overlaps_moved
+    with ThreadPoolExecutor(3) as threads, process_pool(2) as processes:
+        for number, executor in enumerate((threads, processes)):
+            output = tmp_path / f"{number}.{name}"
+            report = merge_traces(str(output), [str(inputs)], executor=executor)
+            assert output.read_bytes() == (tmp_path / f"alone.{name}").read_bytes()
+            assert {**report.to_json(), "output": ""} == {**alone.to_json(), "output": ""}
+    assert left(tmp_path) == [f"0.{name}", f"1.{name}", f"alone.{name}", "in"]
+
+
+def test_a_merge_reports_progress_of_workers(inputs: Path, tmp_path: Path) -> None:
+    seen: list[float] = []
+    with ThreadPoolExecutor(2) as executor:
+        merge_traces(
+            str(tmp_path / "out.json"), [str(inputs)], executor=executor, progress=lambda share, _: seen.append(share)
+        )
+    assert seen == sorted(seen)
+    assert seen[-1] == 1
+
+
+def test_an_error_comes_back_from_another_process() -> None:
+    error = pickle.loads(pickle.dumps(TraceFormatError("a.json", "no trace", offset_bytes=7)))
+    assert (str(error), error.path, error.reason, error.offset_bytes) == (
+        "a.json, byte 7: no trace",
+        "a.json",
+        "no trace",
+        7,
+    )
+
+
+def test_an_input_that_no_worker_can_read_is_told_as_without_workers(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "rank0.json").write_bytes(b"PK\x03\x04")
+    said = []
+    for workers in ("1", "2"):
+        code = main(
+            ["merge", "-q", "--workers", workers, "-o", str(tmp_path / "out.json"), str(tmp_path / "rank0.json")]
+        )
+        said.append((code, capsys.readouterr().err))
+    assert said[0] == said[1]
+    assert said[0][0] == 1
+    assert left(tmp_path) == ["rank0.json"]
+
+
+def test_workers_are_counted_from_one(capsys: Any) -> None:
+    for number in ("0", "-1", "many"):
+        assert main(["merge", "--workers", number, "a.json"]) == 2
+        assert "--workers" in capsys.readouterr().err
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("at_work", ["_scan_job", "_part_job"])
+def test_a_worker_that_dies_ends_the_merge_with_one_sentence(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_work: str
+) -> None:
+    monkeypatch.setattr(parts, at_work, die)
+    with process_pool(2) as executor, pytest.raises(MergeError, match=r"worker .* ended .* nothing was written"):
+        merge_traces(str(tmp_path / "out.json"), [str(inputs)], executor=executor)
+    assert left(tmp_path) == ["in"]
+
+
+class Broken(ThreadPoolExecutor):
+    """An executor whose workers are gone before anything is asked of them."""
+
+    def submit(self, *_: Any, **__: Any) -> Future[Any]:
+        raise BrokenExecutor("all workers are gone")
+
+
+def test_an_executor_without_workers_is_told(inputs: Path, tmp_path: Path) -> None:
+    with Broken(1) as executor, pytest.raises(MergeError, match="all workers are gone"):
+        merge_traces(str(tmp_path / "out.json"), [str(inputs)], executor=executor)
+    assert left(tmp_path) == ["in"]
+
+
+# A named pipe is an input that ends when the test wants it to; where it is opened, both sides wait for each other.
+ENDLESS = """
+import sys
+from tracekit.cli import main
+arguments = ["--workers", "2", "-o", "out.json", "in/rank0.json", "in/endless.json", "--rank", "endless.json=9"]
+sys.exit(main(["merge", *arguments]))
+"""
+
+
+@contextmanager
+def merge_without_end(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Start a merge, and give it and the pipe that one of its workers reads once it does."""
+    os.mkfifo(folder / "in" / "endless.json")
+    with subprocess.Popen(
+        [sys.executable, "-c", ENDLESS],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as merge:
+        pipe = os.open(folder / "in" / "endless.json", os.O_WRONLY)
+        try:
+            os.write(pipe, b"[\n")
+            yield merge, pipe
+        finally:
+            os.close(pipe)
+            with suppress(ProcessLookupError):
+                os.killpg(merge.pid, signal.SIGKILL)
+
+
+def write_until_nobody_reads(pipe: int) -> None:
+    with suppress(BrokenPipeError):
+        while True:
+            os.write(pipe, slice_(1, 5, "a") + b",\n")
+
+
+def test_ctrl_c_ends_all_workers_and_leaves_nothing(inputs: Path, tmp_path: Path) -> None:
+    assert inputs.is_dir()
+    with merge_without_end(tmp_path) as (merge, pipe):
+        os.killpg(merge.pid, signal.SIGINT)
+        write_until_nobody_reads(pipe)
+        _, said = merge.communicate(timeout=60)
+        assert (merge.returncode, said) == (130, "tracekit: interrupted; nothing was left half done\n")
+        assert left(tmp_path) == ["in"]
+
+
+def test_workers_do_not_outlive_a_merge_that_is_killed(inputs: Path, tmp_path: Path) -> None:
+    assert inputs.is_dir()
+    with merge_without_end(tmp_path) as (merge, pipe):
+        merge.kill()
+        write_until_nobody_reads(pipe)
+        # Ends when the last process that has it as its standard error has.
+        merge.communicate(timeout=60)
