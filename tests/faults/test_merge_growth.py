@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.bad_traces import rank_trace, slice_
 from tests.faults.processes import ROOT
 
@@ -14,12 +16,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MERGE = """
-import resource, sys
+import re, resource, sys
+from pathlib import Path
 from tracekit.merge import merge_traces
 files = int(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 report = merge_traces(sys.argv[2], sys.argv[3:], overwrite=True)
-print(report.complete, sum(report.events_in.values()), report.overlaps_moved, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+# Unlike ru_maxrss, this does not count what the process was forked from.
+peak_kib = re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]
+print(report.complete, sum(report.events_in.values()), report.overlaps_moved, peak_kib)
 """
 
 
@@ -71,10 +76,11 @@ def write_trace(path: Path, steps: int) -> int:
     return steps // 2
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak of memory from /proc")
 def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
     """Also not where half of a stream's slices leave their track, and where two files share their tracks."""
     taken = []
-    for steps in (10_000, 60_000):
+    for steps in (50_000, 150_000):
         moved = write_trace(tmp_path / "torch.json", steps)
         # Markers on the same thread.
         lines = (slice_(100 * n + 1_000_000, 95, "step", tid=5) for n in range(steps))
@@ -86,7 +92,7 @@ def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
         assert found == moved
         taken.append(kib)
     assert max(taken) < 100 * 1024
-    assert taken[1] < 1.25 * taken[0]
+    assert taken[1] < 1.5 * taken[0]
 
 
 def test_open_files_do_not_grow_with_the_number_of_inputs(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ __all__ = ["MAX_ROWS", "Lookup", "Row", "RowSorter", "Run", "columns", "merged",
 
 Row = tuple[int, ...]
 
-MAX_ROWS: Final = 1 << 16
-"""How many rows are in memory at once, as tuples: about 10 MB."""
+MAX_ROWS: Final = 1 << 14
+"""How many rows are in memory at once, as tuples: 2 to 3 MB."""
 
 _INLINE_ROWS: Final = 256
 """So many rows of a run stay in memory: less than what is known about their track anyway."""
