@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tracekit.errors import ConfigError, MergeError
 from tracekit.merge import Selection, merge_traces
+from tracekit.merge.workers import process_pool
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tracekit.merge import MergeReport
 
 BASE_NS = 1_790_857_026_000_000_000
@@ -466,3 +466,25 @@ def test_an_event_that_nothing_can_show_is_a_loss_and_no_request(merge: Any) -> 
     merged = merge({"a.json": torch_trace(slice_("a", 1), {**slice_("b", 1), "ts": None})}, time_window=(0, 1))
     assert [(drop.reason, drop.lost) for drop in merged.report.dropped] == [("no_time", True)]
     assert merged.report.left_out == []
+
+
+@pytest.mark.parametrize("ending", ["json.gz", "pftrace", "tar"])
+def test_workers_select_the_same(tmp_path: Path, ending: str) -> None:
+    for rank in range(3):
+        events = [slice_(f"{number} on {rank}", 10 * number, number, cat="x") for number in range(20)]
+        pair = [
+            event("B", "pair", 300, cat="x"),
+            event("E", "pair", 310),
+            event("s", "go", 50, id=1),
+            event("f", "go", 90, id=1),
+        ]
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(rank_trace(*events, *pair, rank=rank)))
+    select = Selection(ranks={0, 2}, time_window=(0.00005, None), categories=["x"], min_duration_ns=6000)
+    outputs = [str(tmp_path / f"{name}.{ending}") for name in ("alone", "together")]
+    inputs = [str(tmp_path / f"rank{rank}.json") for rank in range(3)]
+    alone = merge_traces(outputs[0], inputs, select=select)
+    with process_pool(2) as executor:
+        together = merge_traces(outputs[1], inputs, select=select, executor=executor)
+    assert Path(outputs[0]).read_bytes() == Path(outputs[1]).read_bytes()
+    assert alone.left_out == together.left_out
+    assert {item.reason for item in alone.left_out} == {"rank", "time", "duration", "arrow"}

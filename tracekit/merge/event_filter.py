@@ -31,7 +31,8 @@ Spans = list[tuple[int, int]]
 class EventFilter:
     """Leaves out the events of one input that are not selected, and counts why. Use once, in the order of the file.
 
-    The reasons are "rank", "time", "step", "category", "duration", "arrow".
+    It can be pickled before its first use, and takes nothing of the input with it but what it needs. The reasons are "rank",
+    "time", "step", "category", "duration", "arrow".
 
     Args:
         selection: What is wanted.
@@ -42,7 +43,10 @@ class EventFilter:
 
     def __init__(self, selection: Selection, item: Input, window: Spans, steps: dict[int, Spans] | None) -> None:
         self._selection = selection
-        self._item = item
+        self._path = item.path
+        self._phases = item.scan.phases
+        self._rank = item.rank
+        self._ranks = {pid: rank for pid, (rank, _, _) in item.merged_processes.items()}
         self._unwanted = item.unwanted_pids
         self._window = window
         self._steps = steps
@@ -112,7 +116,10 @@ class EventFilter:
         """Return why something of this time is left out; empty when it is not."""
         if not _overlaps(self._window, start, end):
             return "time"
-        if self._steps is not None and not _overlaps(self._steps[self._item.rank_of(pid)], start, end):
+        if self._steps is None:
+            return ""
+        rank = self._ranks.get(raw_number(pid), self._rank)
+        if not _overlaps(self._steps[rank], start, end):
             return "step"
         return ""
 
@@ -136,10 +143,10 @@ class EventFilter:
         return excluded
 
     def _judge_pairs(self) -> list[str]:
-        phases = self._item.scan.phases
+        phases = self._phases
         if not any(phases[phase] for phase in PAIRED):
             return []
-        with TraceReader(self._item.path) as reader:
+        with TraceReader(self._path) as reader:
             return judge_pairs(map(self._of_ranks, reader.runs()), self, arrows=any(phases[phase] for phase in "stf"))
 
 

@@ -18,6 +18,7 @@ from tracekit.storage import basename, expand, is_remote, open_read, same_file, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from tracekit.merge.identities import ProcessIdentity
     from tracekit.merge.processes import ProcessKey
     from tracekit.merge.scan import InputScan
     from tracekit.merge.select import Selection
@@ -42,6 +43,7 @@ class Input:
         rank_source: What said so.
         merged_processes: For an earlier merge: new pid to (rank, process key, name) of its processes.
         process_keys: Which process a pid of the file is, where the pid alone does not tell.
+        identities: What is known of its processes, by pid as it stands in the file.
         unwanted_pids: For an earlier merge: the pids of the ranks that are not selected.
     """
 
@@ -51,6 +53,7 @@ class Input:
     rank_source: str = ""
     merged_processes: dict[int, tuple[int, ProcessKey, str]] = field(default_factory=dict)
     process_keys: dict[int, ProcessKey] = field(default_factory=dict)
+    identities: dict[int, ProcessIdentity] = field(default_factory=dict)
     unwanted_pids: frozenset[Any] = frozenset()
 
     @property

@@ -90,6 +90,7 @@ def describe(merged: Merged) -> dict[str, Any]:
                     "key": list(process.key),
                     "name": process.name,
                     "host": process.host,
+                    "identity": None if process.identity is None else process.identity.to_json(),
                 }
                 for process in processes
             ],

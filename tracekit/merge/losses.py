@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.rank_trace import DUMP_EVENT, GAP_EVENT, LOSS_EVENT, LOST_EVENTS_KEY, SUMMARY_EVENT
 from tracekit.formats.trace_reader import UNSET, decode_or_none
-from tracekit.merge.processes import identity_of
+from tracekit.merge.identities import identity_of
 from tracekit.storage import basename
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def recording_losses(inputs: list[Input]) -> list[RecordingLoss]:
         if item.scan.kind == "merged":
             found += _passed_on(item)
         elif item.scan.kind == "tracekit" and not item.scan.accounts.is_dump:
-            processes.setdefault((item.rank, *identity_of(item)), []).append(item)
+            processes.setdefault((item.rank, *identity_of(item.identity)), []).append(item)
     for files in processes.values():
         told = [item for item in files if item.scan.accounts.summary is not None]
         for item in told:

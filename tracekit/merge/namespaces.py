@@ -20,6 +20,7 @@ from tracekit.merge.scan import raw_number
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from tracekit.merge.identities import ProcessIdentity
     from tracekit.merge.inputs import Input
     from tracekit.merge.lanes import Moves
     from tracekit.merge.scan import ProcessScan, ThreadScan
@@ -56,6 +57,7 @@ class Process:
     name: str = ""
     threads: dict[int | str, Thread] = field(default_factory=dict)
     host: str | None = None
+    identity: ProcessIdentity | None = None
 
     @property
     def title(self) -> str:
@@ -124,6 +126,7 @@ def plan(
             process = processes.setdefault((rank, key), Process(rank, key))
             process.name = _better_name(process.name, name, rank)
             process.host = process.host or item.host
+            process.identity = process.identity or item.identities.get(raw)
             owners.setdefault(id(process), set()).add(number)
             found.append((process_scan, process))
         places.append(found)

@@ -2,7 +2,8 @@
 
 A pid alone does not name a process: pids are used again, two hosts have the same ones, and the first process of every container
 is 1. Rank traces tell host, boot and the process's start beside it. Torch's traces tell the pid at best, and go with the
-process that named them, or else with the last one of their pid that had begun by then.
+process that named them, or else with the last one of their pid that had begun by then. Earlier merges tell what they knew,
+so that merging in steps comes to the same as merging at once.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import MergeError
+from tracekit.merge.identities import ProcessIdentity
 from tracekit.storage import basename
 
 if TYPE_CHECKING:
@@ -26,7 +28,6 @@ __all__ = [
     "ProcessKey",
     "assign_keys",
     "check_claims",
-    "identity_of",
     "main_thread",
 ]
 
@@ -57,108 +58,119 @@ def check_claims(inputs: list[Input]) -> None:
     Raises:
         MergeError: There are such.
     """
-    by_rank: dict[int, list[Input]] = {}
+    by_rank: dict[int, list[_Claim]] = {}
     for item in inputs:
-        if item.scan.kind in ("tracekit", "torch"):
-            by_rank.setdefault(item.rank, []).append(item)
-    for rank, items in by_rank.items():
-        for position, item in enumerate(items):
-            others = items[:position]
+        for claim in _claims(item):
+            by_rank.setdefault(claim.rank, []).append(claim)
+    for rank, claims in by_rank.items():
+        claims.sort(key=lambda claim: not claim.recorded)
+        for position, claim in enumerate(claims):
+            others = claims[:position]
             if not others or any(
-                _same_process(item, other) or _restarted(item, other) or _related(item, other) for other in others
+                _same_process(claim, other) or _restarted(claim, other) or _related(claim, other) for other in others
             ):
                 continue
             other = others[0]
             raise MergeError(
-                f"{other.scan.path} and {item.scan.path} both claim rank {rank}, but are different processes "
-                f"({_who(other)} and {_who(item)}); merge one of them, or tell their ranks with --rank FILE=N"
+                f"{other.path} and {claim.path} both claim rank {rank}, but are different processes "
+                f"({_who(other)} and {_who(claim)}); merge one of them, or tell their ranks with --rank FILE=N"
             )
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """A process whose rank traces are among the inputs."""
+class _Claim:
+    """A process that says which rank it is, with what is known about it."""
 
-    key: ProcessKey
-    began_ns: int
-    attempt: Any
-    companions: set[str]
+    rank: int
+    path: str
+    own: dict[str, Any]
+    host: str | None
+    pids: frozenset[int]
+    recorded: bool
+
+
+def _claims(item: Input) -> list[_Claim]:
+    path = item.scan.path
+    if item.scan.kind in ("tracekit", "torch"):
+        return [_Claim(item.rank, path, item.identity, item.host, item.pids, item.scan.kind == "tracekit")]
+    return [
+        _Claim(known.rank, path, known.own, known.host, frozenset({known.pid}), known.recorded)
+        for known in item.identities.values()
+    ]
 
 
 def assign_keys(inputs: list[Input]) -> None:
-    """Set ``process_keys`` of the inputs, so that the files of one process share a key and no two processes do."""
-    files: dict[tuple[Any, ...], list[Input]] = {}
+    """Set keys and identities of the processes of the inputs: files of one process share a key, and no two processes do."""
+    processes: dict[tuple[Any, ...], ProcessIdentity] = {}
+    places: dict[tuple[Any, ...], list[tuple[Input, int]]] = {}
+    loose: list[tuple[Input, int, ProcessIdentity]] = []  # of torch, which tells less
     for item in inputs:
+        found = item.identities
         if item.scan.kind == "tracekit" and isinstance(item.identity.get("pid"), int):
-            files.setdefault((item.rank, *identity_of(item)), []).append(item)
-    taken: dict[tuple[int, int], list[_Known]] = {}  # by rank and pid
-    for group in sorted(files.values(), key=_began):
-        first = group[0]
-        pid = int(first.identity["pid"])
-        same_pid = taken.setdefault((first.rank, pid), [])
-        if _is_child(first):
-            key: ProcessKey = (CHILD, _child_key(first, _began(group), pid))
-        else:
-            key = (CPU, pid + _SAME_PID * sum(found.key[0] == CPU for found in same_pid))
-        companions = {basename(name) for item in group for name in item.scan.companions}
-        same_pid.append(_Known(key, _began(group), first.identity.get("attempt"), companions))
-        for item in group:
-            item.process_keys[pid] = key
-    for item in inputs:
-        if item.scan.kind == "torch":
-            for pid in item.pids:
-                known = taken.get((item.rank, pid))
-                if known:
-                    item.process_keys[pid] = _owner(item, known)
+            pid = int(item.identity["pid"])
+            found = {pid: ProcessIdentity.of(item, pid)}
+        elif item.scan.kind == "torch":
+            found = {pid: ProcessIdentity.of(item, pid) for pid in sorted(item.pids)}
+        for pid, identity in found.items():
+            if not identity.recorded:
+                loose.append((item, pid, identity))
+                continue
+            processes.setdefault(identity.key, identity).take(identity)
+            places.setdefault(identity.key, []).append((item, pid))
+    taken: dict[tuple[int, int], list[tuple[ProcessIdentity, ProcessKey]]] = {}
+    for identity in sorted(processes.values(), key=lambda identity: identity.began_ns):
+        same_pid = taken.setdefault((identity.rank, identity.pid), [])
+        key: ProcessKey = (CHILD, _child_key(identity)) if identity.is_child else _cpu_key(identity, same_pid)
+        same_pid.append((identity, key))
+        for item, pid in places[identity.key]:
+            _settle(item, pid, identity, key)
+    for item, pid, identity in sorted(loose, key=lambda found: found[2].began_ns):
+        known = taken.setdefault((identity.rank, identity.pid), [])
+        owner = _owner(item, identity, known)
+        if owner is None:
+            owner = identity, _cpu_key(identity, known)
+            known.append(owner)
+        _settle(item, pid, *owner)
 
 
-def _owner(item: Input, known: list[_Known]) -> ProcessKey:
-    """Return the key of the process that a torch trace is of, among those of its pid, which are in order of time."""
+def _settle(item: Input, pid: int, identity: ProcessIdentity, key: ProcessKey) -> None:
+    item.identities[pid] = identity
+    if pid in item.merged_processes:
+        rank, _, name = item.merged_processes[pid]
+        item.merged_processes[pid] = rank, key, name
+    else:
+        item.process_keys[pid] = key
+
+
+def _cpu_key(identity: ProcessIdentity, same_pid: list[tuple[ProcessIdentity, ProcessKey]]) -> ProcessKey:
+    return CPU, identity.pid + _SAME_PID * sum(key[0] == CPU for _, key in same_pid)
+
+
+def _owner(
+    item: Input, identity: ProcessIdentity, known: list[tuple[ProcessIdentity, ProcessKey]]
+) -> tuple[ProcessIdentity, ProcessKey] | None:
+    """Return the process that a torch trace is of, among those of its pid, which are in order of time; None for another."""
     for found in known:
-        if basename(item.path) in found.companions:
-            return found.key
-    attempt, start_ns = item.identity.get("attempt"), item.scan.start_ns
-    possible = [found for found in known if attempt is None or found.attempt == attempt] or known
-    earlier = [found for found in possible if start_ns is None or found.began_ns <= start_ns]
-    return earlier[-1].key if earlier else possible[0].key
+        if basename(item.path) in found[0].companions:
+            return found
+    attempt = identity.own.get("attempt")
+    possible = [found for found in known if attempt is None or found[0].own.get("attempt") in (attempt, None)]
+    start_ns = identity.began_ns
+    earlier = [found for found in possible if not start_ns or found[0].began_ns <= start_ns]
+    return max(earlier, key=lambda found: found[0].began_ns) if earlier else next(iter(possible), None)
 
 
-def _child_key(item: Input, began_ns: int, pid: int) -> str:
+def _child_key(identity: ProcessIdentity) -> str:
     """Return a key that sorts children as they are shown: by number, then by name, then by time."""
-    worker = item.identity.get("worker")
-    name = f"{worker:08d}" if isinstance(worker, int) else f"~{_name(item, pid)}"
-    return f"{name} {began_ns:020d} {pid}"
+    worker = identity.own.get("worker")
+    name = f"{worker:08d}" if isinstance(worker, int) else f"~{identity.name}"
+    return f"{name} {identity.began_ns:020d} {identity.pid}"
 
 
-def _name(item: Input, pid: int) -> str:
-    process = item.scan.processes.get(pid)
-    return (process.name if process is not None else None) or ""
-
-
-def identity_of(item: Input) -> tuple[Any, ...]:
-    """Return what the process of a rank trace is known by, beside its rank."""
-    own = item.identity
-    return own.get("host"), own.get("boot_id"), own.get("pid"), own.get("start_ticks"), own.get("attempt")
-
-
-def _began(group: list[Input]) -> int:
-    """Return when the first recording of a process began, ns since the epoch."""
-    times = []
-    for item in group:
-        clock = item.identity.get("clock")
-        wall_ns = clock.get("wall_ns") if isinstance(clock, dict) else None
-        times.append(wall_ns if isinstance(wall_ns, int) else item.scan.start_ns or 0)
-    return max(min(times), 0)
-
-
-def _is_child(item: Input) -> bool:
-    return isinstance(item.identity.get("parent_pid"), int)
-
-
-def _same_process(first: Input, second: Input) -> bool:
+def _same_process(first: _Claim, second: _Claim) -> bool:
     if first.host and second.host and first.host != second.host:
         return False
-    one, two = first.identity, second.identity
+    one, two = first.own, second.own
     for key in ("boot_id", "start_ticks"):
         if one.get(key) is not None and two.get(key) is not None and one[key] != two[key]:
             return False
@@ -167,23 +179,23 @@ def _same_process(first: Input, second: Input) -> bool:
     return not first.pids.isdisjoint(second.pids)
 
 
-def _restarted(first: Input, second: Input) -> bool:
-    one, two = first.identity, second.identity
+def _restarted(first: _Claim, second: _Claim) -> bool:
+    one, two = first.own, second.own
     if not one or not two or one.get("attempt") == two.get("attempt"):
         return False
     return bool(one.get("run_id") == two.get("run_id"))
 
 
-def _related(first: Input, second: Input) -> bool:
+def _related(first: _Claim, second: _Claim) -> bool:
     """Tell whether one is of a child of the other, or of the other's parent."""
     for child, other in ((first, second), (second, first)):
-        if _is_child(child):
-            if other.identity:
-                return bool(child.identity.get("run_id") == other.identity.get("run_id"))
-            return not other.pids or child.identity["parent_pid"] in other.pids
+        if isinstance(child.own.get("parent_pid"), int):
+            if other.own:
+                return bool(child.own.get("run_id") == other.own.get("run_id"))
+            return not other.pids or child.own["parent_pid"] in other.pids
     return False
 
 
-def _who(item: Input) -> str:
-    pids = ", ".join(map(str, sorted(item.pids)[:3])) or "unknown"
-    return f"pid {pids}" + (f" on {item.host}" if item.host else "")
+def _who(claim: _Claim) -> str:
+    pids = ", ".join(map(str, sorted(claim.pids)[:3])) or "unknown"
+    return f"pid {pids}" + (f" on {claim.host}" if claim.host else "")

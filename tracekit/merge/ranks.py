@@ -9,6 +9,7 @@ from tracekit.errors import ConfigError, MergeError, StorageError, TraceFormatEr
 from tracekit.formats.kineto import rank_in_name, rank_of_header
 from tracekit.formats.rank_trace import METADATA_EVENT
 from tracekit.formats.trace_reader import TraceReader, decode_or_none
+from tracekit.merge.identities import ProcessIdentity
 from tracekit.merge.processes import CHILD, CPU
 from tracekit.merge.scan import raw_number
 from tracekit.storage import basename, is_remote, same_file
@@ -73,14 +74,18 @@ def find_ranks(inputs: list[Input], ranks: Mapping[str, int], unread: Sequence[s
     unused.difference_update(*(_by_hand(ranks, path) for path in unread))
     companions: dict[str, int] = {}
     for item in inputs:
+        if item.scan.kind == "merged":
+            _read_merged(item)
         rank = item.scan.metadata.get("rank")
         if isinstance(rank, int):
             companions.update((basename(name), rank) for name in item.scan.companions)
+        for known in item.identities.values():
+            companions.update((name, known.rank) for name in known.companions)
     for item in inputs:
         by_hand = _by_hand(ranks, item.path)
         unused.difference_update(by_hand)
         if item.scan.kind == "merged":
-            _read_merged(item)
+            pass
         elif by_hand:
             item.rank, item.rank_source = ranks[by_hand[0]], "--rank"
         else:
@@ -130,7 +135,11 @@ def _read_merged(item: Input) -> None:
             kind, value = int(entry["key"][0]), entry["key"][1]
             if not CPU <= kind <= CHILD or not isinstance(value, (int, str)):
                 raise ValueError
-            item.merged_processes[int(entry["pid"])] = (int(entry["rank"]), (kind, value), str(entry["name"]))
+            pid, rank = int(entry["pid"]), int(entry["rank"])
+            item.merged_processes[pid] = (rank, (kind, value), str(entry["name"]))
+            identity = ProcessIdentity.from_json(rank, entry.get("identity"), item.scan.path)
+            if identity is not None:
+                item.identities[pid] = identity
         item.rank = min((rank for rank, _, _ in item.merged_processes.values()), default=0)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise MergeError(
@@ -165,6 +174,7 @@ def select_ranks(inputs: list[Input], select: Selection) -> tuple[list[Input], l
             item.unwanted_pids = frozenset(unwanted)
             for pid in unwanted:
                 del item.merged_processes[pid]
+                item.identities.pop(pid, None)
                 if pid in item.scan.processes:
                     item.scan.processes[pid].used = False
             item.rank = min(item.ranks)

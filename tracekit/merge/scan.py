@@ -267,7 +267,7 @@ class _Scanner:
             # They are not written, so that their processes need not be there.
             run = [event for event in run if event.ph is not UNSET and event.ph]
             phases = [event.ph for event in run]
-        if "i" in counts:
+        if "i" in counts and self.metadata:
             for event in run:
                 if event.ph == "i":
                     self.accounts.note_instant(event)

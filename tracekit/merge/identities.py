@@ -1,0 +1,104 @@
+"""ProcessIdentity: what a process is known by beyond its pid; a merged trace keeps it, so that it can be merged further."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.storage import basename
+
+if TYPE_CHECKING:
+    from tracekit.merge.inputs import Input
+
+__all__ = ["ProcessIdentity", "identity_of"]
+
+_KEYS: Final = ("host", "boot_id", "pid", "start_ticks", "attempt", "run_id", "parent_pid", "worker")
+
+
+@dataclass(slots=True)
+class ProcessIdentity:
+    """A process of a rank.
+
+    Attributes:
+        rank: The rank.
+        pid: Its pid when it ran.
+        own: What tracekit wrote about it, of host, boot, pid, start, attempt, run, parent and worker; may be empty.
+        name: What it calls itself.
+        recorded: Whether there is a rank trace of it.
+        began_ns: When it began, as far as is known, ns since the epoch.
+        companions: Names of the other traces that it wrote.
+        path: A file that it is known from.
+    """
+
+    rank: int
+    pid: int
+    own: dict[str, Any]
+    name: str
+    recorded: bool
+    began_ns: int
+    companions: set[str] = field(default_factory=set)
+    path: str = ""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What it shares with no other process of any rank."""
+        return self.rank, *identity_of(self.own)
+
+    @property
+    def host(self) -> str | None:
+        """Its host, where that is known."""
+        host = self.own.get("host")
+        return host if isinstance(host, str) else None
+
+    @property
+    def is_child(self) -> bool:
+        """Whether it is a child of its rank's own process."""
+        return isinstance(self.own.get("parent_pid"), int)
+
+    def take(self, other: ProcessIdentity) -> None:
+        """Take in what another file tells of the same process."""
+        self.began_ns = min(self.began_ns, other.began_ns)
+        self.companions |= other.companions
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a merged trace keeps of it."""
+        return {
+            **self.own,
+            "pid": self.pid,
+            "name": self.name,
+            "recorded": self.recorded,
+            "began_ns": self.began_ns,
+            "companions": sorted(self.companions),
+        }
+
+    @classmethod
+    def from_json(cls, rank: int, value: Any, path: str) -> ProcessIdentity | None:
+        """Read what `to_json` wrote; None when it is something else."""
+        if not isinstance(value, dict):
+            return None
+        pid, began_ns, companions = value.get("pid"), value.get("began_ns"), value.get("companions")
+        if not isinstance(pid, int) or not isinstance(began_ns, int) or not isinstance(companions, list):
+            return None
+        recorded = value.get("recorded") is True
+        own = {key: value[key] for key in _KEYS if key in value and (recorded or key != "pid")}
+        return cls(rank, pid, own, str(value.get("name", "")), recorded, began_ns, set(map(str, companions)), path)
+
+    @classmethod
+    def of(cls, item: Input, pid: int) -> ProcessIdentity:
+        """Return the identity of a process of a rank trace or of a torch trace."""
+        identity = item.identity
+        own: dict[str, Any] = {key: identity[key] for key in _KEYS if key in identity}
+        if item.host is not None:
+            own.setdefault("host", item.host)
+        clock = identity.get("clock")
+        wall_ns = clock.get("wall_ns") if isinstance(clock, dict) else None
+        began_ns = max(wall_ns if isinstance(wall_ns, int) else item.scan.start_ns or 0, 0)
+        process = item.scan.processes.get(pid)
+        name = (process.name if process is not None else None) or ""
+        companions = {basename(name) for name in item.scan.companions}
+        return cls(item.rank, pid, own, name, item.scan.kind == "tracekit", began_ns, companions, item.scan.path)
+
+
+def identity_of(own: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what the process of a rank trace is known by, beside its rank."""
+    return own.get("host"), own.get("boot_id"), own.get("pid"), own.get("start_ticks"), own.get("attempt")
