@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
+import tempfile
 from collections import Counter, defaultdict
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.golden.test_merge_golden import SINGLE
+from tests.property.test_merge_properties import BASE_NS, runs, write
+from tracekit import JSONTraceHandler, Profiler
+from tracekit.errors import TracekitError
 from tracekit.formats.trace_reader import UNSET, TraceReader, decode_or_none
 from tracekit.merge import merge_traces
+from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
     from tests.perfetto import Engine, LoadedTrace
 
@@ -141,3 +151,127 @@ def test_a_native_trace_of_several_ranks_shows_what_the_json_shows(
     engine: Engine, traces: Path, tmp_path: Path, pattern: str
 ) -> None:
     assert_same(*both(engine, tmp_path, *sorted(traces.glob(pattern))), set())
+
+
+def test_a_recording_of_two_ranks_shows_what_the_json_shows(engine: Engine, tmp_path: Path) -> None:
+    inputs = []
+    for rank in range(2):
+        clock = FakeClock(wall_ns=BASE_NS + rank * 12_345)
+        inputs.append(tmp_path / f"rank_{rank}.json")
+        handler = JSONTraceHandler(tmp_path / "rank_{rank}.json")
+        with Profiler(handler, clock=clock.clock, rank=rank, record_batches=False, flush_interval=3600) as profiler:
+            for step in range(3):
+                with profiler.marker("step", categories=["train"]):
+                    clock.advance(1_000)
+                    with suppress(ArithmeticError), profiler.marker("forward"):
+                        clock.advance(77)
+                        raise ArithmeticError
+                    profiler.marker("host memory").counter({"used_bytes": 5_000_000_000 + step, "load_percent": 12.5})
+                    profiler.marker("saw").instant()
+                profiler.flush()
+    expected, found = both(engine, tmp_path, *inputs)
+    assert_same(expected, found, set())
+    assert found["slices"].total() == 2 * 3 * 3
+    with engine.load(tmp_path / "merged.pftrace") as loaded:
+        units = "select distinct name, unit from counter_track order by name"
+        assert loaded.rows(units) == [("host memory load_percent", "%"), ("host memory used_bytes", "bytes")]
+        assert loaded.scalar("select min(ts) from slice") == BASE_NS
+        names = "select name from process where name is not null order by pid"
+        assert [name for (name,) in loaded.rows(names)] == ["rank 0", "rank 1"]
+        kept = "select str_value from metadata where name = 'cr-tracekit'"
+        described = json.loads(loaded.scalar(kept))
+    assert [item["metadata"]["rank"] for item in described["tracekit"]["inputs"]] == [0, 1]
+
+
+@st.composite
+def readable_runs(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Traces whose texts the JSON importer reads as they are, and whose arrows it does not invent."""
+    traces = draw(runs())
+    for trace in traces:
+        for event in trace["events"]:
+            event["name"] = re.sub(r"[\x00-\x1f\x7f\\]", "_", event["name"])
+            if event["ph"] == "f":
+                event["bp"] = "e"
+    return traces
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(readable_runs())
+def test_any_native_trace_shows_what_the_json_shows(engine: Engine, traces: list[dict[str, Any]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        inputs = [write(Path(folder), number, trace) for number, trace in enumerate(traces)]
+        try:
+            expected, found = both(engine, Path(folder), *inputs)
+        except TracekitError:
+            # Nothing in it that can be merged.
+            return
+        assert_same(expected, found, unseen(*inputs))
+
+
+def test_streams_are_inside_of_the_gpu_inside_of_the_rank(engine: Engine, traces: Path, tmp_path: Path) -> None:
+    merge_traces(str(tmp_path / "merged.pftrace"), [str(traces / "dlrm_8gpu")])
+    with engine.load(tmp_path / "merged.pftrace") as loaded:
+        streams = loaded.rows(
+            """
+            select distinct process.name, gpu.name, stream.name from slice
+            join process_track stream on stream.id = slice.track_id
+            join track gpu on gpu.id = stream.parent_id join process using (upid)
+            where gpu.name like 'GPU %' order by 1, 3
+            """
+        )
+    assert streams[:4] == [("rank 0 · python3", "GPU 0", f"stream {number}") for number in (22, 24, 7, 84)]
+    assert {(process, gpu) for process, gpu, _ in streams} == {
+        (f"rank {rank} · python3", f"GPU {rank}") for rank in range(4)
+    }
+
+
+def test_merged_traces_appended_to_each_other_show_all_of_both(engine: Engine, traces: Path, tmp_path: Path) -> None:
+    ranks = sorted((traces / "dlrm_8gpu").iterdir())
+    parts = [tmp_path / "first.pftrace", tmp_path / "second.pftrace.gz"]
+    expected: Shown = defaultdict(Counter)
+    for part, inputs in zip(parts, (ranks[:2], ranks[2:]), strict=True):
+        merge_traces(str(part), [str(path) for path in inputs])
+        with engine.load(part) as loaded:
+            for what, rows in shown(loaded, 0).items():
+                expected[what] += rows
+    whole = tmp_path / "whole.pftrace"
+    whole.write_bytes(parts[0].read_bytes() + gzip.decompress(parts[1].read_bytes()))
+    with engine.load(whole) as loaded:
+        assert loaded.errors() == []
+        assert shown(loaded, 0) == expected
+
+
+def test_every_cut_between_packets_loads(engine: Engine, traces: Path, tmp_path: Path) -> None:
+    merged = tmp_path / "merged.pftrace"
+    merge_traces(str(merged), [str(traces / "single_gpu/rocm_mi250_minitoy.json.gz")])
+    data = merged.read_bytes()
+    ends = list(packet_ends(data))
+    assert ends[-1] == len(data)
+    with engine.load(merged) as loaded:
+        whole = loaded.scalar("select count(*) from slice")
+    cut = tmp_path / "cut.pftrace"
+    counts = []
+    # Every tenth, and the last ones, where the open slices end.
+    for end in sorted({*ends[::10], *ends[-12:]}):
+        cut.write_bytes(data[:end])
+        with engine.load(cut) as loaded:
+            assert loaded.errors() == []
+            counts.append(loaded.scalar("select count(*) from slice"))
+    assert counts == sorted(counts)
+    assert counts[-1] == whole
+
+
+def packet_ends(data: bytes) -> Iterator[int]:
+    """Yield where each packet of a trace ends."""
+    at = 0
+    while at < len(data):
+        assert data[at] == 0x0A
+        size = shift = 0
+        while True:
+            at += 1
+            size |= (data[at] & 0x7F) << shift
+            shift += 7
+            if not data[at] & 0x80:
+                break
+        at += 1 + size
+        yield at

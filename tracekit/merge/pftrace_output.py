@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 from tracekit.formats.pftrace import Sequence, clock_snapshot, metadata_value, root_track
@@ -31,24 +32,28 @@ class PftraceOutput:
     separator = b""
 
     def __init__(self, merged: Merged) -> None:
-        self._merged = merged
+        self._base_ns = merged.base_ns
+        self._processes = merged.processes
+        self._description = encode_json(describe(merged))
+        self._start_ns = min(
+            (item.scan.start_ns for item in merged.inputs if item.scan.start_ns is not None), default=0
+        )
         self.units = _units(merged)
 
     def head(self) -> tuple[bytes, int]:
         """Return everything up to the first event of an input, and how many tracks that describes."""
-        merged, sequence = self._merged, Sequence(_HEAD)
-        starts = [item.scan.start_ns for item in merged.inputs if item.scan.start_ns is not None]
-        start_ns = min(starts, default=0)
+        sequence = Sequence(_HEAD)
         out = [sequence.definitions()]
-        if start_ns:
-            out.append(sequence.plain(clock_snapshot(start_ns, start_ns)))
-        out.append(sequence.plain(metadata_value("tracekit", encode_json(describe(merged)))))
-        tracks = [sequence.describe(description) for description in describe_tracks(merged.processes)]
+        if self._start_ns:
+            # Not at the base, which may lie months before the first event and would be part of the timeline.
+            out.append(sequence.plain(clock_snapshot(self._start_ns, self._start_ns)))
+        out.append(sequence.plain(metadata_value("tracekit", self._description)))
+        tracks = [sequence.describe(description) for description in describe_tracks(self._processes)]
         return b"".join([*out, sequence.describe(root_track()), *tracks]), len(tracks)
 
     def part(self, unit: int) -> PftracePart:
         """Return the encoder of some inputs."""
-        return PftracePart(_HEAD + 1 + unit, self._merged.base_ns)
+        return PftracePart(_HEAD + 1 + unit, self._base_ns, sha256(self._description).hexdigest())
 
     def tail(self) -> bytes:
         """Return nothing: packets need no end."""

@@ -59,10 +59,12 @@ class PftracePart:
     Args:
         number: Of the sequence of packets, unique in the trace.
         base_ns: What the times of the events are relative to.
+        merge: What this merge is and no other. The ids of arrows and of async events mean something within it only.
     """
 
-    def __init__(self, number: int, base_ns: int) -> None:
+    def __init__(self, number: int, base_ns: int, merge: str) -> None:
         self._base_ns = base_ns
+        self._merge = merge
         self._sequence = Sequence(number)
         self._order = 0
         self._items = SortedItems()
@@ -239,7 +241,7 @@ class PftracePart:
         """Return a number for an arrow: ids are told apart by category and name."""
         base = self._flow_bases.get((category, name))
         if base is None:
-            base = self._flow_bases[category, name] = uuid_of("flow", category, name)
+            base = self._flow_bases[category, name] = uuid_of("flow", self._merge, category, name)
         return (base + int(bytes(raw))) & _UINT64
 
     def _arrow(self, event: Event) -> tuple[int, ...]:
@@ -272,7 +274,7 @@ class PftracePart:
 
     def _async_track(self, event: Event, time: int) -> int:
         """Return the track of an async event: events of one category and id nest in each other."""
-        what = ("async", event.pid, _raw(event.cat), _raw(event.id2), _raw(event.id))
+        what = ("async", self._merge, event.pid, _raw(event.cat), _raw(event.id2), _raw(event.id))
         uuid = self._tracks.get(what)
         if uuid is None:
             uuid = self._tracks[what] = uuid_of(*what)
