@@ -218,6 +218,7 @@ class Sequence:
         self._new: list[bytes] = []
         self._begun = False
         self._ends: dict[int, bytes] = {}
+        self._kinds: dict[tuple[int, int], bytes] = {}
 
     def plain(self, content: bytes, time_ns: int | None = None) -> bytes:
         """Return a packet of the sequence that is no event, such as the description of a track."""
@@ -256,10 +257,12 @@ class Sequence:
         time = varint(time_ns)
         return b"\x0a" + varint(len(time) + len(fixed) + 1) + b"\x40" + time + fixed
 
-    @staticmethod
-    def kind(kind: int, uuid: int) -> bytes:
+    def kind(self, kind: int, uuid: int) -> bytes:
         """Return what every event begins with: its type and its track."""
-        return b"\x48" + _SHORT[kind] + b"\x58" + varint(uuid)
+        found = self._kinds.get((kind, uuid))
+        if found is None:
+            found = self._kinds[kind, uuid] = b"\x48" + varint(kind) + b"\x58" + varint(uuid)
+        return found
 
     def name(self, name: bytes) -> bytes:
         """Return the name of an event, given in UTF-8."""
@@ -299,12 +302,12 @@ class Sequence:
 
     def _value(self, value: Any, depth: int) -> bytes:
         kind = type(value)
-        if kind is str:
-            return self._text(value)
         if kind is int:
             if -_MAX_INT64 <= value <= _MAX_INT64:
                 return b"\x20" + varint(value)
             return b"\x18" + varint(value) if 0 < value <= _MAX_UINT64 else _text(6, str(value))
+        if kind is str:
+            return self._text(value)
         if kind is float:
             return b"\x29" + _DOUBLE.pack(value)
         if kind is bool:
@@ -312,19 +315,21 @@ class Sequence:
         if value and depth >= _MAX_DEPTH:
             return _text(6, json.dumps(value, ensure_ascii=False))
         if kind is dict and value:
-            return b"".join(
-                [_block(11, self._key(name) + self._value(item, depth + 1)) for name, item in value.items()]
-            )
+            items = [self._key(name) + self._value(item, depth + 1) for name, item in value.items()]
+            return b"".join([b"\x5a" + varint(len(item)) + item for item in items])
         if kind is list and value:
-            return b"".join([_block(12, self._item(item, depth + 1)) for item in value])
+            items = [self._item(item, depth + 1) for item in value]
+            return b"".join([b"\x62" + varint(len(item)) + item for item in items])
         # Null has no form: an argument without a value. Not the form for JSON texts, at which Perfetto's engine crashes.
         return b"" if value is None else _block(8, _number(1, 1 if kind is dict else 2))
 
     def _item(self, value: Any, depth: int) -> bytes:
         # Perfetto's engine passes over an item without a value, and then gives its place to the next one.
-        if value is None or (type(value) in (list, dict) and not value):
-            return self._text(json.dumps(value))
-        return self._value(value, depth)
+        if value:
+            return self._value(value, depth)
+        kind = type(value)
+        empty = "[]" if kind is list else "{}" if kind is dict else "null" if value is None else None
+        return self._value(value, depth) if empty is None else self._text(empty)
 
     def _text(self, text: str) -> bytes:
         found = self._texts.get(text)

@@ -40,6 +40,7 @@ __all__ = [
     "decode_integers",
     "decode_json",
     "decode_or_none",
+    "decode_raw_dict",
     "decode_raw_list",
     "decode_run",
     "encode_events",
@@ -133,7 +134,8 @@ def decode_run(text: bytes) -> list[Event]:
 
 
 _decode_event = msgspec.json.Decoder(Event).decode
-_decode_raw_dict = msgspec.json.Decoder(dict[str, Raw]).decode
+decode_raw_dict = msgspec.json.Decoder(dict[str, Raw]).decode
+"""Decode a JSON object, leaving each value as the text it is."""
 _decode_any = msgspec.json.Decoder().decode
 decode_raw_list = msgspec.json.Decoder(list[Raw]).decode
 """Decode a JSON array, leaving each item as the text it is."""
@@ -192,7 +194,7 @@ def decode_events(text: bytes) -> list[Event]:
 
 def _decode_unusual(text: bytes | Raw) -> Event:
     """Decode an event with keys that the format does not know, or a ``pid`` or ``tid`` of an odd type."""
-    fields = _decode_raw_dict(text)
+    fields = decode_raw_dict(text)
     known: dict[str, Any] = {key: value for key, value in fields.items() if key in _FIELDS}
     extra = {key: value for key, value in fields.items() if key not in _FIELDS}
     for key in ("ph", "pid", "tid"):

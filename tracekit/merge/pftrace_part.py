@@ -24,7 +24,15 @@ from tracekit.formats.pftrace import (
     track,
 )
 from tracekit.formats.time_columns import parse_all_us
-from tracekit.formats.trace_reader import UNSET, Event, decode_events, decode_or_none, encode_events
+from tracekit.formats.trace_reader import (
+    UNSET,
+    Event,
+    Raw,
+    decode_events,
+    decode_or_none,
+    decode_raw_dict,
+    encode_events,
+)
 from tracekit.merge import pftrace_flows as flows
 from tracekit.merge.pftrace_tracks import process_uuid, thread_uuid, unit_of, uuid_of
 from tracekit.merge.scan import durations_of
@@ -50,7 +58,9 @@ _INSTANT_PHASES: Final = frozenset("iIR")
 # Fields that a native trace has no place for; they are kept as an argument.
 _OTHER_FIELDS: Final = ("id", "id2", "scope", "tts", "tdur", "cname", "sf", "stack")
 # What names one collective operation on all of its ranks, where torch tells it.
-_GROUP, _SEQUENCE_NUMBER = "Process Group Name", "Seq"
+_GROUP, _GROUP_RANKS, _SEQUENCE_NUMBER = "Process Group Name", "Process Group Ranks", "Seq"
+_MAX_KNOWN: Final = 20_000
+_MAX_KNOWN_BYTES: Final = 300
 
 
 class PftracePart:
@@ -73,6 +83,7 @@ class PftracePart:
         self._flow_bases: dict[tuple[bytes, bytes], int] = {}
         self._tracks: dict[tuple[Any, ...], int] = {}
         self._async: dict[int, tuple[int, int, str]] = {}
+        self._arguments_known: dict[tuple[str, bytes], bytes] = {}
         self._metadata: Counter[str] = Counter()
         self._out: list[bytes] = []
 
@@ -306,22 +317,34 @@ class PftracePart:
 
     def _details(self, event: Event, other: list[str]) -> bytes:
         """Return the arguments of an event, and what else it says."""
-        text = b""
-        if event.args is not UNSET:
-            args = decode_or_none(event.args)
-            argument = self._sequence.argument
-            if type(args) is dict:
-                text = b"".join([argument(name, value) for name, value in args.items()])
-                if _SEQUENCE_NUMBER in args and _GROUP in args:
-                    text += correlation(
-                        f"{args[_GROUP]} {args.get('Process Group Ranks', '')} {args[_SEQUENCE_NUMBER]}"
-                    )
-            else:
-                text = argument("args", args)
+        text = b"" if event.args is UNSET else self._arguments(bytes(event.args))
         found = {name: decode_or_none(getattr(event, name)) for name in other if getattr(event, name) is not UNSET}
         if event.extra is not UNSET:
             found.update((name, decode_or_none(value)) for name, value in event.extra.items())
         return text + self._sequence.argument("trace_event", found) if found else text
+
+    def _arguments(self, raw: bytes) -> bytes:
+        if raw[:1] != b"{":
+            return self._sequence.argument("args", decode_or_none(Raw(raw)))
+        args = decode_raw_dict(raw)
+        known, argument = self._arguments_known, self._sequence.argument
+        out = []
+        for name, value in args.items():
+            plain = bytes(value)
+            if plain.isdigit():
+                # Ids, mostly: each comes once.
+                out.append(argument(name, int(plain)))
+                continue
+            text = known.get((name, plain))
+            if text is None:
+                text = argument(name, decode_or_none(value))
+                if len(known) < _MAX_KNOWN and len(plain) <= _MAX_KNOWN_BYTES:
+                    known[name, plain] = text
+            out.append(text)
+        if _SEQUENCE_NUMBER in args and _GROUP in args:
+            parts = [_text(args.get(name, UNSET)) for name in (_GROUP, _GROUP_RANKS, _SEQUENCE_NUMBER)]
+            out.append(correlation(" ".join(parts)))
+        return b"".join(out)
 
 
 def _raw(field: Any) -> bytes:
