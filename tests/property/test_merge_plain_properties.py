@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import tempfile
 from dataclasses import replace
@@ -17,10 +16,9 @@ from hypothesis import strategies as st
 from tracekit.formats import byte_stream
 from tracekit.formats.decimal_time import format_us
 from tracekit.formats.trace_reader import encode_events
-from tracekit.merge.json_output import JsonPart
 from tracekit.merge.lanes import assign_lanes
 from tracekit.merge.namespaces import InputMap, Track
-from tracekit.merge.parts import PartJob, write_part
+from tracekit.merge.parts import PartInput, Rewriter
 from tracekit.merge.plain import PlainRuns
 from tracekit.merge.scan import InputScan, scan
 
@@ -84,7 +82,7 @@ def written(event: dict[str, Any], layout: str) -> str:
     return "\n  {\n    " + body + "\n  }" if layout == "lines" else "{" + body + "}"
 
 
-def make_job(path: Path, found: InputScan, shift_ns: int, number: int) -> PartJob:
+def make_item(path: Path, found: InputScan, shift_ns: int, number: int) -> PartInput:
     """Everything goes to process 1000, where the slices that overlap leave their track."""
     processes: dict[Any, tuple[int, dict[Any, int | Track]]] = {}
     tids: dict[int, int | Track] = {}
@@ -98,7 +96,8 @@ def make_job(path: Path, found: InputScan, shift_ns: int, number: int) -> PartJo
                 lanes = {-1: -1} | {lane: 100 * tid + lane for lane in (moves.lanes if moves else ())}
                 tids[id(thread)] = Track(tid, moves, lanes) if moves else tid
         processes[raw] = (1000, {key: tids[id(thread)] for key, thread in process.threads.items()})
-    return PartJob(
+    return PartInput(
+        number=number,
         path=str(path),
         shown=path.name,
         target=InputMap(number, shift_ns, processes, shared=False),
@@ -107,16 +106,13 @@ def make_job(path: Path, found: InputScan, shift_ns: int, number: int) -> PartJo
         events=sum(found.phases.values()),
         plain=found.plain,
         size_bytes=found.bytes_read,
-        part=JsonPart(),
-        separator=b",\n",
-        output="merged.json",
+        chosen=None,
     )
 
 
-def rewritten(job: PartJob) -> tuple[list[Any], Any]:
-    out = io.BytesIO()
-    result = write_part(job, out)
-    return json.loads(b"[%b]" % out.getvalue()[2:], parse_float=str), result
+def rewritten(item: PartInput) -> tuple[list[Any], Any]:
+    rewriter = Rewriter(item)
+    return json.loads(b"[%b]" % b",".join(rewriter), parse_float=str), rewriter.result
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -138,8 +134,8 @@ def test_text_and_events_give_the_same(found: list[dict[str, Any]], layout: str,
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rank0.json"
         path.write_text('{"traceEvents": [' + ",".join(written(event, layout) for event in found) + "]}")
-        job = make_job(path, scan(str(path)), shift_ns, number)
-        assert rewritten(job) == rewritten(replace(job, plain=PlainRuns()))
+        item = make_item(path, scan(str(path)), shift_ns, number)
+        assert rewritten(item) == rewritten(replace(item, plain=PlainRuns()))
 
 
 @pytest.mark.parametrize("layout", ["compact", "spaced", "lines"])
@@ -159,9 +155,9 @@ def test_the_usual_events_are_rewritten_as_text(tmp_path: Path, layout: str) -> 
     usual += [{"ph": "s", "name": "b", "id": number, "pid": 50, "tid": 7, "ts": 1000 * number} for number in range(60)]
     path = tmp_path / "rank0.json"
     path.write_text("[" + ",".join(written(event, layout) for event in usual) + "]")
-    job = make_job(path, scan(str(path)), 5, 2)
+    item = make_item(path, scan(str(path)), 5, 2)
     with mock.patch("tracekit.merge.patch.encode_events", side_effect=encode_events) as encode:
-        found, result = rewritten(job)
+        found, result = rewritten(item)
     # The last event, before the closing bracket, is read alone.
     assert [len(call.args[0]) for call in encode.call_args_list] == [1]
     assert result.written == {"X": 60, "s": 60}
@@ -193,5 +189,5 @@ def test_a_key_that_stands_twice_in_an_event_does_not_mislead(tmp_path: Path) ->
     lines[3] = '{"ph":"X","name":"a","pid":6,"tid":6,"ts":9.000,"dur":1.000,"pid":5,"tid":5,"ts":3.000}'
     path = tmp_path / "rank0.json"
     path.write_text("[" + ",\n".join(lines) + "]")
-    job = make_job(path, scan(str(path)), 0, 0)
-    assert rewritten(job) == rewritten(replace(job, plain=PlainRuns()))
+    item = make_item(path, scan(str(path)), 0, 0)
+    assert rewritten(item) == rewritten(replace(item, plain=PlainRuns()))
