@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.collective_traces import SECOND, irregular, seen, torch_trace, write_ranks
 from tracekit.cli import main
 from tracekit.formats.schema import MERGE_REPORT, compile_schema
 
@@ -349,3 +350,26 @@ def test_a_progress_bar_is_shown_on_a_terminal_only(
             os.close(terminal)
     assert ended.returncode == 0
     assert (b"%" in seen) is shown
+
+
+def test_clocks_are_aligned_as_the_user_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = irregular(16)
+    texts = [torch_trace(rank, done, seen(rank * SECOND)) for rank in (0, 1)]
+    paths = write_ranks(tmp_path, texts)
+    output = str(tmp_path / "merged.json")
+    assert main(["merge", "--strict", "-o", output, *paths]) == 0
+    assert "clock of rank 1: -1.000000 s ± 7.0 µs, from the ends of 16 collectives" in capsys.readouterr().out
+    assert main(["merge", "-f", "-o", output, "--align", "wall", *paths]) == 0
+    assert "clock of ranks 0-1: wall clock; host unknown" in capsys.readouterr().out
+    assert main(["merge", "-f", "-o", output, "--offset", "1=-1000000000", "--collective-flows", *paths]) == 0
+    out = capsys.readouterr().out
+    assert "clock of rank 1: -1.000000 s, given by hand: error unknown" in out
+    assert "added 48 events between members of collectives" in out
+    assert main(["merge", "-f", "-o", output, "--align", "sync", "--strict", *paths]) == 1
+    assert "rank 1 is not aligned" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["1", "x=5", "1=5.5", "1=", "-1=5"])
+def test_an_offset_that_is_none_is_wrong_usage(text: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["merge", f"--offset={text}", str(folder)]) == 2
+    assert "give it as RANK=NS" in capsys.readouterr().err

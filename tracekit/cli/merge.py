@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
@@ -11,6 +12,7 @@ from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import printable
 from tracekit.errors import CommandError
 from tracekit.merge import Selection, merge_traces
+from tracekit.merge.clocks import ALIGN
 from tracekit.merge.workers import process_pool
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["prepare_parser", "run"]
 
 _INCOMPLETE: Final = 3
+_OFFSET: Final = re.compile(r"(\d{1,9})=([+-]?\d{1,18})", re.ASCII)
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -73,6 +76,26 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     chosen.add_argument("--categories", metavar="LIST", help="only events of these categories; counters need none")
     chosen.add_argument("--exclude-categories", metavar="LIST", help="no events of these categories")
     chosen.add_argument("--min-duration", metavar="TIME", help="only slices that take this long, such as 5us")
+    clocks = parser.add_argument_group("clocks")
+    clocks.add_argument(
+        "--align",
+        choices=ALIGN,
+        default="auto",
+        help="how the clocks of different hosts are compared: the exchanges of ClockSync, the ends of collectives in torch's "
+        "traces, wall clocks that are trusted, or not at all (default: %(default)s: the best there is for each rank)",
+    )
+    clocks.add_argument(
+        "--offset",
+        action="append",
+        default=[],
+        metavar="RANK=NS",
+        help="add this many nanoseconds to the times of a rank instead (repeat for several)",
+    )
+    clocks.add_argument(
+        "--collective-flows",
+        action="store_true",
+        help="add arrows between the members of each collective, from the first to come to the last, and how far apart they came",
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("-q", "--quiet", action="store_true", help="print nothing unless something is wrong")
     parser.epilog = (
@@ -93,6 +116,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         exclude_categories=args.exclude_categories,
         min_duration=args.min_duration,
     )
+    offsets_ns = dict(_offset(text) for text in args.offset)
     with ExitStack() as stack:
         executor = stack.enter_context(process_pool(args.workers)) if args.workers > 1 else None
         bar = stack.enter_context(ProgressBar(enabled=not (args.json or args.quiet)))
@@ -103,6 +127,9 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             strict=args.strict,
             ranks=ranks,
             select=select,
+            align=args.align,
+            offsets_ns=offsets_ns,
+            collective_flows=args.collective_flows,
             progress=bar.update,
             executor=executor,
         )
@@ -127,3 +154,12 @@ def _rank(text: str) -> tuple[str, int]:
     if not equals or not name or not number.isdecimal():
         raise CommandError(f"--rank {text}: give it as FILE=N, for example --rank trace.json=3", exit_code=2)
     return name, int(number)
+
+
+def _offset(text: str) -> tuple[int, int]:
+    match = _OFFSET.fullmatch(text)
+    if match is None:
+        raise CommandError(
+            f"--offset {text}: give it as RANK=NS in whole nanoseconds, for example --offset 3=-137000000", exit_code=2
+        )
+    return int(match[1]), int(match[2])

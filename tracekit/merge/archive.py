@@ -2,7 +2,8 @@
 
 An input is in the archive byte for byte, unpacked where it is gzip, as Perfetto takes no archive in an archive. It is
 rewritten, as for a merged trace, only where it could not stand beside the others: where it needs repair, where something is
-selected from it, or where another process has its pids, which viewers before v58 would take for one.
+selected from it, where its clock drifts (a manifest knows offsets only), or where another process has its pids, which viewers
+before v58 would take for one.
 """
 
 from __future__ import annotations
@@ -155,6 +156,8 @@ class Archive:
 
 def _unfit(item: Input, target: InputMap) -> str:
     """Return why an input cannot be copied, whatever the others are; empty when it can."""
+    if target.warp is not None:
+        return "its clock drifts"
     scan = item.scan
     found = {finding.kind for finding in (*scan.repairs, *scan.drops)}
     if scan.form == "object" or not scan.phases:

@@ -7,10 +7,13 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from tracekit.errors import MergeError, StorageError
+from tracekit.errors import ConfigError, MergeError, StorageError
 from tracekit.formats.archive_file import archive_format
 from tracekit.merge.archive import Archive
-from tracekit.merge.clocks import describe_clocks, place
+from tracekit.merge.clock_words import RankClock
+from tracekit.merge.clocks import place
+from tracekit.merge.collective_events import Added, collective_events
+from tracekit.merge.collective_sets import check_causality, find_sets
 from tracekit.merge.event_filter import EventFilter, make_filters
 from tracekit.merge.inputs import find_inputs, gather
 from tracekit.merge.json_output import JsonOutput
@@ -18,13 +21,15 @@ from tracekit.merge.losses import recording_losses
 from tracekit.merge.namespaces import plan
 from tracekit.merge.outputs import Merged, output_format, packed
 from tracekit.merge.parts import PartInput, PartJob, Workshop
-from tracekit.merge.report import Drop, InputReport, LeftOut, MergeReport, OmissionReport, RankReport, Repair
+from tracekit.merge.plain import PlainRuns
+from tracekit.merge.report import Causality, Drop, InputReport, LeftOut, MergeReport, OmissionReport, RankReport, Repair
 from tracekit.storage import atomic_write, basename, exists, size_bytes, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Executor
 
+    from tracekit.merge.clocks import Placement
     from tracekit.merge.event_filter import EventFilter
     from tracekit.merge.inputs import Input
     from tracekit.merge.namespaces import InputMap, Process
@@ -45,6 +50,9 @@ def merge_traces(
     strict: bool = False,
     ranks: Mapping[str, int] | None = None,
     select: Selection | None = None,
+    align: str = "auto",
+    offsets_ns: Mapping[int, int] | None = None,
+    collective_flows: bool = False,
     progress: Callable[[float, str], None] | None = None,
     executor: Executor | None = None,
 ) -> MergeReport:
@@ -64,6 +72,12 @@ def merge_traces(
         strict: Whether to write nothing when an event would be lost, an input left out, or a clock assumed.
         ranks: Ranks of inputs that do not tell theirs (or tell it wrongly), by path or file name.
         select: Which part of the run to take; everything by default.
+        align: What may say how the clocks of the ranks stand to each other, beyond that ranks of one host and boot share one.
+            "auto": clock exchanges of `ClockSync`, else the ends of matched collectives in torch's traces, else the wall clock;
+            "sync" or "collectives": only that; "wall": the wall clocks are trusted; "none": every file keeps its times.
+        offsets_ns: What to add to all times of a rank, in ns, by hand; its clock is not aligned otherwise.
+        collective_flows: Whether to add arrows between the members of each collective that is found in torch's traces, from who
+            came first to who came last, and a counter of how far apart they came. Not in archives.
         progress: Called now and then with the share that is done, 0 to 1, and with what is being done.
         executor: Who scans and rewrites the inputs, each as one piece of work, for example `process_pool`; it must reach
             the inputs and the folder of the output. The output is the same to the byte. None: this thread does all.
@@ -81,6 +95,8 @@ def merge_traces(
         inputs = [inputs]
     make_archive = archive_format(output)
     make_output = JsonOutput if make_archive is not None else output_format(output)
+    if collective_flows and make_archive is not None:
+        raise ConfigError(f"{without_secrets(output)}: an archive has no place for arrows between its traces")
     files = find_inputs(output, inputs)
     if not overwrite and exists(output):
         # Said before the inputs are read, which may take long; atomic_write looks again.
@@ -91,15 +107,21 @@ def merge_traces(
         items, omissions = gather(
             files, ranks or {}, _scan_progress(progress, [path for path, _ in files]), workshop.scanner, select
         )
-        base_ns, shifts, warnings = place(items)
-        processes, maps, moved = plan(items, shifts, workshop.scratch("lanes"))
-        filters = make_filters(select, items, maps, base_ns)
+        placed = place(items, align=align, offsets_ns=offsets_ns, read_all=collective_flows)
+        sets = find_sets(placed)
+        causality = check_causality(placed, sets) if placed.logs else None
+        placed.logs.clear()
+        processes, maps, moved = plan(items, placed.shifts_ns, workshop.scratch("lanes"))
+        for target, warp in zip(maps, placed.warps, strict=True):
+            target.warp = warp
+        filters = make_filters(select, items, maps, placed.base_ns)
+        added_to = collective_events(sets if collective_flows else [], maps, filters)
         omitted = [OmissionReport(item.path, item.reason, item.harmless) for item in omissions if not item.requested]
         left_out = [LeftOut(item.path, item.reason, None) for item in omissions if item.requested]
-        merged = Merged(base_ns, items, processes)
+        merged = Merged(placed.base_ns, items, processes, placed.metadata())
         sources = [
-            _part_input(number, item, target, chosen)
-            for number, (item, target, chosen) in enumerate(zip(items, maps, filters, strict=True))
+            _part_input(number, items[number], maps[number], filters[number], added_to[number])
+            for number in range(len(items))
         ]
         tell = _write_progress(progress, items)
         archive = None if make_archive is None else Archive(make_archive, merged, maps, map(bool, filters))
@@ -110,7 +132,9 @@ def merge_traces(
                 added, results = _write(output, file, make_output(merged), sources, workshop, tell)
             for item, result in zip(items, results, strict=True):
                 left_out += [LeftOut(item.scan.path, why, count) for why, count in sorted(result.left_out.items())]
-            report = _report(output, base_ns, items, processes, results, omitted, left_out, added, moved, warnings)
+            report = _report(
+                output, placed, items, processes, results, omitted, left_out, added, moved, added_to, causality
+            )
             if archive is not None:
                 report = replace(report, rewritten=archive.rewritten, overlaps_moved=moved if archive.rewritten else 0)
             if left_out and not any(report.events_out[phase] for phase in report.events_out if phase != "M"):
@@ -173,7 +197,7 @@ def _write_progress(
     return tell
 
 
-def _part_input(number: int, item: Input, target: InputMap, chosen: EventFilter | None) -> PartInput:
+def _part_input(number: int, item: Input, target: InputMap, chosen: EventFilter | None, added: Added) -> PartInput:
     return PartInput(
         number=number,
         path=item.path,
@@ -182,15 +206,17 @@ def _part_input(number: int, item: Input, target: InputMap, chosen: EventFilter 
         id_args=item.scan.kind in ("torch", "merged"),
         epoch_only=item.scan.base_ns == 0,
         events=sum(item.scan.phases.values()),
-        plain=item.scan.plain,
+        # As text, all times of a run are moved alike.
+        plain=item.scan.plain if target.warp is None else PlainRuns(),
         size_bytes=item.scan.bytes_read,
         chosen=chosen,
+        added=added,
     )
 
 
 def _report(
     output: str,
-    base_ns: int,
+    placed: Placement,
     items: list[Input],
     processes: list[Process],
     results: list[PartResult],
@@ -198,7 +224,8 @@ def _report(
     left_out: list[LeftOut],
     added: int,
     moved: int,
-    warnings: list[str],
+    added_to: list[Added],
+    causality: Causality | None,
 ) -> MergeReport:
     events_in: Counter[str] = Counter()
     events_out: Counter[str] = Counter({"M": added} if added else {})
@@ -219,14 +246,13 @@ def _report(
         dropped += [
             Drop(path, reason, count, None, Drop.is_loss(reason)) for reason, count in sorted(result.dropped.items())
         ]
-    clocks = describe_clocks(items)
-    titles: dict[int, list[str]] = {rank: [] for rank in clocks}
+    titles: dict[int, list[str]] = {rank: [] for rank in placed.clocks}
     for process in processes:
         titles.setdefault(process.rank, []).append(process.title)
     return MergeReport(
         output=without_secrets(output),
         output_bytes=0,
-        base_time_ns=base_ns,
+        base_time_ns=placed.base_ns,
         inputs=[
             InputReport(
                 path=item.scan.path,
@@ -245,14 +271,24 @@ def _report(
         omitted=omitted,
         left_out=left_out,
         recording_losses=recording_losses(items),
-        ranks=[RankReport(rank, clocks.get(rank, "unknown"), names) for rank, names in sorted(titles.items())],
+        ranks=[_rank_report(rank, placed.clocks.get(rank), names) for rank, names in sorted(titles.items())],
         events_in=dict(sorted(events_in.items())),
         events_out=dict(sorted(events_out.items())),
         metadata_added=added,
+        collective_events_added=sum(added.phases.total() for added in added_to),
         overlaps_moved=moved,
         repaired=repaired,
         dropped=dropped,
-        warnings=warnings,
+        causality=causality,
+        warnings=placed.warnings,
+    )
+
+
+def _rank_report(rank: int, clock: RankClock | None, processes: list[str]) -> RankReport:
+    if clock is None:
+        clock = RankClock(rank=rank, source="unknown", aligned=False, words="unknown")
+    return RankReport(
+        rank, clock.words, processes, clock.source, clock.aligned, clock.offset_ns, clock.drift_ppm, clock.error_ns
     )
 
 
@@ -266,5 +302,7 @@ def _refuse(report: MergeReport) -> None:
         )
     if missing:
         raise MergeError(f"{missing[0].path}: {missing[0].reason}; nothing was written (strict)")
+    if report.causality is not None and report.causality.violations:
+        raise MergeError(f"{report.causality.words()}; nothing was written (strict)")
     if report.warnings:
         raise MergeError(f"{report.warnings[0]}; nothing was written (strict)")

@@ -61,6 +61,10 @@ class EventFilter:
         self._others += len(run) - len(kept)
         return kept
 
+    def takes_rank_of(self, pid: Any) -> bool:
+        """Tell whether the rank of a process is selected."""
+        return raw_number(pid) not in self._unwanted
+
     def judge_run(self, run: list[Event]) -> list[str]:
         """Return for every event of a run, which has no metadata in it, why it is left out; empty where it is not.
 
@@ -179,7 +183,7 @@ def make_filters(
             continue
         shift = target.shift_ns
         own = None if steps is None else {rank: _moved(steps[rank], -shift) for rank in item.ranks}
-        filters.append(EventFilter(selection, item, _moved(window, -shift), own))
+        filters.append(EventFilter(selection, item, [tuple(map(target.file_ns, span)) for span in window], own))  # type: ignore[misc]
     return filters
 
 

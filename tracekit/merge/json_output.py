@@ -96,6 +96,7 @@ def describe(merged: Merged) -> dict[str, Any]:
             ],
             "inputs": [_input_metadata(item) for item in inputs],
             "losses": for_metadata(recording_losses(inputs)),
+            "clocks": merged.clocks,
         },
         "deviceProperties": list(devices.values()),
         "displayTimeUnit": "ms",

@@ -20,6 +20,7 @@ from tracekit.merge.scan import raw_number
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from tracekit.merge.clock_map import ClockMap
     from tracekit.merge.identities import ProcessIdentity
     from tracekit.merge.inputs import Input
     from tracekit.merge.lanes import Moves
@@ -92,12 +93,19 @@ class InputMap:
         shift_ns: What is added to its times.
         processes: ``pid`` as it stands in the file, to (new pid, {``tid`` as it stands there: new tid or `Track`}).
         shared: Whether another input has tracks in the same process.
+        warp: What is added to its times besides, in the file's time, where its clock drifts.
     """
 
     number: int
     shift_ns: int
     processes: dict[Any, tuple[int, dict[Any, int | Track]]]
     shared: bool
+    warp: ClockMap | None = None
+
+    def file_ns(self, merged_ns: int) -> int:
+        """Return which of the file's times a time of the merge is."""
+        time_ns = merged_ns - self.shift_ns
+        return time_ns if self.warp is None else time_ns + self.warp.inverse().offset_at(time_ns)
 
 
 def plan(

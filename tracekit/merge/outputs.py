@@ -8,8 +8,8 @@ process, so parts may be made anywhere and at any time, as long as they are join
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
 
 from tracekit.errors import ConfigError
 from tracekit.formats.gzip_codec import GzipWriter
@@ -36,11 +36,13 @@ class Merged:
         base_ns: What all times are relative to, ns since the epoch; 0 when no input tells its clock.
         inputs: In the order of the output.
         processes: In the order of display, with their threads.
+        clocks: What is said of them, ready for JSON.
     """
 
     base_ns: int
     inputs: list[Input]
     processes: list[Process]
+    clocks: dict[str, Any] = field(default_factory=dict)
 
 
 class Part(Protocol):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Executor
 
+    from tracekit.merge.collective_events import Added
     from tracekit.merge.event_filter import EventFilter
     from tracekit.merge.namespaces import InputMap
     from tracekit.merge.outputs import Part
@@ -58,6 +59,7 @@ class PartInput:
         plain: Which runs need not be decoded again.
         size_bytes: Size of the unpacked input.
         chosen: What leaves out what is not selected; None where everything is taken.
+        added: Events of the merge itself that follow those of the input, if there are any.
     """
 
     number: int
@@ -70,6 +72,7 @@ class PartInput:
     plain: PlainRuns
     size_bytes: int
     chosen: EventFilter | None
+    added: Added | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,9 @@ class Rewriter:
                         self._progress(item.number, reader.bytes_read)
                     if seen >= item.events:
                         break
+            if item.added is not None and item.added.text:
+                self._patcher.written.update(item.added.phases)
+                yield item.added.text
         except (KeyError, ValueError) as error:
             raise MergeError(f"{item.shown}: the file changed while it was merged; merge it again") from error
         if seen != item.events:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.formats.decimal_time import format_us, parse_us
 from tracekit.formats.time_columns import format_all_us
 from tracekit.formats.trace_reader import UNSET, Event, Raw, decode_json, decode_raw_list, encode_events, encode_json
+from tracekit.merge.clock_warp import warp_durations
 from tracekit.merge.ids import NAMESPACE, move_arg_ids
 from tracekit.merge.lanes import DROPPED
 from tracekit.merge.scan import EPOCH_NS, NAMED_METADATA, times_of
@@ -117,6 +118,7 @@ class Patcher:
                 },
             )
         self.shift_ns = target.shift_ns
+        self._warp = target.warp
         self.least_ns = max(-target.shift_ns, EPOCH_NS if epoch_only else _NO_TIME_LIMIT)
         self.offset = target.number * NAMESPACE
         self._shared = target.shared
@@ -147,6 +149,8 @@ class Patcher:
             run = [event for event in run if event.ph != "M"]
         processes, other, dropped = self._processes, self._other, self.dropped
         times = times_of(run)
+        if self._warp is not None:
+            warp_durations(run, times, self._warp)
         plain = self._plain_durations(run)
         new_times = self._move_times(run, times)
         if judge is not None:
@@ -227,9 +231,11 @@ class Patcher:
 
     def _move_times(self, run: list[Event], times: list[int | None]) -> list[Raw | str]:
         """Return for every event its time in the merged trace, or (as ``str``) why it has none."""
-        shift = self.shift_ns
+        shift, warp = self.shift_ns, self._warp
+        if warp is not None:
+            times = [None if time is None else time + warp.offset_at(time) for time in times]
         if None not in times and (not times or min(times) >= self.least_ns):  # type: ignore[type-var, operator]
-            if shift or not _THREE_DECIMALS.fullmatch(b"\n".join([event.ts for event in run])):  # type: ignore[misc]
+            if shift or warp is not None or not _THREE_DECIMALS.fullmatch(b"\n".join([event.ts for event in run])):  # type: ignore[misc]
                 self._count_text_times(run)
                 return decode_raw_list(format_all_us([time + shift for time in times]))  # type: ignore[operator, return-value]
             return [event.ts for event in run]  # type: ignore[misc]
@@ -285,6 +291,8 @@ class Patcher:
         if event.ts is not UNSET:
             # Metadata needs no time; one that cannot be moved would stretch the trace.
             time = parse_us(bytes(event.ts))
+            if time is not None and self._warp is not None:
+                time += self._warp.offset_at(time)
             usable = time is not None and time >= self.least_ns
             event.ts = Raw(format_us(time + self.shift_ns)) if usable else UNSET  # type: ignore[operator]
         return True

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.merge.clock_words import duration, rank_spans
 from tracekit.merge.losses import CUT, FAILED
 
 if TYPE_CHECKING:
     from tracekit.merge.losses import RecordingLoss
 
-__all__ = ["Drop", "InputReport", "LeftOut", "MergeReport", "OmissionReport", "RankReport", "Repair"]
+__all__ = ["Causality", "Drop", "InputReport", "LeftOut", "MergeReport", "OmissionReport", "RankReport", "Repair"]
 
 FORMAT_VERSION: Final = 1
 _LISTED: Final = 12
@@ -83,11 +84,23 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """A rank: the clock that places it on the timeline, and its processes as the viewer names them."""
+    """A rank: the clock that places it on the timeline, and its processes as the viewer names them.
+
+    Attributes:
+        rank: Whose.
+        clock: What places it, in words.
+        processes: As the viewer names them.
+        source, aligned, offset_ns, drift_ppm, error_ns: See `RankClock`.
+    """
 
     rank: int
     clock: str
     processes: list[str]
+    source: str
+    aligned: bool
+    offset_ns: int
+    drift_ppm: float
+    error_ns: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +131,36 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class Causality:
+    """Whether the order of what happened on several ranks can be true on the merged timeline.
+
+    Nobody leaves a collective that synchronises before all have come, and no receive ends before its send has begun.
+
+    Attributes:
+        checked: How many collectives and messages were looked at.
+        violations: How many of them are out of order by more than the clocks' errors.
+        worst_ns: By how much more, at most.
+    """
+
+    checked: int
+    violations: int
+    worst_ns: int
+
+    def words(self) -> str:
+        """Return it in words."""
+        if not self.violations:
+            return f"order of {_count(self.checked, 'collective')}: true on all ranks"
+        return (
+            f"{self.violations:,} of {_count(self.checked, 'collective')} end before all members have come, by up to "
+            f"{duration(self.worst_ns)} more than the clocks' errors: a clock is wrong"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class MergeReport:
     """What a merge read, wrote, repaired and left out.
 
-    ``events_out`` = ``events_in`` + ``metadata_added`` - dropped - left out.
+    ``events_out`` = ``events_in`` + ``metadata_added`` + ``collective_events_added`` - dropped - left out.
 
     Attributes:
         output: The merged trace.
@@ -135,10 +174,12 @@ class MergeReport:
         events_in: Events that were read, by phase.
         events_out: Events that were written, by phase.
         metadata_added: Names and orders written for the merged processes and threads; part of ``events_out``.
+        collective_events_added: Arrows between members of collectives and their counters; part of ``events_out``.
         overlaps_moved: Slices moved to a track of their own because they overlap others without nesting, those included that
             the selection leaves out.
         repaired: What was repaired.
         dropped: What was left out, ``count`` events each (for what could not be read: places in the file).
+        causality: What came of checking the order of collectives; None where none was read.
         warnings: What a reader of the merged trace must know, such as a clock that had to be assumed.
         rewritten: Of an archive: the inputs that are not in it as they are, and why. None of other outputs.
     """
@@ -154,9 +195,11 @@ class MergeReport:
     events_in: dict[str, int]
     events_out: dict[str, int]
     metadata_added: int
+    collective_events_added: int
     overlaps_moved: int
     repaired: list[Repair]
     dropped: list[Drop]
+    causality: Causality | None
     warnings: list[str]
     rewritten: dict[str, str] | None = None
 
@@ -181,9 +224,13 @@ class MergeReport:
         lines += _shorten([f"  {_input(item, folder)}" for item in self.inputs])
         clocks: dict[str, list[int]] = {}
         for rank in self.ranks:
-            clocks.setdefault(rank.clock, []).append(rank.rank)
-        for clock, members in clocks.items():
-            lines.append(f"clock of {_ranks(members)}: {clock}")
+            clock = rank.clock if rank.aligned else f"NOT ALIGNED: {rank.clock}"
+            clocks.setdefault(clock, []).append(rank.rank)
+        lines += _shorten([f"clock of {rank_spans(members)}: {clock}" for clock, members in clocks.items()])
+        if self.causality is not None and self.causality.checked:
+            lines.append(f"{'WRONG ORDER: ' if self.causality.violations else ''}{self.causality.words()}")
+        if self.collective_events_added:
+            lines.append(f"added {_count(self.collective_events_added, 'event')} between members of collectives")
         if self.overlaps_moved:
             lines.append(f"{_count(self.overlaps_moved, 'overlapping slice')} moved to tracks named (overlap)")
         lines += _shorten(
@@ -249,7 +296,7 @@ def _recorded(losses: list[RecordingLoss]) -> list[str]:
     for reason, ranks in cut.items():
         paths = [loss.path for loss in losses if loss.kind == CUT and loss.reason == reason]
         where = f" ({paths[0]})" if len(paths) == 1 else ""
-        lines.append(f"cut while recording: {_ranks(sorted(set(ranks)))}: {reason}; killed, or still running{where}")
+        lines.append(f"cut while recording: {rank_spans(ranks)}: {reason}; killed, or still running{where}")
     return lines
 
 
@@ -277,18 +324,6 @@ def _count(number: int, noun: str) -> str:
 
 def _times(number: int) -> str:
     return "once" if number == 1 else f"{number:,} times"
-
-
-def _ranks(ranks: list[int]) -> str:
-    """Return "rank 3", "ranks 0-7" or "ranks 0-2, 5"."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and spans[-1][1] == rank - 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    words = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {words}"
 
 
 def _size(size_bytes: int) -> str:

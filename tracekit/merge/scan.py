@@ -14,9 +14,16 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.errors import TraceFormatError
 from tracekit.formats.decimal_time import parse_us
 from tracekit.formats.kineto import is_kineto
-from tracekit.formats.rank_trace import BASE_TIME_KEY, COMPANION_EVENT, METADATA_EVENT
+from tracekit.formats.rank_trace import (
+    BASE_TIME_KEY,
+    CLOCK_OFFSET_EVENT,
+    CLOCK_STEP_EVENT,
+    COMPANION_EVENT,
+    METADATA_EVENT,
+)
 from tracekit.formats.time_columns import parse_all_us, parse_column_us
 from tracekit.formats.trace_reader import UNSET, Event, Finding, Raw, TraceReader, decode_or_none, encode_json
+from tracekit.merge.collectives import CollectiveCollector, thinned
 from tracekit.merge.lanes import ANY, BEGIN, END, INVALID, Slices
 from tracekit.merge.losses import ACCOUNTS, Accounts
 from tracekit.merge.plain import PlainRuns
@@ -24,6 +31,7 @@ from tracekit.merge.plain import PlainRuns
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tracekit.merge.collectives import Collective
     from tracekit.merge.spill import Row
 
 __all__ = [
@@ -40,6 +48,10 @@ __all__ = [
 
 EPOCH_NS: Final = 10**18
 """Times from here on (September 2001) are ns since the epoch; smaller ones count from some start."""
+
+_COLLECTIVES_READ: Final = 20_000
+_COLLECTIVES: Final = 300
+"""How many collectives of a process group are kept: enough for the clocks, and little for thousands of ranks."""
 
 NAMED_METADATA: Final = frozenset(
     {"process_name", "process_labels", "process_sort_index", "thread_name", "thread_sort_index"}
@@ -100,6 +112,9 @@ class InputScan:
         epoch_lowest_ns: The earliest of the times that count from the epoch, or None.
         decimals: Whether times have decimals.
         bytes_read: Size of the unpacked input.
+        clock_offsets: ``args`` of what a rank trace says of another rank's clock.
+        clock_steps: By how many ns its wall clock was set, and when on the monotonic clock.
+        collectives: Some collectives of each rank of an earlier merge; those of any other input under None.
         plain: Which runs need not be decoded again.
         accounts: What it tells of losses while it was recorded.
     """
@@ -121,6 +136,9 @@ class InputScan:
     repairs: list[Finding]
     drops: list[Finding]
     accounts: Accounts = field(default_factory=Accounts)
+    clock_offsets: list[dict[str, Any]] = field(default_factory=list)
+    clock_steps: list[tuple[int, int]] = field(default_factory=list)
+    collectives: dict[int | None, list[Collective]] = field(default_factory=dict)
 
     @property
     def base_ns(self) -> int | None:
@@ -217,7 +235,23 @@ def scan(path: str, progress: Callable[[int], None] | None = None, scratch: str 
         repairs=reader.repairs,
         drops=reader.drops,
         accounts=scanner.accounts,
+        clock_offsets=scanner.clock_offsets,
+        clock_steps=scanner.clock_steps,
+        collectives={
+            rank: thinned(found, _COLLECTIVES)
+            for rank, found in scanner.collectives.result(merged_ranks(header) if kind == "merged" else None).items()
+        },
     )
+
+
+def merged_ranks(header: dict[str, Any]) -> dict[Any, int]:
+    """Return whose the processes of an earlier merge are, as far as its header tells."""
+    table = header["tracekit"].get("processes")
+    return {
+        entry["pid"]: entry["rank"]
+        for entry in (table if isinstance(table, list) else [])
+        if isinstance(entry, dict) and isinstance(entry.get("pid"), int) and isinstance(entry.get("rank"), int)
+    }
 
 
 def times_of(run: list[Event]) -> list[int | None]:
@@ -244,6 +278,9 @@ class _Scanner:
         self.metadata: dict[str, Any] = {}
         self.companions: list[str] = []
         self.accounts = Accounts()
+        self.clock_offsets: list[dict[str, Any]] = []
+        self.clock_steps: list[tuple[int, int]] = []
+        self.collectives = CollectiveCollector(_COLLECTIVES_READ)
         self.lowest_ns: int | None = None
         self.highest_ns: int | None = None
         self.epoch_lowest_ns: int | None = None
@@ -271,6 +308,8 @@ class _Scanner:
             for event in run:
                 if event.ph == "i":
                     self.accounts.note_instant(event)
+        if not self.metadata:  # a rank trace holds markers, and no collectives
+            self.collectives.take(run)
         times = times_of(run)
         self._span(times if None not in times else [time for time in times if time is not None])  # type: ignore[arg-type]
         keys = [(event.pid, event.tid) for event in run]
@@ -398,6 +437,14 @@ class _Scanner:
             self.metadata = self.metadata or args
         elif name == COMPANION_EVENT and isinstance(args.get("file"), str):
             self.companions.append(args["file"])
+        elif name == CLOCK_OFFSET_EVENT:
+            self.clock_offsets.append(args)
+        elif (
+            name == CLOCK_STEP_EVENT
+            and isinstance(args.get("step_ns"), int)
+            and isinstance(args.get("monotonic_ns"), int)
+        ):
+            self.clock_steps.append((args["step_ns"], args["monotonic_ns"]))
         elif name in ACCOUNTS:
             self.accounts.note(name, args)
         elif name == "process_name" and isinstance(args.get("name"), str):

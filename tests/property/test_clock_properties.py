@@ -1,0 +1,153 @@
+"""What holds of alignment whatever the clocks, the groups and the gaps: found within the stated error, in any order."""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.collective_traces import MS, SECOND, START_NS, Done, seen, torch_trace, write_ranks
+from tracekit.formats.decimal_time import parse_us
+from tracekit.merge import merge_traces
+
+LIMITS = settings(max_examples=40)
+
+
+@st.composite
+def runs(draw: st.DrawFn, *, drift: bool = False) -> tuple[list[str], list[tuple[int, float]]]:
+    """The torch traces of a few ranks whose groups hang together, and how their clocks go."""
+    size = draw(st.integers(2, 5))
+    chance = random.Random(draw(st.integers(0, 2**32)))
+    numbered, steps = draw(st.booleans()), draw(st.booleans())
+    noise_ns = draw(st.sampled_from([0, 2_000, 20_000]))
+    clocks = [
+        (
+            draw(st.integers(-5 * SECOND, 5 * SECOND)) if rank else 0,
+            draw(st.floats(-60, 60)) if rank and drift else 0.0,
+        )
+        for rank in range(size)
+    ]
+    # One group of all, or a chain of pairs.
+    groups = [range(size)] if draw(st.booleans()) else [(rank, rank + 1) for rank in range(size - 1)]
+    done: list[Done] = []
+    for name, members in enumerate(groups):
+        time = START_NS + name * MS
+        for count in range(draw(st.integers(24, 40))):
+            time += chance.randint(2 * MS, 9 * MS) * (50 if drift else 1)
+            done.append(
+                Done(
+                    time,
+                    kind=chance.choice(["allreduce", "_allgather_base", "barrier"]),
+                    group=str(name),
+                    members=members,
+                    step=count // 6,
+                    waits_ns={rank: chance.randint(0, MS) for rank in members},
+                    late_ns={rank: chance.randint(0, noise_ns) for rank in members},
+                    sequence=count if numbered else None,
+                )
+            )
+    missing = draw(st.sampled_from([0.0, 0.1]))
+    texts = []
+    for rank, (offset, ppm) in enumerate(clocks):
+        kept = [one for one in done if chance.random() >= missing]
+        texts.append(torch_trace(rank, kept, seen(offset, ppm), steps=steps))
+    return texts, clocks
+
+
+def kernels(path: Path) -> dict[int, list[int]]:
+    """Return for each rank the ends of its kernels in the merged trace, ns since the epoch."""
+    merged: dict[str, Any] = json.loads(path.read_text(), parse_float=str)
+    ranks = {process["pid"]: process["rank"] for process in merged["tracekit"]["processes"]}
+    found: dict[int, list[int]] = {}
+    for event in merged["traceEvents"]:
+        if event.get("cat") == "kernel":
+            start, length = (parse_us(str(event[key]).encode()) or 0 for key in ("ts", "dur"))
+            found.setdefault(ranks[event["pid"]], []).append(int(merged["baseTimeNanoseconds"]) + start + length)
+    return found
+
+
+@LIMITS
+@given(runs())
+def test_offsets_are_found_within_the_stated_error(run: tuple[list[str], list[tuple[int, float]]]) -> None:
+    texts, clocks = run
+    with tempfile.TemporaryDirectory() as folder:
+        report = merge_traces(f"{folder}/merged.json", write_ranks(Path(folder), texts), strict=True)
+    assert report.causality is not None
+    assert report.causality.violations == 0
+    for rank, (offset, _) in zip(report.ranks, clocks, strict=True):
+        assert rank.error_ns is not None
+        assert abs(rank.offset_ns + offset) <= rank.error_ns
+        assert rank.error_ns < 60_000 * len(clocks)
+
+
+@LIMITS
+@given(runs(drift=True))
+def test_drifting_clocks_are_put_on_one_within_the_stated_error(run: tuple[list[str], list[tuple[int, float]]]) -> None:
+    texts, clocks = run
+    with tempfile.TemporaryDirectory() as folder:
+        paths = write_ranks(Path(folder), texts)
+        report = merge_traces(f"{folder}/merged.json", paths, strict=True)
+        ends = kernels(Path(folder) / "merged.json")
+    for rank, ((offset, ppm), text) in enumerate(zip(clocks, texts, strict=True)):
+        error = report.ranks[rank].error_ns
+        assert error is not None
+        own = json.loads(text, parse_float=str)
+        shown = [
+            int(own["baseTimeNanoseconds"]) + sum(parse_us(str(event[key]).encode()) or 0 for key in ("ts", "dur"))
+            for event in own["traceEvents"]
+            if event["cat"] == "kernel"
+        ]
+        for before, after in zip(shown, ends.get(rank, []), strict=True):
+            # The true time of what the rank's clock shows: the clock turned round.
+            true = START_NS + (before - START_NS - offset) / (1 + ppm / 1e6)
+            assert abs(after - true) <= error + 300  # a double's step
+
+
+@LIMITS
+@given(runs(), st.randoms())
+def test_the_order_of_the_inputs_does_not_matter(run: tuple[list[str], Any], order: random.Random) -> None:
+    texts, _ = run
+    with tempfile.TemporaryDirectory() as folder:
+        paths = write_ranks(Path(folder), texts)
+        merge_traces(f"{folder}/first.json", paths, collective_flows=True)
+        order.shuffle(paths)
+        merge_traces(f"{folder}/second.json", paths, collective_flows=True)
+        assert Path(f"{folder}/first.json").read_bytes() == Path(f"{folder}/second.json").read_bytes()
+
+
+@LIMITS
+@given(runs())
+def test_ids_of_flows_are_unique_and_every_event_is_counted(run: tuple[list[str], Any]) -> None:
+    texts, _ = run
+    with tempfile.TemporaryDirectory() as folder:
+        report = merge_traces(f"{folder}/m.json", write_ranks(Path(folder), texts), collective_flows=True)
+        events = json.loads(Path(f"{folder}/m.json").read_text())["traceEvents"]
+    assert len(events) == sum(report.events_out.values())
+    arrows = [event for event in events if event["ph"] in "stf"]
+    begun = [event["id"] for event in arrows if event["ph"] == "s"]
+    assert len(begun) == len(set(begun))
+    assert {event["id"] for event in arrows} == set(begun)
+    ended = [event["id"] for event in arrows if event["ph"] == "f"]
+    assert sorted(ended) == sorted(begun)
+
+
+@LIMITS
+@given(st.integers(0, 2**32))
+def test_collectives_that_do_not_correspond_are_refused(seed: int) -> None:
+    """Every rank did as many of the same kind as the others, but not the same."""
+    chance = random.Random(seed)
+    texts = []
+    for rank in range(2):
+        time, done = START_NS, []
+        for number in range(20):
+            time += chance.randint(2 * MS, 40 * MS)
+            done.append(Done(time, step=number // 4))
+        texts.append(torch_trace(rank, done, seen(rank * SECOND), steps=False))
+    with tempfile.TemporaryDirectory() as folder:
+        report = merge_traces(f"{folder}/m.json", write_ranks(Path(folder), texts))
+    assert (report.ranks[1].source, report.ranks[1].aligned, report.ranks[1].offset_ns) == ("wall", False, 0)

@@ -1,0 +1,219 @@
+"""What measurements say of two clocks: constants, lines, what is refused, and that stated errors are errors."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracekit.merge.clock_estimate import END_NS, ClockEstimate, SyncPoint, estimate_from_ends, estimate_from_sync
+from tracekit.merge.clock_graph import ClockPath, Evidence, Link, find_paths
+from tracekit.merge.clock_map import ClockMap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NOW = 1_790_857_026_000_000_000
+MS = 1_000_000
+SECOND = 1_000_000_000
+
+TIMES = st.integers(-(10**18), 2 * 10**18)
+
+
+@st.composite
+def maps(draw: st.DrawFn) -> ClockMap:
+    """Maps whose knots lie seconds apart and drift less than 1 %."""
+    time, offset = NOW, draw(st.integers(-(10**12), 10**12))
+    knots = [(time, offset)]
+    for _ in range(draw(st.integers(0, 4))):
+        step = draw(st.integers(10**9, 10**11))
+        time, offset = time + step, offset + draw(st.integers(-step // 100, step // 100))
+        knots.append((time, offset))
+    return ClockMap(tuple(knots))
+
+
+@given(maps(), st.lists(TIMES, min_size=2, max_size=20))
+def test_a_later_time_never_becomes_an_earlier_one(found: ClockMap, times: list[int]) -> None:
+    ordered = sorted(times)
+    moved = [time + found.offset_at(time) for time in ordered]
+    assert moved == sorted(moved)
+
+
+@given(maps(), st.integers(NOW - 10**11, NOW + 10**12))
+def test_the_way_back_leads_back(found: ClockMap, time: int) -> None:
+    there = time + found.offset_at(time)
+    beyond = abs(time - NOW) // 10**9
+    assert abs(there + found.inverse().offset_at(there) - time) <= (0 if found.is_constant else 2 + beyond)
+
+
+def test_a_map_is_exact_at_its_knots_and_goes_on_beyond_them() -> None:
+    found = ClockMap(((0, 10), (1000, 20), (2000, 20)))
+    assert [found.offset_at(time) for time in (-1000, 0, 1, 500, 1000, 1500, 2000, 9000)] == [
+        0,
+        10,
+        10,
+        15,
+        20,
+        20,
+        20,
+        20,
+    ]
+    assert found.drift_ppm() == 5000.0
+    assert found.moved(1000).offset_at(0) == 20
+    assert not found.is_constant
+    assert ClockMap.constant(7).is_constant
+
+
+def ends(
+    count: int, clock: Callable[[int], int], *, noise_ns: int = 0, gap_ns: int = 10 * MS, seed: int = 0
+) -> list[tuple[int, int]]:
+    """Return moments as a true clock and another have seen them, each a little late."""
+    chance = random.Random(seed)
+    times = [NOW + number * gap_ns for number in range(count)]
+    return [(time + chance.randint(0, noise_ns), time + clock(time) + chance.randint(0, noise_ns)) for time in times]
+
+
+def assert_holds(estimate: ClockEstimate | str, clock: Callable[[int], int], *times: int) -> None:
+    assert isinstance(estimate, ClockEstimate), estimate
+    for time in times:
+        assert abs(estimate.map.offset_at(time) - clock(time)) <= estimate.error_at(time)
+
+
+@given(st.integers(-(10**10), 10**10), st.integers(0, 200_000), st.integers(6, 60), st.integers(0, 10**6))
+def test_a_constant_offset_is_found_within_its_error(offset: int, noise_ns: int, count: int, seed: int) -> None:
+    estimate = estimate_from_ends(ends(count, lambda _: offset, noise_ns=noise_ns, seed=seed))
+    assert_holds(estimate, lambda _: offset, NOW, NOW + count * 10 * MS)
+    assert isinstance(estimate, ClockEstimate)
+    assert estimate.map.is_constant
+    assert estimate.error_ns <= 4 * noise_ns + END_NS + 1
+
+
+@given(st.integers(-(10**10), 10**10), st.floats(5, 300), st.booleans(), st.integers(0, 20_000), st.integers(0, 10**6))
+def test_a_drift_is_found_within_its_error(offset: int, ppm: float, back: bool, noise_ns: int, seed: int) -> None:
+    rate = -ppm / 1e6 if back else ppm / 1e6
+
+    def clock(time: int) -> int:
+        return offset + round((time - NOW) * rate)
+
+    estimate = estimate_from_ends(ends(60, clock, noise_ns=noise_ns, gap_ns=SECOND, seed=seed))
+    assert_holds(estimate, clock, NOW - 60 * SECOND, NOW, NOW + 30 * SECOND, NOW + 120 * SECOND)
+    assert isinstance(estimate, ClockEstimate)
+    assert abs(estimate.map.drift_ppm() - rate * 1e6) < 1
+    assert estimate.error_ns <= 3 * noise_ns + END_NS + 1000
+
+
+def test_no_drift_is_made_up_from_noise() -> None:
+    for seed in range(50):
+        estimate = estimate_from_ends(ends(30, lambda _: 5, noise_ns=20_000, gap_ns=SECOND, seed=seed))
+        assert isinstance(estimate, ClockEstimate)
+        assert estimate.map.is_constant
+
+
+def test_single_ends_that_are_late_do_no_harm() -> None:
+    points = ends(20, lambda _: 1000, noise_ns=2000)
+    late = [
+        (first, second + (50 * MS if number in (3, 11, 12) else 0)) for number, (first, second) in enumerate(points)
+    ]
+    estimate = estimate_from_ends(late)
+    assert_holds(estimate, lambda _: 1000, NOW)
+    assert isinstance(estimate, ClockEstimate)
+    assert estimate.count == 17
+    assert estimate.error_ns < 20_000
+
+
+def test_ends_that_do_not_agree_are_refused() -> None:
+    chance = random.Random(1)
+    points = [(first, second + chance.randint(-60 * MS, 60 * MS)) for first, second in ends(30, lambda _: 0)]
+    refused = estimate_from_ends(points)
+    assert isinstance(refused, str)
+    assert "apart" in refused
+
+
+def test_two_answers_at_once_are_refused() -> None:
+    points = ends(20, lambda _: 0)
+    split = [(first, second + (0 if number % 2 else 90 * MS)) for number, (first, second) in enumerate(points)]
+    assert isinstance(estimate_from_ends(split), str)
+
+
+def sync(clock: Callable[[int], int], *, count: int = 10, gap_s: int = 60, seed: int = 0) -> list[SyncPoint]:
+    """Return measurements whose errors are true: the offset lies anywhere within them."""
+    chance = random.Random(seed)
+    points = []
+    for number in range(count):
+        time = NOW + number * gap_s * SECOND
+        error = chance.choice([60_000, 80_000, 100_000, 5 * MS])
+        points.append(SyncPoint(time, clock(time) + chance.randint(-error, error), error))
+    return points
+
+
+@given(st.integers(-(10**10), 10**10), st.floats(-50, 50), st.integers(1, 40), st.integers(0, 10**6), st.randoms())
+def test_what_is_said_of_exchanges_holds_everywhere(
+    offset: int, ppm: float, count: int, seed: int, order: random.Random
+) -> None:
+    def clock(time: int) -> int:
+        return offset + round((time - NOW) * ppm / 1e6)
+
+    points = sync(clock, count=count, seed=seed)
+    estimate = estimate_from_sync(points)
+    last = points[-1].time_ns
+    inside = [(first.time_ns + second.time_ns) // 2 for first, second in pairwise(points)]
+    assert_holds(estimate, clock, NOW - 100 * SECOND, NOW, *inside, last, last + 100 * SECOND)
+    order.shuffle(points)
+    assert estimate_from_sync(points) == estimate
+
+
+def test_a_clock_that_keeps_its_rate_is_not_bent() -> None:
+    assert estimate_from_sync(sync(lambda _: 42)).map.is_constant
+    estimate = estimate_from_sync(sync(lambda time: (time - NOW) // 50_000, count=60))
+    assert len(estimate.map.knots) == 2
+    assert estimate.map.drift_ppm() == pytest.approx(20, abs=0.1)
+
+
+def test_a_rate_that_changes_is_followed() -> None:
+    def clock(time: int) -> int:
+        since = time - NOW
+        return since // 50_000 if since < 1800 * SECOND else 36 * MS - (since - 1800 * SECOND) // 50_000
+
+    points = [SyncPoint(NOW + minute * 60 * SECOND, clock(NOW + minute * 60 * SECOND), 50_000) for minute in range(61)]
+    estimate = estimate_from_sync(points)
+    assert len(estimate.map.knots) > 2
+    assert_holds(estimate, clock, *(NOW + minute * 45 * SECOND for minute in range(80)))
+    assert estimate.error_ns < 200_000
+
+
+def test_a_machine_that_slept_makes_the_error_as_large_as_that() -> None:
+    points = [SyncPoint(NOW + minute * 60 * SECOND, 0 if minute < 5 else 3600 * SECOND, 50_000) for minute in range(10)]
+    estimate = estimate_from_sync(points)
+    assert 3599 * SECOND < estimate.error_ns < 3601 * SECOND
+
+
+def estimate(offset: int, error: int) -> ClockEstimate:
+    return ClockEstimate(ClockMap.constant(offset), NOW, NOW, error, 0, 8)
+
+
+def test_the_way_with_the_least_error_is_taken_and_exchanges_go_before_collectives() -> None:
+    links = [
+        Link("a", "r", estimate(100, 50), Evidence.COLLECTIVES),
+        Link("a", "b", estimate(1, 10), Evidence.COLLECTIVES),
+        Link("r", "b", estimate(-90, 10), Evidence.COLLECTIVES),
+        Link("c", "r", estimate(7, 1), Evidence.COLLECTIVES),
+        Link("c", "d", estimate(1, 500), Evidence.SYNC),
+        Link("d", "r", estimate(1, 500), Evidence.SYNC),
+        Link("x", "y", estimate(1, 1), Evidence.SYNC),
+    ]
+    for found in (find_paths("r", links), find_paths("r", links[::-1])):
+        offsets = {node: (path.offset_at(NOW), path.error_at(NOW)) for node, path in found.items()}
+        # One link by collectives is fewer than two, whatever their errors.
+        assert offsets == {"r": (0, 0), "a": (100, 50), "b": (90, 10), "c": (2, 1000), "d": (1, 500)}
+
+
+def test_maps_along_a_way_are_one_map() -> None:
+    first = ClockEstimate(ClockMap(((NOW, 0), (NOW + 1000, 10))), NOW, NOW + 1000, 1, 0, 2)
+    second = ClockEstimate(ClockMap(((NOW + 500, 5), (NOW + 2000, 50))), NOW, NOW, 2, 0, 2)
+    path = ClockPath((Link("a", "b", first, Evidence.SYNC), Link("b", "r", second, Evidence.SYNC)))
+    found = path.map_for(NOW - 100, NOW + 3000)
+    assert all(abs(found.offset_at(time) - path.offset_at(time)) <= 2 for time in range(NOW - 100, NOW + 3000, 50))

@@ -1,0 +1,136 @@
+"""Which collective of one rank is which of another; and when nobody can tell."""
+
+from __future__ import annotations
+
+import random
+
+from tracekit.merge.collectives import Collective, Label, kind_of
+from tracekit.merge.matching import match, match_near
+
+MS = 1_000_000
+
+
+def done(
+    end: int, kind: str = "all_reduce", size: str = "", step: int | None = None, sequence: int | None = None
+) -> Collective:
+    return Collective(Label(kind, ("0", "[0, 1]"), size), sequence, step, end - 1000, end, 0, 7)
+
+
+def ends(pairs: list[tuple[Collective, Collective]] | str) -> list[tuple[int, int]]:
+    assert not isinstance(pairs, str), pairs
+    return [(first.end_ns, second.end_ns) for first, second in pairs]
+
+
+def irregular(count: int, seed: int = 0) -> list[int]:
+    chance = random.Random(seed)
+    return sorted(chance.sample(range(0, count * 5 * MS, 1000), count))
+
+
+def test_numbers_decide_whatever_the_times_say() -> None:
+    ours = [done(number * MS, sequence=number) for number in range(10)]
+    theirs = [done(5 * number * MS + 3, sequence=number) for number in range(4, 14)]
+    assert ends(match(ours, theirs)) == [(number * MS, 5 * number * MS + 3) for number in range(4, 10)]
+
+
+def test_a_number_that_comes_twice_is_nobodys() -> None:
+    ours = [done(number * MS, sequence=number % 8) for number in range(10)]
+    theirs = [done(number * MS, sequence=number) for number in range(8)]
+    assert len(ends(match(ours, theirs))) == 6
+
+
+def test_two_numbers_in_common_are_too_few() -> None:
+    ours = [done(number * MS, sequence=number) for number in range(3)]
+    theirs = [done(number * MS, sequence=number) for number in range(1, 4)]
+    found = match(ours, theirs)
+    assert isinstance(found, str)
+    assert "only 2" in found
+
+
+def test_parts_of_a_run_are_matched_where_they_overlap() -> None:
+    times = irregular(40)
+    ours = [done(time) for time in times[:30]]
+    theirs = [done(time + 5_000_000_123) for time in times[6:]]
+    assert ends(match(ours, theirs)) == [(time, time + 5_000_000_123) for time in times[6:30]]
+
+
+def test_gaps_in_both_do_not_shift_what_follows() -> None:
+    times = irregular(40, seed=3)
+    ours = [done(time) for number, time in enumerate(times) if number % 7]
+    theirs = [done(time - 77) for number, time in enumerate(times) if number % 5]
+    expected = [(time, time - 77) for number, time in enumerate(times) if number % 7 and number % 5]
+    assert ends(match(ours, theirs)) == expected
+
+
+def test_steps_tell_apart_what_repeats() -> None:
+    ours = [done(number * 10 * MS, step=number // 2) for number in range(12)]
+    theirs = [done(number * 10 * MS + 5 * MS, step=number // 2) for number in range(12)]
+    # Two alike in each step: the offset by a whole period has half the votes of the true one at most.
+    found = match(ours, theirs)
+    assert ends(found) == [(number * 10 * MS, number * 10 * MS + 5 * MS) for number in range(12)]
+
+
+def test_a_period_of_its_own_is_refused() -> None:
+    ours = [done(number * 10 * MS) for number in range(50)]
+    theirs = [done(number * 10 * MS + 2 * MS) for number in range(50)]
+    found = match(ours, theirs)
+    assert found == "their collectives fit at more than one offset"
+
+
+def test_sizes_tell_apart_what_repeats() -> None:
+    ours = [done(number * 10 * MS, size=str(number % 17)) for number in range(17)]
+    theirs = [done(number * 10 * MS + 2 * MS, size=str(number % 17)) for number in range(17)]
+    assert len(ends(match(ours, theirs))) == 17
+
+
+def test_unrelated_collectives_are_refused() -> None:
+    for seed in range(400):
+        ours = [done(time) for time in irregular(8 + seed % 40, seed)]
+        theirs = [done(time) for time in irregular(8 + seed % 40, seed + 1000)]
+        assert isinstance(match(ours, theirs), str), seed
+
+
+def test_three_alike_are_too_few_and_none_is_none() -> None:
+    three = [done(time) for time in (1 * MS, 5 * MS, 6 * MS)]
+    assert isinstance(match(three, three), str)
+    assert match(three, []) == "no collectives of a process group of both"
+
+
+def test_long_traces_are_followed_while_the_clocks_drift() -> None:
+    times = irregular(5000, seed=9)
+    ours = [done(time) for time in times]
+    theirs = [done(time + 17 + time // 20_000) for time in times]
+    found = ends(match(ours, theirs))
+    assert len(found) > 4900
+    assert all(second - first == 17 + first // 20_000 for first, second in found)
+
+
+def test_on_one_clock_the_nearest_is_taken_once() -> None:
+    ours = [done(time) for time in (0, MS, 2 * MS)]
+    theirs = [done(time) for time in (50_000, MS - 20_000, MS + 30_000, 9 * MS)]
+    assert ends(match_near(ours, theirs, 0)) == [(0, 50_000), (MS, MS - 20_000)]
+    assert match_near([], theirs, 0) == []
+
+
+def test_names_of_torch_nccl_and_gloo_have_a_kind() -> None:
+    kinds = {
+        "allreduce": "all_reduce",
+        "nccl:all_reduce": "all_reduce",
+        "allreduce_coalesced": "all_reduce",
+        "_allgather_base": "all_gather",
+        "all_gather_into_tensor_coalesced": "all_gather",
+        "_reduce_scatter_base": "reduce_scatter",
+        "ReduceScatter": "reduce_scatter",
+        "all_to_allv": "all_to_all",
+        "alltoall_base": "all_to_all",
+        "barrier": "barrier",
+        "broadcast": "broadcast",
+        "Reduce": "reduce",
+        "gather": "gather",
+        "scatter": "scatter",
+        "send": "send",
+        "recv": "recv",
+        "SendRecv": "",
+        "Generic": "",
+        "wait": "",
+    }
+    assert {name: kind_of(name) for name in kinds} == kinds

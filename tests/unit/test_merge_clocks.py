@@ -1,0 +1,543 @@
+"""Which clock places each rank of a merge, and what the report says of it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.collective_traces import BASE_NS, MS, SECOND, START_NS, Done, irregular, seen, torch_trace, write_ranks
+from tests.unit.test_merge_inputs import event, meta, rank_trace
+from tracekit.errors import ConfigError, MergeError
+from tracekit.formats.decimal_time import format_us, parse_us
+from tracekit.formats.schema import MERGE_REPORT, compile_schema
+from tracekit.merge import Selection, merge_traces
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tracekit.merge import MergeReport
+
+WITHIN_NS = 10_000
+MONOTONIC_NS = 5_000 * SECOND
+
+
+@pytest.fixture
+def merge(tmp_path: Path) -> Any:
+    """Write files by name, merge them, and return the merged trace and the report."""
+
+    def _merge(files: dict[str, Any], **options: Any) -> tuple[dict[str, Any], MergeReport]:
+        folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        for name, value in files.items():
+            (folder / name).write_text(value if isinstance(value, str) else json.dumps(value))
+        output = folder / "out.merged.json"
+        report = merge_traces(str(output), [str(folder / name) for name in files], **options)
+        assert compile_schema(MERGE_REPORT)(json.loads(json.dumps(report.to_json()))) is None
+        return json.loads(output.read_text(), parse_float=str), report
+
+    return _merge
+
+
+def starts(merged: dict[str, Any]) -> dict[str, int]:
+    """Return when each slice begins, ns since the epoch."""
+    base = int(merged.get("baseTimeNanoseconds", 0))
+    return {
+        found["name"]: base + (parse_us(str(found["ts"]).encode()) or 0)
+        for found in merged["traceEvents"]
+        if found["ph"] == "X"
+    }
+
+
+def sources(report: MergeReport) -> list[str]:
+    return [rank.source for rank in report.ranks]
+
+
+# ---- one clock --------------------------------------------------------------------------------------------------------
+
+
+def recorded(
+    rank: int,
+    *,
+    wall_ns: int = START_NS,
+    monotonic_ns: int = MONOTONIC_NS,
+    boot: str | None = "b1",
+    host: str = "a",
+    at_ns: int = MS,
+    more: Any = (),
+    **metadata: Any,
+) -> list[Any]:
+    """Return a rank trace that began at a time, with one slice."""
+    return rank_trace(
+        *more,
+        event(f"slice {rank}", (wall_ns + at_ns - BASE_NS) / 1000, pid=100 + rank),
+        rank=rank,
+        pid=100 + rank,
+        host=host,
+        boot_id=boot,
+        clock={"wall_ns": wall_ns, "monotonic_ns": monotonic_ns, "error_ns": 50},
+        **metadata,
+    )
+
+
+def test_ranks_of_one_boot_have_one_clock(merge: Any) -> None:
+    merged, report = merge({"0.json": recorded(0), "1.json": recorded(1)}, strict=True)
+    assert sources(report) == ["reference", "shared"]
+    assert [rank.clock for rank in report.ranks] == ["wall clock; same host and boot"] * 2
+    assert [rank.error_ns for rank in report.ranks] == [0, 0]
+    assert starts(merged) == {"slice 0": START_NS + MS, "slice 1": START_NS + MS}
+
+
+def test_a_wall_clock_that_was_set_between_two_starts_moves_the_second_back(merge: Any) -> None:
+    """Rank 1 begins a second after rank 0, by a wall clock that was set an hour forth meanwhile."""
+    late = recorded(1, wall_ns=START_NS + 3601 * SECOND, monotonic_ns=MONOTONIC_NS + SECOND)
+    merged, report = merge({"0.json": recorded(0), "1.json": late})
+    assert starts(merged)["slice 1"] == START_NS + SECOND + MS
+    assert report.ranks[1].offset_ns == -3600 * SECOND
+    assert report.ranks[1].clock.endswith("-3600.000000 s: the wall clock was set in between")
+    merged, _ = merge({"0.json": recorded(0), "1.json": late}, align="none")
+    assert starts(merged)["slice 1"] == START_NS + 3601 * SECOND + MS
+
+
+def test_torch_traces_follow_the_wall_clock_over_a_step_and_the_rank_trace_says_when(merge: Any) -> None:
+    step = meta("tracekit_clock_step", 100, 100, step_ns=-60 * SECOND, monotonic_ns=MONOTONIC_NS + 10 * SECOND)
+    torch = {
+        "schemaVersion": 1,
+        "distributedInfo": {"rank": 0},
+        "host_name": "a",
+        "baseTimeNanoseconds": BASE_NS,
+        "traceEvents": [event("kernel", (START_NS + 20 * SECOND - 60 * SECOND - BASE_NS) / 1000)],
+    }
+    merged, report = merge({"0.json": recorded(0, more=[step]), "torch.json": torch}, strict=True)
+    assert starts(merged) == {"slice 0": START_NS + MS, "kernel": START_NS + 20 * SECOND}
+    assert len(report.ranks) == 1
+
+
+def test_other_boots_and_other_hosts_are_other_clocks(merge: Any) -> None:
+    _, report = merge(
+        {"0.json": recorded(0), "1.json": recorded(1, boot="b2"), "2.json": recorded(2, boot="b3", host="c")}
+    )
+    assert sources(report) == ["reference", "wall", "wall"]
+    assert [rank.aligned for rank in report.ranks] == [True, False, False]
+    assert [rank.error_ns for rank in report.ranks] == [0, None, None]
+    assert "clock of ranks 1-2: NOT ALIGNED: wall clock; different hosts: error unknown" in report.lines()
+    assert [warning.split(":")[0] for warning in report.warnings] == [
+        "ranks 1-2 are not aligned with the others, their wall clock places them"
+    ]
+
+
+def test_hosts_that_are_all_called_localhost_are_not_one(merge: Any) -> None:
+    done = irregular(12)
+    files = {
+        f"{rank}.json": torch_trace(rank, done, seen(rank * 137 * MS), host="localhost.localdomain") for rank in (0, 1)
+    }
+    _, report = merge(files, strict=True)
+    assert sources(report) == ["reference", "collectives"]
+
+
+def test_wall_clocks_are_trusted_where_the_user_says_so(merge: Any) -> None:
+    files = {"0.json": recorded(0), "1.json": recorded(1, boot="b2", host="c")}
+    with pytest.raises(MergeError, match="rank 1 is not aligned"):
+        merge(files, strict=True)
+    _, report = merge(files, strict=True, align="wall")
+    assert (sources(report), report.warnings) == (["reference", "wall"], [])
+    assert "clock of rank 1: wall clock; different hosts: error unknown" in report.lines()
+    _, report = merge(files, strict=True, align="none")
+    assert sources(report) == ["none", "none"]
+
+
+# ---- clock exchanges --------------------------------------------------------------------------------------------------
+
+
+def exchange(
+    rank: int, at_ns: int, monotonic_offset_ns: int, offset_ns: int, error_ns: int = 60_000, **more: Any
+) -> Any:
+    """Return what ClockSync writes of one measurement."""
+    values = {
+        "monotonic_ns": at_ns,
+        "offset_ns": offset_ns,
+        "monotonic_offset_ns": monotonic_offset_ns,
+        "error_ns": error_ns,
+        "round_trips": 8,
+        "reference_rank": 0,
+        "reference_boot_id": "b1",
+        **more,
+    }
+    return meta("tracekit_clock_offset", 100 + rank, 100 + rank, **values)
+
+
+def away(
+    rank: int, boot: str, host: str, *, wall_off_ns: int, drift_ppm: int = 0, minutes: int = 3, **more: Any
+) -> list[Any]:
+    """Return the rank trace of a host whose monotonic clock shows 1000 s less, and whose wall clock is off."""
+    found = []
+    for minute in range(minutes):
+        drifted = minute * 60 * drift_ppm * 1000
+        found.append(
+            exchange(
+                rank,
+                MONOTONIC_NS - 1000 * SECOND + minute * 60 * SECOND,
+                1000 * SECOND + drifted,
+                -wall_off_ns + drifted,
+                **more,
+            )
+        )
+    return recorded(
+        rank,
+        wall_ns=START_NS + wall_off_ns,
+        monotonic_ns=MONOTONIC_NS - 1000 * SECOND,
+        boot=boot,
+        host=host,
+        more=found,
+    )
+
+
+def test_exchanges_place_ranks_of_other_hosts(merge: Any) -> None:
+    files = {
+        "0.json": recorded(0),
+        "1.json": away(1, "b2", "c", wall_off_ns=137 * MS),
+        "2.json": recorded(
+            2, wall_ns=START_NS + 137 * MS, monotonic_ns=MONOTONIC_NS - 1000 * SECOND, boot="b2", host="c"
+        ),
+    }
+    merged, report = merge(files, strict=True)
+    assert sources(report) == ["reference", "sync", "sync"]
+    assert [rank.offset_ns for rank in report.ranks] == [0, -137 * MS, -137 * MS]
+    assert [rank.error_ns for rank in report.ranks] == [0, 60_000, 60_000]
+    assert set(starts(merged).values()) == {START_NS + MS}
+    assert "clock of ranks 1-2: -137.000 ms ± 60.0 µs, from 3 clock exchanges" in report.lines()
+    for align in ("collectives", "wall"):
+        _, report = merge(files, align=align)
+        assert sources(report)[1] == "wall"
+
+
+def test_exchanges_with_a_rank_that_is_not_there_place_the_others_to_each_other(merge: Any) -> None:
+    files = {
+        "1.json": away(1, "b2", "c", wall_off_ns=137 * MS),
+        "2.json": away(2, "b3", "d", wall_off_ns=-20 * MS),
+    }
+    merged, report = merge(files, strict=True)
+    assert sources(report) == ["reference", "sync"]
+    assert report.ranks[1].offset_ns == 157 * MS
+    assert report.ranks[1].error_ns == 120_000
+    assert set(starts(merged).values()) == {START_NS + 137 * MS + MS}
+
+
+def test_a_drift_moves_every_event_by_what_was_measured_then(merge: Any) -> None:
+    """50 ppm over an hour: durations and events in between follow the line."""
+    far = away(1, "b2", "c", wall_off_ns=0, drift_ppm=50, minutes=61)
+    hour_us = (START_NS + 3600 * SECOND - BASE_NS) / 1000
+    far.append(event("late", hour_us, 1_000_000, pid=101))
+    far.append(event("touches", hour_us + 1_000_000, 5, pid=101))
+    first = recorded(0)
+    first.append(event("long", hour_us, 5, pid=100))
+    merged, report = merge({"0.json": first, "1.json": far}, strict=True)
+    found = starts(merged)
+    assert abs(found["late"] - (START_NS + 3600 * SECOND + 180 * MS)) <= 60_000
+    assert found["slice 0"] == START_NS + MS
+    durations = {one["name"]: parse_us(str(one["dur"]).encode()) for one in merged["traceEvents"] if one["ph"] == "X"}
+    assert durations["late"] == SECOND + 50_000
+    assert found["late"] + durations["late"] == found["touches"]
+    assert report.ranks[1].drift_ppm == pytest.approx(50, abs=0.1)
+    assert ", drift +50.0" in report.ranks[1].clock
+
+
+def test_what_is_no_measurement_is_not_used(merge: Any) -> None:
+    bad = [
+        exchange(1, 1, 2, 3, error_ns=-1),
+        exchange(1, 1, 2, 3, round_trips=0),
+        exchange(1, 1, 2, 3, monotonic_ns="1"),
+        meta("tracekit_clock_offset", 101, 101),
+    ]
+    files = {"0.json": recorded(0), "1.json": recorded(1, boot="b2", host="c", more=bad)}
+    _, report = merge(files)
+    assert sources(report) == ["reference", "wall"]
+
+
+# ---- collectives ------------------------------------------------------------------------------------------------------
+
+
+def torch_files(done: list[Done], clocks: list[Callable[[int], int]], **options: Any) -> dict[str, str]:
+    return {f"rank{rank}.json": torch_trace(rank, done, clock, **options) for rank, clock in enumerate(clocks)}
+
+
+OFFSETS = [0, 3 * SECOND + 1234, -SECOND, 40_000]
+
+
+def test_the_ends_of_collectives_place_every_rank(merge: Any) -> None:
+    done = irregular(20, members=range(4))
+    for at, one in enumerate(done):
+        one.waits_ns = {at % 4: 900_000}
+        one.late_ns = {(at + 1) % 4: 2_000}
+    _, report = merge(torch_files(done, [seen(offset) for offset in OFFSETS]), strict=True)
+    assert sources(report) == ["reference"] + ["collectives"] * 3
+    for rank, offset in zip(report.ranks, OFFSETS, strict=True):
+        assert abs(rank.offset_ns + offset) <= WITHIN_NS
+        assert abs(rank.offset_ns + offset) <= rank.error_ns <= 2 * WITHIN_NS
+    assert report.causality is not None
+    assert (report.causality.checked, report.causality.violations) == (20, 0)
+    assert "order of 20 collectives: true on all ranks" in report.lines()
+
+
+def test_groups_of_some_ranks_are_solved_over_each_other(merge: Any) -> None:
+    """0-1 and 2-3 never meet, but 1-2 do."""
+    done = [
+        *irregular(12, members=(0, 1), group="tp0"),
+        *irregular(12, members=(2, 3), group="tp1"),
+        *irregular(12, members=(1, 2), group="pp", gap_ns=4 * MS),
+    ]
+    _, report = merge(torch_files(done, [seen(offset) for offset in OFFSETS]), strict=True)
+    for rank, offset in zip(report.ranks, OFFSETS, strict=True):
+        assert abs(rank.offset_ns + offset) <= WITHIN_NS
+    assert report.ranks[3].clock.endswith("from the ends of 12 collectives, through 2 other clocks")
+    assert 3 * 7_000 <= report.ranks[3].error_ns < 3 * 7_000 + 100
+
+
+def test_ranks_without_a_way_to_the_first_stay_together_and_are_flagged(merge: Any) -> None:
+    done = [*irregular(12, members=(0, 1), group="a"), *irregular(12, members=(2, 3), group="b")]
+    merged, report = merge(torch_files(done, [seen(offset) for offset in OFFSETS]))
+    assert [rank.aligned for rank in report.ranks] == [True, True, False, False]
+    assert "ranks 2-3 are not aligned" in report.warnings[0]
+    assert "only ranks 2-3 are aligned with each other" in report.warnings[0]
+    base = int(merged["baseTimeNanoseconds"])
+    ranks = {process["pid"]: process["rank"] for process in merged["tracekit"]["processes"]}
+    ends: dict[int, list[int]] = {}
+    for found in merged["traceEvents"]:
+        if found.get("cat") == "kernel":
+            end = base + (parse_us(str(found["ts"]).encode()) or 0) + (parse_us(str(found["dur"]).encode()) or 0)
+            ends.setdefault(ranks[found["pid"]], []).append(end)
+    assert all(abs(third - second) <= WITHIN_NS for second, third in zip(ends[2], ends[3], strict=True))
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "reduce", "gather", "scatter", "send"])
+def test_what_does_not_synchronise_says_nothing(merge: Any, kind: str) -> None:
+    _, report = merge(torch_files(irregular(20, kind=kind), [seen(0), seen(SECOND)]))
+    assert sources(report) == ["reference", "wall"]
+
+
+def test_sequence_numbers_tell_apart_what_has_a_period(merge: Any) -> None:
+    """The trap: rank 1 has recorded from the 5th on, and one is like the other."""
+    done = [Done(START_NS + number * 10 * MS, sequence=number) for number in range(40)]
+    files = torch_files(done[:30], [seen(0)], steps=False) | {
+        "rank1.json": torch_trace(1, done[5:], seen(SECOND), steps=False)
+    }
+    _, report = merge(files, strict=True)
+    assert abs(report.ranks[1].offset_ns + SECOND) <= WITHIN_NS
+    for one in done:
+        one.sequence = None
+    files = torch_files(done[:30], [seen(0)], steps=False) | {
+        "rank1.json": torch_trace(1, done[5:], seen(SECOND), steps=False)
+    }
+    _, report = merge(files)
+    assert not report.ranks[1].aligned
+    assert "fit at more than one offset (ranks 0 and 1)" in report.warnings[0]
+
+
+def test_the_ranks_of_a_host_are_moved_as_one(merge: Any) -> None:
+    """Only rank 2 of host c is in a group with rank 0; rank 3 and the rank trace of rank 2 go with it."""
+    done = irregular(16, members=(0, 2))
+    files: dict[str, Any] = {
+        "torch0.json": torch_trace(0, done, seen(), host="a"),
+        "torch2.json": torch_trace(2, done, seen(137 * MS), host="c"),
+        "torch3.json": torch_trace(3, [Done(START_NS, members=(3,))], seen(137 * MS), host="c"),
+        "2.json": recorded(2, wall_ns=START_NS + 137 * MS, boot="b2", host="c"),
+    }
+    merged, report = merge(files, strict=True)
+    assert [rank.offset_ns for rank in report.ranks] == [0, -137 * MS, -137 * MS]
+    assert starts(merged)["slice 2"] == START_NS + MS
+
+
+def test_a_drift_is_seen_in_long_traces(merge: Any) -> None:
+    done = irregular(60, gap_ns=SECOND)
+    _, report = merge(torch_files(done, [seen(0), seen(5, drift_ppm=40)]), strict=True)
+    assert report.ranks[1].drift_ppm == pytest.approx(-40, abs=0.1)
+    assert report.ranks[1].error_ns <= WITHIN_NS
+
+
+def test_a_trace_without_a_base_is_placed_by_its_collectives(merge: Any) -> None:
+    done = irregular(16)
+    relative = torch_trace(1, done, lambda ns: ns - START_NS + 50 * MS, base_ns=0)
+    merged, report = merge({"rank0.json": torch_trace(0, done, seen()), "rank1.json": relative}, strict=True)
+    assert sources(report) == ["reference", "collectives"]
+    ends = [
+        (parse_us(str(found["ts"]).encode()) or 0) + (parse_us(str(found["dur"]).encode()) or 0)
+        for found in merged["traceEvents"]
+        if found.get("cat") == "kernel"
+    ]
+    assert len(ends) == 32
+    ends.sort()
+    assert all(second - first <= WITHIN_NS for first, second in zip(ends[::2], ends[1::2], strict=True))
+
+
+def test_clocks_that_make_a_member_leave_before_another_has_come_are_told(merge: Any) -> None:
+    """By hand, so that nothing else says better."""
+    done = irregular(16, members=(0, 1, 2))
+    files = torch_files(done, [seen(), seen(), seen()])
+    _, report = merge(files, offsets_ns={2: 5 * MS})
+    assert report.causality is not None
+    assert report.causality.violations == 0  # rank 2 is read, but too far away to be matched without numbers
+    for number, one in enumerate(done):
+        one.sequence = number
+    files = torch_files(done, [seen(), seen(), seen()])
+    _, report = merge(files, offsets_ns={2: 5 * MS})
+    assert report.causality is not None
+    assert (report.causality.checked, report.causality.violations) == (16, 16)
+    assert 4 * MS < report.causality.worst_ns < 5 * MS
+    assert any(line.startswith("WRONG ORDER: 16 of 16 collectives end before") for line in report.lines())
+    with pytest.raises(MergeError, match="end before all members have come"):
+        merge(files, offsets_ns={2: 5 * MS}, strict=True)
+
+
+def test_a_receive_that_ends_before_its_send_begins_is_told(merge: Any) -> None:
+    done = irregular(16)
+
+    def message(kind: str, start_ns: int) -> dict[str, Any]:
+        args = {
+            "Collective name": kind,
+            "Src Rank": 0,
+            "Dst Rank": 1,
+            "Seq": 7,
+            "Process Group Name": "0",
+            "Process Group Ranks": "[0, 1]",
+        }
+        ts = f"@{format_us(start_ns - BASE_NS).decode()}@"
+        found = {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_SendRecv(x)", "pid": 0, "tid": 21, "ts": ts}
+        return {**found, "dur": 100, "args": args}
+
+    for late_ns, violations in ((-50_000, 0), (MS, 1)):
+        files = {
+            "rank0.json": torch_trace(0, done, seen(), more=[message("send", START_NS + late_ns)]),
+            "rank1.json": torch_trace(1, done, seen(), more=[message("recv", START_NS)]),
+        }
+        _, report = merge(files)
+        assert report.causality is not None
+        assert (report.causality.checked, report.causality.violations) == (17, violations)
+
+
+# ---- by hand ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_offset_by_hand_is_added_and_nothing_else(merge: Any) -> None:
+    done = irregular(16)
+    files = torch_files(done, [seen(), seen(SECOND)])
+    _, report = merge(files, offsets_ns={1: -5}, strict=False)
+    rank = report.ranks[1]
+    assert (rank.source, rank.offset_ns, rank.error_ns, rank.aligned) == ("by_hand", -5, None, True)
+    assert rank.clock == "-5 ns, given by hand: error unknown"
+    _, report = merge(files, offsets_ns={1: -SECOND}, strict=True)
+    assert report.warnings == []
+
+
+def test_offsets_that_mean_nothing_are_refused(merge: Any) -> None:
+    files = torch_files(irregular(5), [seen(), seen()])
+    with pytest.raises(ConfigError, match="no input is of that rank"):
+        merge(files, offsets_ns={7: 1})
+    with pytest.raises(ConfigError, match="whole number of nanoseconds"):
+        merge(files, offsets_ns={1: 0.5})
+    with pytest.raises(ConfigError, match="align must be one of auto, sync"):
+        merge(files, align="guess")
+
+
+# ---- flows ------------------------------------------------------------------------------------------------------------
+
+
+def test_arrows_lead_from_who_comes_first_to_who_comes_last(merge: Any) -> None:
+    done = irregular(6, members=(0, 1, 2))
+    for one in done:
+        one.waits_ns = {1: 400_000, 0: 100_000}
+    merged, report = merge(torch_files(done, [seen(), seen(SECOND), seen(-SECOND)]), collective_flows=True)
+    arrows = [found for found in merged["traceEvents"] if found["ph"] in "stf"]
+    arrows.sort(key=lambda found: (found["id"], float(found["ts"])))
+    assert [found["ph"] for found in arrows] == ["s", "t", "f"] * 6
+    assert [found["pid"] // 1000 for found in arrows] == [1, 0, 2] * 6
+    ids = [found["id"] for found in arrows]
+    assert len(set(ids)) == 6
+    assert all(len(set(ids[at : at + 3])) == 1 for at in range(0, 18, 3))
+    kernels = {
+        (found["pid"], found["tid"], found["ts"]) for found in merged["traceEvents"] if found.get("cat") == "kernel"
+    }
+    assert all((found["pid"], found["tid"], found["ts"]) in kernels for found in arrows)
+    spreads = [found for found in merged["traceEvents"] if found["ph"] == "C"]
+    assert [found["name"] for found in spreads] == ["arrival spread of group 0"] * 6
+    assert all(390 < float(found["args"]["µs"]) < 410 for found in spreads)
+    assert report.collective_events_added == 24
+    assert sum(report.events_out.values()) == len(merged["traceEvents"])
+
+
+def test_without_being_asked_nothing_is_added(merge: Any) -> None:
+    merged, report = merge(torch_files(irregular(6), [seen(), seen()]))
+    assert report.collective_events_added == 0
+    assert not [found for found in merged["traceEvents"] if found["ph"] in "stfC"]
+
+
+def test_arrows_go_with_what_is_selected(merge: Any) -> None:
+    done = irregular(8, members=(0, 1, 2))
+    files = torch_files(done, [seen(), seen(SECOND), seen(-SECOND)])
+    for select, arrows in (
+        (Selection(ranks=frozenset({0, 2})), 2 * 8),
+        (Selection(categories=frozenset({"cpu_op"})), 0),
+        (Selection.parse(time_window=f"{done[3].end_ns - 1000}:"), 3 * 5),
+    ):
+        merged, _ = merge(files, collective_flows=True, select=select)
+        found = [event for event in merged["traceEvents"] if event["ph"] in "stf"]
+        assert len(found) == arrows, select
+
+
+def test_an_archive_says_the_offsets_and_has_no_arrows(tmp_path: Path) -> None:
+    paths = write_ranks(tmp_path, list(torch_files(irregular(16), [seen(), seen(SECOND)]).values()))
+    with pytest.raises(ConfigError, match="no place for arrows"):
+        merge_traces(str(tmp_path / "merged.tar"), paths, collective_flows=True)
+    report = merge_traces(str(tmp_path / "merged.tar"), paths, strict=True)
+    assert report.rewritten == {paths[0]: "another process has its pid", paths[1]: "another process has its pid"}
+    texts = torch_files(irregular(40, gap_ns=SECOND), [seen(), seen(0, drift_ppm=50)]).values()
+    report = merge_traces(str(tmp_path / "drift.tar"), write_ranks(tmp_path, list(texts)), strict=True)
+    assert report.rewritten is not None
+    assert report.rewritten[paths[1]] == "its clock drifts"
+
+
+# ---- merged again -----------------------------------------------------------------------------------------------------
+
+
+def again(
+    merge: Any, merged: dict[str, Any], more: dict[str, Any], **options: Any
+) -> tuple[dict[str, Any], MergeReport]:
+    text = json.dumps(merged)  # times are text here, which the merge takes for numbers
+    found: tuple[dict[str, Any], MergeReport] = merge({"earlier.json": text, **more}, **options)
+    return found
+
+
+def test_what_an_earlier_merge_states_is_kept_and_not_added_twice(merge: Any) -> None:
+    done = irregular(20, members=range(3))
+    files = torch_files(done, [seen(), seen(SECOND), seen(-SECOND)])
+    merged, report = merge(files)
+    second, kept = again(merge, merged, {})
+    assert kept.ranks == report.ranks
+    assert starts(second) == starts(merged)
+    first_two, _ = merge({name: files[name] for name in ("rank0.json", "rank1.json")})
+    third, joined = again(merge, first_two, {"rank2.json": files["rank2.json"]}, strict=True)
+    assert starts(third) == starts(merged)
+    assert [rank.offset_ns for rank in joined.ranks] == [rank.offset_ns for rank in report.ranks]
+
+
+def test_a_rank_that_was_not_aligned_stays_flagged(merge: Any) -> None:
+    merged, _ = merge({"0.json": recorded(0), "1.json": recorded(1, boot="b2", host="c")})
+    _, report = again(merge, merged, {})
+    assert [rank.aligned for rank in report.ranks] == [True, False]
+    with pytest.raises(MergeError, match=r"rank 1 is not aligned with the others.*as the earlier merge says"):
+        again(merge, merged, {}, strict=True)
+
+
+def test_a_new_rank_of_a_boot_that_an_earlier_merge_has_placed_goes_with_it(merge: Any) -> None:
+    merged, _ = merge({"0.json": recorded(0), "1.json": away(1, "b2", "c", wall_off_ns=137 * MS)})
+    new = recorded(2, wall_ns=START_NS + 137 * MS, monotonic_ns=MONOTONIC_NS - 1000 * SECOND, boot="b2", host="c")
+    second, report = again(merge, merged, {"2.json": new}, strict=True)
+    assert set(starts(second).values()) == {START_NS + MS}
+    assert report.ranks[2].source == "earlier_merge"
+    # Its wall clock was set since: its monotonic clock still says when it was.
+    new = recorded(
+        2, wall_ns=START_NS + 137 * MS + 2 * SECOND, monotonic_ns=MONOTONIC_NS - 1000 * SECOND, boot="b2", host="c"
+    )
+    second, report = again(merge, merged, {"2.json": new}, strict=True)
+    assert set(starts(second).values()) == {START_NS + MS}

@@ -1,0 +1,187 @@
+"""What the inputs of a merge say of each other's clocks: the measurements of ClockSync, and collectives in torch's traces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.merge.clock_domains import monotonic_base_ns
+from tracekit.merge.clock_estimate import ClockEstimate, SyncPoint, estimate_from_ends, estimate_from_sync
+from tracekit.merge.clock_graph import Evidence, Link
+from tracekit.merge.clock_map import ClockMap
+from tracekit.merge.clock_words import stated
+from tracekit.merge.collectives import by_group
+from tracekit.merge.matching import match
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from tracekit.merge.clock_domains import ClockDomain
+    from tracekit.merge.clock_words import RankClock
+    from tracekit.merge.collectives import Collective
+    from tracekit.merge.inputs import Input
+
+__all__ = ["CollectiveLog", "collective_links", "earlier_links", "stated_clocks", "stated_ranks", "sync_links"]
+
+_MOST_HUBS: Final = 8
+_SYNC_KEYS: Final = ("monotonic_ns", "offset_ns", "monotonic_offset_ns", "error_ns", "round_trips", "reference_rank")
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveLog:
+    """The collectives of one rank in one input.
+
+    Attributes:
+        number: The input's place.
+        rank: Whose they are.
+        domain: Place of the domain of its clock.
+        to_domain_ns: What to add to the times of the file to get those of the domain.
+        collectives: In the order of their ends.
+    """
+
+    number: int
+    rank: int
+    domain: int
+    to_domain_ns: int
+    collectives: list[Collective]
+
+
+def sync_links(items: Sequence[Input], domains: Sequence[ClockDomain]) -> list[Link]:
+    """Return what the clock exchanges of rank traces say. Where the reference is no input, it is a clock of its own."""
+    boots = {domain.boot_id: number for number, domain in enumerate(domains) if domain.monotonic_base_ns is not None}
+    recorders: dict[int, set[int]] = {}
+    for number, domain in enumerate(domains):
+        for member in domain.members:
+            if items[member].scan.kind == "tracekit":
+                recorders.setdefault(items[member].rank, set()).add(number)
+    points: dict[tuple[int, Hashable], list[SyncPoint]] = {}
+    outside: dict[Hashable, int] = {}
+    for number, domain in enumerate(domains):
+        for member in domain.members:
+            own_ns = monotonic_base_ns(items[member])
+            if own_ns is None:
+                continue
+            base_ns = domain.monotonic_base_ns if domain.monotonic_base_ns is not None else own_ns
+            for measured in items[member].scan.clock_offsets:
+                if not _is_sync(measured):
+                    continue
+                boot, rank = measured.get("reference_boot_id"), measured["reference_rank"]
+                target: Hashable = boots.get(boot) if boot is not None else None
+                if target is not None:
+                    target_ns = domains[boots[boot]].monotonic_base_ns or 0
+                elif boot is None and len(recorders.get(rank, ())) == 1:
+                    target = next(iter(recorders[rank]))
+                    target_ns = own_ns + measured["offset_ns"] - measured["monotonic_offset_ns"]
+                else:
+                    target = ("reference", rank, boot)
+                    target_ns = outside.setdefault(
+                        target, own_ns + measured["offset_ns"] - measured["monotonic_offset_ns"]
+                    )
+                if target == number:
+                    continue
+                at_ns = measured["monotonic_ns"] + base_ns
+                offset_ns = measured["monotonic_offset_ns"] + target_ns - base_ns
+                points.setdefault((number, target), []).append(SyncPoint(at_ns, offset_ns, measured["error_ns"]))
+    return [
+        Link(first, second, estimate_from_sync(found), Evidence.SYNC)
+        for (first, second), found in sorted(points.items(), key=str)
+    ]
+
+
+def _is_sync(measured: dict[str, Any]) -> bool:
+    numbers = [measured.get(key) for key in _SYNC_KEYS]
+    return (
+        all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
+        and measured["round_trips"] > 0
+        and measured["error_ns"] >= 0
+    )
+
+
+def earlier_links(items: Sequence[Input], domains: Sequence[ClockDomain]) -> list[Link]:
+    """Return how the clocks of inputs were placed by an earlier merge that is an input as well."""
+    links = []
+    for number, domain in enumerate(domains):
+        item = items[domain.members[0]]
+        if item.scan.kind != "merged":
+            continue
+        for placed in stated_clocks(item):
+            for other, candidate in enumerate(domains):
+                if candidate.boot_id is None or candidate.boot_id != placed.get("boot_id"):
+                    continue
+                then_ns, now_ns = placed.get("monotonic_base_ns"), candidate.monotonic_base_ns
+                moved_ns = then_ns - now_ns if isinstance(then_ns, int) and isinstance(now_ns, int) else 0
+                knots = tuple((time - moved_ns, offset + moved_ns) for time, offset in placed["knots"])
+                known = ClockEstimate(ClockMap(knots), knots[0][0], knots[-1][0], 0, 0, 1)
+                links.append(Link(other, number, known, Evidence.EARLIER_MERGE))
+    return links
+
+
+def stated_clocks(item: Input) -> list[dict[str, Any]]:
+    """Return the clocks that an earlier merge states, those of them that can be read."""
+    clocks = item.scan.header.get("tracekit", {}).get("clocks")
+    found = clocks.get("domains") if isinstance(clocks, dict) else None
+    return (
+        [one for one in found if isinstance(one, dict) and _is_map(one.get("knots"))] if isinstance(found, list) else []
+    )
+
+
+def stated_ranks(item: Input) -> list[RankClock]:
+    """Return what an earlier merge states of its ranks' clocks, as far as it can be read."""
+    clocks = item.scan.header.get("tracekit", {}).get("clocks")
+    found = clocks.get("ranks") if isinstance(clocks, dict) else None
+    return [clock for clock in map(stated, found) if clock is not None] if isinstance(found, list) else []
+
+
+def _is_map(knots: Any) -> bool:
+    return (
+        isinstance(knots, list)
+        and bool(knots)
+        and all(
+            isinstance(knot, list) and len(knot) == 2 and all(isinstance(value, int) for value in knot)
+            for knot in knots
+        )
+        and all(first[0] < second[0] for first, second in pairwise(knots))
+    )
+
+
+def collective_links(logs: Sequence[CollectiveLog]) -> tuple[list[Link], dict[int, str]]:
+    """Return what matched collectives say, and for each domain why some of it could not be used.
+
+    In each process group, one rank of each domain is compared with the lowest rank; where that fails, with the next ones.
+    """
+    groups: dict[tuple[str, str], list[tuple[CollectiveLog, list[Collective]]]] = {}
+    for log in sorted(logs, key=lambda log: (log.rank, log.number)):
+        for group, collectives in by_group(log.collectives):
+            groups.setdefault(group, []).append((log, collectives))
+    links: list[Link] = []
+    refused: dict[int, str] = {}
+    for _, members in sorted(groups.items()):
+        waiting = list(members)
+        for _ in range(_MOST_HUBS):
+            if len({log.domain for log, _ in waiting}) < 2:
+                break
+            hub, ours = waiting.pop(0)
+            linked = set()
+            for log, theirs in waiting:
+                if log.domain == hub.domain or log.domain in linked:
+                    continue
+                estimate = _compare(hub, ours, log, theirs)
+                if isinstance(estimate, str):
+                    refused[log.domain] = f"{estimate} (ranks {hub.rank} and {log.rank})"
+                else:
+                    linked.add(log.domain)
+                    links.append(Link(log.domain, hub.domain, estimate, Evidence.COLLECTIVES))
+            waiting = [(log, theirs) for log, theirs in waiting if log.domain not in linked]
+    return links, refused
+
+
+def _compare(
+    hub: CollectiveLog, ours: list[Collective], log: CollectiveLog, theirs: list[Collective]
+) -> ClockEstimate | str:
+    pairs = match(ours, theirs)
+    if isinstance(pairs, str):
+        return pairs
+    return estimate_from_ends(
+        [(their.end_ns + log.to_domain_ns, own.end_ns + hub.to_domain_ns) for own, their in pairs]
+    )
