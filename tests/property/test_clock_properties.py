@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.collective_traces import MS, SECOND, START_NS, Done, seen, torch_trace, write_ranks
+from tests.unit.test_merge_clocks import away, recorded
+from tracekit.errors import TracekitError
 from tracekit.formats.decimal_time import parse_us
 from tracekit.merge import merge_traces
 
@@ -151,3 +154,51 @@ def test_collectives_that_do_not_correspond_are_refused(seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         report = merge_traces(f"{folder}/m.json", write_ranks(Path(folder), texts))
     assert (report.ranks[1].source, report.ranks[1].aligned, report.ranks[1].offset_ns) == ("wall", False, 0)
+
+
+ODD: list[Any] = [
+    0,
+    -1,
+    1,
+    2**31,
+    2**62,
+    2**63,
+    10**30,
+    -(10**30),
+    1.5,
+    "x",
+    None,
+    True,
+    [],
+    {},
+    [[1, 2]],
+    [[2, 1], [1, 2]],
+]
+"""What may stand where a number, a text or a table of two clocks belongs."""
+
+
+def spoil(chance: random.Random, part: dict[str, Any]) -> None:
+    part[chance.choice(sorted(part))] = chance.choice(ODD)
+
+
+@settings(max_examples=150)
+@given(st.integers(0, 2**32))
+def test_odd_words_about_clocks_do_no_harm(seed: int) -> None:
+    """In rank traces and in what an earlier merge states: a merge says what is wrong, or goes on without it."""
+    chance = random.Random(seed)
+    first = recorded(0)
+    second = away(1, "b2", "c", wall_off_ns=5 * MS, drift_ppm=chance.choice([0, 50]), minutes=chance.randint(1, 5))
+    told = [event["args"] for event in second if event["name"] == "tracekit_clock_offset"]
+    spoil(chance, chance.choice([*told, first[0]["args"]["clock"], second[0]["args"]["clock"]]))
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [f"{folder}/{rank}.json" for rank in (0, 1)]
+        for path, events in zip(paths, (first, second), strict=True):
+            Path(path).write_text(json.dumps(events))
+        with suppress(TracekitError):
+            report = merge_traces(f"{folder}/merged.json", paths)
+            assert report.lines()
+            merged = json.loads(Path(f"{folder}/merged.json").read_text())
+            clocks = merged["tracekit"]["clocks"]
+            spoil(chance, chance.choice([clocks, *clocks["ranks"], *clocks["domains"]]))
+            Path(f"{folder}/spoilt.json").write_text(json.dumps(merged))
+            assert merge_traces(f"{folder}/again.json", [f"{folder}/spoilt.json", paths[1]]).lines()

@@ -8,7 +8,7 @@ set still fit together, and so do torch's traces, which go by the wall clock all
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from tracekit.clock import STEP_TOLERANCE_NS
 
@@ -54,7 +54,11 @@ def monotonic_base_ns(item: Input) -> int | None:
     if not isinstance(anchor, dict):
         return None
     wall, monotonic = anchor.get("wall_ns"), anchor.get("monotonic_ns")
-    return wall - monotonic if isinstance(wall, int) and isinstance(monotonic, int) else None
+    return wall - monotonic if _is_time(wall) and _is_time(monotonic) else None
+
+
+def _is_time(value: Any) -> TypeGuard[int]:
+    return type(value) is int and abs(value) < 2**62
 
 
 def find_domains(items: list[Input]) -> list[ClockDomain]:
@@ -121,37 +125,40 @@ def _describe(domain: ClockDomain, key: tuple[str, Any], items: list[Input]) -> 
     if key[0] != "boot":
         return
     domain.boot_id = key[1]
-    bases = {number: monotonic_base_ns(items[number]) for number in domain.members}
-    domain.monotonic_base_ns = next((base for base in bases.values() if base is not None), None)
-    if domain.monotonic_base_ns is None:
+    recordings = [
+        (items[number], base) for number in domain.members if (base := monotonic_base_ns(items[number])) is not None
+    ]
+    if not recordings:
         return
+    domain.monotonic_base_ns = recordings[0][1]
+    by_rank: dict[int, list[tuple[Input, int]]] = {}
+    for recording in recordings:
+        by_rank.setdefault(recording[0].rank, []).append(recording)
     for number in domain.members:
-        own = bases[number]
+        item = items[number]
+        own = monotonic_base_ns(item)
         if own is None:
-            own = _base_under(items[number], [items[other] for other in domain.members if bases[other] is not None])
-        if own is None:
-            continue
+            own = _base_under(item, by_rank.get(item.rank, recordings))
         # Readings of two clocks at one moment are a little apart; what is more was set.
-        if abs(domain.monotonic_base_ns - own) > STEP_TOLERANCE_NS:
+        if own is not None and abs(domain.monotonic_base_ns - own) > STEP_TOLERANCE_NS:
             domain.shifts[number] = domain.monotonic_base_ns - own
 
 
-def _base_under(item: Input, recordings: list[Input]) -> int | None:
-    """Return how the wall clock stood to the monotonic one when a file that goes by the wall clock began."""
+def _base_under(item: Input, recordings: list[tuple[Input, int]]) -> int | None:
+    """Return how the wall clock stood to the monotonic one when a file that goes by the wall clock began.
+
+    Args:
+        item: The file.
+        recordings: Rank traces of its rank, else of its boot, and what to add to the monotonic clock to get their times.
+    """
     start_ns = item.scan.start_ns
-    if start_ns is None:
+    begun = [
+        (abs(start_ns - (other.scan.start_ns or 0)), base, other) for other, base in recordings if start_ns is not None
+    ]
+    if start_ns is None or not begun:
         return None
-    best: tuple[bool, int, int] | None = None
-    for recording in recordings:
-        base = monotonic_base_ns(recording)
-        begun = recording.scan.start_ns
-        if base is None or begun is None:
-            continue
-        own = recording.rank == item.rank
-        for step_ns, monotonic_ns in recording.scan.clock_steps:
-            if start_ns - base - step_ns >= monotonic_ns:
-                base += step_ns
-        # The recording of the same rank knows best, then the one that began last before.
-        found = (own, -abs(start_ns - begun), base)
-        best = found if best is None else max(best, found)
-    return None if best is None else best[2]
+    _, base, nearest = min(begun, key=lambda found: found[:2])
+    for step_ns, monotonic_ns in nearest.scan.clock_steps:
+        if start_ns - base - step_ns >= monotonic_ns:
+            base += step_ns
+    return base

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CollectiveLog", "collective_links", "earlier_links", "stated_clocks", "stated_ranks", "sync_links"]
 
+_MOST: Final = 2**62
 _MOST_HUBS: Final = 8
 _SYNC_KEYS: Final = ("monotonic_ns", "offset_ns", "monotonic_offset_ns", "error_ns", "round_trips", "reference_rank")
 
@@ -67,6 +68,7 @@ def sync_links(items: Sequence[Input], domains: Sequence[ClockDomain]) -> list[L
                 if not _is_sync(measured):
                     continue
                 boot, rank = measured.get("reference_boot_id"), measured["reference_rank"]
+                boot = boot if isinstance(boot, str) else None
                 target: Hashable = boots.get(boot) if boot is not None else None
                 if target is not None:
                     target_ns = domains[boots[boot]].monotonic_base_ns or 0
@@ -92,7 +94,7 @@ def sync_links(items: Sequence[Input], domains: Sequence[ClockDomain]) -> list[L
 def _is_sync(measured: dict[str, Any]) -> bool:
     numbers = [measured.get(key) for key in _SYNC_KEYS]
     return (
-        all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
+        all(type(number) is int and abs(number) < _MOST for number in numbers)
         and measured["round_trips"] > 0
         and measured["error_ns"] >= 0
     )
@@ -138,7 +140,9 @@ def _is_map(knots: Any) -> bool:
         isinstance(knots, list)
         and bool(knots)
         and all(
-            isinstance(knot, list) and len(knot) == 2 and all(isinstance(value, int) for value in knot)
+            isinstance(knot, list)
+            and len(knot) == 2
+            and all(type(value) is int and abs(value) < _MOST for value in knot)
             for knot in knots
         )
         and all(first[0] < second[0] for first, second in pairwise(knots))

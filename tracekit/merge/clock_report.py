@@ -32,25 +32,24 @@ class ClockDescriber:
     def clocks(self, domain_of: dict[int, int], maps: list[ClockMap]) -> dict[int, RankClock]:
         """Return the clock of each rank; of several, as after a restart on another host, the least certain one."""
         clocks: dict[int, RankClock] = {}
+        named = [any(self.items[member].host for member in domain.own.members) for domain in self.placed]
+        walls = [
+            by_wall(domain.own.relation, several=at != self.reference, hosts_known=named[at] and named[self.reference])
+            for at, domain in enumerate(self.placed)
+        ]
         for number, item in enumerate(self.items):
             domain = self.placed[domain_of[number]]
             start_ns = (span_of(item) or (0, 0))[0]
             offset_ns = maps[number].offset_at(start_ns)
-            found = self._of(item, domain, number, offset_ns, maps[number])
+            found = self._of(number, domain, offset_ns, maps[number], walls[domain_of[number]])
             for clock in self._stated(item, domain, found) if item.scan.kind == "merged" else [found]:
                 clocks[clock.rank] = worse(clocks.get(clock.rank), clock)
         return clocks
 
-    def _of(self, item: Input, domain: PlacedDomain, number: int, offset_ns: int, placed: ClockMap) -> RankClock:
+    def _of(self, number: int, domain: PlacedDomain, offset_ns: int, placed: ClockMap, wall: str) -> RankClock:
+        item = self.items[number]
         drift_ppm = round(placed.drift_ppm(), 6)
         clock = RankClock(rank=item.rank, source="unknown", aligned=True, offset_ns=offset_ns, drift_ppm=drift_ppm)
-        hosts = [self.items[member].host for member in domain.own.members]
-        others = [self.items[member].host for member in self.placed[self.reference].own.members]
-        wall = by_wall(
-            domain.own.relation,
-            several=domain is not self.placed[self.reference],
-            hosts_known=any(hosts) and any(others),
-        )
         if item.rank in self.by_hand and item.scan.kind != "merged":
             words = f"{duration(offset_ns, sign=True)}, given by hand: error unknown"
             return replace(clock, source="by_hand", words=words)

@@ -71,7 +71,10 @@ def stated(value: Any) -> RankClock | None:
     try:
         clock = RankClock(**value)
         numbers = (clock.rank, clock.offset_ns, 0 if clock.error_ns is None else clock.error_ns)
-        if not all(type(number) is int for number in numbers) or type(clock.aligned) is not bool:
+        if (
+            not all(type(number) is int and abs(number) < 2**62 for number in numbers)
+            or type(clock.aligned) is not bool
+        ):
             return None
         return replace(clock, drift_ppm=float(clock.drift_ppm), words=str(clock.words), source=str(clock.source))
     except (TypeError, ValueError):
