@@ -43,12 +43,12 @@ def interned(read: Any) -> dict[str, dict[int, Any]]:
     return found
 
 
-def value_of(annotation: Any, texts: dict[str, dict[int, Any]], *, item: bool = False) -> Any:
+def value_of(annotation: Any, texts: dict[str, dict[int, Any]]) -> Any:
     """Return the JSON value of an argument."""
     if annotation.dict_entries:
         return {name_of(entry, texts): value_of(entry, texts) for entry in annotation.dict_entries}
     if annotation.array_values:
-        return [value_of(entry, texts, item=True) for entry in annotation.array_values]
+        return [value_of(entry, texts) for entry in annotation.array_values]
     kind = annotation.WhichOneof("value")
     if kind is None:
         return None
@@ -57,8 +57,8 @@ def value_of(annotation: Any, texts: dict[str, dict[int, Any]], *, item: bool = 
     value = getattr(annotation, kind)
     if kind == "string_value_iid":
         value = texts["debug_annotation_string_values"][value]
-    # Items that the engine would pass over are texts.
-    return {"null": None, "[]": [], "{}": {}}.get(value, value) if item and isinstance(value, str) else value
+    # Items that the engine would pass over are texts, with a mark.
+    return {"null": None, "[]": [], "{}": {}}[value] if annotation.proto_type_name_iid else value
 
 
 def name_of(annotation: Any, texts: dict[str, dict[int, Any]]) -> str:

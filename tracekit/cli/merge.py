@@ -30,7 +30,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="+",
         metavar="INPUT",
-        help="rank traces of tracekit and torch.profiler traces: files, folders, globs or URLs, .json or .json.gz",
+        help="rank traces of tracekit and traces of torch.profiler or other tools, in JSON or Perfetto's own format, packed or not: files, folders, globs or URLs",
     )
     parser.add_argument(
         "-o",

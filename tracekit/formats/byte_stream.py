@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import StorageError
@@ -9,6 +10,7 @@ from tracekit.formats.gzip_codec import InflateError, inflater
 from tracekit.storage import open_read, without_secrets
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
 __all__ = ["PIECE_BYTES", "ByteStream"]
@@ -29,10 +31,13 @@ class ByteStream:
         compressed: Whether the file is gzip.
         damage: Why unpacking stopped early ("the gzip data is cut off", ...), or None. What was unpacked until then
             counts.
+        losses: What is not in the bytes although it is in the file, by kind: nothing.
 
     Raises:
         StorageError: The file is not there or cannot be read.
     """
+
+    losses: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, path: str) -> None:
         self.path = without_secrets(path)
@@ -42,6 +47,7 @@ class ByteStream:
         self.compressed = self._packed.startswith(_GZIP_MAGIC)
         self._inflater: Any = inflater() if self.compressed else None
         self._pending = False
+        self._first: bytes | None = None
 
     def __enter__(self) -> ByteStream:
         return self
@@ -57,6 +63,9 @@ class ByteStream:
 
     def read(self) -> bytes:
         """Return the next piece: `PIECE_BYTES`, less only at the end, so that pieces do not depend on the codec."""
+        if self._first is not None:
+            piece, self._first = self._first, None
+            return piece
         if self._inflater is None:
             piece, self._packed = self._packed or self._read_file(), b""
             return piece
@@ -66,6 +75,11 @@ class ByteStream:
             pieces.append(piece)
             missing -= len(piece)
         return b"".join(pieces)
+
+    def peek(self) -> bytes:
+        """Return the first piece, before anything is read."""
+        self._first = self.read()
+        return self._first
 
     def _inflate(self, limit: int) -> bytes:
         """Return up to ``limit`` unpacked bytes; empty at the end."""

@@ -329,7 +329,8 @@ class Sequence:
             return self._value(value, depth)
         kind = type(value)
         empty = "[]" if kind is list else "{}" if kind is dict else "null" if value is None else None
-        return self._value(value, depth) if empty is None else self._text(empty)
+        # Marked by the name of a type, which the engine looks at for values of other kinds only.
+        return self._value(value, depth) if empty is None else b"\x68\x01" + self._text(empty)
 
     def _text(self, text: str) -> bytes:
         found = self._texts.get(text)

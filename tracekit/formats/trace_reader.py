@@ -21,9 +21,9 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from tracekit.errors import TraceFormatError
-from tracekit.formats.byte_stream import ByteStream
 from tracekit.formats.file_kinds import HEAD_BYTES, seems_to_be
 from tracekit.formats.json_repair import object_end, repair_object, repair_text
+from tracekit.formats.pftrace_stream import open_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -240,7 +240,7 @@ class TraceReader:
     """
 
     def __init__(self, path: str) -> None:
-        self._stream = ByteStream(path)
+        self._stream = open_trace(path)
         self.path = self._stream.path
         self.compressed = self._stream.compressed
         self.form = "array"
@@ -285,7 +285,8 @@ class TraceReader:
     @property
     def drops(self) -> list[Finding]:
         """What was lost, in order of kind."""
-        return [self._findings[key] for key in sorted(self._findings) if key[0]]
+        found = [self._findings[key] for key in sorted(self._findings) if key[0]]
+        return found + [Finding(kind, 0, count, "") for kind, count in sorted(self._stream.losses.items())]
 
     def runs(self) -> Iterator[list[Event]]:
         """Yield the events of the file, run by run, in the order of the file.

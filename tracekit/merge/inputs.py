@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SUFFIXES", "Input", "Omission", "find_inputs", "gather"]
 
-SUFFIXES: Final = (".json", ".json.gz", ".json.tmp")
+SUFFIXES: Final = (".json", ".json.gz", ".json.tmp", ".pftrace", ".pftrace.gz")
 _KIND_ORDER: Final = {"tracekit": 0, "torch": 1, "chrome": 2, "merged": 3}
 _MAX_PLAIN_JSON_BYTES: Final = 16 * 1024 * 1024
 
@@ -179,7 +179,9 @@ def gather(
     unread: list[str] = []
     chosen: list[tuple[str, bool]] = []
     for path, named in files:
-        copies = {re.sub(r"(\.json(?:\.gz)?)$", rf".recovered{ending}", path) for ending in (".json", ".json.gz")}
+        copies = {re.sub(r"(\.json(?:\.gz)?)$", rf".recovered{ending}", path) for ending in (".json", ".json.gz")} - {
+            path
+        }
         if not named and not present.isdisjoint(copies):
             omissions.append(Omission(without_secrets(path), "its recovered copy is merged instead", harmless=True))
             continue

@@ -192,10 +192,8 @@ class PftracePart:
         else:
             of_process = phase in "iI" and event.s is not UNSET and bytes(event.s) == b'"p"'
             uuid = process_uuid(event.pid) if of_process else thread  # type: ignore[arg-type]
-            details = self._details(event, other)
-            if phase not in _INSTANT_PHASES:
-                # Of phases that no viewer shows.
-                details += self._sequence.argument("ph", phase)
+            # Of what no viewer shows, the phase is kept.
+            details = self._details(event, other, "" if phase in _INSTANT_PHASES else phase)
             self._instant(
                 start, self._order, uuid, self._category(event) + self._name(event) + details, self._arrow(event)
             )
@@ -315,10 +313,12 @@ class PftracePart:
         text = _utf8(event.cat)
         return self._sequence.category(text) if text else b""
 
-    def _details(self, event: Event, other: list[str]) -> bytes:
+    def _details(self, event: Event, other: list[str], phase: str = "") -> bytes:
         """Return the arguments of an event, and what else it says."""
         text = b"" if event.args is UNSET else self._arguments(bytes(event.args))
         found = {name: decode_or_none(getattr(event, name)) for name in other if getattr(event, name) is not UNSET}
+        if phase:
+            found["ph"] = phase
         if event.extra is not UNSET:
             found.update((name, decode_or_none(value)) for name, value in event.extra.items())
         return text + self._sequence.argument("trace_event", found) if found else text

@@ -1,0 +1,298 @@
+"""A native trace of Perfetto as a stream of Chrome JSON, so that all that reads traces reads these as well.
+
+Slices become ``B`` and ``E``, arrows flow events, counters ``C``. Tracks that are no thread's become async events where
+tracekit merged the trace, else threads with names of their own. What a trace holds beside track events (the scheduler of the
+system, samples) has no form in Chrome JSON and is counted as lost.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import Counter
+from struct import error as StructError  # noqa: N812 - a class
+from typing import Any, Final
+
+from tracekit.formats.byte_stream import ByteStream
+from tracekit.formats.decimal_time import format_us
+from tracekit.formats.pftrace import BEGIN, COUNTER, END, INSTANT
+from tracekit.formats.pftrace_clocks import BOOTTIME, Clocks
+from tracekit.formats.pftrace_events import Incremental, TrackEvent, read_event, text_of
+from tracekit.formats.pftrace_fields import WireError, fields, packet_at
+from tracekit.formats.pftrace_places import Place, Places
+
+__all__ = ["PftraceStream", "is_pftrace", "open_trace"]
+
+_MAX_PACKET_BYTES: Final = 64 << 20
+# How a packet may begin: with its time, snapshot of clocks, sequence, user, flags, event, interned texts, description of a
+# track, configuration, packed packets, or uuid. No JSON text goes on so after an empty line and a bracket.
+_FIRST_KEYS: Final = (
+    b"\x40",
+    b"\x32",
+    b"\x50",
+    b"\x18",
+    b"\x68",
+    b"\x5a",
+    b"\x62",
+    b"\xe2\x03",
+    b"\x8a\x02",
+    b"\x92\x03",
+    b"\xca\x05",
+)
+# Packets that tell of the recording and the machine, not of what happened.
+_ABOUT_THE_RECORDING: Final = frozenset({3, 33, 34, 35, 36, 41, 42, 45, 46, 51, 67, 69, 78, 79, 87, 89, 98, 124, 126})
+_BROKEN: Final = (ValueError, RecursionError, StructError, zlib.error)
+_STATE_CLEARED: Final = 1
+
+
+def is_pftrace(data: bytes) -> bool:
+    """Tell whether a file that begins so is a native trace of Perfetto."""
+    if data[:1] != b"\x0a":
+        return False
+    start = 2
+    while data[start - 1 : start] >= b"\x80" and start < 6:
+        start += 1
+    return data.startswith(_FIRST_KEYS, start)
+
+
+def open_trace(path: str) -> ByteStream | PftraceStream:
+    """Open a trace, recognised by its content, as a stream of Chrome JSON.
+
+    Raises:
+        StorageError: The file is not there or cannot be read.
+    """
+    source = ByteStream(path)
+    return PftraceStream(source) if is_pftrace(source.peek()) else source
+
+
+class PftraceStream:
+    """Reads a native trace as Chrome JSON of the object form; to be used like the stream of bytes that it reads from.
+
+    Attributes:
+        path: The file, as it may be printed.
+        compressed: Whether the file is gzip.
+        damage: Why reading stopped before the end of the file, or None.
+        losses: What has no form in Chrome JSON, by kind.
+
+    Args:
+        source: The file, of which nothing is read yet.
+    """
+
+    def __init__(self, source: ByteStream) -> None:
+        self.path = source.path
+        self.compressed = source.compressed
+        self.damage: str | None = None
+        self.losses: Counter[str] = Counter()
+        self._source = source
+        self._buffer = b""
+        self._header: dict[str, Any] = {}
+        self._out: list[str] = ['{"traceEvents":[\n']
+        self._separator = ""
+        self._ended = False
+        self._clocks = Clocks()
+        self._places = Places()
+        self._states: dict[int, Incremental] = {}
+        self._named: set[tuple[int | str, int | str | None]] = set()
+        self._tasks: dict[str, list[tuple[str, str]]] = {}
+        self._arrows: dict[int, int] = {}
+        self._arrow_count = 0
+
+    def close(self) -> None:
+        """Close the file."""
+        self._source.close()
+
+    def read(self) -> bytes:
+        """Return the next piece; empty at the end."""
+        while not self._out and not self._ended:
+            piece = self._source.read()
+            self._buffer += piece
+            try:
+                self._buffer = self._buffer[self._packets(self._buffer) :]
+            except WireError as error:
+                self.damage = f"there is {error} where a packet should begin"
+                self.losses["what_follows_a_broken_packet"] += 1
+            if not piece or self.damage is not None:
+                self._end()
+        text = "".join(self._out)
+        self._out.clear()
+        return text.encode("utf-8", "replace")
+
+    def _end(self) -> None:
+        self._ended = True
+        self.damage = self.damage or self._source.damage or ("the last packet is cut off" if self._buffer else None)
+        header = "".join(f",\n{json.dumps(key)}: {json.dumps(value)}" for key, value in self._header.items())
+        # An object that is not closed is told as a cut file by whoever reads it.
+        self._out.append(f"\n]{header}" + ("" if self.damage else "}\n"))
+
+    def _packets(self, data: bytes) -> int:
+        """Read the packets in ``data``; returns where the first one begins that needs more of the file."""
+        at = 0
+        while True:
+            found = packet_at(data, at)
+            if found is None:
+                if len(data) - at > _MAX_PACKET_BYTES:
+                    raise WireError(f"it is longer than {_MAX_PACKET_BYTES} bytes")
+                return at
+            start, at = found
+            try:
+                self._packet(data[start:at])
+            except _BROKEN:
+                # The next one begins where this one says that it ends.
+                self.losses["broken_packets"] += 1
+
+    def _packet(self, data: bytes) -> None:
+        found: dict[int, Any] = dict(fields(data))
+        sequence = int(found.pop(10, 0))
+        if int(found.pop(13, 0)) & _STATE_CLEARED or found.pop(41, 0):
+            self._states.pop(sequence, None)
+        state = self._states.setdefault(sequence, Incremental())
+        time = int(found.pop(8, 0))
+        clock = found.pop(58, None)
+        for number, learn in ((12, state.define), (59, state.set_defaults)):
+            if number in found:
+                learn(found.pop(number))
+        if 60 in found:
+            process = self._places.describe(found.pop(60))
+            if process is not None:
+                self._name(process)
+        if 6 in found:
+            self._clocks.snapshot(sequence, found.pop(6))
+        if 5 in found:
+            self._chrome_events(found.pop(5))
+        if 50 in found:
+            self._packets(_unpacked(found.pop(50)))
+        if 11 in found:
+            if clock is None:
+                clock = BOOTTIME if state.clock is None else state.clock
+            time_ns = self._clocks.time_ns(sequence, clock, time)
+            if time_ns is None:
+                self.losses["events_of_an_unknown_clock"] += 1
+            else:
+                self._event(read_event(found[11], state), time_ns)
+            del found[11]
+        if found.keys() - _ABOUT_THE_RECORDING:
+            self.losses["packets_that_are_no_track_events"] += 1
+
+    def _chrome_events(self, message: bytes) -> None:
+        """Take over what a trace says about itself; tracekit keeps its own there, and the metadata events of its inputs."""
+        for number, entry in fields(message):
+            value = dict(fields(entry)) if number == 2 and isinstance(entry, bytes) else {}
+            name, text = text_of(value.get(1, b"")), text_of(value.get(5, b""))
+            if not text:
+                continue
+            if text.startswith('{"ph":"M"'):
+                self._write(text)
+                continue
+            try:
+                described = json.loads(text)
+            except ValueError:
+                continue
+            if name == "tracekit" and isinstance(described, dict):
+                self._describe(described)
+            else:
+                self._header.setdefault(name, described)
+
+    def _describe(self, described: dict[str, Any]) -> None:
+        """Take over the header of a merged trace, or of another one that is appended to the first."""
+        self._places.merged = True
+        described.pop("baseTimeNanoseconds", None)
+        first, second = self._header.get("tracekit"), described.get("tracekit")
+        if isinstance(first, dict) and isinstance(second, dict):
+            for key in ("processes", "inputs"):
+                first[key] += [item for item in second.get(key, []) if item not in first[key]]
+        for key, value in described.items():
+            self._header.setdefault(key, value)
+
+    # Events.
+
+    def _write(self, text: str) -> None:
+        self._out.append(self._separator + text)
+        self._separator = ",\n"
+
+    def _emit(self, phase: str, place: Place, time_ns: int, **more: Any) -> None:
+        event = {"ph": phase, "pid": place.pid, "tid": place.pid if place.tid is None else place.tid, **more}
+        text = json.dumps({key: value for key, value in event.items() if value not in ("", {})}, ensure_ascii=False)
+        self._write(f'{text[:-1]}, "ts": {format_us(time_ns).decode()}}}')
+
+    def _name(self, place: Place) -> None:
+        """Name the process and thread of a place when it is first used."""
+        for what, key, name in (
+            ("process_name", (place.pid, None), place.process),
+            ("thread_name", (place.pid, place.tid), place.name if place.tid is not None else ""),
+        ):
+            if name and key not in self._named:
+                self._named.add(key)
+                tid = place.pid if key[1] is None else key[1]
+                event = {"ph": "M", "name": what, "pid": place.pid, "tid": tid, "args": {"name": name}}
+                self._write(json.dumps(event, ensure_ascii=False))
+
+    def _event(self, event: TrackEvent, time_ns: int) -> None:
+        place = self._places.place(event.track)
+        self._name(place)
+        self.losses.update(event.lost)
+        if event.kind == COUNTER:
+            self._counter(place, event, time_ns)
+        elif event.kind in (BEGIN, END, INSTANT):
+            self._slice(place, event, time_ns)
+        else:
+            self.losses[f"events_of_type_{event.kind}"] += 1
+        for arrow, ends in event.flows:
+            self._arrow(place, arrow, time_ns, ends=ends)
+
+    def _slice(self, place: Place, event: TrackEvent, time_ns: int) -> None:
+        """Write the begin or end of a slice, or an instant."""
+        phase = {BEGIN: "B", END: "E", INSTANT: "i"}[event.kind]
+        found: dict[str, Any] = {"cat": ",".join(event.categories), "name": event.name, "args": event.arguments}
+        if self._places.merged:
+            # What an event said that has no place in a native trace.
+            kept = event.arguments.pop("trace_event", {})
+            phase = str(kept.pop("ph", phase))
+            found = {**kept, **found}
+        elif event.correlation is not None:
+            event.arguments["correlation_id"] = event.correlation
+        if place.task:
+            open_ = self._tasks.setdefault(place.task, [])
+            if event.kind == BEGIN:
+                open_.append((found["name"], found["cat"]))
+            elif event.kind == END and open_:
+                # The end of an async event has to repeat what its begin says.
+                found["name"], found["cat"] = open_.pop()
+            found.pop("id", None)
+            found["id2"] = {"local": place.task}
+            phase = {BEGIN: "b", END: "e", INSTANT: "n"}[event.kind]
+        elif event.kind == INSTANT:
+            found["s"] = "p" if place.tid is None else "t"
+        self._emit(phase, place, time_ns, **found)
+
+    def _counter(self, place: Place, event: TrackEvent, time_ns: int) -> None:
+        if event.value is None:
+            self.losses["counters_without_a_value"] += 1
+            return
+        # The name of the event and of its series: so the importer of JSON puts them together.
+        name, _, key = place.name.rpartition(" ")
+        self._emit("C", place, time_ns, name=name or key, args={key: event.value})
+
+    def _arrow(self, place: Place, number: int, time_ns: int, *, ends: bool) -> None:
+        known = self._arrows.get(number)
+        if known is None:
+            self._arrow_count += 1
+            known = self._arrow_count
+            if not ends:
+                self._arrows[number] = known
+            phase = "f" if ends else "s"
+        else:
+            phase = "f" if ends else "t"
+            if ends:
+                del self._arrows[number]
+        self._emit(phase, place, time_ns, cat="flow", name="flow", id=known, **({"bp": "e"} if ends else {}))
+
+
+def _unpacked(data: int | bytes) -> bytes:
+    """Return packets that were packed as one."""
+    if isinstance(data, int):
+        raise WireError("a number where packets should be")
+    inflater = zlib.decompressobj()
+    text = inflater.decompress(data, _MAX_PACKET_BYTES)
+    if inflater.unconsumed_tail:
+        raise WireError(f"packets of more than {_MAX_PACKET_BYTES} bytes")
+    return text
