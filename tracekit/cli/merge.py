@@ -30,7 +30,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="+",
         metavar="INPUT",
-        help="rank traces of tracekit and traces of torch.profiler or other tools, in JSON or Perfetto's own format, packed or not: files, folders, globs or URLs",
+        help="rank traces of tracekit, and traces of torch.profiler or other tools: files, folders, globs or URLs, in JSON "
+        "or Perfetto's own format, plain or gzip",
     )
     parser.add_argument(
         "-o",
