@@ -67,7 +67,12 @@ def check_claims(inputs: list[Input]) -> None:
         for position, claim in enumerate(claims):
             others = claims[:position]
             if not others or any(
-                _same_process(claim, other) or _restarted(claim, other) or _related(claim, other) for other in others
+                # An earlier merge has decided that its processes are of one rank.
+                claim.path == other.path
+                or _same_process(claim, other)
+                or _restarted(claim, other)
+                or _related(claim, other)
+                for other in others
             ):
                 continue
             other = others[0]
