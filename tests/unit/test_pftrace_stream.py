@@ -214,7 +214,7 @@ def test_native_traces_of_others_are_merged_beside_json(tmp_path: Path) -> None:
     assert report.complete
     assert [(item.rank, item.kind, item.form) for item in report.inputs] == [
         (0, "chrome", "array"),
-        (1, "chrome", "object"),
+        (1, "chrome", "pftrace"),
     ]
     merged = json.loads((tmp_path / "merged.json").read_text())
     names = {event["args"]["name"] for event in merged["traceEvents"] if event.get("name") == "process_name"}

@@ -199,7 +199,9 @@ class PftraceStream:
         first, second = self._header.get("tracekit"), described.get("tracekit")
         if isinstance(first, dict) and isinstance(second, dict):
             for key in ("processes", "inputs"):
-                first[key] += [item for item in second.get(key, []) if item not in first[key]]
+                both = first.get(key), second.get(key)
+                if isinstance(both[0], list) and isinstance(both[1], list):
+                    both[0].extend(item for item in both[1] if item not in both[0])
         for key, value in described.items():
             self._header.setdefault(key, value)
 
@@ -243,12 +245,12 @@ class PftraceStream:
         """Write the begin or end of a slice, or an instant."""
         phase = {BEGIN: "B", END: "E", INSTANT: "i"}[event.kind]
         found: dict[str, Any] = {"cat": ",".join(event.categories), "name": event.name, "args": event.arguments}
-        if self._places.merged:
+        if self._places.merged and isinstance(event.arguments.get("trace_event"), dict):
             # What an event said that has no place in a native trace.
-            kept = event.arguments.pop("trace_event", {})
+            kept = event.arguments.pop("trace_event")
             phase = str(kept.pop("ph", phase))
             found = {**kept, **found}
-        elif event.correlation is not None:
+        if event.correlation is not None and not self._places.merged:
             event.arguments["correlation_id"] = event.correlation
         if place.task:
             open_ = self._tasks.setdefault(place.task, [])

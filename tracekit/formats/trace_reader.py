@@ -23,7 +23,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from tracekit.errors import TraceFormatError
 from tracekit.formats.file_kinds import HEAD_BYTES, seems_to_be
 from tracekit.formats.json_repair import object_end, repair_object, repair_text
-from tracekit.formats.pftrace_stream import open_trace
+from tracekit.formats.pftrace_stream import PftraceStream, open_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -219,12 +219,14 @@ class TraceReader:
     """Reads one trace. Iterate `runs` once, to its end; then everything else is complete. One thread at a time.
 
     Args:
-        path: A file or URL; ``.json``, ``.json.gz``, ``.json.tmp``: the content decides, not the name.
+        path: A file or URL, JSON or a native trace of Perfetto, plain or gzip: the content decides, not the name.
 
     Attributes:
         path: The file, as it may be printed.
         form: "array" or "object".
         compressed: Whether the file is gzip.
+        native: Whether the file is no JSON, but Perfetto's own format; what is said of bytes is then true of the JSON that it
+            was read as.
         header: The top-level keys other than ``traceEvents``, decoded. Those before the events are there from the
             start, those after them once `runs` has ended.
         repairs: What was wrong and could be repaired, without loss.
@@ -243,6 +245,7 @@ class TraceReader:
         self._stream = open_trace(path)
         self.path = self._stream.path
         self.compressed = self._stream.compressed
+        self.native = isinstance(self._stream, PftraceStream)
         self.form = "array"
         self.header: dict[str, Any] = {}
         self.events = 0

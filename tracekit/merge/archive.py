@@ -159,6 +159,9 @@ def _unfit(item: Input, target: InputMap) -> str:
     if target.warp is not None:
         return "its clock drifts"
     scan = item.scan
+    if scan.form == "pftrace":
+        # Its processes and clocks follow other rules than those that the manifest is made for.
+        return "it is no JSON"
     found = {finding.kind for finding in (*scan.repairs, *scan.drops)}
     if scan.form == "object" or not scan.phases:
         # An object that is cut fails the whole archive, and so does an array without any event.

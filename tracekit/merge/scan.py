@@ -220,7 +220,7 @@ def scan(path: str, progress: Callable[[int], None] | None = None, scratch: str 
     return InputScan(
         path=reader.path,
         kind=kind,
-        form=reader.form,
+        form="pftrace" if reader.native else reader.form,
         header=header,
         metadata=scanner.metadata if kind == "tracekit" else {},
         companions=scanner.companions,
