@@ -39,7 +39,7 @@ NESTED = st.sampled_from(
 @st.composite
 def events(draw: st.DrawFn) -> dict[str, Any]:
     """One event, mostly as Kineto writes it: ``at`` and ``for`` are ns, ``order`` is that of its keys."""
-    phase = draw(st.sampled_from(10 * "XXXsfti" + "MCBEbI"))
+    phase = draw(st.sampled_from(10 * "XXXsfti" + "MCCBEbI"))
     event: dict[str, Any] = {"ph": phase, "name": draw(TEXTS)}
     if phase in "stf":
         event["id"] = draw(st.one_of(st.integers(0, 99), st.sampled_from([10**9, "0x1f", 10**12])))

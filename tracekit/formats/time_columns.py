@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tracekit.formats.trace_reader import Raw
 
-__all__ = ["format_all_us", "parse_all_us", "parse_column_us"]
+__all__ = ["format_all_us", "have_three_decimals", "parse_all_us", "parse_column_us"]
 
 _THREE_DECIMALS: Final = re.compile(rb"\[(?:\d{1,16}\.\d\d\d[,\]])*")
 _FOUR_DECIMALS: Final = re.compile(rb"\.\d\d\d\d")
@@ -42,7 +42,7 @@ def parse_all_us(texts: Sequence[Raw]) -> list[int | None]:
 def parse_column_us(text: bytes) -> list[int] | None:
     """Do `parse_us` for a JSON array of numbers; None when they are not written in one of the usual ways."""
     # "0.500" without its point is no JSON number.
-    if b",0" not in text and not text.startswith(b"[0") and _have_three_decimals(text):
+    if b",0" not in text and not text.startswith(b"[0") and have_three_decimals(text):
         found = decode_integers(text.replace(b".", b""))
         return found if max(found) <= _LIMIT_NS else None
     if text.translate(None, _DIGITS_AND_SIGNS) or _FOUR_DECIMALS.search(text):
@@ -55,7 +55,7 @@ def parse_column_us(text: bytes) -> list[int] | None:
     return [1000 * number for number in decode_integers(text)]
 
 
-def _have_three_decimals(text: bytes) -> bool:
+def have_three_decimals(text: bytes) -> bool:
     """Tell whether a JSON array holds nothing but positive numbers with three decimals."""
     width = text.find(b",")
     if 5 < width < 20 and _stand_in_columns(text, width) and not text.translate(None, _DIGITS_AND_SIGNS):

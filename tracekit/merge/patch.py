@@ -16,6 +16,7 @@ from tracekit.formats.trace_reader import UNSET, Event, Raw, decode_json, decode
 from tracekit.merge.clock_warp import warp_durations
 from tracekit.merge.ids import NAMESPACE, move_arg_ids
 from tracekit.merge.lanes import DROPPED
+from tracekit.merge.plain import PLAIN_COUNTER
 from tracekit.merge.scan import EPOCH_NS, NAMED_METADATA, times_of
 from tracekit.merge.spill import MAX_ROWS, Lookup
 
@@ -35,8 +36,6 @@ _SCOPE_PROCESS: Final = Raw(b'"p"')
 _QUOTE: Final = ord('"')
 _PLAIN_DURATIONS: Final = re.compile(rb"(?:\d+(?:\.\d{1,3})?(?:\n|\Z))*")
 _THREE_DECIMALS: Final = re.compile(rb"(?:\d{1,16}\.\d\d\d(?:\n|\Z))*")
-_NUMBER: Final = rb"-?(?:0|[1-9]\d{0,17})(?:\.\d{1,30})?(?:[eE][+-]?\d{1,2})?"
-_PLAIN_COUNTER: Final = re.compile(rb'\{\s*(?:"[^"\\]*"\s*:\s*' + _NUMBER + rb"\s*(?:,\s*(?!\})|(?=\})))+\}")
 _NUMBER_TEXT: Final = re.compile(r"\s*[+-]?(?:\d{1,18}\.?\d{0,30}|\.\d{1,30})(?:[eE][+-]?\d{1,2})?\s*")
 _HEX: Final = re.compile(rb'"(?:0[xX])?([0-9a-fA-F]{1,15})"')
 
@@ -328,7 +327,7 @@ class Patcher:
 
     def _counter(self, event: Event) -> bool:
         """Keep the values that are numbers; Perfetto's engine loops for ever on NaN and counts an error for others."""
-        if event.args is not UNSET and _PLAIN_COUNTER.fullmatch(event.args):
+        if event.args is not UNSET and PLAIN_COUNTER.fullmatch(event.args):
             return True
         args = None if event.args is UNSET else _decoded(event.args)
         values = {}
