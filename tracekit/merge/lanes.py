@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from tracekit.merge.spill import RowSorter, Run, columns, merged, window_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from tracekit.merge.spill import Row
 
@@ -83,18 +83,18 @@ class Slices:
             ordered = sorted(rows)
             self.whole.append(Run(columns(rows), first, ordered=ordered == rows).store(path))
             rows = ordered
-        self.mixed = False
         if rows:
             self.low = min(self.low, rows[0][0])
-            self.high = max(self.high, -min([row[1] for row in rows]))
-            self._in_order = self._in_order and rows[0][:2] >= self._last
-            self._last = rows[-1][:2]
+            self.high = max(self.high, -min([minus_end for _, minus_end in rows]))
+            self._in_order = self._in_order and rows[0] >= self._last
+            self._last = rows[-1]
             if self.nest and self._in_order:
                 self.nest = _nest(rows, self._open)
+        self.mixed = False
         self.rows.clear()
 
     def _settle_mixed(self, first: int, path: str | None) -> list[Row]:
-        """Do the same where not all is ``X``; returns what is."""
+        """Do the same where not all is ``X``; returns what is, in order."""
         rows: list[Row] = []
         pairs: list[Row] = []
         for index, row in enumerate(self.rows, first):
@@ -110,7 +110,7 @@ class Slices:
             pairs.sort()
             self.nest = False
             self.pairs.append(Run(columns(pairs)).store(path))
-        return rows
+        return [row[:2] for row in rows]
 
     def finish(self, path: str | None = None) -> None:
         """Settle, and find out whether all slices nest where that could not be seen on the way."""
@@ -119,7 +119,7 @@ class Slices:
             open_ = [-_NEVER_ENDS]
             self.sort(path)
             count = window_rows(len(self.whole))
-            windows = merged([run.windows(count) for run in self.whole])
+            windows = merged([run.windows(count, width=2) for run in self.whole])
             self.nest = all(_nest(rows, open_) for rows in windows)
         self._open = []
 
@@ -128,15 +128,18 @@ class Slices:
         self.whole = [run.in_order().store(path) for run in self.whole]
 
 
-def _nest(rows: list[Row], open_: list[int]) -> bool:
-    """Tell whether rows of (start, -end) in order nest, in each other and in what is open before them."""
+def _nest(spans: Iterable[Row], open_: list[int]) -> bool:
+    """Tell whether (start, -end) in order nest, in each other and in what is open before them."""
     pop, push = open_.pop, open_.append
-    for start, minus_end, *_ in rows:
-        while -open_[-1] <= start:
+    top = open_[-1]
+    for start, minus_end in spans:
+        while -top <= start:
             pop()
-        if minus_end < open_[-1]:
+            top = open_[-1]
+        if minus_end < top:
             return False
         push(minus_end)
+        top = minus_end
     return True
 
 

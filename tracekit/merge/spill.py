@@ -83,28 +83,29 @@ class Run:
                 done += len(rows)
         return joined
 
-    def rows(self, start: int, end: int) -> list[Row]:
-        """Return the rows from ``start`` to before ``end``."""
-        columns: list[Iterable[int]] = [*self._read(start, min(end, self.length))]
-        if self._first is not None:
-            columns.append(range(self._first + start, self._first + min(end, self.length)))
+    def rows(self, start: int, end: int, width: int | None = None) -> list[Row]:
+        """Return the rows from ``start`` to before ``end``, or only their first ``width`` numbers."""
+        end = min(end, self.length)
+        columns: list[Iterable[int]] = [*self._read(start, end, width)]
+        if self._first is not None and width is None:
+            columns.append(range(self._first + start, self._first + end))
         return list(zip(*columns, strict=True))
 
     def in_order(self) -> Run:
         """Return the run, or one with its rows sorted."""
         return self if self._ordered else Run(columns(sorted(self.rows(0, self.length))))
 
-    def windows(self, count: int) -> Iterator[list[Row]]:
-        """Yield the rows, ``count`` at a time."""
+    def windows(self, count: int, width: int | None = None) -> Iterator[list[Row]]:
+        """Yield the rows, or only their first ``width`` numbers, ``count`` at a time."""
         for start in range(0, self.length, count):
-            yield self.rows(start, start + count)
+            yield self.rows(start, start + count, width)
 
-    def _read(self, start: int, end: int) -> list[array[int]]:
+    def _read(self, start: int, end: int, width: int | None) -> list[array[int]]:
         if self._columns is not None:
-            return [column[start:end] for column in self._columns]
+            return [column[start:end] for column in self._columns[:width]]
         found = []
         with Path(self._path).open("rb") as file:
-            for number in range(self.width):
+            for number in range(width or self.width):
                 column = array("q")
                 file.seek(self._offset + (number * self.length + start) * _INTEGER_BYTES)
                 column.fromfile(file, end - start)
