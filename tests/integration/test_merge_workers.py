@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -185,3 +186,25 @@ def test_workers_do_not_outlive_a_merge_that_is_killed(inputs: Path, tmp_path: P
         write_until_nobody_reads(pipe)
         # Ends when the last process that has it as its standard error has.
         merge.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("copied_bytes", [None, 0, 1000])
+def test_parts_are_joined_where_the_kernel_cannot_copy(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied_bytes: int | None
+) -> None:
+    """It has no such call, refuses it, or fails in the middle."""
+    merge_traces(str(tmp_path / "alone.json"), [str(inputs)])
+    copy, before = os.copy_file_range, iter([copied_bytes] if copied_bytes else [])
+
+    def fail(source: int, target: int, count: int) -> int:
+        for limit in before:
+            return copy(source, target, min(count, limit))
+        raise OSError(errno.EXDEV, "not on this file system")
+
+    if copied_bytes is None:
+        monkeypatch.delattr(os, "copy_file_range")
+    else:
+        monkeypatch.setattr(os, "copy_file_range", fail)
+    with ThreadPoolExecutor(1) as executor:
+        merge_traces(str(tmp_path / "out.json"), [str(inputs)], executor=executor)
+    assert (tmp_path / "out.json").read_bytes() == (tmp_path / "alone.json").read_bytes()

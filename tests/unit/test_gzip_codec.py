@@ -1,0 +1,118 @@
+"""Gzip with the fast codec and without it."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import random
+import subprocess
+import sys
+import zlib
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bad_traces import rank_trace, slice_
+from tracekit.formats import gzip_codec
+from tracekit.formats.byte_stream import PIECE_BYTES, ByteStream
+from tracekit.formats.gzip_codec import GzipWriter
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = b"".join(slice_(number, number % 77, f"slice {number % 13}") for number in range(20_000))
+
+
+@pytest.fixture(params=["as installed", "zlib"])
+def codec(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    if request.param == "zlib":
+        monkeypatch.setattr(gzip_codec, "_codec", zlib)
+        monkeypatch.setattr("tracekit.formats.byte_stream.InflateError", zlib.error)
+    return gzip_codec._codec
+
+
+def test_a_member_holds_what_was_written(codec: Any) -> None:
+    file = io.BytesIO()
+    for _ in range(2):
+        with GzipWriter(file) as writer:
+            for start in range(0, len(TEXT), 100_000):
+                assert writer.write(TEXT[start : start + 100_000]) == len(TEXT[start : start + 100_000])
+    assert codec
+    assert gzip.decompress(file.getvalue()) == 2 * TEXT
+    # Neither a name nor a time, so that the same input gives the same bytes.
+    assert file.getvalue()[3:8] == bytes(5)
+
+
+def test_a_member_that_is_not_written_to_its_end_is_not_closed() -> None:
+    file = io.BytesIO()
+    with suppress(RuntimeError), GzipWriter(file) as writer:
+        writer.write(TEXT)
+        raise RuntimeError
+    with pytest.raises(EOFError):
+        gzip.decompress(file.getvalue())
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_pieces_of_a_packed_file_are_those_of_the_plain_one(codec: Any, tmp_path: Path, members: int) -> None:
+    assert codec
+    plain, packed = tmp_path / "a.json", tmp_path / "a.json.gz"
+    plain.write_bytes(TEXT)
+    cuts = [*sorted(random.Random(members).sample(range(len(TEXT)), members - 1)), len(TEXT)]
+    packed.write_bytes(b"".join(gzip.compress(TEXT[start:end]) for start, end in pairwise([0, *cuts])))
+    pieces = []
+    for path in (plain, packed):
+        with ByteStream(str(path)) as stream:
+            pieces.append(list(iter(stream.read, b"")))
+            assert stream.damage is None
+    assert pieces[0] == pieces[1]
+    assert {len(piece) for piece in pieces[0][:-1]} == {PIECE_BYTES}
+
+
+@pytest.mark.parametrize("length", [0.1, 0.5, 0.99])
+def test_what_a_cut_file_holds_is_read(codec: Any, tmp_path: Path, length: float) -> None:
+    assert codec
+    packed = gzip.compress(TEXT)
+    path = tmp_path / "a.json.gz"
+    path.write_bytes(packed[: int(len(packed) * length)])
+    with ByteStream(str(path)) as stream:
+        found = b"".join(iter(stream.read, b""))
+        assert stream.damage == "the gzip data is cut off"
+    expected = zlib.decompressobj(31).decompress(path.read_bytes())
+    assert TEXT.startswith(found)
+    assert len(found) >= len(expected) - 64
+
+
+def test_damage_is_told(codec: Any, tmp_path: Path) -> None:
+    assert codec
+    path = tmp_path / "a.json.gz"
+    path.write_bytes(gzip.compress(TEXT)[:-8] + bytes(8))
+    with ByteStream(str(path)) as stream:
+        found = b"".join(iter(stream.read, b""))
+        assert TEXT.startswith(found)
+        assert len(TEXT) - len(found) <= PIECE_BYTES
+        assert stream.damage is not None
+        assert "damaged" in stream.damage
+
+
+WITHOUT = """
+import sys
+sys.modules["isal"] = None
+from tracekit.formats import gzip_codec
+from tracekit.cli import main
+assert gzip_codec._codec.__name__ == "zlib"
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_merge_needs_no_fast_codec(tmp_path: Path) -> None:
+    lines = [slice_(10 * number, 15, f"slice {number}") for number in range(1, 5000)]
+    (tmp_path / "rank0.json.gz").write_bytes(gzip.compress(rank_trace(*lines)))
+    merged = []
+    for code in (WITHOUT, "import sys\nfrom tracekit.cli import main\nsys.exit(main(sys.argv[1:]))"):
+        command = [sys.executable, "-c", code, "merge", "-q", "-f", "-o", "out.json.gz", "rank0.json.gz"]
+        environment = {"PYTHONPATH": str(ROOT), "PATH": ""}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        merged.append(gzip.decompress((tmp_path / "out.json.gz").read_bytes()))
+    assert merged[0] == merged[1]
