@@ -407,18 +407,20 @@ class TraceReader:
     def _runs(self, is_text: Callable[[int], bool] | None) -> Iterator[list[Event] | bytes]:
         wanted = 0
         count = 0
-        while not self._ended and self._more():
+        more = final = True
+        while not self._ended and (more or not final):
+            # At the end, what holds complete events is read first, like all before it, and then what is left.
+            final = not more
+            more = self._more()
             # An event larger than a piece: read on until the buffer has doubled, so that the work stays linear.
-            if len(self._buffer) >= wanted:
-                run = self._take(self._cut(), final=False, as_text=is_text is not None and is_text(count))
-                if run:
-                    yield run
-                    count += 1
-                wanted = 2 * len(self._buffer)
-        if not self._ended:
-            run = self._take(len(self._buffer), final=True, as_text=is_text is not None and is_text(count))
+            if more and len(self._buffer) < wanted:
+                continue
+            cut = len(self._buffer) if final else self._cut()
+            run = self._take(cut, final=final, as_text=is_text is not None and is_text(count))
             if run:
                 yield run
+                count += 1
+            wanted = 2 * len(self._buffer)
         if self._ended:
             self._read_tail()
         else:

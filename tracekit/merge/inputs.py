@@ -137,8 +137,11 @@ def find_inputs(output: str, patterns: Sequence[str]) -> list[tuple[str, bool]]:
             key = path if is_remote(path) else str(PurePath(path))
             found[key] = found.get(key, False) or named
     unique: list[tuple[str, bool]] = []
+    by_name: dict[str, list[str]] = {}
     for path, named in found.items():
-        if not any(PurePath(path).name == PurePath(other).name and same_file(path, other) for other, _ in unique):
+        others = by_name.setdefault(PurePath(path).name, [])
+        if not any(same_file(path, other) for other in others):
+            others.append(path)
             unique.append((path, named))
     if not unique:
         raise ConfigError("nothing to merge: the output itself is the only trace there")
