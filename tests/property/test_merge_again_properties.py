@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from tests.property.test_merge_properties import BASE_NS, events, load, timed, when
 from tracekit.formats.decimal_time import format_us, parse_us
 from tracekit.merge import merge_traces
+from tracekit.merge.scan import NAMED_METADATA
 
-LIMITS = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+LIMITS = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 TASK_NS = 1_000_000
 Trace = dict[str, Any]
 
@@ -84,7 +85,16 @@ def _title(own: dict[str, Any]) -> str:
     return f"rank {own['rank']}{attempt}{worker}"
 
 
-def shown(merged: dict[str, Any], *, tracks: bool) -> Counter[tuple[Any, ...]]:
+def is_name(event: dict[str, Any]) -> bool:
+    """Tell whether an event names or orders a process or thread, which the merge does anew."""
+    return event["ph"] == "M" and event["name"] in NAMED_METADATA
+
+
+def without_id(event: dict[str, Any]) -> str:
+    return json.dumps({key: value for key, value in event.items() if key != "id"})
+
+
+def shown(merged: dict[str, Any]) -> Counter[tuple[Any, ...]]:
     """Return all events as a viewer shows them; ids of flows and the like are what they tie together."""
     processes = {
         process["pid"]: (process["rank"], tuple(process["key"]), process["name"])
@@ -95,7 +105,7 @@ def shown(merged: dict[str, Any], *, tracks: bool) -> Counter[tuple[Any, ...]]:
     for event in timed(merged):
         row = (
             processes[event["pid"]],
-            event["tid"] if tracks else None,
+            event["tid"],
             event["ph"],
             when(merged, event),
             parse_us(str(event.get("dur", 0)).encode()),
@@ -125,7 +135,42 @@ def test_merging_in_steps_shows_what_merging_at_once_shows(traces: list[Trace], 
         rest = [path for path in paths if path not in first]
         merge_traces(str(folder / "once.json"), paths)
         merge_traces(str(folder / "step.json"), first)
+        if rest and data.draw(st.booleans()):
+            merge_traces(str(folder / "other.json"), rest)
+            rest = [str(folder / "other.json")]
         report = merge_traces(str(folder / "steps.json"), [str(folder / "step.json"), *rest])
         once, steps = load(folder / "once.json"), load(folder / "steps.json")
-    assert shown(steps, tracks=False) == shown(once, tracks=False)
     assert report.complete
+    assert shown(steps) == shown(once)
+    for key in ("processes", "inputs", "losses"):
+        assert steps["tracekit"][key] == once["tracekit"][key], key
+    assert [event for event in steps["traceEvents"] if is_name(event)] == [
+        event for event in once["traceEvents"] if is_name(event)
+    ]
+
+
+@LIMITS
+@given(runs())
+def test_a_merged_trace_merged_again_is_the_same(traces: list[Trace]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        merge_traces(str(folder / "once.json"), [write(folder, number, trace) for number, trace in enumerate(traces)])
+        merge_traces(str(folder / "again.json"), [str(folder / "once.json")])
+        once, again = load(folder / "once.json"), load(folder / "again.json")
+    # Ids of arrows may be others, as long as they tie the same together.
+    assert shown(again) == shown(once)
+    assert sorted(map(without_id, again.pop("traceEvents"))) == sorted(map(without_id, once.pop("traceEvents")))
+    assert again == once
+
+
+@LIMITS
+@given(runs(), st.randoms(use_true_random=False))
+def test_the_order_and_the_names_of_the_folders_do_not_matter(traces: list[Trace], random: Any) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        paths = [write(folder, number, trace) for number, trace in enumerate(traces)]
+        for ending in ("json", "json.gz", "tar", "zip"):
+            merge_traces(str(folder / f"first.{ending}"), paths)
+            random.shuffle(paths)
+            merge_traces(str(folder / f"second.{ending}"), paths)
+            assert (folder / f"first.{ending}").read_bytes() == (folder / f"second.{ending}").read_bytes(), ending

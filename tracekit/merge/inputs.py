@@ -42,6 +42,7 @@ class Input:
         rank: Whose it is.
         rank_source: What said so.
         merged_processes: For an earlier merge: new pid to (rank, process key, name) of its processes.
+        merged_hosts: Of an earlier merge: new pid to the host of the process.
         process_keys: Which process a pid of the file is, where the pid alone does not tell.
         identities: What is known of its processes, by pid as it stands in the file.
         unwanted_pids: For an earlier merge: the pids of the ranks that are not selected.
@@ -52,6 +53,7 @@ class Input:
     rank: int = -1
     rank_source: str = ""
     merged_processes: dict[int, tuple[int, ProcessKey, str]] = field(default_factory=dict)
+    merged_hosts: dict[int, str] = field(default_factory=dict)
     process_keys: dict[int, ProcessKey] = field(default_factory=dict)
     identities: dict[int, ProcessIdentity] = field(default_factory=dict)
     unwanted_pids: frozenset[Any] = frozenset()

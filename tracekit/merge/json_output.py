@@ -91,10 +91,16 @@ def describe(merged: Merged) -> dict[str, Any]:
                     "name": process.name,
                     "host": process.host,
                     "identity": None if process.identity is None else process.identity.to_json(),
+                    # What a thread id stands for, where it is not the one of the input: [tid, the input's, lane].
+                    "threads": sorted(
+                        [thread.tid, thread.key, thread.lane]
+                        for thread in process.threads.values()
+                        if thread.tid != thread.key
+                    ),
                 }
                 for process in processes
             ],
-            "inputs": [_input_metadata(item) for item in inputs],
+            "inputs": _inputs_metadata(inputs),
             "losses": for_metadata(recording_losses(inputs)),
             "clocks": merged.clocks,
         },
@@ -109,15 +115,25 @@ def describe(merged: Merged) -> dict[str, Any]:
     return head
 
 
+def _inputs_metadata(inputs: list[Input]) -> list[dict[str, Any]]:
+    """Return what all inputs say about themselves; of an earlier merge, what its inputs said."""
+    found: list[dict[str, Any]] = []
+    for item in inputs:
+        if item.scan.kind == "merged":
+            earlier = item.scan.header["tracekit"].get("inputs")
+            found += [entry for entry in earlier if isinstance(entry, dict)] if isinstance(earlier, list) else []
+        else:
+            found.append(_input_metadata(item))
+    # In an order that does not depend on the steps in which they were merged.
+    return sorted(found, key=lambda entry: (entry.get("rank") or 0, str(entry.get("kind")), encode_json(entry)))
+
+
 def _input_metadata(item: Input) -> dict[str, Any]:
     """Return what an input says about itself; large values (logs, whole configurations) are left to the input."""
     header: dict[str, Any] = {}
     for key, value in item.scan.header.items():
         if key not in _OWN_KEYS and len(header) < _MAX_KEPT_KEYS and len(encode_json(value)) <= _MAX_KEPT_BYTES:
             header[key] = value
-    if item.scan.kind == "merged":
-        inputs = item.scan.header["tracekit"].get("inputs")
-        header["inputs"] = inputs if isinstance(inputs, list) else []
     info = item.scan.header.get("distributedInfo")
     if isinstance(info, dict) and len(encode_json(info)) <= _MAX_KEPT_BYTES:
         header["distributedInfo"] = info
@@ -140,7 +156,9 @@ def _distributed_info(inputs: list[Input]) -> dict[str, Any]:
     ]
     if not infos:
         return {}
-    if len({item.rank for item in inputs}) == 1 and not any(item.merged_processes for item in inputs):
+    if len(inputs) == 1 or (
+        len({item.rank for item in inputs}) == 1 and not any(item.merged_processes for item in inputs)
+    ):
         return dict(infos[0])
     keys = ("backend", "world_size")
     return {

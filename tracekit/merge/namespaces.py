@@ -39,11 +39,23 @@ _PSEUDO_PROCESSES: Final = frozenset({"Spans", "Traces", ""})
 
 @dataclass(slots=True)
 class Thread:
-    """A track of the merged trace."""
+    """A track of the merged trace.
+
+    Attributes:
+        tid: Its number.
+        name: What it is called.
+        sort_index: Its place among the others, where an input tells.
+        key: What its ``tid`` is in the inputs.
+        lane: Which lane of that track it is; 0 is the track itself.
+        main: Whether it is the main thread.
+        scans: The tracks of the inputs that go to it or to its lanes, each with the number of its input.
+    """
 
     tid: int
     name: str | None
     sort_index: int | None
+    key: int | str
+    lane: int = 0
     main: bool = False
     scans: list[tuple[int, ThreadScan]] = field(default_factory=list)
 
@@ -133,7 +145,7 @@ def plan(
             rank, key, name = _identify(item, raw, process_scan)
             process = processes.setdefault((rank, key), Process(rank, key))
             process.name = _better_name(process.name, name, rank)
-            process.host = process.host or item.host
+            process.host = process.host or item.merged_hosts.get(raw) or item.host
             process.identity = process.identity or item.identities.get(raw)
             owners.setdefault(id(process), set()).add(number)
             found.append((process_scan, process))
@@ -227,23 +239,31 @@ def _number(processes: list[Process]) -> None:
 
 def _add_threads(process: Process, scan: ProcessScan, number: int) -> None:
     for raw, thread_scan in scan.threads.items():
-        if not thread_scan.used or not isinstance(raw, (int, str)) or raw_number(raw) != raw:
+        if not isinstance(raw, (int, str)) or raw_number(raw) != raw:
             continue
-        key = _thread_key(process, raw)
-        thread = process.threads.setdefault(key, Thread(0, None, None))
+        if not thread_scan.used and raw not in scan.thread_keys:  # what an earlier merge has numbered stays so
+            continue
+        key, lane = _thread_key(process, scan, raw)
+        thread = process.threads.setdefault(key, Thread(0, None, None, key))
         thread.main = thread.main or key == main_thread(process.key)
+        # A lane of an earlier merge goes back to its track, since there may be more to put beside it.
+        thread.scans.append((number, thread_scan))
+        if lane:
+            continue
         name = (thread_scan.name or "").strip() or None
         if name is not None:
             # Inputs come in a fixed order, tracekit's rank traces first: their thread names say more.
             thread.name = thread.name or name
         if thread.sort_index is None:
             thread.sort_index = thread_scan.sort_index
-        thread.scans.append((number, thread_scan))
 
 
-def _thread_key(process: Process, raw: int | str) -> int | str:
-    """The profiler's own process takes in three pseudo-processes; one of them has a thread without a name."""
-    return "Record Window" if process.key[0] == PROFILER and raw == "" else raw
+def _thread_key(process: Process, scan: ProcessScan, raw: int | str) -> tuple[int | str, int]:
+    """Return what a ``tid`` of an input stands for, and which lane of it."""
+    if raw in scan.thread_keys:
+        return scan.thread_keys[raw]
+    # The profiler's own process takes in three pseudo-processes; one of them has a thread without a name.
+    return "Record Window" if process.key[0] == PROFILER and raw == "" else raw, 0
 
 
 def _number_threads(process: Process) -> None:
@@ -279,7 +299,9 @@ def _spread(
         taken.add(free)
         title = thread.name or f"thread {thread.tid}"
         suffix = "overlap" if lane == 1 else f"overlap {lane}"
-        process.threads[f"{thread.tid} lane {lane}"] = Thread(free, f"{title} ({suffix})", thread.sort_index)
+        process.threads[f"{thread.tid} lane {lane}"] = Thread(
+            free, f"{title} ({suffix})", thread.sort_index, thread.key, lane
+        )
         tids[lane] = free
     for (_, scan), part in zip(thread.scans, moves, strict=True):
         if part is not None:
@@ -297,7 +319,7 @@ def _fill(
             continue
         tids: dict[Any, int | Track] = {}
         for raw_tid, thread_scan in process_scan.threads.items():
-            thread = process.threads.get(_thread_key(process, raw_number(raw_tid)))
+            thread = process.threads.get(_thread_key(process, process_scan, raw_number(raw_tid))[0])
             if thread is not None:
                 tids[raw_tid] = tracks.get(id(thread_scan), thread.tid)
         target.processes[raw] = (process.pid, tids)

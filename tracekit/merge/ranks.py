@@ -11,7 +11,7 @@ from tracekit.formats.rank_trace import METADATA_EVENT
 from tracekit.formats.trace_reader import TraceReader, decode_or_none
 from tracekit.merge.identities import ProcessIdentity
 from tracekit.merge.processes import CHILD, CPU
-from tracekit.merge.scan import raw_number
+from tracekit.merge.scan import ThreadScan, raw_number
 from tracekit.storage import basename, is_remote, same_file
 
 if TYPE_CHECKING:
@@ -137,9 +137,16 @@ def _read_merged(item: Input) -> None:
                 raise ValueError
             pid, rank = int(entry["pid"]), int(entry["rank"])
             item.merged_processes[pid] = (rank, (kind, value), str(entry["name"]))
+            if isinstance(entry.get("host"), str):
+                item.merged_hosts[pid] = entry["host"]
             identity = ProcessIdentity.from_json(rank, entry.get("identity"), item.scan.path)
             if identity is not None:
                 item.identities[pid] = identity
+            if pid in item.scan.processes:
+                process = item.scan.processes[pid]
+                for tid, key, lane in entry.get("threads", ()):
+                    process.thread_keys[int(tid)] = (key if isinstance(key, int) else str(key), int(lane))
+                    process.threads.setdefault(int(tid), ThreadScan())
         item.rank = min((rank for rank, _, _ in item.merged_processes.values()), default=0)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise MergeError(

@@ -86,6 +86,7 @@ class ProcessScan:
         label: From ``process_labels``: "CPU", "GPU 3".
         used: Whether it has any event that is not metadata.
         threads: Its threads by ``tid`` as it stands in the file.
+        thread_keys: What a ``tid`` stands for that an earlier merge has given: the original one, and which lane of it.
     """
 
     name: str | None = None
@@ -93,6 +94,7 @@ class ProcessScan:
     sort_index: int | None = None
     used: bool = False
     threads: dict[Any, ThreadScan] = field(default_factory=dict)
+    thread_keys: dict[Any, tuple[int | str, int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
