@@ -293,7 +293,10 @@ def test_steps_go_by_the_training_time_and_its_companions_with_them(merge: Any) 
     assert merged.left_out == {"step": 1}
     assert [found["args"]["batch"] for found in merged.events if found["name"] == "tracekit_timestamp"] == [0, 1, 2]
     assert merge({"a.json": own, "b.json": torch}, steps=(2, None)).names == ["batch 2", "op in 2"]
-    assert merge({"a.json": own, "b.json": torch}, steps=(5, 6)).names == []
+    with pytest.raises(MergeError, match=r"none of the steps .* they tell of steps 0 to 2"):
+        merge({"a.json": own, "b.json": torch}, steps=(5, 6))
+    with pytest.raises(MergeError, match="they tell of no training steps at all"):
+        merge({"c.json": rank_trace(slice_("a", 1))}, steps=(0, None))
 
 
 def test_a_step_that_was_tried_again_is_taken_from_both_attempts(merge: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.errors import MergeError
 from tracekit.formats.trace_reader import UNSET, Event, TraceReader, decode_or_none
 from tracekit.merge.pairs import PAIRED, judge_pairs
 from tracekit.merge.scan import durations_of, raw_number, times_of
@@ -167,6 +168,7 @@ def make_filters(
 
     Raises:
         ConfigError: The time window cannot be applied.
+        MergeError: There is none of the wanted steps.
         StorageError: An input can no longer be read.
         TraceFormatError: It is no trace any more.
     """
@@ -209,6 +211,12 @@ def _find_spans(items: list[Input], maps: list[InputMap], wanted: tuple[int | No
                     steps, target.shift_ns
                 )
     found = {rank: step_spans(list(processes.values()), wanted) for rank, processes in by_rank.items()}
+    if not any(found.values()):
+        known = sorted(
+            {step for processes in by_rank.values() for steps in processes.values() for step in steps.numbers}
+        )
+        has = f"they tell of steps {known[0]} to {known[-1]}" if known else "they tell of no training steps at all"
+        raise MergeError(f"the inputs hold none of the steps that the selection names; {has}")
     everywhere = join_spans(span for spans in found.values() for span in spans or ())
     return {rank: everywhere if (spans := found.get(rank)) is None else spans for item in items for rank in item.ranks}
 

@@ -35,6 +35,11 @@ class ProcessSteps:
     profiler: dict[int, tuple[int, int]] = field(default_factory=dict)
     last_ns: int = 0
 
+    @property
+    def numbers(self) -> set[int]:
+        """The steps that it tells of."""
+        return {batch for _, batch in self.batches} or set(self.profiler)
+
     def add(self, other: ProcessSteps, shift_ns: int) -> None:
         """Take in what another file tells of the process, whose times are moved by ``shift_ns``."""
         self.batches += [(time + shift_ns, batch) for time, batch in other.batches]
