@@ -52,11 +52,9 @@ _KINDS: Final = (
 _EVEN: Final = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
 """Kinds whose sizes are the same for every member as a rule."""
 
-_INTERESTING: Final = tuple(
-    b'\n"' + name
-    for name in (b"ncclKernel", b"ncclDevKernel", b"nccl:", b"gloo:", b"record_param_comms", b"ProfilerStep#")
-)
+_INTERESTING: Final = (b'\n"nccl', b'\n"gloo:', b'\n"record_param_comms', b'\n"ProfilerStep#')
 _KERNELS: Final = (b'"ncclKernel', b'"ncclDevKernel')
+_CALLS: Final = (b'"nccl:', b'"gloo:')
 _ANNOTATION: Final = b'"user_annotation"'
 _UNDER_OTHER_NAMES: Final = {"": ("all_to_all", "send", "recv", "gather", "scatter"), "all_reduce": ("barrier",)}
 """What NCCL does by kernels that say no more than SendRecv, or by those of another kind."""
@@ -208,7 +206,7 @@ class CollectiveCollector:
         elif name.startswith(b'"record_param_comms'):
             if external is not None and "Collective name" in args and len(side.calls) < self._most:
                 side.calls[external] = start, _told(args)
-        elif category == _ANNOTATION:
+        elif category == _ANNOTATION and name.startswith(_CALLS):
             kind, dims = kind_of(name.decode("utf-8", "replace")), str(args.get("Input Dims", ""))
             if name.startswith(b'"gloo:'):
                 if len(side.gloo) < self._most:
