@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.collective_traces import BASE_NS, MS, SECOND, START_NS, Done, irregular, seen, torch_trace, write_ranks
 from tests.unit.test_merge_inputs import event, meta, rank_trace
+from tracekit import ClockOffset, JSONTraceHandler, Profiler
 from tracekit.errors import ConfigError, MergeError
 from tracekit.formats.decimal_time import format_us, parse_us
 from tracekit.formats.schema import MERGE_REPORT, compile_schema
+from tracekit.handlers.rank_file import offset_metadata
 from tracekit.merge import Selection, merge_traces
+from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tracekit.merge import MergeReport
 
 WITHIN_NS = 10_000
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 MONOTONIC_NS = 5_000 * SECOND
 
 
@@ -101,6 +105,28 @@ def test_a_wall_clock_that_was_set_between_two_starts_moves_the_second_back(merg
     assert starts(merged)["slice 1"] == START_NS + 3601 * SECOND + MS
 
 
+@pytest.mark.skipif(not BOOT_ID.exists(), reason="this system does not tell its boot")
+@pytest.mark.parametrize("set_ns", [-3600 * SECOND, 3600 * SECOND, 0])
+def test_ranks_recorded_before_and_after_the_wall_clock_was_set_fit_together(
+    merge: Any, tmp_path: Path, set_ns: int
+) -> None:
+    """Ranks of one host, one of which begins after the step."""
+    fake = FakeClock(wall_ns=START_NS)
+    files = {}
+    for rank in (0, 1):
+        handler = JSONTraceHandler(tmp_path / "recorded{rank}.json")
+        with Profiler(handler, clock=fake.clock, rank=rank, record_batches=False) as profiler:
+            with profiler.marker(f"slice {rank}"):
+                fake.advance(1000)
+            fake.advance(SECOND)
+        fake.wall_ns += set_ns
+        files[f"{rank}.json"] = (tmp_path / f"recorded{rank}.json").read_text()
+    merged, report = merge(files, strict=True)
+    found = starts(merged)
+    assert SECOND <= found["slice 1"] - found["slice 0"] <= SECOND + MS
+    assert report.ranks[1].offset_ns == -set_ns
+
+
 def test_torch_traces_follow_the_wall_clock_over_a_step_and_the_rank_trace_says_when(merge: Any) -> None:
     step = meta("tracekit_clock_step", 100, 100, step_ns=-60 * SECOND, monotonic_ns=MONOTONIC_NS + 10 * SECOND)
     torch = {
@@ -155,17 +181,17 @@ def exchange(
     rank: int, at_ns: int, monotonic_offset_ns: int, offset_ns: int, error_ns: int = 60_000, **more: Any
 ) -> Any:
     """Return what ClockSync writes of one measurement."""
-    values = {
-        "monotonic_ns": at_ns,
-        "offset_ns": offset_ns,
-        "monotonic_offset_ns": monotonic_offset_ns,
-        "error_ns": error_ns,
-        "round_trips": 8,
-        "reference_rank": 0,
-        "reference_boot_id": "b1",
-        **more,
-    }
-    return meta("tracekit_clock_offset", 100 + rank, 100 + rank, **values)
+    measured = ClockOffset(
+        monotonic_ns=at_ns,
+        offset_ns=offset_ns,
+        monotonic_offset_ns=monotonic_offset_ns,
+        error_ns=error_ns,
+        round_trips=8,
+        reference_rank=0,
+        reference_boot_id="b1",
+    )
+    name, args = offset_metadata(measured)
+    return meta(name, 100 + rank, 100 + rank, **{**args, **more})
 
 
 def away(
@@ -347,6 +373,21 @@ def test_the_ranks_of_a_host_are_moved_as_one(merge: Any) -> None:
     merged, report = merge(files, strict=True)
     assert [rank.offset_ns for rank in report.ranks] == [0, -137 * MS, -137 * MS]
     assert starts(merged)["slice 2"] == START_NS + MS
+
+
+def test_a_short_window_places_a_long_recording_and_the_error_says_how_long(merge: Any) -> None:
+    """In the window the clocks are 20 ms apart for sure; an hour away from it, by as much as clocks drift."""
+    done = irregular(16, members=(0, 1))
+    files: dict[str, Any] = {
+        "torch0.json": torch_trace(0, done, seen(), host="a"),
+        "torch1.json": torch_trace(1, done, seen(20 * MS), host="c"),
+        "1.json": recorded(1, wall_ns=START_NS + 20 * MS, boot="b2", host="c"),
+    }
+    files["1.json"].append(event("late", (START_NS + 3600 * SECOND - BASE_NS) / 1000, pid=101))
+    merged, report = merge(files, strict=True)
+    assert abs(report.ranks[1].offset_ns + 20 * MS) <= WITHIN_NS
+    assert abs(starts(merged)["slice 1"] - START_NS - MS) <= WITHIN_NS
+    assert 170 * MS < report.ranks[1].error_ns < 190 * MS  # 50 ppm of an hour
 
 
 def test_a_drift_is_seen_in_long_traces(merge: Any) -> None:

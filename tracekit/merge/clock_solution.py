@@ -93,9 +93,11 @@ def _settle(items: Sequence[Input], domain: PlacedDomain) -> None:
     path = domain.path
     domain.map = path.map_for(low, high)
     # A wall clock that the collectives cannot tell from the reference's is left as it is: it may well be better than they.
-    estimated = domain.own.known and domain.aligned and path.by_collectives
-    if estimated and all(abs(domain.map.offset_at(time)) <= path.error_at(time) for time in (low, high)):
-        domain.map = ClockMap.constant(0)
+    if domain.own.known and domain.aligned and path.by_collectives:
+        first = path.links[0].estimate
+        measured = (low, high, first.from_ns, first.to_ns)
+        if all(abs(domain.map.offset_at(time)) <= path.error_at(time) for time in measured):
+            domain.map = ClockMap.constant(0)
     domain.error_ns = max(
         path.error_at(time) + abs(path.offset_at(time) - domain.map.offset_at(time)) for time in (low, high)
     )
