@@ -83,7 +83,7 @@ def assert_holds(estimate: ClockEstimate | str, clock: Callable[[int], int], *ti
         assert abs(estimate.map.offset_at(time) - clock(time)) <= estimate.error_at(time)
 
 
-@given(st.integers(-(10**10), 10**10), st.integers(0, 200_000), st.integers(6, 60), st.integers(0, 10**6))
+@given(st.integers(-(10**10), 10**10), st.integers(0, 200_000), st.integers(10, 60), st.integers(0, 10**6))
 def test_a_constant_offset_is_found_within_its_error(offset: int, noise_ns: int, count: int, seed: int) -> None:
     estimate = estimate_from_ends(ends(count, lambda _: offset, noise_ns=noise_ns, seed=seed))
     assert_holds(estimate, lambda _: offset, NOW, NOW + count * 10 * MS)
@@ -123,6 +123,13 @@ def test_single_ends_that_are_late_do_no_harm() -> None:
     assert isinstance(estimate, ClockEstimate)
     assert estimate.count == 17
     assert estimate.error_ns < 20_000
+
+
+def test_of_a_few_none_is_left_out() -> None:
+    points = [(NOW + number * MS, NOW + number * MS + (40_000 if number == 5 else 0)) for number in range(6)]
+    estimate = estimate_from_ends(points)
+    assert isinstance(estimate, ClockEstimate)
+    assert (estimate.count, estimate.error_ns) == (6, 2 * 40_000 + END_NS)
 
 
 def test_ends_that_do_not_agree_are_refused() -> None:
@@ -204,11 +211,23 @@ def test_the_way_with_the_least_error_is_taken_and_exchanges_go_before_collectiv
         Link("c", "d", estimate(1, 500), Evidence.SYNC),
         Link("d", "r", estimate(1, 500), Evidence.SYNC),
         Link("x", "y", estimate(1, 1), Evidence.SYNC),
+        # Of two ways of two links each, the one whose errors are less.
+        Link("e", "d", estimate(1000, 900), Evidence.SYNC),
+        Link("e", "f", estimate(2000, 10), Evidence.SYNC),
+        Link("f", "r", estimate(0, 600), Evidence.SYNC),
     ]
     for found in (find_paths("r", links), find_paths("r", links[::-1])):
         offsets = {node: (path.offset_at(NOW), path.error_at(NOW)) for node, path in found.items()}
         # One link by collectives is fewer than two, whatever their errors.
-        assert offsets == {"r": (0, 0), "a": (100, 50), "b": (90, 10), "c": (2, 1000), "d": (1, 500)}
+        assert offsets == {
+            "r": (0, 0),
+            "a": (100, 50),
+            "b": (90, 10),
+            "c": (2, 1000),
+            "d": (1, 500),
+            "e": (2000, 610),
+            "f": (0, 600),
+        }
 
 
 def test_maps_along_a_way_are_one_map() -> None:

@@ -376,18 +376,19 @@ def test_the_ranks_of_a_host_are_moved_as_one(merge: Any) -> None:
 
 
 def test_a_short_window_places_a_long_recording_and_the_error_says_how_long(merge: Any) -> None:
-    """In the window the clocks are 20 ms apart for sure; an hour away from it, by as much as clocks drift."""
+    """In the window the clocks are 20 ms apart for sure; a quarter of an hour away from it, by as much as clocks drift."""
     done = irregular(16, members=(0, 1))
+    long_ns = 900 * SECOND
     files: dict[str, Any] = {
         "torch0.json": torch_trace(0, done, seen(), host="a"),
         "torch1.json": torch_trace(1, done, seen(20 * MS), host="c"),
-        "1.json": recorded(1, wall_ns=START_NS + 20 * MS, boot="b2", host="c"),
+        "1.json": recorded(1, wall_ns=START_NS - long_ns + 20 * MS, boot="b2", host="c"),
     }
-    files["1.json"].append(event("late", (START_NS + 3600 * SECOND - BASE_NS) / 1000, pid=101))
+    files["1.json"].append(event("late", (START_NS + long_ns - BASE_NS) / 1000, pid=101))
     merged, report = merge(files, strict=True)
     assert abs(report.ranks[1].offset_ns + 20 * MS) <= WITHIN_NS
-    assert abs(starts(merged)["slice 1"] - START_NS - MS) <= WITHIN_NS
-    assert 170 * MS < report.ranks[1].error_ns < 190 * MS  # 50 ppm of an hour
+    assert abs(starts(merged)["slice 1"] - (START_NS - long_ns + MS)) <= WITHIN_NS
+    assert 44 * MS < report.ranks[1].error_ns < 46 * MS  # 50 ppm
 
 
 def test_a_drift_is_seen_in_long_traces(merge: Any) -> None:
@@ -560,6 +561,21 @@ def test_what_an_earlier_merge_states_is_kept_and_not_added_twice(merge: Any) ->
     third, joined = again(merge, first_two, {"rank2.json": files["rank2.json"]}, strict=True)
     assert starts(third) == starts(merged)
     assert [rank.offset_ns for rank in joined.ranks] == [rank.offset_ns for rank in report.ranks]
+
+
+def test_an_earlier_merge_is_moved_as_a_whole_onto_a_lower_rank(merge: Any) -> None:
+    done = irregular(20, members=range(3))
+    files = torch_files(done, [seen(), seen(SECOND), seen(-SECOND)])
+    upper, _ = merge({name: files[name] for name in ("rank1.json", "rank2.json")})
+    merged, report = again(merge, upper, {"rank0.json": files["rank0.json"]}, strict=True)
+    for rank, offset in zip(report.ranks, (0, -SECOND, SECOND), strict=True):
+        assert abs(rank.offset_ns - offset) <= WITHIN_NS
+        assert rank.error_ns is not None
+    assert 2 * 7_000 <= report.ranks[2].error_ns < 2 * 7_000 + 100
+    assert "; then the earlier merge by -1.000000 s ±" in report.ranks[2].clock
+    third, kept = again(merge, merged, {}, strict=True)
+    assert kept.ranks == report.ranks
+    assert starts(third) == starts(merged)
 
 
 def test_a_rank_that_was_not_aligned_stays_flagged(merge: Any) -> None:

@@ -33,6 +33,7 @@ SPREAD_LIMIT_NS: Final = 2_000_000
 """Ends that lie farther apart after the best estimate are not those of the same collectives, or do not synchronise."""
 
 _AGREEING: Final = 0.6
+_MANY: Final = 8
 _FEW: Final = 6
 """A few ends may all be off to one side: of 6, one time in 30. So the fewer there are, the larger is the error."""
 
@@ -105,7 +106,8 @@ def estimate_from_ends(ends: Sequence[tuple[int, int]]) -> ClockEstimate | str:
         if line is not None and 2 * median(_left(line, points)) < median(left):
             best, left = line, _left(line, points)
     limit_ns = max(8 * median(left), END_NS)
-    agreeing = [point for point, rest in zip(points, left, strict=True) if rest <= limit_ns]
+    # Of a few, nobody knows which one is wrong.
+    agreeing = [point for point, rest in zip(points, left, strict=True) if rest <= limit_ns or len(points) < _MANY]
     if len(agreeing) < _AGREEING * len(points):
         return f"the ends of {len(points)} collectives do not agree"
     spread_ns = max(_left(best, agreeing))
