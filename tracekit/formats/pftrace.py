@@ -217,6 +217,8 @@ class Sequence:
         self._texts: dict[str, bytes] = {}
         self._new: list[bytes] = []
         self._begun = False
+        self._high = 0
+        self._high_digits = b""
         self._ends: dict[int, bytes] = {}
         self._kinds: dict[tuple[int, int], bytes] = {}
 
@@ -242,10 +244,21 @@ class Sequence:
         self._new.clear()
         return packet(content)
 
+    def _time(self, time_ns: int) -> bytes:
+        high = time_ns >> 28
+        if not high:
+            return varint(time_ns)
+        # Times of a trace differ in their last digits.
+        if high != self._high:
+            self._high, self._high_digits = high, varint(high)
+        return _LOW_14[time_ns & 0x3FFF] + _LOW_14[time_ns >> 14 & 0x3FFF] + self._high_digits
+
     def event(self, time_ns: int, body: bytes) -> bytes:
         """Return an event as a packet; its body is `kind` and then any of the other parts."""
         size = len(body)
-        content = b"\x40" + varint(time_ns) + self._stamp + b"\x5a" + (_SHORT[size] if size < 16384 else varint(size))
+        content = (
+            b"\x40" + self._time(time_ns) + self._stamp + b"\x5a" + (_SHORT[size] if size < 16384 else varint(size))
+        )
         return b"\x0a" + varint(len(content) + size) + content + body
 
     def end(self, time_ns: int, uuid: int) -> bytes:
@@ -254,8 +267,8 @@ class Sequence:
         if fixed is None:
             body = b"\x48\x02\x58" + varint(uuid)
             fixed = self._ends[uuid] = self._stamp + b"\x5a" + varint(len(body)) + body
-        time = varint(time_ns)
-        return b"\x0a" + varint(len(time) + len(fixed) + 1) + b"\x40" + time + fixed
+        time = self._time(time_ns)
+        return b"\x0a" + _SHORT[len(time) + len(fixed) + 1] + b"\x40" + time + fixed
 
     def kind(self, kind: int, uuid: int) -> bytes:
         """Return what every event begins with: its type and its track."""
@@ -281,6 +294,12 @@ class Sequence:
                 return _block(22, category)
             found = self._categories[category] = self._intern(1, 3, len(self._categories), category)
         return found
+
+    def number(self, name: str, value: int) -> bytes:
+        """Return an `argument` that is an integer from 0 to 2**63 - 1."""
+        key = self._keys.get(name) or self._key(name)
+        content = key + b"\x20" + (_SHORT[value] if value < 16384 else varint(value))
+        return b"\x22" + varint(len(content)) + content
 
     def argument(self, name: str, value: Any) -> bytes:
         """Return an argument of an event.

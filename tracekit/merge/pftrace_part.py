@@ -59,6 +59,7 @@ _INSTANT_PHASES: Final = frozenset("iIR")
 _OTHER_FIELDS: Final = ("id", "id2", "scope", "tts", "tdur", "cname", "sf", "stack")
 # What names one collective operation on all of its ranks, where torch tells it.
 _GROUP, _GROUP_RANKS, _SEQUENCE_NUMBER = "Process Group Name", "Process Group Ranks", "Seq"
+_MAX_DIGITS: Final = 19
 _MAX_KNOWN: Final = 20_000
 _MAX_KNOWN_BYTES: Final = 300
 
@@ -83,6 +84,7 @@ class PftracePart:
         self._flow_bases: dict[tuple[bytes, bytes], int] = {}
         self._tracks: dict[tuple[Any, ...], int] = {}
         self._async: dict[int, tuple[int, int, str]] = {}
+        self._titles: dict[tuple[bytes, bytes], bytes] = {}
         self._arguments_known: dict[tuple[str, bytes], bytes] = {}
         self._metadata: Counter[str] = Counter()
         self._out: list[bytes] = []
@@ -104,7 +106,7 @@ class PftracePart:
             start = base_ns + time  # type: ignore[operator]
             if event.ph == "X":
                 uuid = thread_uuid(event.pid, event.tid)  # type: ignore[arg-type]
-                body = self._category(event) + self._name(event) + self._details(event, other)
+                body = self._title(event) + self._details(event, other)
                 end = min(start + duration, _LAST_NS)
                 arrow = self._arrow(event)
                 items.add((start, -end, self._order, uuid, flows.SLICE, body, *arrow), len(body))
@@ -194,9 +196,7 @@ class PftracePart:
             uuid = process_uuid(event.pid) if of_process else thread  # type: ignore[arg-type]
             # Of what no viewer shows, the phase is kept.
             details = self._details(event, other, "" if phase in _INSTANT_PHASES else phase)
-            self._instant(
-                start, self._order, uuid, self._category(event) + self._name(event) + details, self._arrow(event)
-            )
+            self._instant(start, self._order, uuid, self._title(event) + details, self._arrow(event))
 
     def _half(self, number: int, event: Event, start: int, uuid: int, kind: int, other: list[str]) -> None:
         """Keep the begin or end of a slice until both are known, or an instant between."""
@@ -242,7 +242,7 @@ class PftracePart:
         if place == flows.NEXT and event.bp is not UNSET and bytes(event.bp) == b'"e"':
             place = flows.END
         # For one that stands alone, with no slice around it.
-        body = self._category(event) + self._name(event)
+        body = self._title(event)
         number = self._flow_number(_raw(event.cat), _raw(event.name), event.id)
         self._items.add((time, 1, self._order, uuid, flows.FLOW, body, place, number), len(body))
 
@@ -305,6 +305,16 @@ class PftracePart:
 
     # Parts of events.
 
+    def _title(self, event: Event) -> bytes:
+        """Return category and name."""
+        key = _raw(event.cat), _raw(event.name)
+        found = self._titles.get(key)
+        if found is None:
+            found = self._category(event) + self._name(event)
+            if len(self._titles) < _MAX_KNOWN:
+                self._titles[key] = found
+        return found
+
     def _name(self, event: Event) -> bytes:
         text = _utf8(event.name)
         return self._sequence.name(text) if text else b""
@@ -327,13 +337,13 @@ class PftracePart:
         if raw[:1] != b"{":
             return self._sequence.argument("args", decode_or_none(Raw(raw)))
         args = decode_raw_dict(raw)
-        known, argument = self._arguments_known, self._sequence.argument
+        known, argument, number = self._arguments_known, self._sequence.argument, self._sequence.number
         out = []
         for name, value in args.items():
             plain = bytes(value)
-            if plain.isdigit():
+            if plain.isdigit() and len(plain) < _MAX_DIGITS:
                 # Ids, mostly: each comes once.
-                out.append(argument(name, int(plain)))
+                out.append(number(name, int(plain)))
                 continue
             text = known.get((name, plain))
             if text is None:

@@ -28,7 +28,7 @@ class SortedItems:
         memory_bytes: How much is held in memory, about.
     """
 
-    def __init__(self, memory_bytes: int = 32 << 20) -> None:
+    def __init__(self, memory_bytes: int = 16 << 20) -> None:
         self._memory_bytes = memory_bytes
         self._items: list[tuple[Any, ...]] = []
         self._held_bytes = 0
