@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
 
 from tracekit.formats import pftrace
+from tracekit.formats import protobuf_wire as wire
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
 UINT64 = st.integers(0, 2**64 - 1)
@@ -67,7 +68,7 @@ def name_of(annotation: Any, texts: dict[str, dict[int, Any]]) -> str:
 
 @given(st.integers(-(2**63), 2**64 - 1))
 def test_a_number_is_what_it_was(number: int) -> None:
-    packet = trace(pftrace.packet(b"\x40" + pftrace.varint(number))).packet[0]
+    packet = trace(wire.packet(b"\x40" + wire.varint(number))).packet[0]
     assert packet.timestamp == number % 2**64
 
 

@@ -13,6 +13,8 @@ import json
 from struct import Struct
 from typing import Any, Final
 
+from tracekit.formats.protobuf_wire import LOW_14, SHORT, block, number_field, packet, text_field, varint
+
 __all__ = [
     "BEGIN",
     "COUNTER",
@@ -27,12 +29,10 @@ __all__ = [
     "flow",
     "flow_end",
     "metadata_value",
-    "packet",
     "process_track",
     "root_track",
     "thread_track",
     "track",
-    "varint",
 ]
 
 BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
@@ -57,62 +57,12 @@ _MAX_UINT64: Final = 2**64 - 1
 _DOUBLE: Final = Struct("<d")
 _FIXED64: Final = Struct("<Q")
 
-# A field is its number and wire type in one varint, then the value.
-_VARINT, _FIXED, _BYTES = 0, 1, 2
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-_SHORT: Final = [_varint(number) for number in range(1 << 14)]
-_LOW_14: Final = [bytes((number & 0x7F | 0x80, number >> 7 | 0x80)) for number in range(1 << 14)]
-
-
-def varint(number: int) -> bytes:
-    """Return a number in base 128, low digits first; negative ones as 64-bit two's complement."""
-    if number < 0:
-        number += 1 << 64
-    if number < 1 << 14:
-        return _SHORT[number]
-    if number < 1 << 28:
-        return _LOW_14[number & 0x3FFF] + _SHORT[number >> 14]
-    return _LOW_14[number & 0x3FFF] + _LOW_14[number >> 14 & 0x3FFF] + varint(number >> 28)
-
-
-def _key(field: int, wire_type: int) -> bytes:
-    return varint(field << 3 | wire_type)
-
-
-def packet(content: bytes) -> bytes:
-    """Return the fields of a packet as one."""
-    return b"\x0a" + varint(len(content)) + content
-
-
-def _number(field: int, value: int) -> bytes:
-    return _key(field, _VARINT) + varint(value)
-
-
-def _block(field: int, content: bytes) -> bytes:
-    """Return a text, some bytes or a message as a field."""
-    return _key(field, _BYTES) + varint(len(content)) + content
-
-
-def _text(field: int, text: str) -> bytes:
-    return _block(field, text.encode("utf-8", "replace"))
-
-
 # Descriptions of tracks.
 
 
 def root_track() -> bytes:
     """Return the description of the root track: processes and threads stand in the order that their tracks tell."""
-    return _number(1, ROOT_UUID) + _number(19, 1) + _number(20, 1)
+    return number_field(1, ROOT_UUID) + number_field(19, 1) + number_field(20, 1)
 
 
 def process_track(uuid: int, pid: int, name: str, *, order: int, labels: list[str]) -> bytes:
@@ -125,14 +75,24 @@ def process_track(uuid: int, pid: int, name: str, *, order: int, labels: list[st
         order: Its place among the processes.
         labels: Shown beside the name.
     """
-    process = _number(1, pid) + _text(6, name) + _number(3, order) + b"".join(_text(8, label) for label in labels)
-    return _number(1, uuid) + _block(3, process) + _number(11, _EXPLICIT) + _number(12, order)
+    process = (
+        number_field(1, pid)
+        + text_field(6, name)
+        + number_field(3, order)
+        + b"".join(text_field(8, label) for label in labels)
+    )
+    return number_field(1, uuid) + block(3, process) + number_field(11, _EXPLICIT) + number_field(12, order)
 
 
 def thread_track(uuid: int, parent: int, pid: int, tid: int, name: str | None, *, order: int) -> bytes:
     """Return the description of a thread of a process; ``order`` is its place among the process's tracks."""
-    thread = _number(1, pid) + _number(2, tid) + (_text(5, name) if name is not None else b"") + _number(3, order)
-    return _number(1, uuid) + _number(5, parent) + _block(4, thread) + _number(12, order)
+    thread = (
+        number_field(1, pid)
+        + number_field(2, tid)
+        + (text_field(5, name) if name is not None else b"")
+        + number_field(3, order)
+    )
+    return number_field(1, uuid) + number_field(5, parent) + block(4, thread) + number_field(12, order)
 
 
 def track(uuid: int, parent: int, name: str, *, order: int, merge: bool = False) -> bytes:
@@ -145,16 +105,28 @@ def track(uuid: int, parent: int, name: str, *, order: int, merge: bool = False)
         order: Its place among the tracks there.
         merge: Whether the viewer may show it as one with tracks of the same name there.
     """
-    text = _number(1, uuid) + _number(5, parent) + _text(2, name) + _number(11, _EXPLICIT) + _number(12, order)
-    return text if merge else text + _number(15, _NEVER_MERGE)
+    text = (
+        number_field(1, uuid)
+        + number_field(5, parent)
+        + text_field(2, name)
+        + number_field(11, _EXPLICIT)
+        + number_field(12, order)
+    )
+    return text if merge else text + number_field(15, _NEVER_MERGE)
 
 
 def counter_track(uuid: int, parent: int, name: str, *, unit: str, order: int) -> bytes:
     """Return the description of a counter; ``unit`` is "bytes", "ns", any other unit, or empty."""
-    counter = {"bytes": _number(3, _UNIT_BYTES), "ns": _number(3, _UNIT_NS), "": b""}.get(unit)
+    counter = {"bytes": number_field(3, _UNIT_BYTES), "ns": number_field(3, _UNIT_NS), "": b""}.get(unit)
     if counter is None:
-        counter = _text(6, unit)
-    return _number(1, uuid) + _number(5, parent) + _text(2, name) + _block(8, counter) + _number(12, order)
+        counter = text_field(6, unit)
+    return (
+        number_field(1, uuid)
+        + number_field(5, parent)
+        + text_field(2, name)
+        + block(8, counter)
+        + number_field(12, order)
+    )
 
 
 # Parts of events.
@@ -179,7 +151,7 @@ def flow_end(number: int) -> bytes:
 
 def correlation(text: str) -> bytes:
     """Return that an event belongs together with all others of the same text; viewers highlight them as one."""
-    return _text(53, text)
+    return text_field(53, text)
 
 
 # What a sequence needs no state for.
@@ -187,13 +159,15 @@ def correlation(text: str) -> bytes:
 
 def clock_snapshot(boot_ns: int, real_ns: int) -> bytes:
     """Return the field of a packet that ties the clock of all events to the time of day, ns since the epoch."""
-    clocks = [_number(1, clock) + _number(2, time) for clock, time in ((_BOOTTIME, boot_ns), (_REALTIME, real_ns))]
-    return _block(6, b"".join(_block(1, clock) for clock in clocks) + _number(2, _BOOTTIME))
+    clocks = [
+        number_field(1, clock) + number_field(2, time) for clock, time in ((_BOOTTIME, boot_ns), (_REALTIME, real_ns))
+    ]
+    return block(6, b"".join(block(1, clock) for clock in clocks) + number_field(2, _BOOTTIME))
 
 
 def metadata_value(name: str, json: bytes) -> bytes:
     """Return the field of a packet that keeps a JSON text with the trace, under a name."""
-    return _block(5, _block(2, _text(1, name) + _block(5, json)))
+    return block(5, block(2, text_field(1, name) + block(5, json)))
 
 
 class Sequence:
@@ -229,7 +203,7 @@ class Sequence:
 
     def describe(self, description: bytes) -> bytes:
         """Return the description of a track as a packet."""
-        return self.plain(_block(60, description))
+        return self.plain(block(60, description))
 
     def definitions(self) -> bytes:
         """Return a packet that defines the texts that were interned since the last call; empty if there are none.
@@ -239,7 +213,7 @@ class Sequence:
         if not self._new and self._begun:
             return b""
         flags = _NEEDS_STATE if self._begun else _STATE_CLEARED
-        content = self._mark + b"\x68" + varint(flags) + _block(12, b"".join(self._new))
+        content = self._mark + b"\x68" + varint(flags) + block(12, b"".join(self._new))
         self._begun = True
         self._new.clear()
         return packet(content)
@@ -251,13 +225,13 @@ class Sequence:
         # Times of a trace differ in their last digits.
         if high != self._high:
             self._high, self._high_digits = high, varint(high)
-        return _LOW_14[time_ns & 0x3FFF] + _LOW_14[time_ns >> 14 & 0x3FFF] + self._high_digits
+        return LOW_14[time_ns & 0x3FFF] + LOW_14[time_ns >> 14 & 0x3FFF] + self._high_digits
 
     def event(self, time_ns: int, body: bytes) -> bytes:
         """Return an event as a packet; its body is `kind` and then any of the other parts."""
         size = len(body)
         content = (
-            b"\x40" + self._time(time_ns) + self._stamp + b"\x5a" + (_SHORT[size] if size < 16384 else varint(size))
+            b"\x40" + self._time(time_ns) + self._stamp + b"\x5a" + (SHORT[size] if size < 16384 else varint(size))
         )
         return b"\x0a" + varint(len(content) + size) + content + body
 
@@ -268,7 +242,7 @@ class Sequence:
             body = b"\x48\x02\x58" + varint(uuid)
             fixed = self._ends[uuid] = self._stamp + b"\x5a" + varint(len(body)) + body
         time = self._time(time_ns)
-        return b"\x0a" + _SHORT[len(time) + len(fixed) + 1] + b"\x40" + time + fixed
+        return b"\x0a" + SHORT[len(time) + len(fixed) + 1] + b"\x40" + time + fixed
 
     def kind(self, kind: int, uuid: int) -> bytes:
         """Return what every event begins with: its type and its track."""
@@ -282,7 +256,7 @@ class Sequence:
         found = self._names.get(name)
         if found is None:
             if len(self._names) >= self._max_texts:
-                return _block(23, name)
+                return block(23, name)
             found = self._names[name] = self._intern(2, 10, len(self._names), name)
         return found
 
@@ -291,14 +265,14 @@ class Sequence:
         found = self._categories.get(category)
         if found is None:
             if len(self._categories) >= self._max_texts:
-                return _block(22, category)
+                return block(22, category)
             found = self._categories[category] = self._intern(1, 3, len(self._categories), category)
         return found
 
     def number(self, name: str, value: int) -> bytes:
         """Return an `argument` that is an integer from 0 to 2**63 - 1."""
         key = self._keys.get(name) or self._key(name)
-        content = key + b"\x20" + (_SHORT[value] if value < 16384 else varint(value))
+        content = key + b"\x20" + (SHORT[value] if value < 16384 else varint(value))
         return b"\x22" + varint(len(content)) + content
 
     def argument(self, name: str, value: Any) -> bytes:
@@ -315,7 +289,7 @@ class Sequence:
         found = self._keys.get(name)
         if found is None:
             if len(self._keys) >= self._max_texts:
-                return _text(10, name)
+                return text_field(10, name)
             found = self._keys[name] = self._intern(3, 1, len(self._keys), name.encode("utf-8", "replace"))
         return found
 
@@ -324,7 +298,7 @@ class Sequence:
         if kind is int:
             if -_MAX_INT64 <= value <= _MAX_INT64:
                 return b"\x20" + varint(value)
-            return b"\x18" + varint(value) if 0 < value <= _MAX_UINT64 else _text(6, str(value))
+            return b"\x18" + varint(value) if 0 < value <= _MAX_UINT64 else text_field(6, str(value))
         if kind is str:
             return self._text(value)
         if kind is float:
@@ -332,7 +306,7 @@ class Sequence:
         if kind is bool:
             return b"\x10\x01" if value else b"\x10\x00"
         if value and depth >= _MAX_DEPTH:
-            return _text(6, json.dumps(value, ensure_ascii=False))
+            return text_field(6, json.dumps(value, ensure_ascii=False))
         if kind is dict and value:
             items = [self._key(name) + self._value(item, depth + 1) for name, item in value.items()]
             return b"".join([b"\x5a" + varint(len(item)) + item for item in items])
@@ -340,7 +314,7 @@ class Sequence:
             items = [self._item(item, depth + 1) for item in value]
             return b"".join([b"\x62" + varint(len(item)) + item for item in items])
         # Null has no form: an argument without a value. Not the form for JSON texts, at which Perfetto's engine crashes.
-        return b"" if value is None else _block(8, _number(1, 1 if kind is dict else 2))
+        return b"" if value is None else block(8, number_field(1, 1 if kind is dict else 2))
 
     def _item(self, value: Any, depth: int) -> bytes:
         # Perfetto's engine passes over an item without a value, and then gives its place to the next one.
@@ -356,12 +330,12 @@ class Sequence:
         if found is None:
             encoded = text.encode("utf-8", "replace")
             if len(encoded) > _MAX_INTERNED_BYTES or len(self._texts) >= self._max_texts:
-                return _block(6, encoded)
+                return block(6, encoded)
             found = self._texts[text] = self._intern(29, 17, len(self._texts), encoded)
         return found
 
     def _intern(self, table: int, field: int, known: int, text: bytes) -> bytes:
         """Define a text of a table, and return the field by which it is used."""
         number = known + 1
-        self._new.append(_block(table, _number(1, number) + _block(2, text)))
-        return _number(field, number)
+        self._new.append(block(table, number_field(1, number) + block(2, text)))
+        return number_field(field, number)

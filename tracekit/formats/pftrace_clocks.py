@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tracekit.formats.pftrace_fields import fields
+from tracekit.formats.protobuf_wire import fields
 
 __all__ = ["BOOTTIME", "Clocks"]
 

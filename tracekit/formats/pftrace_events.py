@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any, Final
 
-from tracekit.formats.pftrace_fields import fields, signed
+from tracekit.formats.protobuf_wire import fields, signed
 
 __all__ = ["Incremental", "TrackEvent", "read_event", "text_of"]
 

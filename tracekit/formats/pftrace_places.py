@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tracekit.formats.pftrace_events import text_of
-from tracekit.formats.pftrace_fields import fields, signed
+from tracekit.formats.protobuf_wire import fields, signed
 
 __all__ = ["Place", "Places"]
 

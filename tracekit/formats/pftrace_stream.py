@@ -18,8 +18,8 @@ from tracekit.formats.decimal_time import format_us
 from tracekit.formats.pftrace import BEGIN, COUNTER, END, INSTANT
 from tracekit.formats.pftrace_clocks import BOOTTIME, Clocks
 from tracekit.formats.pftrace_events import Incremental, TrackEvent, read_event, text_of
-from tracekit.formats.pftrace_fields import WireError, fields, packet_at
 from tracekit.formats.pftrace_places import Place, Places
+from tracekit.formats.protobuf_wire import WireError, fields, packet_at
 
 __all__ = ["PftraceStream", "is_pftrace", "open_trace"]
 

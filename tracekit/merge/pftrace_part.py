@@ -17,7 +17,6 @@ from tracekit.formats.pftrace import (
     END,
     INSTANT,
     Sequence,
-    correlation,
     counter_track,
     counter_value,
     metadata_value,
@@ -27,13 +26,12 @@ from tracekit.formats.time_columns import parse_all_us
 from tracekit.formats.trace_reader import (
     UNSET,
     Event,
-    Raw,
     decode_events,
     decode_or_none,
-    decode_raw_dict,
     encode_events,
 )
 from tracekit.merge import pftrace_flows as flows
+from tracekit.merge.pftrace_details import OTHER_FIELDS, Details, raw_field, text_field
 from tracekit.merge.pftrace_tracks import process_uuid, thread_uuid, unit_of, uuid_of
 from tracekit.merge.scan import durations_of
 from tracekit.merge.sorted_items import SortedItems
@@ -46,7 +44,6 @@ __all__ = ["PftracePart"]
 _LAST_NS: Final = 2**63 - 1
 _NEVER: Final = 2**63
 _PIECE_PACKETS: Final = 4096
-_QUOTE: Final = ord('"')
 _UINT64: Final = 2**64 - 1
 # Counters and async events stand below a process's threads and groups.
 _COUNTERS: Final = 1 << 21
@@ -55,13 +52,6 @@ _FLOW_PLACES: Final = {"s": flows.START, "t": flows.STEP, "f": flows.NEXT}
 # What an async event does, in both generations of them.
 _ASYNC_PHASES: Final = {"b": BEGIN, "e": END, "n": INSTANT, "S": BEGIN, "F": END, "T": INSTANT, "p": INSTANT}
 _INSTANT_PHASES: Final = frozenset("iIR")
-# Fields that a native trace has no place for; they are kept as an argument.
-_OTHER_FIELDS: Final = ("id", "id2", "scope", "tts", "tdur", "cname", "sf", "stack")
-# What names one collective operation on all of its ranks, where torch tells it.
-_GROUP, _GROUP_RANKS, _SEQUENCE_NUMBER = "Process Group Name", "Process Group Ranks", "Seq"
-_MAX_DIGITS: Final = 19
-_MAX_KNOWN: Final = 20_000
-_MAX_KNOWN_BYTES: Final = 300
 
 
 class PftracePart:
@@ -77,6 +67,7 @@ class PftracePart:
         self._base_ns = base_ns
         self._merge = merge
         self._sequence = Sequence(number)
+        self._details = Details(self._sequence)
         self._order = 0
         self._items = SortedItems()
         self._pairs = SortedItems()
@@ -84,8 +75,6 @@ class PftracePart:
         self._flow_bases: dict[tuple[bytes, bytes], int] = {}
         self._tracks: dict[tuple[Any, ...], int] = {}
         self._async: dict[int, tuple[int, int, str]] = {}
-        self._titles: dict[tuple[bytes, bytes], bytes] = {}
-        self._arguments_known: dict[tuple[str, bytes], bytes] = {}
         self._metadata: Counter[str] = Counter()
         self._out: list[bytes] = []
 
@@ -97,7 +86,7 @@ class PftracePart:
                 self._keep_metadata(event)
             else:
                 timed.append(event)
-        other = [name for name in _OTHER_FIELDS if b'"%b":' % name.encode() in events]
+        other = [name for name in OTHER_FIELDS if b'"%b":' % name.encode() in events]
         times = parse_all_us([event.ts for event in timed])  # type: ignore[misc]
         durations = durations_of(timed)
         base_ns, items = self._base_ns, self._items
@@ -106,7 +95,7 @@ class PftracePart:
             start = base_ns + time  # type: ignore[operator]
             if event.ph == "X":
                 uuid = thread_uuid(event.pid, event.tid)  # type: ignore[arg-type]
-                body = self._title(event) + self._details(event, other)
+                body = self._details.title(event) + self._details.details(event, other)
                 end = min(start + duration, _LAST_NS)
                 arrow = self._arrow(event)
                 items.add((start, -end, self._order, uuid, flows.SLICE, body, *arrow), len(body))
@@ -195,13 +184,13 @@ class PftracePart:
             of_process = phase in "iI" and event.s is not UNSET and bytes(event.s) == b'"p"'
             uuid = process_uuid(event.pid) if of_process else thread  # type: ignore[arg-type]
             # Of what no viewer shows, the phase is kept.
-            details = self._details(event, other, "" if phase in _INSTANT_PHASES else phase)
-            self._instant(start, self._order, uuid, self._title(event) + details, self._arrow(event))
+            details = self._details.details(event, other, "" if phase in _INSTANT_PHASES else phase)
+            self._instant(start, self._order, uuid, self._details.title(event) + details, self._arrow(event))
 
     def _half(self, number: int, event: Event, start: int, uuid: int, kind: int, other: list[str]) -> None:
         """Keep the begin or end of a slice until both are known, or an instant between."""
-        details, arrow = self._details(event, other), self._arrow(event)
-        name, category = self._name(event), self._category(event)
+        details, arrow = self._details.details(event, other), self._arrow(event)
+        name, category = self._details.name(event), self._details.category(event)
         if kind == INSTANT:
             self._instant(start, self._order, uuid, category + name + details, arrow)
         else:
@@ -242,8 +231,8 @@ class PftracePart:
         if place == flows.NEXT and event.bp is not UNSET and bytes(event.bp) == b'"e"':
             place = flows.END
         # For one that stands alone, with no slice around it.
-        body = self._title(event)
-        number = self._flow_number(_raw(event.cat), _raw(event.name), event.id)
+        body = self._details.title(event)
+        number = self._flow_number(raw_field(event.cat), raw_field(event.name), event.id)
         self._items.add((time, 1, self._order, uuid, flows.FLOW, body, place, number), len(body))
 
     def _flow_number(self, category: bytes, name: bytes, raw: Any) -> int:
@@ -267,14 +256,14 @@ class PftracePart:
     def _counter(self, event: Event, time: int) -> None:
         values = decode_or_none(event.args)
         for key, value in values.items():
-            what = ("counter", event.pid, _raw(event.name), _raw(event.id), key)
+            what = ("counter", event.pid, raw_field(event.name), raw_field(event.id), key)
             uuid = self._tracks.get(what)
             if uuid is None:
                 uuid = self._tracks[what] = uuid_of(*what)
                 name = (
-                    f"{_text(event.name)} {key}"
+                    f"{text_field(event.name)} {key}"
                     if event.id is UNSET
-                    else f"{_text(event.name)} id: {_text(event.id)} {key}"
+                    else f"{text_field(event.name)} id: {text_field(event.id)} {key}"
                 )
                 parent = process_uuid(event.pid)  # type: ignore[arg-type]
                 description = counter_track(uuid, parent, name, unit=unit_of(key), order=_COUNTERS)
@@ -283,13 +272,13 @@ class PftracePart:
 
     def _async_track(self, event: Event, time: int) -> int:
         """Return the track of an async event: events of one category and id nest in each other."""
-        what = ("async", self._merge, event.pid, _raw(event.cat), _raw(event.id2), _raw(event.id))
+        what = ("async", self._merge, event.pid, raw_field(event.cat), raw_field(event.id2), raw_field(event.id))
         uuid = self._tracks.get(what)
         if uuid is None:
             uuid = self._tracks[what] = uuid_of(*what)
         if uuid not in self._async or time < self._async[uuid][0]:
             # The track has the name of what happens first on it.
-            self._async[uuid] = time, process_uuid(event.pid), _text(event.name)  # type: ignore[arg-type]
+            self._async[uuid] = time, process_uuid(event.pid), text_field(event.name)  # type: ignore[arg-type]
         return uuid
 
     def _describe_async(self, uuid: int, lane: int) -> bytes:
@@ -297,80 +286,8 @@ class PftracePart:
         return self._sequence.describe(track(lane, parent, name, order=_ASYNC, merge=True))
 
     def _keep_metadata(self, event: Event) -> None:
-        name = f"{_text(event.name)} of process {event.pid}"
+        name = f"{text_field(event.name)} of process {event.pid}"
         self._metadata[name] += 1
         if self._metadata[name] > 1:
             name += f" ({self._metadata[name]})"
         self._out.append(self._sequence.plain(metadata_value(name, encode_events([event]))))
-
-    # Parts of events.
-
-    def _title(self, event: Event) -> bytes:
-        """Return category and name."""
-        key = _raw(event.cat), _raw(event.name)
-        found = self._titles.get(key)
-        if found is None:
-            found = self._category(event) + self._name(event)
-            if len(self._titles) < _MAX_KNOWN:
-                self._titles[key] = found
-        return found
-
-    def _name(self, event: Event) -> bytes:
-        text = _utf8(event.name)
-        return self._sequence.name(text) if text else b""
-
-    def _category(self, event: Event) -> bytes:
-        text = _utf8(event.cat)
-        return self._sequence.category(text) if text else b""
-
-    def _details(self, event: Event, other: list[str], phase: str = "") -> bytes:
-        """Return the arguments of an event, and what else it says."""
-        text = b"" if event.args is UNSET else self._arguments(bytes(event.args))
-        found = {name: decode_or_none(getattr(event, name)) for name in other if getattr(event, name) is not UNSET}
-        if phase:
-            found["ph"] = phase
-        if event.extra is not UNSET:
-            found.update((name, decode_or_none(value)) for name, value in event.extra.items())
-        return text + self._sequence.argument("trace_event", found) if found else text
-
-    def _arguments(self, raw: bytes) -> bytes:
-        if raw[:1] != b"{":
-            return self._sequence.argument("args", decode_or_none(Raw(raw)))
-        args = decode_raw_dict(raw)
-        known, argument, number = self._arguments_known, self._sequence.argument, self._sequence.number
-        out = []
-        for name, value in args.items():
-            plain = bytes(value)
-            if plain.isdigit() and len(plain) < _MAX_DIGITS:
-                # Ids, mostly: each comes once.
-                out.append(number(name, int(plain)))
-                continue
-            text = known.get((name, plain))
-            if text is None:
-                text = argument(name, decode_or_none(value))
-                if len(known) < _MAX_KNOWN and len(plain) <= _MAX_KNOWN_BYTES:
-                    known[name, plain] = text
-            out.append(text)
-        if _SEQUENCE_NUMBER in args and _GROUP in args:
-            parts = [_text(args.get(name, UNSET)) for name in (_GROUP, _GROUP_RANKS, _SEQUENCE_NUMBER)]
-            out.append(correlation(" ".join(parts)))
-        return b"".join(out)
-
-
-def _raw(field: Any) -> bytes:
-    return b"" if field is UNSET else bytes(field)
-
-
-def _text(field: Any) -> str:
-    value = decode_or_none(field)
-    return "" if value is None else str(value)
-
-
-def _utf8(field: Any) -> bytes:
-    """Return a field as text."""
-    if field is UNSET:
-        return b""
-    raw = bytes(field)
-    if raw[0] == _QUOTE and b"\\" not in raw:
-        return raw[1:-1]
-    return _text(field).encode("utf-8", "replace")

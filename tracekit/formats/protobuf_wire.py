@@ -1,4 +1,4 @@
-"""Protobuf's wire format, read: the fields of a message, one after the other."""
+"""Protobuf's wire format: the fields of a message, written and read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,20 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Field", "WireError", "fields", "packet_at", "signed"]
+__all__ = [
+    "LOW_14",
+    "SHORT",
+    "Field",
+    "WireError",
+    "block",
+    "fields",
+    "number_field",
+    "packet",
+    "packet_at",
+    "signed",
+    "text_field",
+    "varint",
+]
 
 Field = tuple[int, "int | bytes"]
 """Number of a field and its value: an integer, or the bytes of a text, a message or a number of fixed size."""
@@ -19,7 +32,61 @@ class WireError(ValueError):
     """The bytes are no message."""
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+# A field is its number and wire type in one varint, then the value.
+_VARINT, _BYTES = 0, 2
+
+
+def _any_varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+SHORT: Final = [_any_varint(number) for number in range(1 << 14)]
+"""Numbers below 2**14, as `varint` returns them."""
+LOW_14: Final = [bytes((number & 0x7F | 0x80, number >> 7 | 0x80)) for number in range(1 << 14)]
+"""The same as the lower digits of a larger number."""
+
+
+def varint(value: int) -> bytes:
+    """Return a number in base 128, low digits first; negative ones as 64-bit two's complement."""
+    if value < 0:
+        value += 1 << 64
+    if value < 1 << 14:
+        return SHORT[value]
+    if value < 1 << 28:
+        return LOW_14[value & 0x3FFF] + SHORT[value >> 14]
+    return LOW_14[value & 0x3FFF] + LOW_14[value >> 14 & 0x3FFF] + varint(value >> 28)
+
+
+def _key(field: int, wire_type: int) -> bytes:
+    return varint(field << 3 | wire_type)
+
+
+def number_field(field: int, value: int) -> bytes:
+    """Return a number as a field."""
+    return _key(field, _VARINT) + varint(value)
+
+
+def block(field: int, content: bytes) -> bytes:
+    """Return a text, some bytes or a message as a field."""
+    return _key(field, _BYTES) + varint(len(content)) + content
+
+
+def text_field(field: int, value: str) -> bytes:
+    """Return a text as a field, in UTF-8."""
+    return block(field, value.encode("utf-8", "replace"))
+
+
+def packet(content: bytes) -> bytes:
+    """Return the fields of a packet as one."""
+    return b"\x0a" + varint(len(content)) + content
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     """Return a number and where it ends."""
     value = data[at]
     if value < 0x80:
@@ -47,15 +114,15 @@ def fields(data: int | bytes) -> Iterator[Field]:
     at, end = 0, len(data)
     try:
         while at < end:
-            key, at = _varint(data, at)
+            key, at = _read_varint(data, at)
             wire_type = key & 7
             if wire_type == 0:
-                value, at = _varint(data, at)
+                value, at = _read_varint(data, at)
                 yield key >> 3, value
                 continue
             size = _FIXED_SIZES.get(wire_type)
             if wire_type == 2:
-                size, at = _varint(data, at)
+                size, at = _read_varint(data, at)
             if size is None or at + size > end:
                 raise WireError("a field of a kind or size that there cannot be")
             yield key >> 3, data[at : at + size]
@@ -73,7 +140,7 @@ def packet_at(data: bytes, at: int) -> tuple[int, int] | None:
     if data[at : at + 1] not in (b"\x0a", b""):
         raise WireError("something that is no packet")
     try:
-        size, start = _varint(data, at + 1)
+        size, start = _read_varint(data, at + 1)
     except IndexError:
         return None
     return (start, start + size) if start + size <= len(data) else None
