@@ -204,3 +204,13 @@ def test_a_native_trace_is_written_into_an_archive_as_json(tmp_path: Path) -> No
 )
 def test_the_name_of_a_series_tells_its_unit(name: str, unit: str) -> None:
     assert unit_of(name) == unit
+
+
+def test_what_has_no_place_in_a_native_trace_comes_back_from_it(tmp_path: Path) -> None:
+    samples = [{"ph": "P", "name": "sample", "at": at, "cname": "good"} for at in range(3)]
+    path = trace(tmp_path / "rank0.json", {"ph": "X", "name": "a", "at": 0, "dur": 1, "tts": 7, "mine": [1]}, *samples)
+    merge_traces(str(tmp_path / "merged.pftrace"), [str(path)])
+    merge_traces(str(tmp_path / "again.json"), [str(tmp_path / "merged.pftrace")])
+    events = json.loads((tmp_path / "again.json").read_text())["traceEvents"]
+    assert [event["cname"] for event in events if event["ph"] == "P"] == 3 * ["good"]
+    assert [(event["tts"], event["mine"]) for event in events if event.get("name") == "a"] == [(7, [1])]

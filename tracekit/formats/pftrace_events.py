@@ -15,6 +15,7 @@ __all__ = ["Incremental", "TrackEvent", "read_event", "text_of"]
 _DOUBLE: Final = Struct("<d")
 _FIXED64: Final = Struct("<Q")
 _CATEGORIES, _NAMES, _ARGUMENTS, _TEXTS = 1, 2, 3, 29
+_MAX_KNOWN: Final = 20_000
 _NESTED_LIST: Final = 2
 
 
@@ -28,6 +29,7 @@ class Incremental:
 
     def __init__(self) -> None:
         self.texts: dict[tuple[int, int], str] = {}
+        self.arguments: dict[bytes, tuple[str, Any]] = {}  # arguments that were decoded before, by their bytes
         self.track = 0
         self.clock: int | None = None
 
@@ -83,8 +85,12 @@ def read_event(message: bytes, state: Incremental) -> TrackEvent:
         elif number == 22:
             event.categories.append(text_of(value))
         elif number == 4 and isinstance(value, bytes):
-            name, argument = _argument(value, state)
-            event.arguments[name] = argument
+            known = state.arguments.get(value)
+            if known is None:
+                known = _argument(value, state)
+                if len(state.arguments) < _MAX_KNOWN:
+                    state.arguments[value] = known
+            event.arguments[known[0]] = known[1]
         elif number == 30 and isinstance(value, int):
             event.value = signed(value)
         elif number == 44 and isinstance(value, bytes):

@@ -247,7 +247,7 @@ class PftraceStream:
         found: dict[str, Any] = {"cat": ",".join(event.categories), "name": event.name, "args": event.arguments}
         if self._places.merged and isinstance(event.arguments.get("trace_event"), dict):
             # What an event said that has no place in a native trace.
-            kept = event.arguments.pop("trace_event")
+            kept = dict(event.arguments.pop("trace_event"))
             phase = str(kept.pop("ph", phase))
             found = {**kept, **found}
         if event.correlation is not None and not self._places.merged:

@@ -114,16 +114,23 @@ def fields(data: int | bytes) -> Iterator[Field]:
     at, end = 0, len(data)
     try:
         while at < end:
-            key, at = _read_varint(data, at)
+            # Most keys and numbers have one byte.
+            key = data[at]
+            at += 1
+            if key >= 0x80:
+                key, at = _read_varint(data, at - 1)
             wire_type = key & 7
-            if wire_type == 0:
-                value, at = _read_varint(data, at)
-                yield key >> 3, value
-                continue
-            size = _FIXED_SIZES.get(wire_type)
-            if wire_type == 2:
-                size, at = _read_varint(data, at)
-            if size is None or at + size > end:
+            if wire_type in (0, 2):
+                size = data[at]
+                at += 1
+                if size >= 0x80:
+                    size, at = _read_varint(data, at - 1)
+                if wire_type == 0:
+                    yield key >> 3, size
+                    continue
+            else:
+                size = _FIXED_SIZES.get(wire_type, end)
+            if at + size > end:
                 raise WireError("a field of a kind or size that there cannot be")
             yield key >> 3, data[at : at + size]
             at += size
