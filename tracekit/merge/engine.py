@@ -79,7 +79,8 @@ def merge_traces(
         collective_flows: Whether to add arrows between the members of each collective that is found in torch's traces, from who
             came first to who came last, and a counter of how far apart they came. Not in archives.
         progress: Called now and then with the share that is done, 0 to 1, and with what is being done.
-        executor: Who scans and rewrites the inputs, each as one piece of work, for example `process_pool`; it must reach
+        executor: Who scans and rewrites the inputs, each as one piece of work, for example
+            `tracekit.merge.workers.process_pool`; it must reach
             the inputs and the folder of the output. The output is the same to the byte. None: this thread does all.
 
     Returns:

@@ -6,8 +6,8 @@ them, a column at a time, and joins it again. What is not changed is never looke
 
 Why a number that is replaced is the right one: every event of such a run has a ``pid`` (the first pass saw to that), and as
 many ``"pid"`` stand in the text as there are events, so that none of them is inside of ``args`` or of a string. Each must be
-followed by ``tid`` and ``ts``, as all writers do that are known; and the sum of all times must be that of the decoded events.
-Any doubt sends the run the general way (`tracekit.merge.patch`).
+followed by ``tid`` and ``ts``, as all writers do that are known; and where times change, their sum must be that of the decoded
+events. Any doubt sends the run the general way (`tracekit.merge.patch`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -29,6 +29,7 @@ MAX_ROWS: Final = 1 << 14
 _INLINE_ROWS: Final = 256
 """So many rows of a run stay in memory: less than what is known about their track anyway."""
 _INTEGER_BYTES: Final = 8
+_ENDLESS: Final = 2**64
 
 
 class Run:
@@ -124,29 +125,31 @@ def _writing(path: str) -> Iterator[None]:
 class Lookup:
     """Finds rows of a run by their first number; quick when asked for neighbours, as in a file in order of time."""
 
-    __slots__ = ("_end", "_run", "_start", "_window")
+    __slots__ = ("_below", "_from", "_run", "_window")
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._start = self._end = 0
-        self._window: list[Row] = []
+        # What lies from one number to below another is in the window, all of it.
+        self._from = self._below = 0
+        self._window: dict[int, int] = {}
 
     def get(self, key: int, default: int) -> int:
-        """Return the second number of the row that begins with ``key``."""
-        if not self._window or not self._window[0][0] <= key <= self._window[-1][0]:
+        """Return the second number of the row that begins with ``key``; no two rows do."""
+        if not self._from <= key < self._below:
             self._load(key)
-        at = bisect_left(self._window, (key,))
-        return self._window[at][1] if at < len(self._window) and self._window[at][0] == key else default
+        return self._window.get(key, default)
 
     def _load(self, key: int) -> None:
         low, high = 0, self._run.length
+        self._from, self._below = -_ENDLESS, _ENDLESS
         while high - low > _INLINE_ROWS:
             middle = (low + high) // 2
-            if self._run.rows(middle, middle + 1)[0][0] <= key:
-                low = middle
+            at = self._run.rows(middle, middle + 1)[0][0]
+            if at <= key:
+                low, self._from = middle, at
             else:
-                high = middle
-        self._window = self._run.rows(low, high)
+                high, self._below = middle, at
+        self._window = dict(self._run.rows(low, high))  # type: ignore[arg-type]
 
 
 class RowSorter:
