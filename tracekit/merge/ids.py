@@ -13,11 +13,11 @@ __all__ = ["NAMESPACE", "add_to_column", "move_arg_ids"]
 NAMESPACE: Final = 10**10
 """Ids of input n are moved by n * NAMESPACE: room for CUPTI's 32-bit ids, readable, and below 2**53 for 900,000 inputs."""
 
-# A pattern that begins with plain text is searched for several times as fast.
+# A pattern that begins with plain text is searched for several times as fast, and without a quote faster still.
 _NUMBER: Final = rb"\s*:\s*)(0|[1-9]\d{0,9})(?=[\s,}\]])"
 _ARG_IDS: Final = [
     re.compile(rb'(xternal id"(?<="[Ee]xternal id")' + _NUMBER),
-    re.compile(rb'("correlation"' + _NUMBER),
+    re.compile(rb'(correlation"(?<="correlation")' + _NUMBER),
 ]
 
 

@@ -34,9 +34,9 @@ _PHASES: Final = ("X", "s", "t", "f", "i", "I", "C")
 _FLOWS: Final = frozenset("stf")
 _MOST_EVENTS: Final = 0xFFFF
 _SUM_MASK: Final = 2**63 - 1
-# A pattern that begins with plain text is searched for several times as fast. What stands between is looked at once for
-# each different text, by the pattern below.
-_PLACE: Final = re.compile(rb'"pid"(?:([^t]*tid"[^t]*ts"[\s:]*)([\d.]+)(?=[,\s}]))?')
+# A pattern that begins with plain text is searched for several times as fast, and without a quote faster still. What stands
+# between is looked at once for each different text, by the pattern below.
+_PLACE: Final = re.compile(rb'pid"(?:(?<="pid")([^t]{0,99}tid"[^t]{0,99}ts"[\s:]*)([\d.]+)(?=[,\s}]))?')
 _VALUE: Final = rb'(-?\d{1,18}|"[^"\\]*")'
 _PLACE_PARTS: Final = re.compile(rb"(\s*:\s*)" + _VALUE + rb'(\s*,\s*"tid"\s*:\s*)' + _VALUE + rb'\s*,\s*"ts"\s*:\s*')
 _FLOW_ID: Final = re.compile(rb'("id"[\s:]*)(\d{1,9}(?=[,\s}]))?')
@@ -183,7 +183,7 @@ class TextPatcher:
             if not isinstance(tid, int):
                 self._lanes[place] = tid
                 tid = tid.tid
-            known[place] = b'"pid"%b%d%b%d%b' % (match[1], pid, match[3], tid, place[match.end(4) :])
+            known[place] = b'pid"%b%d%b%d%b' % (match[1], pid, match[3], tid, place[match.end(4) :])
         return [known[place] for place in places]
 
     def _pass_lanes(self, places: list[bytes], *, slices_only: bool) -> bool:
