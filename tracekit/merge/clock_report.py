@@ -32,7 +32,10 @@ class ClockDescriber:
     def clocks(self, domain_of: dict[int, int], maps: list[ClockMap]) -> dict[int, RankClock]:
         """Return the clock of each rank; of several, as after a restart on another host, the least certain one."""
         clocks: dict[int, RankClock] = {}
-        named = [any(self.items[member].host for member in domain.own.members) for domain in self.placed]
+        named = [
+            any(self.items[member].host or self.items[member].merged_hosts for member in domain.own.members)
+            for domain in self.placed
+        ]
         walls = [
             by_wall(domain.own.relation, several=at != self.reference, hosts_known=named[at] and named[self.reference])
             for at, domain in enumerate(self.placed)
