@@ -41,6 +41,8 @@ def parse_all_us(texts: Sequence[Raw]) -> list[int | None]:
 
 def parse_column_us(text: bytes) -> list[int] | None:
     """Do `parse_us` for a JSON array of numbers; None when they are not written in one of the usual ways."""
+    if text.count(b"[") > 1:
+        return None  # one of them is an array
     # "0.500" without its point is no JSON number.
     if b",0" not in text and not text.startswith(b"[0") and have_three_decimals(text):
         found = decode_integers(text.replace(b".", b""))

@@ -101,4 +101,5 @@ class ProcessIdentity:
 
 def identity_of(own: dict[str, Any]) -> tuple[Any, ...]:
     """Return what the process of a rank trace is known by, beside its rank."""
-    return own.get("host"), own.get("boot_id"), own.get("pid"), own.get("start_ticks"), own.get("attempt")
+    values = (own.get(key) for key in ("host", "boot_id", "pid", "start_ticks", "attempt"))
+    return tuple(value if isinstance(value, (str, int)) else None for value in values)

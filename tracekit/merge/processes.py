@@ -58,24 +58,21 @@ def check_claims(inputs: list[Input]) -> None:
     Raises:
         MergeError: There are such.
     """
-    by_rank: dict[int, list[_Claim]] = {}
+    by_rank: dict[int, list[list[_Claim]]] = {}
     for item in inputs:
+        # What one file holds together is together.
+        groups: dict[int, list[_Claim]] = {}
         for claim in _claims(item):
-            by_rank.setdefault(claim.rank, []).append(claim)
-    for rank, claims in by_rank.items():
-        claims.sort(key=lambda claim: not claim.recorded)
-        for position, claim in enumerate(claims):
-            others = claims[:position]
-            if not others or any(
-                # An earlier merge has decided that its processes are of one rank.
-                claim.path == other.path
-                or _same_process(claim, other)
-                or _restarted(claim, other)
-                or _related(claim, other)
-                for other in others
-            ):
+            groups.setdefault(claim.rank, []).append(claim)
+        for rank, group in groups.items():
+            by_rank.setdefault(rank, []).append(group)
+    for rank, found in by_rank.items():
+        found.sort(key=lambda group: not any(claim.recorded for claim in group))
+        for position, group in enumerate(found):
+            others = [other for earlier in found[:position] for other in earlier]
+            if not others or any(_together(claim, other) for claim in group for other in others):
                 continue
-            other = others[0]
+            claim, other = group[0], others[0]
             raise MergeError(
                 f"{other.path} and {claim.path} both claim rank {rank}, but are different processes "
                 f"({_who(other)} and {_who(claim)}); merge one of them, or tell their ranks with --rank FILE=N"
@@ -170,6 +167,10 @@ def _child_key(identity: ProcessIdentity) -> str:
     worker = identity.own.get("worker")
     name = f"{worker:08d}" if isinstance(worker, int) else f"~{identity.name}"
     return f"{name} {identity.began_ns:020d} {identity.pid}"
+
+
+def _together(first: _Claim, second: _Claim) -> bool:
+    return _same_process(first, second) or _restarted(first, second) or _related(first, second)
 
 
 def _same_process(first: _Claim, second: _Claim) -> bool:

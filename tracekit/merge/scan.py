@@ -154,7 +154,7 @@ class InputScan:
         # Python-written files may say 1.7e18; a double holds that to 256 ns and Kineto's bases are whole seconds.
         if isinstance(base, float):
             base = round(base / 1e9) * 10**9
-        if isinstance(base, int) and not isinstance(base, bool) and base > 0:
+        if isinstance(base, int) and not isinstance(base, bool) and 0 < base < 2**63:
             return base
         return 0 if self.epoch_lowest_ns is not None else None
 
