@@ -51,6 +51,9 @@ class EventFilter:
         self._unwanted = item.unwanted_pids
         self._window = window
         self._steps = steps
+        self._timed = selection.time_window is not None or steps is not None
+        self._sorted = selection.categories is not None or bool(selection.exclude_categories)
+        self._least_ns = selection.min_duration_ns
         self._wanted_categories: dict[bytes, bool] = {}
         self._excluded_categories: dict[bytes, bool] = {}
         self._others = 0
@@ -98,12 +101,12 @@ class EventFilter:
 
     def judge(self, pid: Any, category: bytes, start: int, end: int, *, sliced: bool) -> str:
         """Return why a slice or an instant is left out; empty when it is not."""
-        why = self.judge_time(pid, start, end)
+        why = self.judge_time(pid, start, end) if self._timed else ""
         if why:
             return why
-        if not self._wants_category(category):
+        if self._sorted and not self._wants_category(category):
             return "category"
-        return "duration" if sliced and end - start < self._selection.min_duration_ns else ""
+        return "duration" if sliced and end - start < self._least_ns else ""
 
     def judge_arrow(self, category: bytes) -> str:
         """Return why an end of an arrow is left out, whatever its slice; empty when it is not."""

@@ -86,6 +86,7 @@ class _Survey:
         self._arrows = arrows
         self._verdicts: list[str] = []
         self._tracks: dict[tuple[Any, Any], _Track] = {}
+        self._spelled: dict[tuple[Any, Any], _Track] = {}  # the same, by ids as they stand in the file
         self._asyncs: dict[tuple[Any, ...], list[tuple[int, int, bool, bytes]]] = {}
         self._flows: dict[tuple[bytes, bytes, bytes], list[tuple[int, str]]] = {}
 
@@ -129,7 +130,12 @@ class _Survey:
         return self._verdicts
 
     def _track(self, event: Event) -> _Track:
-        return self._tracks.setdefault((raw_number(event.pid), raw_number(event.tid)), _Track())
+        try:
+            return self._spelled[event.pid, event.tid]
+        except KeyError:
+            track = self._tracks.setdefault((raw_number(event.pid), raw_number(event.tid)), _Track())
+            self._spelled[event.pid, event.tid] = track
+            return track
 
     def _judge_track(self, pid: Any, track: _Track) -> None:
         open_: list[_Half] = []
