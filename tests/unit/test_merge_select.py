@@ -183,6 +183,25 @@ def test_inputs_of_other_ranks_are_not_read_beyond_their_head(
     assert "left out on request: 2 files of other ranks" in merged.report.lines()
 
 
+def test_what_the_index_of_another_rank_misses_is_not_missed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for rank in range(2):
+        (folder / f"rank{rank}-part0000.json").write_text(json.dumps(rank_trace(slice_("a", 1), rank=rank)))
+        segments = [{"name": f"rank{rank}-part{part:04d}.json", "state": "uploaded"} for part in range(2)]
+        (folder / f"rank{rank}.index.json").write_text(
+            json.dumps({"tracekit_index": 1, "rank": rank, "segments": segments})
+        )
+    reports = [
+        merge_traces(str(tmp_path / "m.json"), [str(folder)], overwrite=True, select=Selection(ranks={rank}))
+        for rank in range(2)
+    ]
+    assert [[item.path.rpartition("/")[2] for item in report.omitted] for report in reports] == [
+        ["rank0-part0001.json"],
+        ["rank1-part0001.json"],
+    ]
+
+
 def test_a_rank_that_only_the_name_tells_is_selected_too(merge: Any) -> None:
     late = json.dumps(torch_trace(slice_("three", 1), rank=3))
     moved_back = late.replace('"distributedInfo": {"rank": 3}, ', "")[:-1] + ', "distributedInfo": {"rank": 3}}'

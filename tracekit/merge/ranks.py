@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import ConfigError, MergeError, StorageError, TraceFormatError
 from tracekit.formats.kineto import rank_in_name, rank_of_header
 from tracekit.formats.rank_trace import METADATA_EVENT
-from tracekit.formats.trace_reader import TraceReader, decode_or_none
+from tracekit.formats.segment_index import INDEX_KEY, INDEX_SUFFIX
+from tracekit.formats.trace_reader import TraceReader, decode_json, decode_or_none
 from tracekit.merge.identities import ProcessIdentity
 from tracekit.merge.processes import CHILD, CPU
 from tracekit.merge.scan import ThreadScan, raw_number
-from tracekit.storage import basename, is_remote, same_file
+from tracekit.storage import basename, is_remote, open_read, same_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from tracekit.merge.select import Selection
 
 __all__ = ["UnknownRankError", "find_ranks", "select_ranks", "told_ranks"]
+
+
+_MAX_INDEX_BYTES: Final = 16 * 1024 * 1024
 
 
 class UnknownRankError(MergeError):
@@ -37,6 +41,10 @@ def told_ranks(path: str, ranks: Mapping[str, int]) -> set[int] | None:
         ranks: Ranks given by hand, by path or file name.
     """
     try:
+        if path.endswith(INDEX_SUFFIX):
+            with open_read(path) as file:
+                index = decode_json(file.read(_MAX_INDEX_BYTES))
+            return {index["rank"]} if INDEX_KEY in index and isinstance(index["rank"], int) else None
         with TraceReader(path) as reader:
             own = reader.header.get("tracekit")
             if isinstance(own, dict) and "merge" in own:
@@ -52,7 +60,7 @@ def told_ranks(path: str, ranks: Mapping[str, int]) -> set[int] | None:
                     args = decode_or_none(event.args)
                     rank = args.get("rank") if isinstance(args, dict) else None
                     return {rank} if isinstance(rank, int) and rank >= 0 else None
-    except (TraceFormatError, StorageError, KeyError, TypeError, ValueError):
+    except (TraceFormatError, StorageError, KeyError, TypeError, ValueError, OSError):
         pass  # the scan says what is wrong
     return None
 
