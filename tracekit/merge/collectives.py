@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from sys import intern
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit.formats.decimal_time import parse_us
@@ -277,7 +278,8 @@ def _told(args: dict[str, Any]) -> _Told:
     known = kind in ("send", "recv") and isinstance(source, int) and isinstance(target, int)
     return _Told(
         kind,
-        (str(args.get("Process Group Name", "")), str(args.get("Process Group Ranks", ""))),
+        # The list of a large group's ranks is long, and every collective has it.
+        (intern(str(args.get("Process Group Name", ""))), intern(str(args.get("Process Group Ranks", "")))),
         f"{args.get('dtype', '')} {args.get('In msg nelems', '')} {args.get('Out msg nelems', '')}",
         (source, target) if known else None,  # type: ignore[arg-type]
         sequence if isinstance(sequence, int) and not isinstance(sequence, bool) and sequence >= 0 else None,
