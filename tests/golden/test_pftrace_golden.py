@@ -41,6 +41,7 @@ SLICES = "select id, ts, dur, coalesce(name, ''), coalesce(category, ''), track_
 ARGS = "select arg_set_id, key, display_value from args"
 # The JSON importer draws an arrow from a slice to itself for an end without a start.
 FLOWS = "select slice_out, slice_in from flow where slice_out != slice_in"
+# The JSON importer reads the last digits of some numbers wrongly, and -0.0 as 0.0.
 COUNTERS = "select track_id, ts, value from counter"
 
 # Phases that the JSON importer has no place for.
@@ -96,7 +97,8 @@ def shown(loaded: LoadedTrace, base_ns: int, read: Callable[[str], str] = str) -
         "slices": Counter(slices.values()),
         "arrows": Counter((slices[out][:5], slices[in_][:5]) for out, in_ in loaded.rows(FLOWS)),
         "counters": Counter(
-            (ts + base_ns, value, read(tracks[track][0]), place(track)[0]) for track, ts, value in loaded.rows(COUNTERS)
+            (ts + base_ns, f"{value + 0.0:.12g}", read(tracks[track][0]), place(track)[0])
+            for track, ts, value in loaded.rows(COUNTERS)
         ),
     }
 
