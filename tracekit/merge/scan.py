@@ -288,7 +288,7 @@ class _Scanner:
         self.epoch_lowest_ns: int | None = None
         self.decimals = False
         self.plain = PlainRuns()
-        self._tracks: dict[tuple[Any, Any], Callable[[Row], None]] = {}
+        self._tracks: dict[tuple[Any, Any], list[Row]] = {}
 
     def take(self, run: list[Event], text: bytes | None) -> None:
         """Look at a run of events; ``text`` is what it was decoded from, None when it was read event by event."""
@@ -353,9 +353,13 @@ class _Scanner:
         if durations is None:
             return False
         minus_ends = [-start - duration for start, duration in zip(times, durations, strict=True)]  # type: ignore[operator]
-        tracks = self._tracks
-        for key, row in zip(keys, zip(times, minus_ends, strict=True), strict=True):
-            tracks[key](row)  # type: ignore[arg-type]
+        rows: Iterator[Row] = zip(times, minus_ends, strict=True)  # type: ignore[assignment]
+        if keys.count(keys[0]) == len(keys):
+            self._tracks[keys[0]].extend(rows)
+        else:
+            tracks = self._tracks
+            for key, row in zip(keys, rows, strict=True):
+                tracks[key].append(row)
         return True
 
     def _take_each(self, run: list[Event], keys: list[tuple[Any, Any]], times: list[int | None]) -> None:
@@ -423,7 +427,7 @@ class _Scanner:
         thread = process.threads.get(event.tid)
         if thread is None:
             thread = self._thread(process, event.tid)
-        self._tracks[event.pid, event.tid] = thread.slices.rows.append
+        self._tracks[event.pid, event.tid] = thread.slices.rows
         if thread.used:
             return
         process.used = thread.used = True
