@@ -299,9 +299,9 @@ def _spread(
         taken.add(free)
         title = thread.name or f"thread {thread.tid}"
         suffix = "overlap" if lane == 1 else f"overlap {lane}"
-        process.threads[f"{thread.tid} lane {lane}"] = Thread(
-            free, f"{title} ({suffix})", thread.sort_index, thread.key, lane
-        )
+        # What an input tells of a main thread's place does not count, since an earlier merge may have told it.
+        sort_index = None if thread.main else thread.sort_index
+        process.threads[f"{thread.tid} lane {lane}"] = Thread(free, f"{title} ({suffix})", sort_index, thread.key, lane)
         tids[lane] = free
     for (_, scan), part in zip(thread.scans, moves, strict=True):
         if part is not None:
