@@ -103,12 +103,12 @@ def shown(loaded: LoadedTrace, base_ns: int, read: Callable[[str], str] = str) -
     }
 
 
-def both(engine: Engine, tmp_path: Path, *inputs: Path) -> tuple[Shown, Shown]:
+def both(engine: Engine, tmp_path: Path, *inputs: Path, **options: Any) -> tuple[Shown, Shown]:
     """Merge inputs into both formats; return what JSON shows, and what the native trace shows."""
     merged = tmp_path / "merged.json"
     native = tmp_path / "merged.pftrace"
     for output in (merged, native):
-        merge_traces(str(output), [str(path) for path in inputs])
+        merge_traces(str(output), [str(path) for path in inputs], **options)
     base_ns = json.loads(merged.read_bytes()).get("baseTimeNanoseconds", 0)
     with engine.load(merged) as loaded:
         expected = shown(loaded, base_ns, unescaped)
@@ -154,6 +154,14 @@ def test_a_native_trace_of_several_ranks_shows_what_the_json_shows(
     engine: Engine, traces: Path, tmp_path: Path, pattern: str
 ) -> None:
     assert_same(*both(engine, tmp_path, *sorted(traces.glob(pattern))), set())
+
+
+def test_arrows_between_ranks_are_those_of_the_json(engine: Engine, traces: Path, tmp_path: Path) -> None:
+    expected, found = both(engine, tmp_path, traces / "dlrm_8gpu", collective_flows=True)
+    assert_same(expected, found, set())
+    # From rank to rank: the thousands of a process id.
+    assert sum(count for (out, in_), count in found["arrows"].items() if out[4][0] // 1000 != in_[4][0] // 1000) == 24
+    assert found["counters"].total() == 8
 
 
 def test_a_recording_of_two_ranks_shows_what_the_json_shows(engine: Engine, tmp_path: Path) -> None:

@@ -196,6 +196,7 @@ def test_a_native_trace_is_written_into_an_archive_as_json(tmp_path: Path) -> No
         ("load_percent", "%"),
         ("wait_ns", "ns"),
         ("wait_ms", "ms"),
+        ("µs", "µs"),
         ("time_s", "s"),
         ("loss", ""),
         ("epochs", ""),

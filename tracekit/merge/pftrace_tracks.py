@@ -35,6 +35,7 @@ _UNITS: Final = (
     ("percent", "%"),
     ("ns", "ns"),
     ("us", "us"),
+    ("µs", "µs"),
     ("ms", "ms"),
     ("s", "s"),
 )
