@@ -26,12 +26,16 @@ __all__ = [
     "atomic_write",
     "basename",
     "check_protocol",
+    "download",
     "exists",
     "expand",
+    "explained",
+    "filesystem_of",
     "is_remote",
     "open_read",
     "put",
     "read",
+    "remove_all",
     "same_file",
     "size_bytes",
     "upload",
@@ -91,7 +95,7 @@ def basename(path: str) -> str:
     return PurePosixPath(path.split("?", 1)[0]).name if is_remote(path) else Path(_local(path)).name
 
 
-def _filesystem(path: str) -> tuple[Any, str]:
+def filesystem_of(path: str) -> tuple[Any, str]:
     """Return fsspec's file system for a URL, and the path in it."""
     try:
         import fsspec.core
@@ -107,7 +111,8 @@ def _filesystem(path: str) -> tuple[Any, str]:
     return filesystem, str(inner)
 
 
-def _explain(path: str, error: BaseException, what: str) -> StorageError:
+def explained(path: str, error: BaseException, what: str) -> StorageError:
+    """Return the error that says what could not be done with a file or URL."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
     return StorageError(f"{without_secrets(path)}: cannot {what}: {reason}")
 
@@ -116,11 +121,11 @@ def exists(path: str) -> bool:
     """Tell whether a file, folder or object of that name is there."""
     if not is_remote(path):
         return Path(_local(path)).exists()
-    filesystem, inner = _filesystem(path)
+    filesystem, inner = filesystem_of(path)
     try:
         return bool(filesystem.exists(inner))
     except Exception as error:
-        raise _explain(path, error, "be reached") from error
+        raise explained(path, error, "be reached") from error
 
 
 def size_bytes(path: str) -> int | None:
@@ -128,11 +133,11 @@ def size_bytes(path: str) -> int | None:
     try:
         if not is_remote(path):
             return Path(_local(path)).stat().st_size
-        filesystem, inner = _filesystem(path)
+        filesystem, inner = filesystem_of(path)
         size = filesystem.size(inner)
         return None if size is None else int(size)
     except Exception as error:
-        raise _explain(path, error, "be read") from error
+        raise explained(path, error, "be read") from error
 
 
 def same_file(first: str, second: str) -> bool:
@@ -154,12 +159,12 @@ def open_read(path: str) -> BinaryIO:
     try:
         if not is_remote(path):
             return Path(_local(path)).open("rb")
-        filesystem, inner = _filesystem(path)
+        filesystem, inner = filesystem_of(path)
         return cast("BinaryIO", filesystem.open(inner, "rb"))
     except StorageError:
         raise
     except Exception as error:
-        raise _explain(path, error, "be read") from error
+        raise explained(path, error, "be read") from error
 
 
 def expand(pattern: str, suffixes: tuple[str, ...]) -> list[str]:
@@ -192,7 +197,7 @@ def expand(pattern: str, suffixes: tuple[str, ...]) -> list[str]:
                 raise StorageError(f"{pattern}: the pattern matches no file")
             return found
     except OSError as error:
-        raise _explain(pattern, error, "be read") from error
+        raise explained(pattern, error, "be read") from error
     raise StorageError(f"{pattern}: no such file or folder")
 
 
@@ -201,7 +206,7 @@ def _hidden(relative: Path) -> bool:
 
 
 def _expand_remote(pattern: str, suffixes: tuple[str, ...]) -> list[str]:
-    filesystem, inner = _filesystem(pattern)
+    filesystem, inner = filesystem_of(pattern)
     try:
         if _glob.has_magic(inner):
             found = filesystem.glob(inner)
@@ -214,7 +219,7 @@ def _expand_remote(pattern: str, suffixes: tuple[str, ...]) -> list[str]:
     except StorageError:
         raise
     except Exception as error:
-        raise _explain(pattern, error, "be read") from error
+        raise explained(pattern, error, "be read") from error
     if not found:
         raise StorageError(f"{without_secrets(pattern)}: nothing there ends with {' or '.join(suffixes)}")
     return sorted(str(filesystem.unstrip_protocol(name)) for name in found)
@@ -246,7 +251,7 @@ def atomic_write(path: str, *, overwrite: bool = True, mode: int | None = None) 
             target.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     except OSError as error:
-        raise _explain(path, error, "be written") from error
+        raise explained(path, error, "be written") from error
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
@@ -263,7 +268,7 @@ def atomic_write(path: str, *, overwrite: bool = True, mode: int | None = None) 
             os.chmod(temporary, mode)
             os.replace(temporary, target)
     except OSError as error:
-        raise _explain(path, error, "be written") from error
+        raise explained(path, error, "be written") from error
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
@@ -275,14 +280,47 @@ def upload(local: str, url: str) -> None:
     Raises:
         StorageError: The storage refused or could not be reached.
     """
-    filesystem, inner = _filesystem(url)
+    filesystem, inner = filesystem_of(url)
     try:
         parent = inner.rpartition("/")[0]
         if parent:
             filesystem.makedirs(parent, exist_ok=True)
         filesystem.put_file(local, inner)
     except Exception as error:
-        raise _explain(url, error, "be written") from error
+        raise explained(url, error, "be written") from error
+
+
+def download(url: str, local: str) -> None:
+    """Copy an object to a local file.
+
+    Raises:
+        StorageError: It is not there, or the storage could not be reached.
+    """
+    filesystem, inner = filesystem_of(url)
+    try:
+        filesystem.get_file(inner, local)
+    except Exception as error:
+        raise explained(url, error, "be read") from error
+
+
+def remove_all(url: str) -> None:
+    """Remove an object, or everything below a prefix. It may be gone already.
+
+    Raises:
+        StorageError: The storage refused or could not be reached.
+    """
+    filesystem, inner = filesystem_of(url)
+    filesystem.invalidate_cache()
+    try:
+        if _glob.has_magic(inner):
+            for name in filesystem.find(inner):
+                filesystem.rm_file(name)
+        else:
+            filesystem.rm(inner, recursive=True)
+    except FileNotFoundError:
+        pass
+    except Exception as error:
+        raise explained(url, error, "be removed") from error
 
 
 # ---- objects that are written once ------------------------------------------------------------------------------------------
@@ -321,7 +359,7 @@ def put(local: str, url: str, *, replace: bool = False, timeout_s: float | None 
         StorageError: The storage could not be reached, or failed.
     """
     try:
-        filesystem, inner = _filesystem(url)
+        filesystem, inner = filesystem_of(url)
         put_file = filesystem._put_file if filesystem.async_impl else filesystem.put_file  # noqa: SLF001 - its arguments
         known = inspect.signature(put_file).parameters
         options: dict[str, Any] = {}
@@ -346,7 +384,7 @@ def read(url: str, *, timeout_s: float | None = None) -> bytes | None:
         StorageError: It cannot be read.
     """
     try:
-        filesystem, inner = _filesystem(url)
+        filesystem, inner = filesystem_of(url)
         options = {"timeout": timeout_s} if filesystem.async_impl and timeout_s is not None else {}
         return bytes(filesystem.cat_file(inner, **options))
     except FileNotFoundError:
@@ -360,11 +398,11 @@ def _explain_put(url: str, error: Exception, what: str = "be written") -> Storag
         return error
     if isinstance(error, TimeoutError):
         return TooSlowError(f"{without_secrets(url)}: cannot {what}: no answer in time")
-    explained = _explain(url, error, what)
+    problem = explained(url, error, what)
     response = getattr(error.__cause__, "response", None) or {}  # botocore's, below what s3fs makes of it
     code = response.get("Error", {}).get("Code", "") if isinstance(response, dict) else ""
     if isinstance(error, FileExistsError) or code in ("PreconditionFailed", "ConditionalRequestConflict"):
-        return AlreadyThereError(str(explained))
+        return AlreadyThereError(str(problem))
     status = next((getattr(error, name) for name in ("code", "status", "status_code") if hasattr(error, name)), None)
     refused = isinstance(error, PermissionError | FileNotFoundError) or type(error).__name__ in _NO_CREDENTIALS
-    return RefusedError(str(explained)) if refused or status in (401, 403) else explained
+    return RefusedError(str(problem)) if refused or status in (401, 403) else problem

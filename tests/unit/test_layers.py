@@ -28,6 +28,7 @@ ROOMS = {
     "distributed": "values",
     "errors": "errors",
     "events": "values",
+    "joined_object": "storage",
     "naming": "values",
     "notices": "values",
     "privacy": "values",
@@ -69,6 +70,7 @@ MAY_USE["command line"] = set(MAY_USE)
 
 # The only modules that may import a package from outside the standard library.
 DOORS = {
+    "distributed": {"tracekit.merge.dask_cluster"},
     "fsspec": {"tracekit.storage"},
     "isal": {"tracekit.formats.gzip_codec"},
     "jsonschema": {"tracekit.formats.schema"},
@@ -83,7 +85,19 @@ DOORS = {
 }
 
 # What `import tracekit` must not cost anybody.
-HEAVY = ["fsspec", "isal", "jsonschema", "msgspec", "numpy", "orjson", "perfetto", "psutil", "rich", "torch"]
+HEAVY = [
+    "distributed",
+    "fsspec",
+    "isal",
+    "jsonschema",
+    "msgspec",
+    "numpy",
+    "orjson",
+    "perfetto",
+    "psutil",
+    "rich",
+    "torch",
+]
 
 
 @cache

@@ -13,10 +13,12 @@ from tracekit.cli.terminal import printable
 from tracekit.errors import CommandError
 from tracekit.merge import Selection, merge_traces
 from tracekit.merge.clocks import ALIGN
+from tracekit.merge.dask_cluster import DaskExecutor
 from tracekit.merge.workers import process_pool
 
 if TYPE_CHECKING:
     import argparse
+    from concurrent.futures import Executor
 
 __all__ = ["prepare_parser", "run"]
 
@@ -59,6 +61,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         default=1,
         metavar="N",
         help="how many processes work at once, each on one input (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--dask",
+        metavar="ADDRESS",
+        help="have the workers of a Dask cluster do it, for example tcp://host:8786; they must reach the inputs and the "
+        "output by the same names, best on S3",
     )
     chosen = parser.add_argument_group(
         "what to take",
@@ -108,6 +116,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run ``tracekit merge``; return its exit code."""
     del parser
+    if args.dask is not None and args.workers > 1:
+        raise CommandError("--workers and --dask exclude each other: a cluster has workers of its own", exit_code=2)
     ranks = dict(_rank(text) for text in args.rank)
     select = Selection.parse(
         ranks=args.ranks,
@@ -119,7 +129,11 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     )
     offsets_ns = dict(_offset(text) for text in args.offset)
     with ExitStack() as stack:
-        executor = stack.enter_context(process_pool(args.workers)) if args.workers > 1 else None
+        executor: Executor | None = None
+        if args.dask is not None:
+            executor = stack.enter_context(DaskExecutor(args.dask))
+        elif args.workers > 1:
+            executor = stack.enter_context(process_pool(args.workers))
         bar = stack.enter_context(ProgressBar(enabled=not (args.json or args.quiet)))
         report = merge_traces(
             args.output,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, BinaryIO, Final
 
@@ -20,8 +21,9 @@ from tracekit.merge.json_output import JsonOutput
 from tracekit.merge.losses import recording_losses
 from tracekit.merge.namespaces import plan
 from tracekit.merge.outputs import Merged, output_format, packed
-from tracekit.merge.parts import PartInput, PartJob, Workshop
+from tracekit.merge.parts import PartInput, PartJob
 from tracekit.merge.plain import PlainRuns
+from tracekit.merge.remote_parts import workshop_for
 from tracekit.merge.report import Causality, Drop, InputReport, LeftOut, MergeReport, OmissionReport, RankReport, Repair
 from tracekit.storage import atomic_write, basename, exists, size_bytes, without_secrets
 
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from tracekit.merge.inputs import Input
     from tracekit.merge.namespaces import InputMap, Process
     from tracekit.merge.outputs import Output
-    from tracekit.merge.parts import PartResult
+    from tracekit.merge.parts import PartResult, Workshop
     from tracekit.merge.select import Selection
 
 __all__ = ["merge_traces"]
@@ -80,8 +82,8 @@ def merge_traces(
             came first to who came last, and a counter of how far apart they came. Not in archives.
         progress: Called now and then with the share that is done, 0 to 1, and with what is being done.
         executor: Who scans and rewrites the inputs, each as one piece of work, for example
-            `tracekit.merge.workers.process_pool`; it must reach
-            the inputs and the folder of the output. The output is the same to the byte. None: this thread does all.
+            `tracekit.merge.workers.process_pool` or `tracekit.merge.dask_cluster.DaskExecutor`; it must reach the inputs and
+            the folder of the output. The output is the same to the byte. None: this thread does all.
 
     Returns:
         What was merged, repaired and left out.
@@ -104,7 +106,7 @@ def merge_traces(
         raise StorageError(
             f"{without_secrets(output)}: already exists; choose another name, or pass --force to replace it"
         )
-    with Workshop(output, executor) as workshop:
+    with workshop_for(output, executor) as workshop:
         items, omissions = gather(
             files, ranks or {}, _scan_progress(progress, [path for path, _ in files]), workshop.scanner, select
         )
@@ -112,7 +114,7 @@ def merge_traces(
         sets = find_sets(placed)
         causality = check_causality(placed, sets) if placed.logs and align != "none" else None
         placed.logs.clear()
-        processes, maps, moved = plan(items, placed.shifts_ns, workshop.scratch("lanes"))
+        processes, maps, moved = plan(items, placed.shifts_ns, workshop.assign_lanes)
         for target, warp in zip(maps, placed.warps, strict=True):
             target.warp = warp
         filters = make_filters(select, items, maps, placed.base_ns)
@@ -126,7 +128,9 @@ def merge_traces(
         ]
         tell = _write_progress(progress, items)
         archive = None if make_archive is None else Archive(make_archive, merged, maps, map(bool, filters))
-        with atomic_write(output, overwrite=overwrite) as file:
+        # An archive is written here, and sought in.
+        writing = workshop.writing if archive is None else partial(atomic_write, output)
+        with writing(overwrite=overwrite) as file:
             if archive is not None:
                 added, results = archive.write(file, sources, tell)
             else:

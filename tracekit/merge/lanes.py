@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tracekit.merge.spill import Row
 
-__all__ = ["ANY", "BEGIN", "DROPPED", "END", "INVALID", "Moves", "Slices", "assign_lanes"]
+__all__ = ["ANY", "BEGIN", "DROPPED", "END", "INVALID", "Moves", "Slices", "all_stay", "assign_lanes"]
 
 BEGIN: Final = -1
 """The event is a ``B``."""
@@ -211,7 +211,7 @@ def assign_lanes(parts: list[tuple[Slices, int]], path: str | None = None) -> li
     Returns:
         For each part what leaves the track, None when nothing does.
     """
-    if _apart(parts) and all(slices.nest for slices, _ in parts):
+    if all_stay(parts):
         return [None for _ in parts]
     sorters = [_Sorter(path) for _ in parts]
     runs: list[tuple[Run, int, int]] = []
@@ -238,6 +238,11 @@ def assign_lanes(parts: list[tuple[Slices, int]], path: str | None = None) -> li
             sorters[number].take(start - parts[number][1], lane, index, closing)
     found = [sorter.moves() for sorter in sorters]
     return [moves if moves.events is not None else None for moves in found]
+
+
+def all_stay(parts: list[tuple[Slices, int]]) -> bool:
+    """Tell whether it is known, without a look at single slices, that none of a track leaves it."""
+    return _apart(parts) and all(slices.nest for slices, _ in parts)
 
 
 def _apart(parts: list[tuple[Slices, int]]) -> bool:

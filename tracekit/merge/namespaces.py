@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import MergeError
 from tracekit.formats.kineto import GPU_CATEGORIES, gpu_of_label
-from tracekit.merge.lanes import DROPPED, assign_lanes
+from tracekit.merge.lanes import DROPPED, Slices
 from tracekit.merge.processes import CHILD, CPU, DEVICE, GPU, OVERHEAD, PROFILER, ProcessKey, main_thread
 from tracekit.merge.scan import raw_number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from tracekit.merge.clock_map import ClockMap
     from tracekit.merge.identities import ProcessIdentity
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from tracekit.merge.lanes import Moves
     from tracekit.merge.scan import ProcessScan, ThreadScan
 
-__all__ = ["InputMap", "Process", "Thread", "Track", "plan"]
+__all__ = ["InputMap", "Process", "RankTrack", "Thread", "Track", "plan"]
+
+RankTrack = tuple[int, list[tuple[Slices, int]]]
+"""A track: its rank, and what `assign_lanes` takes."""
 
 _STRIDE: Final = 1000
 _MAX_ID: Final = 2**32 - 1
@@ -121,14 +124,14 @@ class InputMap:
 
 
 def plan(
-    inputs: list[Input], shifts_ns: list[int], scratch: str | None = None
+    inputs: list[Input], shifts_ns: list[int], assign: Callable[[list[RankTrack]], list[list[Moves | None]]]
 ) -> tuple[list[Process], list[InputMap], int]:
     """Give every used process and thread its place.
 
     Args:
         inputs: In the order of the output.
         shifts_ns: What is added to the times of each.
-        scratch: A file for what is too large for memory; None keeps all in memory.
+        assign: Does what `assign_lanes` does, for many tracks at once.
 
     Returns:
         The processes in the order of display, a map for each input, and how many slices moved to a lane of their own.
@@ -166,9 +169,15 @@ def plan(
     ]
     moved = 0
     tracks: dict[int, Track] = {}
-    for process in ordered:
-        for thread in [thread for thread in process.threads.values() if thread.scans]:
-            moved += _spread(process, thread, shifts_ns, tracks, scratch)
+    threads = [(process, thread) for process in ordered for thread in process.threads.values() if thread.scans]
+    found_moves = assign(
+        [
+            (process.rank, [(scan.slices, shifts_ns[number]) for number, scan in thread.scans])
+            for process, thread in threads
+        ]
+    )
+    for (process, thread), moves in zip(threads, found_moves, strict=True):
+        moved += _spread(process, thread, moves, tracks)
     for number, found in enumerate(places):
         _fill(maps[number], inputs[number], found, tracks)
     return ordered, maps, moved
@@ -285,11 +294,8 @@ def _number_threads(process: Process) -> None:
             thread.name = key if isinstance(key, str) else f"thread {key}"
 
 
-def _spread(
-    process: Process, thread: Thread, shifts_ns: list[int], tracks: dict[int, Track], scratch: str | None
-) -> int:
+def _spread(process: Process, thread: Thread, moves: list[Moves | None], tracks: dict[int, Track]) -> int:
     """Move the slices of a track that overlap to lanes of their own; returns how many moved."""
-    moves = assign_lanes([(scan.slices, shifts_ns[number]) for number, scan in thread.scans], scratch)
     taken = {other.tid for other in process.threads.values()}
     tids = {DROPPED: DROPPED}
     free = _FREE_TIDS

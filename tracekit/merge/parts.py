@@ -16,22 +16,26 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
+from uuid import uuid4
 
 from tracekit.errors import MergeError, StorageError
 from tracekit.formats.trace_reader import TraceReader, decode_run
+from tracekit.merge.lanes import assign_lanes
 from tracekit.merge.outputs import packed
 from tracekit.merge.patch import Patcher
 from tracekit.merge.plain import TextPatcher
 from tracekit.merge.scan import scan
-from tracekit.storage import basename, is_remote, without_secrets
+from tracekit.storage import atomic_write, basename, is_remote, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Executor
+    from contextlib import AbstractContextManager
 
     from tracekit.merge.collective_events import Added
     from tracekit.merge.event_filter import EventFilter
-    from tracekit.merge.namespaces import InputMap
+    from tracekit.merge.lanes import Moves
+    from tracekit.merge.namespaces import InputMap, RankTrack
     from tracekit.merge.outputs import Part
     from tracekit.merge.plain import PlainRuns
     from tracekit.merge.scan import InputScan
@@ -219,6 +223,7 @@ class Workshop:
     """
 
     def __init__(self, output: str, executor: Executor | None) -> None:
+        self._output = output
         self._executor = executor
         self._futures: list[Future[Any]] = []
         self._folder = Path(tempfile.gettempdir()) if is_remote(output) else Path(output.removeprefix("file://")).parent
@@ -265,6 +270,14 @@ class Workshop:
             return found
 
         return result
+
+    def assign_lanes(self, tracks: list[RankTrack]) -> list[list[Moves | None]]:
+        """Do what `tracekit.merge.lanes.assign_lanes` does, for every track."""
+        return [assign_lanes(parts, self.scratch("lanes")) for _, parts in tracks]
+
+    def writing(self, *, overwrite: bool) -> AbstractContextManager[BinaryIO]:
+        """Open the output for its parts; see `atomic_write`."""
+        return atomic_write(self._output, overwrite=overwrite)
 
     def append_parts(
         self, jobs: list[PartJob], file: BinaryIO, progress: Callable[[int, int], None] | None
@@ -324,7 +337,8 @@ def _died(error: BrokenExecutor) -> MergeError:
 
 
 def _scan_job(path: str, scratch: str) -> InputScan:
-    return scan(path, _stopper(scratch), scratch)
+    # A file of its own: an executor may try again what a lost worker, which may yet write, had begun.
+    return scan(path, _stopper(scratch), f"{scratch}.{uuid4().hex}")
 
 
 def _part_job(job: PartJob, name: str) -> dict[int, PartResult]:

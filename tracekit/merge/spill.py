@@ -10,6 +10,7 @@ import os
 from array import array
 from bisect import bisect_right
 from contextlib import contextmanager
+from copy import copy
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -52,9 +53,22 @@ class Run:
         self._path = ""
         self._offset = 0
 
-    def store(self, path: str | None) -> Run:
-        """Move a large run to the end of a file (None: nowhere)."""
-        if path is not None and self._columns is not None and self.length > _INLINE_ROWS:
+    @property
+    def path(self) -> str:
+        """The file that the rows are in; empty for a run in memory."""
+        return self._path
+
+    def moved(self, path: str) -> Run:
+        """Return the same rows after their file was copied to ``path``."""
+        if not self._path:
+            return self
+        run = copy(self)
+        run._path = path  # noqa: SLF001 - of the same class
+        return run
+
+    def store(self, path: str | None, inline_rows: int = _INLINE_ROWS) -> Run:
+        """Move a run of more than so many rows to the end of a file (None: nowhere)."""
+        if path is not None and self._columns is not None and self.length > inline_rows:
             with _writing(path), Path(path).open("ab") as file:
                 self._path, self._offset = path, file.tell()
                 for column in self._columns:

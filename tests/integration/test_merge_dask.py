@@ -1,0 +1,258 @@
+"""A merge on a Dask cluster, from S3 to S3: a real scheduler, two real workers, and a real S3-compatible server on loopback.
+
+The workers share no folder with the merging process: all they have in common is the object store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.faults.object_store import BUCKET, ObjectStore
+from tests.faults.processes import wait_until
+from tracekit.merge import merge_traces
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+pytest.importorskip("distributed", reason="Dask is not installed: pip install 'tracekit[dask]'")
+
+ROOT = Path(__file__).resolve().parents[2]
+RANKS = 6
+BASE_NS = 1_790_857_026_000_000_000
+
+# Merges as the command does, with patience and groups as a test wants them; prints what became of it.
+DRIVER = """
+import json, sys
+from tracekit.errors import TracekitError
+from tracekit.merge import merge_traces, remote_parts
+from tracekit.merge.dask_cluster import DaskExecutor
+
+address, output, inputs, join_parts, lost_s = json.loads(sys.argv[1])
+remote_parts._JOIN_PARTS = join_parts
+try:
+    with DaskExecutor(address, lost_s=lost_s) as executor:
+        merge_traces(output, [inputs], executor=executor)
+    print("merged")
+except TracekitError as error:
+    print(f"{type(error).__name__}: {error}")
+"""
+
+# Loaded by workers: one that has put an object of this kind there is killed, as long as the folder holds a token.
+KILLED = """
+import os, signal
+from pathlib import Path
+from tracekit.merge import remote_parts
+
+put = remote_parts._Scratch.put
+
+def put_and_die(self, local, url):
+    stored = put(self, local, url)
+    if "/{kind}." in url:
+        for token in Path({folder!r}).glob("token-*"):
+            try:
+                token.unlink()
+            except FileNotFoundError:
+                continue
+            os.kill(os.getpid(), signal.SIGKILL)
+    return stored
+
+remote_parts._Scratch.put = put_and_die
+"""
+
+
+def rank_trace(rank: int, events: int = 3000) -> list[dict[str, Any]]:
+    """Return a rank trace with markers; more than is kept in memory, some of which overlap."""
+    pid = 100 + rank
+    own = {"rank": rank, "pid": pid, "host": "h", "boot_id": "b", "baseTimeNanoseconds": BASE_NS}
+    number = random.Random(rank)
+    found: list[dict[str, Any]] = [{"ph": "M", "name": "tracekit_metadata", "pid": pid, "tid": pid, "args": own}]
+    for index in range(events):
+        tid = pid + index % 2
+        dur = number.choice([1.5, 3.25, 4.75])
+        found.append({"ph": "X", "name": f"marker {index}", "pid": pid, "tid": tid, "ts": 2 * index, "dur": dur})
+    return found
+
+
+def torch_trace(rank: int, events: int = 3000) -> dict[str, Any]:
+    """Return a torch trace of the same process: its operators lie on the threads of the markers."""
+    pid = 100 + rank
+    found = [
+        {
+            "ph": "X",
+            "cat": "cpu_op",
+            "name": f"aten::{index}",
+            "pid": pid,
+            "tid": pid + index % 2,
+            "ts": 2 * index + 0.5,
+            "dur": 1.0 + index % 5,
+        }
+        for index in range(events)
+    ]
+    return {
+        "schemaVersion": 1,
+        "distributedInfo": {"rank": rank},
+        "baseTimeNanoseconds": BASE_NS,
+        "traceEvents": [{"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": "python"}}, *found],
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    for rank in range(RANKS):
+        (folder / f"rank{rank}.json").write_text(json.dumps(rank_trace(rank)))
+        (folder / f"torch-rank{rank}.json").write_text(json.dumps(torch_trace(rank)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> bytes:
+    """What the merge on one machine makes of it."""
+    output = folder.parent / "expected.json"
+    report = merge_traces(str(output), [str(folder)])
+    assert report.overlaps_moved > 1000  # so that times really travel between the workers
+    return output.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def store(folder: Path) -> Iterator[ObjectStore]:
+    server = ObjectStore()
+    for path in folder.iterdir():
+        server.client.upload_file(str(path), BUCKET, f"run/{path.name}")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def inputs(store: ObjectStore) -> Iterator[list[str]]:
+    """The names of the inputs; whatever a merge leaves beside them is a mistake."""
+    before = store.keys()
+    yield before
+    assert store.unfinished() == []
+    left = [key for key in store.keys() if key not in before and key != "merged.json"]  # noqa: SIM118 - no dict
+    store.client.delete_object(Bucket=BUCKET, Key="merged.json")
+    assert left == []
+
+
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("scheduler")
+    file = folder / "scheduler.json"
+    command = ["distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard"]
+    with _process([*command, "--scheduler-file", str(file)], folder, dict(os.environ)):
+        wait_until(lambda: file.exists() and file.read_text().endswith("}"))
+        yield json.loads(file.read_text())["address"]
+
+
+@contextmanager
+def _process(command: list[str], folder: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a module in a process until the block ends, and everything that it has started."""
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command],
+            cwd=folder,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+class Workers:
+    """Starts workers in processes of their own, each in a folder of its own."""
+
+    def __init__(self, scheduler: str, folder: Path, environment: dict[str, str], stack: ExitStack) -> None:
+        self._scheduler = scheduler
+        self._folder = folder
+        self._environment = environment
+        self._stack = stack
+
+    def start(self, count: int = 2, *, kill_after: str = "", kills: int = 0, nanny: bool = False) -> list[Any]:
+        """Start them; those that put an object of a kind into the scratch space are killed, so many times."""
+        preload = self._folder / "preload.py"
+        preload.write_text(KILLED.replace("{kind}", kill_after).replace("{folder!r}", repr(str(self._folder))))
+        for number in range(kills):
+            (self._folder / f"token-{number}").touch()
+        found = []
+        for number in range(count):
+            folder = self._folder / f"worker-{number}"
+            folder.mkdir()
+            command = ["distributed.cli.dask_worker", self._scheduler, "--nthreads", "1", "--no-dashboard"]
+            command += ["--nanny" if nanny else "--no-nanny", "--host", "127.0.0.1", "--preload", str(preload)]
+            environment = {**self._environment, "TMPDIR": str(folder)}
+            found.append(
+                self._stack.enter_context(_process([*command, "--local-directory", str(folder)], folder, environment))
+            )
+        return found
+
+    def logs(self) -> str:
+        """Return what the workers have printed."""
+        return "".join(path.read_text() for path in sorted(self._folder.glob("worker-*/log")))
+
+
+@pytest.fixture
+def environment(store: ObjectStore) -> dict[str, str]:
+    return {**os.environ, **store.environment(), "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture
+def workers(scheduler: str, tmp_path: Path, environment: dict[str, str]) -> Iterator[Workers]:
+    with ExitStack() as stack:
+        yield Workers(scheduler, tmp_path, environment, stack)
+
+
+@pytest.fixture
+def merge(scheduler: str, environment: dict[str, str], tmp_path: Path) -> Callable[..., str]:
+    """Merge in a process that has a folder of its own, and return what became of it."""
+
+    def _merge(output: str = "merged.json", *, join_parts: int = 64, lost_s: float = 30) -> str:
+        options = [scheduler, f"s3://{BUCKET}/{output}", f"s3://{BUCKET}/run", join_parts, lost_s]
+        done = subprocess.run(
+            [sys.executable, "-c", DRIVER, json.dumps(options)],
+            env={**environment, "TMPDIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.stdout.count("\n") == 1, done.stderr
+        return done.stdout.strip()
+
+    return _merge
+
+
+@pytest.mark.parametrize("join_parts", [64, 5])
+def test_the_output_is_that_of_one_machine(
+    workers: Workers, merge: Any, inputs: list[str], store: ObjectStore, expected: bytes, join_parts: int
+) -> None:
+    workers.start()
+    assert merge(join_parts=join_parts) == "merged"
+    assert store.get("merged.json") == expected
+
+
+@pytest.mark.parametrize("kind", ["slices", "lanes", "part"])
+def test_what_a_killed_worker_was_at_is_done_by_another(
+    workers: Workers, merge: Any, inputs: list[str], store: ObjectStore, expected: bytes, tmp_path: Path, kind: str
+) -> None:
+    processes = workers.start(kill_after=kind, kills=1)
+    assert merge() == "merged"
+    assert list(tmp_path.glob("token-*")) == []
+    assert sorted(process.poll() is None for process in processes) == [False, True]
+    assert store.get("merged.json") == expected
