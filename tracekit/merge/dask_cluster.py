@@ -7,9 +7,11 @@ Python runs one thread at a time, and with the same version of tracekit as here.
 
 from __future__ import annotations
 
+import logging
 import threading
 from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import MergeError, MissingExtraError, TracekitError
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["DaskExecutor"]
+
+logger = logging.getLogger("tracekit")
 
 _CONNECT_S: Final = 30
 _LOST_S: Final = 60.0
@@ -72,7 +76,7 @@ class DaskExecutor(Executor):
         future.set_running_or_notify_cancel()
         with self._lock:
             self._left.add(future)
-        self._executor.submit(fn, *args, **kwargs).add_done_callback(lambda done: self._settle(future, done))
+        self._executor.submit(_run, fn, args, kwargs).add_done_callback(lambda done: self._settle(future, done))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -104,26 +108,26 @@ class DaskExecutor(Executor):
             self._fail([future], "the scheduler has dropped the work")
             return
         error = done.exception()
-        with self._lock:
-            if future not in self._left:
-                return
-            self._left.discard(future)
-        if error is None:
-            future.set_result(done.result())
-        elif isinstance(error, TracekitError):
-            future.set_exception(error)
-        else:
-            broken = BrokenExecutor(str(error) or type(error).__name__)
-            broken.__cause__ = error
-            future.set_exception(broken)
+        if error is not None:
+            self._fail([future], str(error) or type(error).__name__)
+        elif self._take(future):
+            result = done.result()
+            if isinstance(result, _Raised):
+                future.set_exception(result.error)
+            else:
+                future.set_result(result)
 
     def _fail(self, futures: list[Future[Any]], reason: str) -> None:
         for future in futures:
-            with self._lock:
-                known = future in self._left
-                self._left.discard(future)
-            if known:
+            if self._take(future):
                 future.set_exception(BrokenExecutor(reason))
+
+    def _take(self, future: Future[Any]) -> bool:
+        """Tell whether a future is still to be settled, and that the caller does it."""
+        with self._lock:
+            known = future in self._left
+            self._left.discard(future)
+        return known
 
     def _watch(self) -> None:
         """Look for workers now and then."""
@@ -140,6 +144,23 @@ class DaskExecutor(Executor):
         with suppress(Exception):
             return bool(self._client.sync(self._client.scheduler.ncores, callback_timeout=timeout_s))
         return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """What a piece of work has raised, as a result: Dask would send its traceback too, and hangs where it cannot."""
+
+    error: TracekitError
+
+
+def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        return function(*args, **kwargs)
+    except TracekitError as error:
+        return _Raised(error)
+    except Exception as error:
+        logger.exception("tracekit: a piece of work for a merge failed")
+        return _Raised(MergeError(f"a worker failed ({type(error).__name__}: {error}); its log says more"))
 
 
 def _version() -> str:
