@@ -28,11 +28,21 @@ if TYPE_CHECKING:
 pytest.importorskip("distributed", reason="Dask is not installed: pip install 'tracekit[dask]'")
 
 ROOT = Path(__file__).resolve().parents[2]
-RANKS = 6
+RANKS = 4
 BASE_NS = 1_790_857_026_000_000_000
 
+# So that parts of these small traces are copied in pieces within the store, as those of large ones are.
+LIMITS = """
+from tracekit import joined_object
+
+joined_object._MIN_PART_BYTES = 50_000
+joined_object._SEND_BYTES = 100_000
+joined_object._COPY_BYTES = 120_000
+"""
+
 # Merges as the command does, with patience and groups as a test wants them; prints what became of it.
-DRIVER = """
+DRIVER = f"""
+{LIMITS}
 import json, sys
 from tracekit.errors import TracekitError
 from tracekit.merge import merge_traces, remote_parts
@@ -45,31 +55,47 @@ try:
         merge_traces(output, [inputs], executor=executor)
     print("merged")
 except TracekitError as error:
-    print(f"{type(error).__name__}: {error}")
+    print(type(error).__name__, error, sep=": ")
 """
 
 # Loaded by workers: one that has put an object of this kind there is killed, as long as the folder holds a token.
-KILLED = """
+KILLED = (
+    LIMITS
+    + """
 import os, signal
 from pathlib import Path
 from tracekit.merge import remote_parts
 
 put = getattr(remote_parts._Scratch.put, "original", remote_parts._Scratch.put)  # Dask loads this twice
 
+def die():
+    for token in Path({folder!r}).glob("token-*"):
+        try:
+            token.unlink()
+        except FileNotFoundError:
+            continue
+        os.kill(os.getpid(), signal.SIGKILL)
+
 def put_and_die(self, local, url, put=put):
     stored = put(self, local, url)
     if "/{kind}." in url:
-        for token in Path({folder!r}).glob("token-*"):
-            try:
-                token.unlink()
-            except FileNotFoundError:
-                continue
-            os.kill(os.getpid(), signal.SIGKILL)
+        die()
     return stored
 
 put_and_die.original = put
 remote_parts._Scratch.put = put_and_die
+
+begin = getattr(joined_object._CopiedObject._begin, "original", joined_object._CopiedObject._begin)
+
+def begin_and_die(self, begin=begin):
+    begin(self)
+    if "/{kind}." in self._inner:
+        die()
+
+begin_and_die.original = begin
+joined_object._CopiedObject._begin = begin_and_die
 """
+)
 
 
 def rank_trace(rank: int, events: int = 3000) -> list[dict[str, Any]]:
@@ -128,11 +154,14 @@ def expected(folder: Path) -> bytes:
 
 @pytest.fixture(scope="module")
 def store(folder: Path) -> Iterator[ObjectStore]:
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 50_000)
     server = ObjectStore()
     for path in folder.iterdir():
         server.client.upload_file(str(path), BUCKET, f"run/{path.name}")
     yield server
     server.stop()
+    monkeypatch.undo()
 
 
 @pytest.fixture
@@ -248,12 +277,32 @@ def test_the_output_is_that_of_one_machine(
     assert store.get("merged.json") == expected
 
 
-@pytest.mark.parametrize("kind", ["slices", "lanes", "part"])
+@pytest.mark.parametrize("kind", ["slices", "lanes", "part", "group"])
 def test_what_a_killed_worker_was_at_is_done_by_another(
     workers: Workers, merge: Any, inputs: list[str], store: ObjectStore, expected: bytes, tmp_path: Path, kind: str
 ) -> None:
     processes = workers.start(kill_after=kind, kills=1)
-    assert merge() == "merged"
+    assert merge(join_parts=3) == "merged"
     assert list(tmp_path.glob("token-*")) == []
     assert sorted(process.poll() is None for process in processes) == [False, True]
     assert store.get("merged.json") == expected
+
+
+def test_a_merge_whose_workers_all_die_fails_and_leaves_nothing(
+    workers: Workers, merge: Any, inputs: list[str], store: ObjectStore
+) -> None:
+    workers.start(kill_after="part", kills=2)
+    message = merge(lost_s=2)
+    assert message.startswith("MergeError: a worker of the merge ended before its work was done")
+    assert "no worker any more" in message
+    assert "merged.json" not in store.keys()  # noqa: SIM118 - no dict
+
+
+@pytest.mark.slow
+def test_work_that_kills_every_worker_is_given_up(
+    workers: Workers, merge: Any, inputs: list[str], store: ObjectStore
+) -> None:
+    workers.start(kill_after="part", kills=100, nanny=True)  # a nanny starts a new worker for each that dies
+    message = merge()
+    assert message.startswith("MergeError: a worker of the merge ended before its work was done")
+    assert "merged.json" not in store.keys()  # noqa: SIM118 - no dict
