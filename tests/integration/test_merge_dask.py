@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.faults.object_store import BUCKET, ObjectStore
+from tests.faults.object_store import BUCKET, ObjectStore, free_port
 from tests.faults.processes import wait_until
+from tracekit.cli import main
 from tracekit.merge import merge_traces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from tests.perfetto import Engine
 
 
 pytest.importorskip("distributed", reason="Dask is not installed: pip install 'tracekit[dask]'")
@@ -214,10 +217,12 @@ class Workers:
         self._environment = environment
         self._stack = stack
 
-    def start(self, count: int = 2, *, kill_after: str = "", kills: int = 0, nanny: bool = False) -> list[Any]:
+    def start(
+        self, count: int = 2, *, kill_after: str = "", kills: int = 0, nanny: bool = False, program: str = KILLED
+    ) -> list[Any]:
         """Start them; those that put an object of a kind into the scratch space are killed, so many times."""
         preload = self._folder / "preload.py"
-        preload.write_text(KILLED.replace("{kind}", kill_after).replace("{folder!r}", repr(str(self._folder))))
+        preload.write_text(program.replace("{kind}", kill_after).replace("{folder!r}", repr(str(self._folder))))
         for number in range(kills):
             (self._folder / f"token-{number}").touch()
         found = []
@@ -231,10 +236,6 @@ class Workers:
                 self._stack.enter_context(_process([*command, "--local-directory", str(folder)], folder, environment))
             )
         return found
-
-    def logs(self) -> str:
-        """Return what the workers have printed."""
-        return "".join(path.read_text() for path in sorted(self._folder.glob("worker-*/log")))
 
 
 @pytest.fixture
@@ -306,3 +307,102 @@ def test_work_that_kills_every_worker_is_given_up(
     message = merge()
     assert message.startswith("MergeError: a worker of the merge ended before its work was done")
     assert "merged.json" not in store.keys()  # noqa: SIM118 - no dict
+
+
+def command(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tracekit", "merge", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_the_command_merges_into_what_perfetto_loads(
+    workers: Workers,
+    scheduler: str,
+    environment: dict[str, str],
+    inputs: list[str],
+    store: ObjectStore,
+    tmp_path: Path,
+    engine: Engine,
+) -> None:
+    workers.start()
+    done = command(environment, "--dask", scheduler, "-o", f"s3://{BUCKET}/merged.json.gz", f"s3://{BUCKET}/run")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"merged {2 * RANKS} files of {RANKS} ranks")
+    path = tmp_path / "merged.json.gz"
+    path.write_bytes(store.get("merged.json.gz"))
+    store.client.delete_object(Bucket=BUCKET, Key="merged.json.gz")
+    with engine.load(path) as trace:
+        assert trace.rows("select count(*) from slice") == [(2 * RANKS * 3000,)]
+        assert trace.errors() == []
+
+
+def test_a_cluster_of_another_version_is_refused(workers: Workers, merge: Any, inputs: list[str]) -> None:
+    workers.start(1, program="from tracekit.merge import dask_cluster\ndask_cluster.__version__ = '0.0.1'\n")
+    message = merge()
+    assert message.startswith("MergeError: --dask tcp://127.0.0.1:")
+    assert "has tracekit 0.0.1, and this is" in message
+
+
+def test_a_cluster_without_workers_is_refused(merge: Any, inputs: list[str]) -> None:
+    message = merge(lost_s=1)
+    assert message.startswith("MergeError: --dask tcp://127.0.0.1:")
+    assert "no worker is ready" in message
+
+
+def test_work_that_fails_in_a_way_nobody_thought_of_is_told_in_a_sentence(
+    workers: Workers, merge: Any, inputs: list[str]
+) -> None:
+    # Too deep for Dask to send its traceback.
+    program = """
+from tracekit.merge import remote_parts
+
+def endless(*arguments):
+    return endless(*arguments)
+
+remote_parts.scan = endless
+"""
+    workers.start(1, program=program)
+    assert merge().startswith("MergeError: a worker failed (RecursionError: ")
+
+
+def test_what_cannot_be_connected_to_is_named(environment: dict[str, str]) -> None:
+    program = """
+import sys
+from tracekit.cli import main
+from tracekit.merge import dask_cluster
+
+dask_cluster._CONNECT_S = 1
+sys.exit(main(["merge", "--dask", sys.argv[1], "x.json"]))
+"""
+    for address in (f"tcp://127.0.0.1:{free_port()}", "nonsense://x"):
+        done = subprocess.run(
+            [sys.executable, "-c", program, address],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"tracekit: --dask {address}: the scheduler cannot be reached: ")
+        assert done.stderr.count("\n") == 1
+
+
+def test_without_dask_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    assert main(["merge", "--dask", "tcp://127.0.0.1:1", "x.json"]) == 1
+    assert capsys.readouterr().err == (
+        "tracekit: Merging on a Dask cluster needs distributed: pip install 'tracekit[dask]'\n"
+    )
+
+
+def test_workers_and_a_cluster_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["merge", "--dask", "tcp://127.0.0.1:1", "--workers", "2", "x.json"]) == 2
+    assert "exclude each other" in capsys.readouterr().err

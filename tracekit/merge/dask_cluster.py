@@ -46,11 +46,14 @@ class DaskExecutor(Executor):
     def __init__(self, address: str, *, lost_s: float = _LOST_S) -> None:
         try:
             import distributed
+            from distributed.comm.addressing import resolve_address
         except ImportError as error:
             raise MissingExtraError("distributed", "dask", "Merging on a Dask cluster") from error
         self._address = address
         self._lost_s = lost_s
         try:
+            # A client that was given nonsense would print a traceback when the program ends.
+            resolve_address(address)
             connect: Any = distributed.Client  # its methods have no types
             self._client = connect(address, timeout=_CONNECT_S, set_as_default=False)
         except (OSError, ValueError, ImportError) as error:
