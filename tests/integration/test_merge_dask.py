@@ -100,6 +100,19 @@ joined_object._CopiedObject._begin = begin_and_die
 """
 )
 
+# Loaded by workers that do not get on with their work.
+HALTED = """
+import threading
+from pathlib import Path
+from tracekit.merge import remote_parts
+
+def halt(*arguments):
+    Path({folder!r}, "halted").touch()
+    threading.Event().wait()
+
+remote_parts.scan = halt
+"""
+
 
 def rank_trace(rank: int, events: int = 3000) -> list[dict[str, Any]]:
     """Return a rank trace with markers; more than is kept in memory, some of which overlap."""
@@ -180,10 +193,18 @@ def inputs(store: ObjectStore) -> Iterator[list[str]]:
 
 @pytest.fixture(scope="module")
 def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("scheduler")
+    with _scheduler(tmp_path_factory.mktemp("scheduler")) as address:
+        yield address
+
+
+@contextmanager
+def _scheduler(folder: Path) -> Iterator[str]:
+    """Run a scheduler; yields its address."""
     file = folder / "scheduler.json"
-    command = ["distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard"]
-    with _process([*command, "--scheduler-file", str(file)], folder, dict(os.environ)):
+    options = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--dashboard-address", "127.0.0.1:0"]
+    command = ["distributed.cli.dask_scheduler", *options, "--scheduler-file", str(file)]
+    with _process(command, folder, dict(os.environ)) as process:
+        (folder / "pid").write_text(str(process.pid))
         wait_until(lambda: file.exists() and file.read_text().endswith("}"))
         yield json.loads(file.read_text())["address"]
 
@@ -294,8 +315,8 @@ def test_a_merge_whose_workers_all_die_fails_and_leaves_nothing(
 ) -> None:
     workers.start(kill_after="part", kills=2)
     message = merge(lost_s=2)
-    assert message.startswith("MergeError: a worker of the merge ended before its work was done")
-    assert "no worker any more" in message
+    assert message.startswith("MergeError: --dask tcp://127.0.0.1:")
+    assert message.endswith(": the cluster has no worker any more; nothing was written")
     assert "merged.json" not in store.keys()  # noqa: SIM118 - no dict
 
 
@@ -305,7 +326,7 @@ def test_work_that_kills_every_worker_is_given_up(
 ) -> None:
     workers.start(kill_after="part", kills=100, nanny=True)  # a nanny starts a new worker for each that dies
     message = merge()
-    assert message.startswith("MergeError: a worker of the merge ended before its work was done")
+    assert "different workers, but all those workers died" in message
     assert "merged.json" not in store.keys()  # noqa: SIM118 - no dict
 
 
@@ -406,3 +427,31 @@ def test_without_dask_the_error_says_what_to_install(
 def test_workers_and_a_cluster_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["merge", "--dask", "tcp://127.0.0.1:1", "--workers", "2", "x.json"]) == 2
     assert "exclude each other" in capsys.readouterr().err
+
+
+def test_a_scheduler_that_is_lost_ends_the_merge_in_a_sentence(
+    environment: dict[str, str], inputs: list[str], store: ObjectStore, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        (tmp_path / "scheduler").mkdir()
+        address = stack.enter_context(_scheduler(tmp_path / "scheduler"))
+        Workers(address, tmp_path, environment, stack).start(program=HALTED)
+        driver = stack.enter_context(
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    "-c",
+                    DRIVER,
+                    json.dumps([address, f"s3://{BUCKET}/merged.json", f"s3://{BUCKET}/run", 64, 2]),
+                ],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        wait_until((tmp_path / "halted").exists)
+        os.kill(int((tmp_path / "scheduler" / "pid").read_text()), signal.SIGKILL)
+        stdout, stderr = driver.communicate(timeout=100)
+    assert stdout.startswith(f"MergeError: --dask {address}: ")
+    assert stderr == ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from concurrent.futures import BrokenExecutor, Executor, Future
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -32,7 +32,7 @@ class DaskExecutor(Executor):
     """An executor for `tracekit.merge.merge_traces`, on Dask's own. Use it in a ``with``, from any thread.
 
     Dask does the work of a worker that is lost again on another one. When no worker has been there for a while, or the
-    scheduler is gone, everything that is not done fails with BrokenExecutor: Dask itself would wait for ever.
+    scheduler is gone, everything that is not done fails with MergeError: Dask itself would wait for ever.
 
     Args:
         address: The scheduler's, as ``tcp://host:8786``.
@@ -49,6 +49,8 @@ class DaskExecutor(Executor):
             from distributed.comm.addressing import resolve_address
         except ImportError as error:
             raise MissingExtraError("distributed", "dask", "Merging on a Dask cluster") from error
+        # What it would log as tracebacks is raised here.
+        logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
         self._address = address
         self._lost_s = lost_s
         try:
@@ -106,9 +108,9 @@ class DaskExecutor(Executor):
                 )
 
     def _settle(self, future: Future[Any], done: Future[Any]) -> None:
-        """Pass on what became of a piece of work; where it was the cluster that failed, as BrokenExecutor."""
+        """Pass on what became of a piece of work."""
         if done.cancelled():
-            self._fail([future], "the scheduler has dropped the work")
+            self._fail([future], "the scheduler is gone, or has dropped the work")
             return
         error = done.exception()
         if error is not None:
@@ -123,7 +125,8 @@ class DaskExecutor(Executor):
     def _fail(self, futures: list[Future[Any]], reason: str) -> None:
         for future in futures:
             if self._take(future):
-                future.set_exception(BrokenExecutor(reason))
+                text = " ".join(reason.split())
+                future.set_exception(MergeError(f"--dask {self._address}: {text}; nothing was written"))
 
     def _take(self, future: Future[Any]) -> bool:
         """Tell whether a future is still to be settled, and that the caller does it."""

@@ -30,7 +30,7 @@ from tracekit.merge.lanes import all_stay, assign_lanes
 from tracekit.merge.namespaces import Track
 from tracekit.merge.parts import Workshop, write_part
 from tracekit.merge.scan import scan
-from tracekit.storage import basename, download, is_remote, put, read, remove_all, upload
+from tracekit.storage import basename, download, exists, is_remote, put, remove_all, upload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -85,7 +85,7 @@ class _Scratch:
 
     def check(self) -> None:
         """Raise what ends the work of a merge that has ended."""
-        if read(self.marker) is None:
+        if not exists(self.marker):
             raise MergeError("the merge was ended")
 
     def checker(self) -> Callable[[int], None]:
