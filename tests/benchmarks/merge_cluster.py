@@ -36,11 +36,14 @@ from tracekit.merge.dask_cluster import DaskExecutor
 
 address, output, inputs = sys.argv[1:]
 with DaskExecutor(address) as executor:
-    start = time.perf_counter()
-    report = merge_traces(output, [inputs], overwrite=True, executor=executor)
-    took = time.perf_counter() - start
-    workers = len(executor._client.ncores())
-print(json.dumps({"seconds": took, "peak": _peak_bytes(), "workers": workers}))
+    client = executor._client
+    before = client.run(time.process_time)
+    start, own = time.perf_counter(), time.process_time()
+    merge_traces(output, [inputs], overwrite=True, executor=executor)
+    took, own = time.perf_counter() - start, time.process_time() - own
+    used = sum(client.run(time.process_time).values()) - sum(before.values())
+found = {"seconds": took, "planner_cpu": own, "worker_cpu": used, "peak": _peak_bytes(), "workers": len(before)}
+print(json.dumps(found))
 """
 
 
@@ -69,15 +72,19 @@ def _measure(arguments: argparse.Namespace, address: str, store: str, inputs: In
     large = inputs.torch(arguments.ranks * arguments.megabytes * 1_000_000, arguments.ranks)
     found = _merge(address, store, "large", large.paths)
     rate = large.megabytes / found["seconds"] / found["workers"]
-    print(
-        f"r: {rate:.1f} MB/s a worker ({large.megabytes:.0f} MB in {arguments.ranks} ranks, {found['workers']} workers)"
-    )
+    size = f"{large.megabytes:.0f} MB in {arguments.ranks} ranks, {found['workers']} workers"
+    print(f"r: {rate:.1f} MB/s a worker, {large.megabytes / found['worker_cpu']:.1f} MB a second of its CPU ({size})")
     few, many = (_small(address, store, inputs, count) for count in arguments.small)
     count = arguments.small[1] - arguments.small[0]
-    print(f"c: {1000 * (many['seconds'] - few['seconds']) / count:.1f} ms an input, whatever its size")
+
+    def each(key: str) -> float:
+        return float(many[key] - few[key]) / count
+
     print(
-        f"m: {(many['peak'] - few['peak']) / count / 1000:.1f} kB an input in the planner, {few['peak'] / 1e6:.0f} MB at first"
+        f"c: {1000 * each('seconds'):.1f} ms an input, whatever its size; CPU: {1000 * each('planner_cpu'):.1f} ms of the "
+        f"planner, {1000 * each('worker_cpu'):.1f} ms of a worker"
     )
+    print(f"m: {each('peak') / 1000:.1f} kB an input in the planner, {few['peak'] / 1e6:.0f} MB at first")
     parts, size = 20, 20 * PART_BYTES / 1e6
     local = inputs.folder / "part"
     local.write_bytes(os.urandom(PART_BYTES))
