@@ -56,6 +56,7 @@ _NO_CREDENTIALS: Final = frozenset(
         "UnauthorizedSSOTokenError",
     }
 )
+_PIECE_BYTES: Final = 8 << 20
 _ONE_REQUEST_BYTES: Final = 5 << 30  # S3's limit for a single PUT
 
 
@@ -160,7 +161,8 @@ def open_read(path: str) -> BinaryIO:
         if not is_remote(path):
             return Path(_local(path)).open("rb")
         filesystem, inner = filesystem_of(path)
-        return cast("BinaryIO", filesystem.open(inner, "rb"))
+        # By default s3fs reads ahead, and keeps, some 50 MiB.
+        return cast("BinaryIO", filesystem.open(inner, "rb", block_size=_PIECE_BYTES))
     except StorageError:
         raise
     except Exception as error:
@@ -285,7 +287,11 @@ def upload(local: str, url: str) -> None:
         parent = inner.rpartition("/")[0]
         if parent:
             filesystem.makedirs(parent, exist_ok=True)
-        filesystem.put_file(local, inner)
+        # s3fs would have half a gigabyte in memory.
+        known = inspect.signature(filesystem._put_file if filesystem.async_impl else filesystem.put_file).parameters  # noqa: SLF001
+        piece_bytes = max(_PIECE_BYTES, Path(local).stat().st_size // 9000)  # S3 takes 10,000 of them
+        options = {"chunksize": piece_bytes, "max_concurrency": 4} if "max_concurrency" in known else {}
+        filesystem.put_file(local, inner, **options)
     except Exception as error:
         raise explained(url, error, "be written") from error
 

@@ -30,9 +30,12 @@ PART_BYTES = 16 << 20
 # One merge, in a process of its own, whose memory is that of a planner.
 DRIVER = """
 import json, sys, time
-from tests.benchmarks.merge_job import _peak_bytes
 from tracekit.merge import merge_traces
 from tracekit.merge.dask_cluster import DaskExecutor
+
+def peak():
+    with open("/proc/self/status") as file:
+        return next(1024 * int(line.split()[1]) for line in file if line.startswith("VmHWM:"))
 
 address, output, inputs = sys.argv[1:]
 with DaskExecutor(address) as executor:
@@ -41,8 +44,10 @@ with DaskExecutor(address) as executor:
     start, own = time.perf_counter(), time.process_time()
     merge_traces(output, [inputs], overwrite=True, executor=executor)
     took, own = time.perf_counter() - start, time.process_time() - own
+    most = max(client.run(peak).values())
     used = sum(client.run(time.process_time).values()) - sum(before.values())
-found = {"seconds": took, "planner_cpu": own, "worker_cpu": used, "peak": _peak_bytes(), "workers": len(before)}
+found = {"seconds": took, "planner_cpu": own, "worker_cpu": used, "workers": len(before)}
+found |= {"peak": peak(), "worker_peak": most}
 print(json.dumps(found))
 """
 
@@ -74,6 +79,7 @@ def _measure(arguments: argparse.Namespace, address: str, store: str, inputs: In
     rate = large.megabytes / found["seconds"] / found["workers"]
     size = f"{large.megabytes:.0f} MB in {arguments.ranks} ranks, {found['workers']} workers"
     print(f"r: {rate:.1f} MB/s a worker, {large.megabytes / found['worker_cpu']:.1f} MB a second of its CPU ({size})")
+    print(f"   {found['worker_peak'] / 1e6:.0f} MB of memory at most in a worker")
     few, many = (_small(address, store, inputs, count) for count in arguments.small)
     count = arguments.small[1] - arguments.small[0]
 

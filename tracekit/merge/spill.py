@@ -66,9 +66,10 @@ class Run:
         run._path = path  # noqa: SLF001 - of the same class
         return run
 
-    def store(self, path: str | None, inline_rows: int = _INLINE_ROWS) -> Run:
-        """Move a run of more than so many rows to the end of a file (None: nowhere)."""
-        if path is not None and self._columns is not None and self.length > inline_rows:
+    def store(self, path: str | None, inline_rows: int | None = None) -> Run:
+        """Move a run to the end of a file (None: nowhere) if it has more than so many rows, or those of a large one."""
+        limit = _INLINE_ROWS if inline_rows is None else inline_rows
+        if path is not None and self._columns is not None and self.length > limit:
             with _writing(path), Path(path).open("ab") as file:
                 self._path, self._offset = path, file.tell()
                 for column in self._columns:
