@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekit.merge.clock_estimate import END_NS, ClockEstimate, SyncPoint, estimate_from_ends, estimate_from_sync
-from tracekit.merge.clock_graph import ClockPath, Evidence, Link, find_paths
-from tracekit.merge.clock_map import ClockMap
+from tracekit.merge.clocks.clock_map import ClockMap
+from tracekit.merge.clocks.estimate import END_NS, ClockEstimate, SyncPoint, estimate_from_ends, estimate_from_sync
+from tracekit.merge.clocks.graph import ClockPath, Evidence, Link, find_paths
 
 if TYPE_CHECKING:
     from collections.abc import Callable

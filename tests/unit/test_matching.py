@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from tracekit.merge.collectives import Collective, Label, kind_of
-from tracekit.merge.matching import match, match_near
+from tracekit.merge.clocks.collectives import Collective, Label, kind_of
+from tracekit.merge.clocks.matching import match, match_near
 
 MS = 1_000_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from tracekit.merge.pftrace_flows import END, FLOW, INSTANT, NEXT, SLICE, START, STEP, bind_flows
+from tracekit.merge.outputs.pftrace_flows import END, FLOW, INSTANT, NEXT, SLICE, START, STEP, bind_flows
 
 A, B = 7, 8
 ARROW = 1000

@@ -16,9 +16,10 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
 
 from tests.property.test_merge_properties import BASE_NS, runs, write
 from tracekit.errors import ConfigError, TracekitError
-from tracekit.merge import merge_traces, pftrace_part
-from tracekit.merge.pftrace_part import PftracePart
-from tracekit.merge.pftrace_tracks import unit_of
+from tracekit.merge import merge_traces
+from tracekit.merge.outputs import pftrace_part
+from tracekit.merge.outputs.pftrace_part import PftracePart
+from tracekit.merge.outputs.pftrace_tracks import unit_of
 from tracekit.merge.sorted_items import SortedItems
 
 if TYPE_CHECKING:

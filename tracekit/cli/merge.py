@@ -12,7 +12,7 @@ from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import printable
 from tracekit.errors import CommandError
 from tracekit.merge import Selection, merge_traces
-from tracekit.merge.clocks import ALIGN
+from tracekit.merge.clocks.placement import ALIGN
 from tracekit.merge.dask_cluster import DaskExecutor
 from tracekit.merge.workers import process_pool
 

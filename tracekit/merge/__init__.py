@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from tracekit.merge.engine import merge_traces
 from tracekit.merge.report import MergeReport
-from tracekit.merge.select import Selection
+from tracekit.merge.selection.selection import Selection
 
 __all__ = ["MergeReport", "Selection", "merge_traces"]

@@ -10,34 +10,34 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from tracekit.errors import ConfigError, MergeError, StorageError
 from tracekit.formats.archive_file import archive_format
-from tracekit.merge.archive import Archive
-from tracekit.merge.clock_words import RankClock
-from tracekit.merge.clocks import place
-from tracekit.merge.collective_events import Added, collective_events
-from tracekit.merge.collective_sets import check_causality, find_sets
-from tracekit.merge.event_filter import EventFilter, make_filters
+from tracekit.merge.clocks.collective_events import Added, collective_events
+from tracekit.merge.clocks.collective_sets import check_causality, find_sets
+from tracekit.merge.clocks.placement import place
+from tracekit.merge.clocks.words import RankClock
 from tracekit.merge.inputs import find_inputs, gather
-from tracekit.merge.json_output import JsonOutput
 from tracekit.merge.losses import recording_losses
 from tracekit.merge.namespaces import plan
-from tracekit.merge.outputs import Merged, output_format, packed
+from tracekit.merge.outputs.archive import Archive
+from tracekit.merge.outputs.json_output import JsonOutput
+from tracekit.merge.outputs.output import Merged, output_format, packed
 from tracekit.merge.parts import PartInput, PartJob
 from tracekit.merge.plain import PlainRuns
 from tracekit.merge.remote_parts import workshop_for
 from tracekit.merge.report import Causality, Drop, InputReport, LeftOut, MergeReport, OmissionReport, RankReport, Repair
+from tracekit.merge.selection.event_filter import EventFilter, make_filters
 from tracekit.storage import atomic_write, basename, exists, size_bytes, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Executor
 
-    from tracekit.merge.clocks import Placement
-    from tracekit.merge.event_filter import EventFilter
+    from tracekit.merge.clocks.placement import Placement
     from tracekit.merge.inputs import Input
     from tracekit.merge.namespaces import InputMap, Process
-    from tracekit.merge.outputs import Output
+    from tracekit.merge.outputs.output import Output
     from tracekit.merge.parts import PartResult, Workshop
-    from tracekit.merge.select import Selection
+    from tracekit.merge.selection.event_filter import EventFilter
+    from tracekit.merge.selection.selection import Selection
 
 __all__ = ["merge_traces"]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tracekit.merge.identities import ProcessIdentity
     from tracekit.merge.processes import ProcessKey
     from tracekit.merge.scan import InputScan
-    from tracekit.merge.select import Selection
+    from tracekit.merge.selection.selection import Selection
 
     Scanner = Callable[[str, Callable[[int], None] | None], InputScan]
 

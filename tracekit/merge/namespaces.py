@@ -20,7 +20,7 @@ from tracekit.merge.scan import raw_number
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from tracekit.merge.clock_map import ClockMap
+    from tracekit.merge.clocks.clock_map import ClockMap
     from tracekit.merge.identities import ProcessIdentity
     from tracekit.merge.inputs import Input
     from tracekit.merge.lanes import Moves

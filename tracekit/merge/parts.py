@@ -21,7 +21,7 @@ from uuid import uuid4
 from tracekit.errors import MergeError, StorageError
 from tracekit.formats.trace_reader import TraceReader, decode_run
 from tracekit.merge.lanes import assign_lanes
-from tracekit.merge.outputs import packed
+from tracekit.merge.outputs.output import packed
 from tracekit.merge.patch import Patcher
 from tracekit.merge.plain import TextPatcher
 from tracekit.merge.scan import scan
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from contextlib import AbstractContextManager
 
-    from tracekit.merge.collective_events import Added
-    from tracekit.merge.event_filter import EventFilter
+    from tracekit.merge.clocks.collective_events import Added
     from tracekit.merge.lanes import Moves
     from tracekit.merge.namespaces import InputMap, RankTrack
-    from tracekit.merge.outputs import Part
+    from tracekit.merge.outputs.output import Part
     from tracekit.merge.plain import PlainRuns
     from tracekit.merge.scan import InputScan
+    from tracekit.merge.selection.event_filter import EventFilter
 
 __all__ = ["PartInput", "PartJob", "PartResult", "Rewriter", "Workshop"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.formats.decimal_time import format_us, parse_us
 from tracekit.formats.time_columns import format_all_us
 from tracekit.formats.trace_reader import UNSET, Event, Raw, decode_json, decode_raw_list, encode_events, encode_json
-from tracekit.merge.clock_warp import warp_durations
+from tracekit.merge.clocks.warp import warp_durations
 from tracekit.merge.ids import NAMESPACE, move_arg_ids
 from tracekit.merge.lanes import DROPPED
 from tracekit.merge.plain import PLAIN_COUNTER

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tracekit.merge.inputs import Input
-    from tracekit.merge.select import Selection
+    from tracekit.merge.selection.selection import Selection
 
 __all__ = ["UnknownRankError", "find_ranks", "select_ranks", "told_ranks"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.merge.clock_words import duration, rank_spans
+from tracekit.merge.clocks.words import duration, rank_spans
 from tracekit.merge.losses import CUT, FAILED
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from tracekit.formats.rank_trace import (
 )
 from tracekit.formats.time_columns import parse_all_us, parse_column_us
 from tracekit.formats.trace_reader import UNSET, Event, Finding, Raw, TraceReader, decode_or_none, encode_json
-from tracekit.merge.collectives import CollectiveCollector, thinned
+from tracekit.merge.clocks.collectives import CollectiveCollector, thinned
 from tracekit.merge.lanes import ANY, BEGIN, END, INVALID, Slices
 from tracekit.merge.losses import ACCOUNTS, Accounts
 from tracekit.merge.plain import PlainRuns
@@ -31,7 +31,7 @@ from tracekit.merge.plain import PlainRuns
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tracekit.merge.collectives import Collective
+    from tracekit.merge.clocks.collectives import Collective
     from tracekit.merge.spill import Row
 
 __all__ = [

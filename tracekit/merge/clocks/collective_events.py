@@ -18,9 +18,9 @@ from tracekit.merge.patch import Lanes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracekit.merge.collective_sets import Member
-    from tracekit.merge.event_filter import EventFilter
+    from tracekit.merge.clocks.collective_sets import Member
     from tracekit.merge.namespaces import InputMap
+    from tracekit.merge.selection.event_filter import EventFilter
 
 __all__ = ["Added", "collective_events"]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tracekit.merge.inputs import Input
     from tracekit.merge.namespaces import Process
-    from tracekit.merge.outputs import Merged
+    from tracekit.merge.outputs.output import Merged
 
 __all__ = ["JsonOutput", "JsonPart", "describe"]
 

@@ -10,7 +10,7 @@ from tracekit.formats.trace_reader import UNSET, Event, Raw
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracekit.merge.clock_map import ClockMap
+    from tracekit.merge.clocks.clock_map import ClockMap
 
 __all__ = ["warp_durations"]
 

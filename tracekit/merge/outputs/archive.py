@@ -17,7 +17,7 @@ from tracekit.errors import MergeError
 from tracekit.formats.byte_stream import ByteStream
 from tracekit.formats.perfetto_manifest import MANIFEST_NAME, encode_manifest, file_entry
 from tracekit.formats.trace_reader import TraceReader
-from tracekit.merge.json_output import JsonOutput
+from tracekit.merge.outputs.json_output import JsonOutput
 from tracekit.merge.parts import PartResult, Rewriter
 from tracekit.merge.patch import Patcher
 from tracekit.merge.report import Drop
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tracekit.formats.archive_file import ArchiveFile
     from tracekit.merge.inputs import Input
     from tracekit.merge.namespaces import InputMap
-    from tracekit.merge.outputs import Merged
+    from tracekit.merge.outputs.output import Merged
     from tracekit.merge.parts import PartInput
 
 __all__ = ["Archive", "Member"]

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tracekit.merge.collectives import by_group
-from tracekit.merge.matching import match_near
+from tracekit.merge.clocks.collectives import by_group
+from tracekit.merge.clocks.matching import match_near
 from tracekit.merge.report import Causality
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracekit.merge.clock_links import CollectiveLog
-    from tracekit.merge.clock_words import RankClock
-    from tracekit.merge.clocks import Placement
-    from tracekit.merge.collectives import Collective
+    from tracekit.merge.clocks.collectives import Collective
+    from tracekit.merge.clocks.links import CollectiveLog
+    from tracekit.merge.clocks.placement import Placement
+    from tracekit.merge.clocks.words import RankClock
 
 __all__ = ["Member", "check_causality", "find_sets"]
 

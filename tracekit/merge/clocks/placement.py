@@ -1,6 +1,6 @@
 """Which clock places each input on the merged timeline, and what that is worth.
 
-Inputs of one clock are a domain (`tracekit.merge.clock_domains`). The reference is the domain of the lowest rank whose
+Inputs of one clock are a domain (`tracekit.merge.clocks.domains`). The reference is the domain of the lowest rank whose
 clock is known; the others are placed on its clock by the best evidence there is, and a domain without any is placed by its
 wall clock, and flagged.
 """
@@ -13,26 +13,26 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.errors import ConfigError
 from tracekit.formats.late_times import EXACT_NS
 from tracekit.formats.rank_trace import base_time_ns
-from tracekit.merge.clock_domains import find_domains
-from tracekit.merge.clock_links import (
+from tracekit.merge.clocks.clock_map import ClockMap
+from tracekit.merge.clocks.collectives import read_collectives
+from tracekit.merge.clocks.domains import find_domains
+from tracekit.merge.clocks.links import (
     CollectiveLog,
     collective_links,
     earlier_links,
     sync_links,
 )
-from tracekit.merge.clock_map import ClockMap
-from tracekit.merge.clock_report import ClockDescriber, domain_metadata, flags
-from tracekit.merge.clock_solution import solve, span_of
-from tracekit.merge.collectives import read_collectives
+from tracekit.merge.clocks.report import ClockDescriber, domain_metadata, flags
+from tracekit.merge.clocks.solution import solve, span_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tracekit.merge.clock_domains import ClockDomain
-    from tracekit.merge.clock_graph import Link
-    from tracekit.merge.clock_solution import PlacedDomain
-    from tracekit.merge.clock_words import RankClock
-    from tracekit.merge.collectives import Collective
+    from tracekit.merge.clocks.collectives import Collective
+    from tracekit.merge.clocks.domains import ClockDomain
+    from tracekit.merge.clocks.graph import Link
+    from tracekit.merge.clocks.solution import PlacedDomain
+    from tracekit.merge.clocks.words import RankClock
     from tracekit.merge.inputs import Input
 
 __all__ = ["ALIGN", "Placement", "place"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tracekit.merge.clock_graph import ClockPath, Evidence
+from tracekit.merge.clocks.graph import ClockPath, Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tracekit.merge.clock_links import stated_clocks, stated_ranks
-from tracekit.merge.clock_map import ClockMap
-from tracekit.merge.clock_solution import span_of
-from tracekit.merge.clock_words import RankClock, by_path, by_wall, duration, rank_spans, worse
+from tracekit.merge.clocks.clock_map import ClockMap
+from tracekit.merge.clocks.links import stated_clocks, stated_ranks
+from tracekit.merge.clocks.solution import span_of
+from tracekit.merge.clocks.words import RankClock, by_path, by_wall, duration, rank_spans, worse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tracekit.merge.clock_solution import PlacedDomain
+    from tracekit.merge.clocks.solution import PlacedDomain
     from tracekit.merge.inputs import Input
 
 __all__ = ["ClockDescriber", "domain_metadata", "flags"]

@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.merge.clock_domains import monotonic_base_ns
-from tracekit.merge.clock_estimate import ClockEstimate, SyncPoint, estimate_from_ends, estimate_from_sync
-from tracekit.merge.clock_graph import Evidence, Link
-from tracekit.merge.clock_map import ClockMap
-from tracekit.merge.clock_words import stated
-from tracekit.merge.collectives import by_group
-from tracekit.merge.matching import match
+from tracekit.merge.clocks.clock_map import ClockMap
+from tracekit.merge.clocks.collectives import by_group
+from tracekit.merge.clocks.domains import monotonic_base_ns
+from tracekit.merge.clocks.estimate import ClockEstimate, SyncPoint, estimate_from_ends, estimate_from_sync
+from tracekit.merge.clocks.graph import Evidence, Link
+from tracekit.merge.clocks.matching import match
+from tracekit.merge.clocks.words import stated
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from tracekit.merge.clock_domains import ClockDomain
-    from tracekit.merge.clock_words import RankClock
-    from tracekit.merge.collectives import Collective
+    from tracekit.merge.clocks.collectives import Collective
+    from tracekit.merge.clocks.domains import ClockDomain
+    from tracekit.merge.clocks.words import RankClock
     from tracekit.merge.inputs import Input
 
 __all__ = ["CollectiveLog", "collective_links", "earlier_links", "stated_clocks", "stated_ranks", "sync_links"]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
 
 from tracekit.errors import ConfigError
 from tracekit.formats.gzip_codec import GzipWriter
-from tracekit.merge.json_output import JsonOutput
-from tracekit.merge.pftrace_output import PftraceOutput
+from tracekit.merge.outputs.json_output import JsonOutput
+from tracekit.merge.outputs.pftrace_output import PftraceOutput
 from tracekit.storage import without_secrets
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 from tracekit.formats.pftrace import Sequence, clock_snapshot, metadata_value, root_track
 from tracekit.formats.trace_reader import encode_json
-from tracekit.merge.json_output import describe
-from tracekit.merge.pftrace_part import PftracePart
-from tracekit.merge.pftrace_tracks import describe_tracks
+from tracekit.merge.outputs.json_output import describe
+from tracekit.merge.outputs.pftrace_part import PftracePart
+from tracekit.merge.outputs.pftrace_tracks import describe_tracks
 
 if TYPE_CHECKING:
-    from tracekit.merge.outputs import Merged
+    from tracekit.merge.outputs.output import Merged
 
 __all__ = ["PftraceOutput"]
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from tracekit.merge.clock_map import ClockMap
+from tracekit.merge.clocks.clock_map import ClockMap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

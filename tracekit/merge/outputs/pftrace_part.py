@@ -30,9 +30,9 @@ from tracekit.formats.trace_reader import (
     decode_or_none,
     encode_events,
 )
-from tracekit.merge import pftrace_flows as flows
-from tracekit.merge.pftrace_details import OTHER_FIELDS, Details, raw_field, text_field
-from tracekit.merge.pftrace_tracks import process_uuid, thread_uuid, unit_of, uuid_of
+from tracekit.merge.outputs import pftrace_flows as flows
+from tracekit.merge.outputs.pftrace_details import OTHER_FIELDS, Details, raw_field, text_field
+from tracekit.merge.outputs.pftrace_tracks import process_uuid, thread_uuid, unit_of, uuid_of
 from tracekit.merge.scan import durations_of
 from tracekit.merge.sorted_items import SortedItems
 

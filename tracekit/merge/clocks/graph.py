@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from tracekit.merge.clock_map import ClockMap
+from tracekit.merge.clocks.clock_map import ClockMap
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
-    from tracekit.merge.clock_estimate import ClockEstimate
+    from tracekit.merge.clocks.estimate import ClockEstimate
 
 __all__ = ["ClockPath", "Evidence", "Link", "find_paths"]
 

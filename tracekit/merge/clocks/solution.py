@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tracekit.merge.clock_graph import ClockPath, Link, find_paths
-from tracekit.merge.clock_map import ClockMap
+from tracekit.merge.clocks.clock_map import ClockMap
+from tracekit.merge.clocks.graph import ClockPath, Link, find_paths
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracekit.merge.clock_domains import ClockDomain
+    from tracekit.merge.clocks.domains import ClockDomain
     from tracekit.merge.inputs import Input
 
 __all__ = ["PlacedDomain", "solve", "span_of"]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import MergeError
 from tracekit.formats.trace_reader import UNSET, Event, TraceReader, decode_or_none
-from tracekit.merge.pairs import PAIRED, judge_pairs
 from tracekit.merge.scan import durations_of, raw_number, times_of
-from tracekit.merge.steps import ProcessSteps, find_steps, join_spans, step_spans
+from tracekit.merge.selection.pairs import PAIRED, judge_pairs
+from tracekit.merge.selection.steps import ProcessSteps, find_steps, join_spans, step_spans
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tracekit.merge.inputs import Input
     from tracekit.merge.namespaces import InputMap
-    from tracekit.merge.select import Selection
+    from tracekit.merge.selection.selection import Selection
 
 __all__ = ["NOT_SELECTED", "EventFilter", "make_filters"]
 

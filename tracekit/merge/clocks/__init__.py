@@ -1,0 +1,1 @@
+"""Which clock places each input on the merged timeline: what ties clocks together, and how far apart they are."""

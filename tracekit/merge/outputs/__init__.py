@@ -1,0 +1,1 @@
+"""What a merge writes: the seam between rewritten events and file formats, and the formats."""
