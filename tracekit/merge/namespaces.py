@@ -176,7 +176,9 @@ def plan(
             for process, thread in threads
         ]
     )
-    for (process, thread), moves in zip(threads, found_moves, strict=True):
+    # In order of their numbers, so that lanes are numbered alike whatever was merged before.
+    in_order = sorted(zip(threads, found_moves, strict=True), key=lambda found: (found[0][0].pid, found[0][1].tid))
+    for (process, thread), moves in in_order:
         moved += _spread(process, thread, moves, tracks)
     for number, found in enumerate(places):
         _fill(maps[number], inputs[number], found, tracks)

@@ -92,10 +92,11 @@ def describe(merged: Merged) -> dict[str, Any]:
                     "host": process.host,
                     "identity": None if process.identity is None else process.identity.to_json(),
                     # What a thread id stands for, where it is not the one of the input: [tid, the input's, lane].
+                    # Also one with the number that a thread 0 would get, whether it has events or not.
                     "threads": sorted(
                         [thread.tid, thread.key, thread.lane]
                         for thread in process.threads.values()
-                        if thread.tid != thread.key
+                        if thread.tid != thread.key or thread.key == process.pid
                     ),
                 }
                 for process in processes
