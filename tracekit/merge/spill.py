@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tracekit.errors import StorageError
+from tracekit.errors import MergeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -134,7 +134,10 @@ def _writing(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from error
+        # Not as StorageError: the input is not to blame, and must not be left out.
+        raise MergeError(
+            f"{path}: cannot be written: {error.strerror or error}; the merge keeps there what does not fit into its memory"
+        ) from error
 
 
 class Lookup:
