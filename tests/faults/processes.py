@@ -54,7 +54,14 @@ class Child:
         self.process = subprocess.Popen(
             [*under, sys.executable, "-c", PROLOGUE + textwrap.dedent(program), writer],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": os.fspath(ROOT), "PYTHONFAULTHANDLER": "", **(environment or {})},
+            # Python does not notice that it has written half a .pyc, as on a full disk, and every later process would fail at it.
+            env={
+                **os.environ,
+                "PYTHONPATH": os.fspath(ROOT),
+                "PYTHONFAULTHANDLER": "",
+                "PYTHONDONTWRITEBYTECODE": "1",
+                **(environment or {}),
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

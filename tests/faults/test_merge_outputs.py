@@ -48,7 +48,8 @@ def merge_under(
     return subprocess.run(
         [sys.executable, "-c", LIMITED.format(limit=limit, value=value, more=more), "merge", *arguments],
         cwd=folder,
-        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        # Python does not notice that it has written half a .pyc, and every later process would fail at it.
+        env={"PYTHONPATH": str(ROOT), "PATH": "", "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
         timeout=120,
