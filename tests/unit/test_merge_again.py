@@ -55,6 +55,17 @@ def test_a_file_of_a_process_that_is_merged_already_joins_it(steps: Any) -> None
     assert places["text"] == places["text 2"]
 
 
+def test_a_thread_of_which_nothing_is_left_keeps_its_number(steps: Any) -> None:
+    """The process is 1 in the first merge, and 2 in the end: the number that thread 0 gets when no other one has it."""
+    orphan = event("nothing begins it", ph="E", pid=200, tid=2)
+    first = {"b.json": rank_trace(orphan, event("zero", 5, pid=200, tid=0), pid=200, attempt=1, start_ticks=9)}
+    then = {"a.json": rank_trace(event("a"), attempt=0, start_ticks=5)}
+    result, whole = steps(first, then)
+    assert timed(result)["zero"]["pid"] == 2
+    assert timed(result)["zero"]["tid"] == timed(whole)["zero"]["tid"]
+    assert threads(result) == threads(whole)
+
+
 def test_slices_that_overlap_across_the_steps_share_the_same_lanes(steps: Any) -> None:
     first = {"a.json": rank_trace(event("a", 0, 10), event("b", 5, 10), event("c", 30, 10))}
     then = {"b.json": rank_trace(event("d", 2, 20), event("e", 35, 10), event("f", 60, 1))}

@@ -91,13 +91,9 @@ def describe(merged: Merged) -> dict[str, Any]:
                     "name": process.name,
                     "host": process.host,
                     "identity": None if process.identity is None else process.identity.to_json(),
-                    # What a thread id stands for, where it is not the one of the input: [tid, the input's, lane].
-                    # Also one with the number that a thread 0 would get, whether it has events or not.
-                    "threads": sorted(
-                        [thread.tid, thread.key, thread.lane]
-                        for thread in process.threads.values()
-                        if thread.tid != thread.key or thread.key == process.pid
-                    ),
+                    # What each thread id stands for: [tid, the input's, lane]. Also of threads whose events are all left out,
+                    # since they have a number that no other thread can get.
+                    "threads": sorted([thread.tid, thread.key, thread.lane] for thread in process.threads.values()),
                 }
                 for process in processes
             ],
