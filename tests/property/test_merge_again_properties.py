@@ -11,8 +11,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.property.test_merge_properties import BASE_NS, events, load, timed, when
-from tracekit.formats.decimal_time import format_us, parse_us
+from tests.property.test_merge_properties import BASE_NS, as_line, events, load, timed, when
+from tracekit.formats.decimal_time import parse_us
 from tracekit.merge import merge_traces
 from tracekit.merge.scan import NAMED_METADATA
 
@@ -50,16 +50,9 @@ def runs(draw: st.DrawFn) -> list[Trace]:
 def write(folder: Path, number: int, trace: Trace) -> str:
     """Write a trace as its kind does."""
     own = {"host": "h", "run_id": "r", "boot_id": "b", "baseTimeNanoseconds": BASE_NS, **trace["own"]}
-    lines = []
     # So that no file is like another one.
     own_events = [{"ph": "i", "name": "file", "pid": own["pid"], "tid": own["pid"], "at": 0, "args": {"mark": -number}}]
-    for event in own_events + trace["events"]:
-        plain = {key: value for key, value in event.items() if key not in ("at", "for")}
-        text = json.dumps(plain, ensure_ascii=False)[:-1]
-        text += f', "ts": {format_us(10**10 + trace["at"] + event["at"]).decode()}'
-        if "for" in event:
-            text += f', "dur": {format_us(event["for"]).decode()}'
-        lines.append(text + "}")
+    lines = [as_line(event, 10**10 + trace["at"] + event["at"]) for event in own_events + trace["events"]]
     path = folder / f"{number:02d}.json"
     if trace["kind"] == "rank":
         name = {"ph": "M", "name": "process_name", "pid": own["pid"], "args": {"name": _title(own)}}

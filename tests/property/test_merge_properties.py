@@ -67,17 +67,18 @@ def runs(draw: st.DrawFn) -> list[Trace]:
     return traces
 
 
+def as_line(event: dict[str, Any], time_ns: int) -> str:
+    """Return an event as it stands in a file, at a time."""
+    plain = {key: value for key, value in event.items() if key not in ("at", "for")}
+    text = json.dumps(plain, ensure_ascii=False)[:-1] + f', "ts": {format_us(time_ns).decode()}'
+    return text + (f', "dur": {format_us(event["for"]).decode()}}}' if "for" in event else "}")
+
+
 def write(folder: Path, number: int, trace: Trace) -> Path:
     """Write a trace as its kind does."""
-    lines = []
-    for event in trace["events"]:
-        plain = {key: value for key, value in event.items() if key not in ("at", "for")}
-        # 10 s after the base, so that a time of 0 does not look like none.
-        text = json.dumps(plain, ensure_ascii=False)[:-1]
-        text += f', "ts": {format_us(event["at"] + BASE_NS + 10**10 - trace["base_ns"]).decode()}'
-        if "for" in event:
-            text += f', "dur": {format_us(event["for"]).decode()}'
-        lines.append(text + "}")
+    # 10 s after the base, so that a time of 0 does not look like none.
+    zero_ns = BASE_NS + 10**10 - trace["base_ns"]
+    lines = [as_line(event, zero_ns + event["at"]) for event in trace["events"]]
     if trace["kind"] == "tracekit":
         own = {"rank": trace["rank"], "pid": trace["pid"], "baseTimeNanoseconds": trace["base_ns"], "host": "h"}
         lines.insert(0, json.dumps({"ph": "M", "name": "tracekit_metadata", "pid": trace["pid"], "args": own}))

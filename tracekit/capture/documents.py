@@ -112,7 +112,7 @@ class Request:
             stop=fields.flag("stop"),
             ranks=fields.integers("ranks", most=_LARGEST_RANK),
             steps=fields.integer("steps", most=1_000_000_000),
-            seconds=fields.number("seconds", most=_LONGEST_SECONDS, seconds=True),
+            seconds=fields.number("seconds", most=_LONGEST_SECONDS, above_zero=True),
             warmup=fields.integer("warmup", most=1_000_000),
             together=fields.flag("together"),
             start_batch=fields.integer("start_batch"),
@@ -272,14 +272,16 @@ class _Fields:
             raise ConfigError(f"{self._what}: {name} must be a whole number from {least} to {most}")
         return value
 
-    def number(self, name: str, *, most: float, seconds: bool = False) -> float | None:
+    def number(self, name: str, *, most: float, above_zero: bool = False) -> float | None:
         value = self.document.get(name)
         if value is None:
             return None
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         # In this order: an integer may be too large for any float.
-        if not is_number or not 0 <= value <= most or not math.isfinite(value) or (seconds and value == 0):
-            raise ConfigError(f"{self._what}: {name} must be a number {'above' if seconds else 'from'} 0 to {most:g}")
+        if not is_number or not 0 <= value <= most or not math.isfinite(value) or (above_zero and value == 0):
+            raise ConfigError(
+                f"{self._what}: {name} must be a number {'above' if above_zero else 'from'} 0 to {most:g}"
+            )
         return float(value)
 
     def flag(self, name: str) -> bool:

@@ -24,7 +24,7 @@ from tracekit.merge.parts import PartInput, PartJob
 from tracekit.merge.plain import PlainRuns
 from tracekit.merge.remote_parts import workshop_for
 from tracekit.merge.report import Causality, Drop, InputReport, LeftOut, MergeReport, OmissionReport, RankReport, Repair
-from tracekit.merge.selection.event_filter import EventFilter, make_filters
+from tracekit.merge.selection.event_filter import make_filters
 from tracekit.storage import atomic_write, basename, exists, size_bytes, without_secrets
 
 if TYPE_CHECKING:

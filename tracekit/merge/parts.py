@@ -261,7 +261,12 @@ class Workshop:
         scratches = {path: self.scratch(f"slices-{next(self._scans)}") for path in paths}
         if self._executor is None:
             return lambda path, progress: scan(path, progress, scratches[path])
-        futures = {path: self._submit(_scan_job, path, scratch) for path, scratch in scratches.items()}
+        return self._scanned({path: self._submit(_scan_job, path, scratch) for path, scratch in scratches.items()})
+
+    def _scanned(
+        self, futures: dict[str, Future[InputScan]]
+    ) -> Callable[[str, Callable[[int], None] | None], InputScan]:
+        """Return what waits for the scan of one of the files that workers are at."""
 
         def result(path: str, progress: Callable[[int], None] | None) -> InputScan:
             found = self._result(futures.pop(path))

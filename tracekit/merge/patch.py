@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.decimal_time import format_us, parse_us
-from tracekit.formats.time_columns import format_all_us
+from tracekit.formats.time_columns import format_all_us, have_three_decimals
 from tracekit.formats.trace_reader import UNSET, Event, Raw, decode_json, decode_raw_list, encode_events, encode_json
 from tracekit.merge.clocks.warp import warp_durations
 from tracekit.merge.ids import NAMESPACE, move_arg_ids
@@ -35,7 +35,6 @@ _NAMED: Final = frozenset(f'"{name}"'.encode() for name in NAMED_METADATA)
 _SCOPE_PROCESS: Final = Raw(b'"p"')
 _QUOTE: Final = ord('"')
 _PLAIN_DURATIONS: Final = re.compile(rb"(?:\d+(?:\.\d{1,3})?(?:\n|\Z))*")
-_THREE_DECIMALS: Final = re.compile(rb"(?:\d{1,16}\.\d\d\d(?:\n|\Z))*")
 _NUMBER_TEXT: Final = re.compile(r"\s*[+-]?(?:\d{1,18}\.?\d{0,30}|\.\d{1,30})(?:[eE][+-]?\d{1,2})?\s*")
 _HEX: Final = re.compile(rb'"(?:0[xX])?([0-9a-fA-F]{1,15})"')
 
@@ -234,7 +233,7 @@ class Patcher:
         if warp is not None:
             times = [None if time is None else time + warp.offset_at(time) for time in times]
         if None not in times and (not times or min(times) >= self.least_ns):  # type: ignore[type-var, operator]
-            if shift or warp is not None or not _THREE_DECIMALS.fullmatch(b"\n".join([event.ts for event in run])):  # type: ignore[misc]
+            if shift or warp is not None or not have_three_decimals(encode_json([event.ts for event in run])):
                 self._count_text_times(run)
                 return decode_raw_list(format_all_us([time + shift for time in times]))  # type: ignore[operator, return-value]
             return [event.ts for event in run]  # type: ignore[misc]

@@ -140,15 +140,7 @@ class RemoteWorkshop(Workshop):
 
     def scanner(self, paths: list[str]) -> Callable[[str, Callable[[int], None] | None], InputScan]:
         """Begin to scan files."""
-        futures = {path: self._submit(_scan_job, path, self._scratch) for path in paths}
-
-        def result(path: str, progress: Callable[[int], None] | None) -> InputScan:
-            found = self._result(futures.pop(path))
-            if progress is not None:
-                progress(found.bytes_read)
-            return found
-
-        return result
+        return self._scanned({path: self._submit(_scan_job, path, self._scratch) for path in paths})
 
     def assign_lanes(self, tracks: list[RankTrack]) -> list[list[Moves | None]]:
         """Do what `tracekit.merge.lanes.assign_lanes` does, for every track; a rank is a piece of work."""

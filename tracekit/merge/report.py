@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.merge.clocks.words import duration, rank_spans
+from tracekit.merge.clocks.words import counted, duration, rank_spans
 from tracekit.merge.losses import CUT, FAILED
 
 if TYPE_CHECKING:
@@ -149,9 +149,9 @@ class Causality:
     def words(self) -> str:
         """Return it in words."""
         if not self.violations:
-            return f"order of {_count(self.checked, 'collective')}: true on all ranks"
+            return f"order of {counted(self.checked, 'collective')}: true on all ranks"
         return (
-            f"{self.violations:,} of {_count(self.checked, 'collective')} end before all members have come, by up to "
+            f"{self.violations:,} of {counted(self.checked, 'collective')} end before all members have come, by up to "
             f"{duration(self.worst_ns)} more than the clocks' errors: a clock is wrong"
         )
 
@@ -215,8 +215,8 @@ class MergeReport:
     def lines(self) -> list[str]:
         """Return the report as lines for a terminal."""
         folder = _common_folder([item.path for item in self.inputs])
-        what = f"{_count(len(self.inputs), 'file')} of {_count(len(self.ranks), 'rank')}"
-        counts = _count(sum(self.events_in.values()), "event")
+        what = f"{counted(len(self.inputs), 'file')} of {counted(len(self.ranks), 'rank')}"
+        counts = counted(sum(self.events_in.values()), "event")
         whole = ", nothing lost" if self.complete else ""
         if whole and self.recording_losses:
             whole += " in the merge"
@@ -230,9 +230,9 @@ class MergeReport:
         if self.causality is not None and self.causality.checked:
             lines.append(f"{'WRONG ORDER: ' if self.causality.violations else ''}{self.causality.words()}")
         if self.collective_events_added:
-            lines.append(f"added {_count(self.collective_events_added, 'event')} between members of collectives")
+            lines.append(f"added {counted(self.collective_events_added, 'event')} between members of collectives")
         if self.overlaps_moved:
-            lines.append(f"{_count(self.overlaps_moved, 'overlapping slice')} moved to tracks named (overlap)")
+            lines.append(f"{counted(self.overlaps_moved, 'overlapping slice')} moved to tracks named (overlap)")
         lines += _shorten(
             [
                 f"repaired: {repair.kind.replace('_', ' ')} {_times(repair.count)} in {repair.path}"
@@ -255,7 +255,7 @@ class MergeReport:
         lines += _left_out(self.left_out)
         if self.rewritten is not None:
             untouched = len(self.inputs) - len(self.rewritten)
-            lines.append(f"archive: {_count(untouched, 'input')} as they are, {len(self.rewritten):,} rewritten")
+            lines.append(f"archive: {counted(untouched, 'input')} as they are, {len(self.rewritten):,} rewritten")
             lines += _shorten([f"  rewritten: {path}: {why}" for path, why in self.rewritten.items()])
         lines += _shorten(
             [f"{'left out' if item.harmless else 'NOT MERGED'}: {item.path}: {item.reason}" for item in self.omitted]
@@ -274,7 +274,7 @@ def _common_folder(paths: list[str]) -> str:
 
 def _input(item: InputReport, folder: str) -> str:
     """Return an input in words; what is as usual (a rank that the file itself tells) is not said."""
-    line = f"rank {item.rank}: {item.path.removeprefix(folder)}, {item.kind}, {_count(item.events, 'event')}"
+    line = f"rank {item.rank}: {item.path.removeprefix(folder)}, {item.kind}, {counted(item.events, 'event')}"
     if item.rank_source not in _FILE_SAYS:
         line += f" (rank: {item.rank_source})"
     return line
@@ -306,7 +306,7 @@ def _left_out(items: list[LeftOut]) -> list[str]:
     for item in items:
         counts[item.reason] = counts.get(item.reason, 0) + (item.count or 0)
     unread = sum(item.count is None for item in items)
-    lines = [f"{_count(unread, 'file')} of other ranks"] if unread else []
+    lines = [f"{counted(unread, 'file')} of other ranks"] if unread else []
     lines += [f"{count:,} {SELECTED[reason]}" for reason, count in counts.items() if count]
     return [f"left out on request: {line}" for line in lines]
 
@@ -316,10 +316,6 @@ def _shorten(lines: list[str]) -> list[str]:
     if len(lines) <= _LISTED:
         return lines
     return [*lines[:_LISTED], f"  ... and {len(lines) - _LISTED} more (--json lists all)"]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _times(number: int) -> str:

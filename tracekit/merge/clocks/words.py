@@ -10,7 +10,7 @@ from tracekit.merge.clocks.graph import ClockPath, Evidence
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["RankClock", "by_path", "by_wall", "duration", "rank_spans", "stated", "worse"]
+__all__ = ["RankClock", "by_path", "by_wall", "counted", "duration", "rank_spans", "stated", "worse"]
 
 _WORST_LAST = ("reference", "shared", "earlier_merge", "sync", "collectives", "by_hand", "wall", "none", "unknown")
 
@@ -49,13 +49,13 @@ def by_path(path: ClockPath, offset_ns: int, drift_ppm: float, error_ns: int) ->
     count = min((link.estimate.count for link in path.links if link.evidence is worst), default=0)
     source, evidence = {
         Evidence.EARLIER_MERGE: ("earlier_merge", "as an earlier merge placed that clock"),
-        Evidence.SYNC: ("sync", f"from {_count(count, 'clock exchange')}"),
-        Evidence.COLLECTIVES: ("collectives", f"from the ends of {_count(count, 'collective')}"),
+        Evidence.SYNC: ("sync", f"from {counted(count, 'clock exchange')}"),
+        Evidence.COLLECTIVES: ("collectives", f"from the ends of {counted(count, 'collective')}"),
     }[worst]
     if worst is Evidence.COLLECTIVES and not offset_ns:
-        return source, f"wall clock, within {duration(error_ns)} by the ends of {_count(count, 'collective')}"
+        return source, f"wall clock, within {duration(error_ns)} by the ends of {counted(count, 'collective')}"
     drift = f", drift {drift_ppm:+.3f} ppm" if drift_ppm else ""
-    through = f", through {_count(len(path.links) - 1, 'other clock')}" if len(path.links) > 1 else ""
+    through = f", through {counted(len(path.links) - 1, 'other clock')}" if len(path.links) > 1 else ""
     return source, f"{duration(offset_ns, sign=True)} ± {duration(error_ns)}{drift}, {evidence}{through}"
 
 
@@ -115,5 +115,6 @@ def rank_spans(ranks: Iterable[int]) -> str:
     return f"{'rank' if len(ordered) == 1 else 'ranks'} {words}"
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """Return "1 rank" or "1,000 ranks"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
