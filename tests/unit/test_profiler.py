@@ -541,6 +541,22 @@ def test_memory_is_bounded_while_a_handler_hangs_and_what_is_dropped_is_counted(
     assert caplog.text.count("does not keep up") == 1
 
 
+def test_of_a_batch_that_does_not_fit_only_what_does_not_fit_is_dropped() -> None:
+    hangs = Hangs()
+    one = profiler(hangs, flush_interval=60, max_buffered_events=100)
+    with one:
+        one.marker("first").instant()
+        one.flush(timeout=0.01)
+        assert hangs.inside.wait(30)
+        for number in range(500):
+            one.marker(str(number)).instant()
+        one.flush(timeout=0.01)
+        assert wait_for(lambda: one._writer is not None and one._writer._outlets[0].dropped_events > 0)
+        hangs.release.set()
+    assert [event.label.name for event in hangs.events] == ["first", *map(str, range(99))]
+    assert one.stats.dropped["events beyond max_buffered_events"] == 401
+
+
 def test_with_on_full_block_recording_waits_for_the_handler_and_nothing_is_lost() -> None:
     hangs = Hangs()
     with profiler(hangs, flush_interval=0.4, max_buffered_events=100, on_full="block") as one:

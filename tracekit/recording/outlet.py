@@ -114,12 +114,12 @@ class Outlet:
     def _make_room(self, batch: EventBatch) -> EventBatch:
         """Return what of a batch there is room for, after making room as was asked for."""
         if self._on_full == "drop_newest":
-            return self._thinned(batch)
+            return self._thinned(batch, keep=self._limit - self.waiting_events)
         if self._on_full == "drop_oldest":
             with self._lock:
                 for call in self._calls:
                     if call[0] == "process_events" and self.waiting_events + len(batch) > self._limit:
-                        thinned = self._thinned(call[1][0])
+                        thinned = self._thinned(call[1][0], keep=0)
                         self.waiting_events += len(thinned) - len(call[1][0])
                         call[1] = (thinned,)
             return batch
@@ -127,15 +127,14 @@ class Outlet:
             time.sleep(_ROOM_CHECK_S)
         return batch
 
-    def _thinned(self, batch: EventBatch) -> EventBatch:
-        """Return a batch without what may be dropped, and count that."""
-        items = iter(batch.records)
-        kept = [
-            entry
-            for record in zip(items, items, items, items, strict=True)
-            if record[2] in (BEGIN, END)
-            for entry in record
-        ]
+    def _thinned(self, batch: EventBatch, keep: int) -> EventBatch:
+        """Return the first events of a batch, and of the rest what may not be dropped; count what is."""
+        position = max(0, keep) * WIDTH
+        items = iter(batch.records[position:])
+        kept = batch.records[:position]
+        for record in zip(items, items, items, items, strict=True):
+            if record[2] in (BEGIN, END):
+                kept += record
         count = len(batch) - len(kept) // WIDTH
         if not self.dropped_events and count:
             logger.warning(
