@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from tracekit.errors import ConfigError
 
-__all__ = ["check_seconds", "check_whole"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["check_choice", "check_seconds", "check_whole"]
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Refuse what is none of the texts that are accepted.
+
+    Raises:
+        ConfigError: It is not; the message names it and them.
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
 
 
 def check_whole(name: str, value: object, least: int = 1) -> int:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tracekit.arguments import check_seconds, check_whole
+from tracekit.arguments import check_choice, check_seconds, check_whole
 from tracekit.errors import ConfigError
 
 
@@ -29,3 +29,10 @@ def test_finite_numbers_seconds_pass() -> None:
 def test_what_is_no_finite_number_seconds_is_refused(value: object) -> None:
     with pytest.raises(ConfigError, match="interval must be a number of seconds above 0, not "):
         check_seconds("interval", value)
+
+
+@pytest.mark.parametrize("value", ["c", "", None, ["a"], 1])
+def test_what_is_none_of_the_choices_is_refused_and_they_are_named(value: object) -> None:
+    check_choice("mode", "b", ("a", "b"))
+    with pytest.raises(ConfigError, match="mode must be one of 'a', 'b', not "):
+        check_choice("mode", value, ("a", "b"))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tracekit import ConfigError, JSONTraceHandler, Profiler, StorageError, cyclic_schedule
+from tracekit import ConfigError, JSONTraceHandler, Profiler, StorageError, cyclic_schedule, validate_trace
 from tracekit.formats.rank_trace import base_time_ns
 from tracekit.testing import FakeClock
 
@@ -94,6 +94,18 @@ def test_the_file_is_there_and_says_whose_it_is_before_the_first_event(tmp_path:
         assert text.startswith('[\n{"ph":"M","name":"tracekit_metadata"')
         assert text.endswith("},\n")
         assert list(tmp_path.iterdir()) == [tmp_path / "t.json"]
+
+
+@pytest.mark.parametrize(("options", "expected"), [({}, "rank"), ({"counts": "global"}, "global")])
+def test_the_file_says_whose_samples_and_tokens_its_timestamps_count(
+    tmp_path: Path, options: dict[str, str], expected: str
+) -> None:
+    with Profiler(JSONTraceHandler(tmp_path / "t.json"), rank=0, **options) as profiler:
+        assert profiler.counts == expected
+        profiler.step(samples=8)
+        assert profiler.child_plan().options["counts"] == expected
+    assert events(tmp_path / "t.json")[0]["args"]["counts"] == expected
+    assert validate_trace(str(tmp_path / "t.json")).counts == {}
 
 
 def test_what_was_flushed_is_whole_in_the_file_while_it_is_being_written(tmp_path: Path) -> None:

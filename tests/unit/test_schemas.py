@@ -32,8 +32,8 @@ def test_each_schema_is_a_valid_schema_and_the_package_finds_it(path: Path) -> N
 
 def test_every_field_of_the_rank_metadata_is_required_and_described() -> None:
     found = load_schema(RANK_METADATA)
-    # These are only in some files: where the system tells, and of a rank's children.
-    optional = {"start_ticks", "parent_pid", "worker"}
+    # These are only in some files: where the system tells, of a rank's children, and of versions that know it.
+    optional = {"start_ticks", "parent_pid", "worker", "counts"}
     assert set(found["required"]) | optional == set(found["properties"]) == set(METADATA) | optional
     assert all(len(field["description"]) > 20 for field in found["properties"].values())
 
@@ -56,6 +56,7 @@ def test_good_rank_metadata_fits() -> None:
         ("attempt", None),
         ("worker", "0"),
         ("parent_pid", -1),
+        ("counts", "local"),
     ],
 )
 def test_wrong_rank_metadata_is_refused_with_the_name_of_the_field(field: str, value: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from tracekit.events import Counter, Instant, SliceBegin, SliceEnd
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from tracekit.events import EventBatch
     from tracekit.timestamp import Timestamp
 
-__all__ = ["Recording", "Summary", "TraceHandler"]
+__all__ = ["COUNTS", "Recording", "Summary", "TraceHandler"]
+
+COUNTS: Final = ("rank", "global")
+"""Whose samples and tokens the training time counts: those of the rank alone, or of all ranks together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +29,13 @@ class Recording:
         process: Who this process is.
         anchor: The reading of the clocks that every time of this recording is derived from.
         timestamp: The training time at the start.
+        counts: Whose samples and tokens the training time counts; one of `COUNTS`.
     """
 
     process: ProcessInfo
     anchor: Anchor
     timestamp: Timestamp
+    counts: str = "rank"
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,7 @@ class RankFile:
                 "pid": process.pid,
                 "attempt": process.attempt,
                 "rank_source": process.source,
+                "counts": recording.counts,
                 "boot_id": process.boot_id,
                 BASE_TIME_KEY: self._base_ns,
                 "clock": _anchor(anchor),

@@ -9,12 +9,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from tracekit import privacy
-from tracekit.arguments import check_seconds, check_whole
+from tracekit.arguments import check_choice, check_seconds, check_whole
 from tracekit.clock import SYSTEM_CLOCK, Clock, Timeline
 from tracekit.distributed import ProcessInfo, detect_process
 from tracekit.errors import ConfigError, HandlerError, TimeError, TracekitError
 from tracekit.events import Timestamps
-from tracekit.handlers.base import Recording, Summary, TraceHandler
+from tracekit.handlers.base import COUNTS, Recording, Summary, TraceHandler
 from tracekit.naming import FileName
 from tracekit.recording.attached_markers import AttachedMarkers
 from tracekit.recording.buffer import RecordBuffer
@@ -81,6 +81,8 @@ class Profiler:
             that returns a `ProfilerAction`. None records always.
         sources: What records beside the markers: `TorchProfiler`, `SystemProfiler`, or `Source` subclasses of your own.
         timestamp: The training time to start from, when a run is resumed from a checkpoint.
+        counts: Whose samples and tokens `step` is given, and so the `Timestamp` counts: ``"rank"`` are those of this rank
+            alone, ``"global"`` those of all ranks together. Written into the trace; changes no number.
         record_batches: Whether every `step` records the batch as a slice, on a track of its own.
         flush_interval: Seconds within which an event is given to the handlers; what a killed process can lose. The writer
             looks several times in it, and when it is kept from doing so for that long, the recording threads do its work.
@@ -112,6 +114,7 @@ class Profiler:
         *,
         sources: Source | Sequence[Source] = (),
         timestamp: Timestamp | None = None,
+        counts: str = "rank",
         record_batches: bool = True,
         flush_interval: float = 0.2,
         max_buffered_events: int = 1_000_000,
@@ -136,14 +139,15 @@ class Profiler:
             )
         if timestamp is not None and not isinstance(timestamp, Timestamp):
             raise ConfigError(f"timestamp must be a Timestamp, not {timestamp!r}")
+        check_choice("counts", counts, COUNTS)
         check_seconds("flush_interval", flush_interval)
         check_seconds("shutdown_timeout", shutdown_timeout)
         if sigterm_grace is not None:
             check_seconds("sigterm_grace", sigterm_grace)
         check_whole("max_buffered_events", max_buffered_events)
-        if on_full not in ON_FULL:
-            raise ConfigError(f"on_full must be one of {', '.join(map(repr, ON_FULL))}, not {on_full!r}")
+        check_choice("on_full", on_full, ON_FULL)
         self._timestamp = timestamp or Timestamp()
+        self._counts = counts
         if timestamp is not None and isinstance(schedule, CyclicSchedule | OnDemand):
             schedule = schedule.resumed_at(timestamp)
         if isinstance(schedule, OnDemand):
@@ -215,7 +219,7 @@ class Profiler:
         for source in self._sources:
             source.check(self)
         self._timeline = timeline = Timeline(self._clock)
-        self._open_handlers(Recording(self._process, timeline.anchor, self._timestamp))
+        self._open_handlers(Recording(self._process, timeline.anchor, self._timestamp, self._counts))
         self._batch_start_ns = self._clock.monotonic_ns()
         self._timestamps = Timestamps(self._timestamp, self._batch_start_ns)
         self._state = "started"
@@ -336,6 +340,11 @@ class Profiler:
         return self._timestamp
 
     @property
+    def counts(self) -> str:
+        """Whose samples and tokens `step` is given: ``"rank"`` for this rank's own, ``"global"`` for those of all ranks."""
+        return self._counts
+
+    @property
     def action(self) -> ProfilerAction:
         """What the schedule says for the batch that is running."""
         return self._action
@@ -358,7 +367,7 @@ class Profiler:
         """Pass to the next batch; call it once at the end of each.
 
         Args:
-            samples: How many samples the batch had.
+            samples: How many samples the batch had; on this rank, or on all of them with ``Profiler(counts="global")``.
             tokens: How many tokens it had. A count that is no whole number from 0 on is reported and taken for 0.
         """
         now_ns = self._clock.monotonic_ns()
@@ -574,6 +583,7 @@ class Profiler:
             handlers=tuple(factory for factory in factories if factory is not None),
             options={
                 "timestamp": self._timestamp,
+                "counts": self._counts,
                 "flush_interval": self._flush_interval_s,
                 "max_buffered_events": self._max_buffered_events,
                 "on_full": self._on_full,
