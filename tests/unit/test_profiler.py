@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -174,7 +175,7 @@ def test_handlers_that_were_opened_are_closed_when_another_cannot_be() -> None:
 def test_step_epoch_and_iteration_advance_the_training_time() -> None:
     clock = FakeClock()
     with profiler(clock=clock.clock) as one:
-        clock.advance(2_000_000_000)
+        clock.monotonic_ns += 2_000_000_000
         one.step(samples=4, tokens=100)
         one.step(samples=2)
         one.next_epoch()
@@ -301,6 +302,42 @@ def test_a_schedule_of_the_users_own_that_drops_a_window_ends_it() -> None:
 
     run_loop(profiler(schedule=schedule, sources=source), epochs=1, batches=4, sized=True)
     assert source.told == [("open", S), (S, A), (A, A), (V, S), (S, S), "close"]
+
+
+def test_a_profiler_that_already_runs_can_count_on_from_a_checkpoint() -> None:
+    memory = MemoryTraceHandler()
+    schedule = cyclic_schedule(skip_first=1, warmup=0, active=1)
+    with profiler(memory, schedule=schedule) as one:
+        one.resume_at(Timestamp(epoch=1, batch=13, batch_in_epoch=3, sample=130))
+        assert one.action is S
+        one.step(samples=10)
+        assert one.action is V
+        one.marker("m").instant()
+        one.step(samples=10)
+        assert one.action is S
+    (event,) = memory.events
+    now = event.timestamp
+    assert (int(now.epoch), int(now.batch), int(now.batch_in_epoch), int(now.sample)) == (1, 14, 4, 140)
+
+
+def test_a_profiler_that_is_not_started_yet_starts_where_it_is_told() -> None:
+    calls = Calls()
+    one = profiler(calls)
+    one.resume_at(Timestamp(batch=7))
+    assert not one.started
+    with one:
+        assert one.started
+    assert ("batch start", 7) in calls.calls
+
+
+@pytest.mark.parametrize(("duration", "expected_s"), [(timedelta(seconds=5), 5), (timedelta(seconds=-1), 2), (None, 2)])
+def test_the_loop_may_say_how_long_a_batch_took(duration: timedelta | None, expected_s: int) -> None:
+    clock = FakeClock()
+    with profiler(clock=clock.clock) as one:
+        clock.monotonic_ns += 2_000_000_000
+        one.step(duration=duration)
+        assert one.timestamp.batch_wct == timedelta(seconds=expected_s)
+        assert bool(one.stats.failures) is (duration is not None and duration < timedelta(0))
 
 
 def test_a_resumed_run_counts_its_schedule_from_where_it_was_resumed_in_that_epoch_only() -> None:

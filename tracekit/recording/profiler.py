@@ -350,6 +350,11 @@ class Profiler:
         return self._action
 
     @property
+    def started(self) -> bool:
+        """Whether it runs: it was started, and not stopped since."""
+        return self._state == "started"
+
+    @property
     def process(self) -> ProcessInfo:
         """Who this process is: rank, host, run id ... Known once the profiler was started."""
         if self._process is None:
@@ -363,20 +368,38 @@ class Profiler:
             raise ConfigError("the time scale is known when the profiler has been started")
         return self._timeline
 
-    def step(self, samples: int = 0, tokens: int = 0) -> None:
+    def resume_at(self, timestamp: Timestamp) -> None:
+        """Count on from the training time of a checkpoint, where that is learnt after the profiler was made.
+
+        What ``Profiler(timestamp=...)`` does, for the frameworks that load a checkpoint inside of their own loop. A schedule
+        of tracekit counts from there as well. A recording window that is open stays open.
+        """
+        self._timestamp = timestamp
+        if isinstance(self._schedule, CyclicSchedule | OnDemand):
+            self._schedule = self._schedule.resumed_at(timestamp)
+        if self._state == "started":
+            self._timestamps.append(self._clock.monotonic_ns(), timestamp)
+            action = self._decide()
+            if action is not self._action:
+                self._pass_to(self._action, action)
+
+    def step(self, samples: int = 0, tokens: int = 0, duration: timedelta | None = None) -> None:
         """Pass to the next batch; call it once at the end of each.
 
         Args:
             samples: How many samples the batch had; on this rank, or on all of them with ``Profiler(counts="global")``.
             tokens: How many tokens it had. A count that is no whole number from 0 on is reported and taken for 0.
+            duration: How long it took, where the loop has its own idea of that (Composer leaves evaluation out); None is
+                the time since the last `step`. It is what the `Timestamp` counts, and changes no slice.
         """
         now_ns = self._clock.monotonic_ns()
-        duration = timedelta(microseconds=(now_ns - self._batch_start_ns) // 1000 if self._state == "started" else 0)
+        measured = timedelta(microseconds=(now_ns - self._batch_start_ns) // 1000 if self._state == "started" else 0)
+        took = measured if duration is None else duration
         try:
-            self._timestamp = self._timestamp.to_next_batch(samples=samples, tokens=tokens, duration=duration)
+            self._timestamp = self._timestamp.to_next_batch(samples=samples, tokens=tokens, duration=took)
         except TimeError as error:  # a wrong count must not end a run that goes well otherwise
             self.report_failure("step", error)
-            self._timestamp = self._timestamp.to_next_batch(duration=duration)
+            self._timestamp = self._timestamp.to_next_batch(duration=measured)
         if self._state != "started":
             return
         if self._record_batches and self._action is not ProfilerAction.SKIP:
