@@ -131,7 +131,7 @@ class Outlet:
         """Return the first events of a batch, and of the rest what may not be dropped; count what is."""
         position = max(0, keep) * WIDTH
         items = iter(batch.records[position:])
-        kept = batch.records[:position]
+        kept = list(batch.records[:position])
         for record in zip(items, items, items, items, strict=True):
             if record[2] in (BEGIN, END):
                 kept += record
