@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.errors import ConfigError, MergeError, StorageError, TraceFormatError
 from tracekit.formats.segment_index import INDEX_SUFFIX, listed_segments
 from tracekit.formats.trace_reader import decode_json
+from tracekit.formats.xprof import PERFETTO_COPY, host_in_name
 from tracekit.merge.processes import assign_keys, check_claims
 from tracekit.merge.ranks import UnknownRankError, find_ranks, select_ranks, told_ranks
 from tracekit.merge.scan import raw_number, scan
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["SUFFIXES", "Input", "Omission", "find_inputs", "gather"]
 
 SUFFIXES: Final = (".json", ".json.gz", ".json.tmp", ".pftrace", ".pftrace.gz")
-_KIND_ORDER: Final = {"tracekit": 0, "torch": 1, "chrome": 2, "merged": 3}
+_KIND_ORDER: Final = {"tracekit": 0, "torch": 1, "chrome": 2, "xprof": 2, "merged": 3}
 _MAX_PLAIN_JSON_BYTES: Final = 16 * 1024 * 1024
 
 
@@ -70,7 +71,12 @@ class Input:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tracekit wrote about the process, in a rank trace or (by its torch source) into a torch trace."""
+        """What tracekit wrote about the process, in a rank trace or (by its torch source) into a torch trace.
+
+        Of a trace of XLA's profiler, what that or tracekit tells.
+        """
+        if self.scan.profile is not None:
+            return self.scan.profile.identity
         own = self.scan.header.get("tracekit")
         return self.scan.metadata or (own if self.scan.kind == "torch" and isinstance(own, dict) else {})
 
@@ -78,6 +84,8 @@ class Input:
     def host(self) -> str | None:
         """The host's name, where the file tells."""
         host = self.identity.get("host") or self.scan.header.get("host_name")
+        if host is None and self.scan.kind == "xprof":
+            host = host_in_name(self.path)
         return host if isinstance(host, str) else None
 
     @property
@@ -86,6 +94,8 @@ class Input:
         own = self.identity.get("pid")
         if isinstance(own, int):
             return frozenset({own})
+        if self.scan.kind == "xprof":  # 701, 1, 2 ... on every host
+            return frozenset()
         return frozenset(
             raw
             for raw, process in self.scan.processes.items()
@@ -180,6 +190,7 @@ def gather(
     """
     omissions: list[Omission] = []
     present = {path for path, _ in files}
+    xprof_folders = {path.removesuffix(basename(path)) for path in present if host_in_name(path)}
     wanted = select is not None and select.ranks is not None
     unread: list[str] = []
     chosen: list[tuple[str, bool]] = []
@@ -189,6 +200,9 @@ def gather(
         }
         if not named and not present.isdisjoint(copies):
             omissions.append(Omission(without_secrets(path), "its recovered copy is merged instead", harmless=True))
+            continue
+        if not named and basename(path) == PERFETTO_COPY and path.removesuffix(PERFETTO_COPY) in xprof_folders:
+            omissions.append(Omission(without_secrets(path), "JAX's copy of the trace beside it", harmless=True))
             continue
         if select is not None and wanted and not read_all:
             told = told_ranks(path, ranks)

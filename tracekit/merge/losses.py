@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.rank_trace import DUMP_EVENT, GAP_EVENT, LOSS_EVENT, LOST_EVENTS_KEY, SUMMARY_EVENT
 from tracekit.formats.trace_reader import UNSET, decode_or_none
+from tracekit.formats.xprof import MOST_EVENTS
 from tracekit.merge.identities import identity_of
 from tracekit.storage import basename
 
@@ -26,6 +27,7 @@ CUT: Final = "cut"
 _GAP: Final = f'"{GAP_EVENT}"'.encode()
 _UNWRITTEN: Final = "events that could not be written, at least"
 _NO_SUMMARY: Final = "the file ends without its summary"
+_VIEWER_LIMIT: Final = f"events after the first {MOST_EVENTS:,}, which only the xplane.pb beside it holds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,8 @@ def recording_losses(inputs: list[Input]) -> list[RecordingLoss]:
     for item in inputs:
         if item.scan.kind == "merged":
             found += _passed_on(item)
+        elif item.scan.kind == "xprof" and item.scan.phases["X"] >= MOST_EVENTS:
+            found.append(RecordingLoss(item.rank, item.scan.path, DROPPED, _VIEWER_LIMIT, None))
         elif item.scan.kind == "tracekit" and not item.scan.accounts.is_dump:
             processes.setdefault((item.rank, *identity_of(item.identity)), []).append(item)
     for files in processes.values():

@@ -213,6 +213,10 @@ def _identify(item: Input, raw: Any, process: ProcessScan) -> tuple[int, Process
             return rank, (GPU, gpu), f"GPU {gpu}"
         if raw < 0:
             return rank, (OVERHEAD, raw), "overhead"
+    if item.scan.kind == "xprof":
+        # Its pids are numbers of its own, 701 for every host, which a real process may have.
+        name = process.name or f"process {raw}"
+        return rank, (DEVICE, f"XLA {name}"), f"XLA {name}"
     return rank, item.process_keys.get(raw, (CPU, raw)), process.name or f"process {raw}"
 
 

@@ -10,6 +10,7 @@ from tracekit.formats.kineto import rank_in_name, rank_of_header
 from tracekit.formats.rank_trace import METADATA_EVENT
 from tracekit.formats.segment_index import INDEX_KEY, INDEX_SUFFIX
 from tracekit.formats.trace_reader import TraceReader, decode_json, decode_or_none
+from tracekit.formats.xprof import ANCHOR_EVENT
 from tracekit.merge.identities import ProcessIdentity
 from tracekit.merge.processes import CHILD, CPU
 from tracekit.merge.scan import ThreadScan, raw_number
@@ -89,7 +90,8 @@ def find_ranks(inputs: list[Input], ranks: Mapping[str, int], unread: Sequence[s
             companions.update((basename(name), rank) for name in item.scan.companions)
         for known in item.identities.values():
             companions.update((name, known.rank) for name in known.companions)
-    for item in inputs:
+    # Traces of XLA's profiler last: they may take the rank of a rank trace.
+    for item in sorted(inputs, key=lambda item: item.scan.kind == "xprof"):
         by_hand = _by_hand(ranks, item.path)
         unused.difference_update(by_hand)
         if item.scan.kind == "merged":
@@ -97,9 +99,11 @@ def find_ranks(inputs: list[Input], ranks: Mapping[str, int], unread: Sequence[s
         elif by_hand:
             item.rank, item.rank_source = ranks[by_hand[0]], "--rank"
         else:
-            found = _stated_rank(item, companions)
+            found = _stated_rank(item, companions) or _rank_on_host(item, inputs)
             if found is not None:
                 item.rank, item.rank_source = found
+            elif not unread and _are_of_one_process(inputs):
+                item.rank, item.rank_source = 0, "assumed, as all inputs are of one process"
             elif len(inputs) + len(unread) == 1:
                 item.rank, item.rank_source = 0, "assumed, as it is the only input"
             else:
@@ -127,6 +131,8 @@ def _stated_rank(item: Input, companions: Mapping[str, int]) -> tuple[int, str] 
     stated = rank_of_header(item.scan.header)
     if stated is not None and stated[1] == "distributedInfo.rank":
         return stated
+    if item.scan.profile is not None and "rank" in item.scan.profile.identity:
+        return item.scan.profile.identity["rank"], ANCHOR_EVENT
     name = basename(item.path)
     if name in companions:
         return companions[name], "tracekit_companion"
@@ -134,6 +140,30 @@ def _stated_rank(item: Input, companions: Mapping[str, int]) -> tuple[int, str] 
         return stated
     in_name = rank_in_name(name)
     return None if in_name is None else (in_name, "file name")
+
+
+def _rank_on_host(item: Input, inputs: Sequence[Input]) -> tuple[int, str] | None:
+    """Return the rank whose process, or whose host, a trace of XLA's profiler names; None where it is not the only one."""
+    if item.scan.kind != "xprof" or item.host is None:
+        return None
+    found = {
+        other.rank
+        for other in inputs
+        if other.scan.kind == "tracekit" and other.host == item.host and (not item.pids or other.pids & item.pids)
+    }
+    return (
+        (found.pop(), "the only one of its process" if item.pids else "the only one on its host")
+        if len(found) == 1
+        else None
+    )
+
+
+def _are_of_one_process(inputs: Sequence[Input]) -> bool:
+    """Tell whether all inputs are of XLA's profiler, and of one process."""
+    return (
+        all(item.scan.kind == "xprof" and item.pids for item in inputs)
+        and len({(item.host, item.pids) for item in inputs}) == 1
+    )
 
 
 def _read_merged(item: Input) -> None:

@@ -23,6 +23,7 @@ from tracekit.formats.rank_trace import (
 )
 from tracekit.formats.time_columns import parse_all_us, parse_column_us
 from tracekit.formats.trace_reader import UNSET, Event, Finding, Raw, TraceReader, decode_or_none, encode_json
+from tracekit.formats.xprof import ANCHOR_EVENT, ProfileStart, is_xprof_process, start_in_xplane, start_of_anchors
 from tracekit.merge.clocks.collectives import CollectiveCollector, thinned
 from tracekit.merge.lanes import ANY, BEGIN, END, INVALID, Slices
 from tracekit.merge.losses import ACCOUNTS, Accounts
@@ -60,6 +61,7 @@ NAMED_METADATA: Final = frozenset(
 
 _MOST_UNSETTLED: Final = 1 << 17
 """So many slices are in memory at most, about 20 MB. The more, the fewer parts must be compared with each other in the end."""
+_ANCHOR: Final = f'"{ANCHOR_EVENT}"'.encode()
 _NO_DURATION: Final = Raw(b"0.000")  # written so that it does not spoil the column it stands in
 
 _EASY_PHASES: Final = frozenset("XstfiICbenSTFpNODPRvcM")
@@ -103,7 +105,8 @@ class InputScan:
 
     Attributes:
         path: The file, as the user may see it.
-        kind: "tracekit" (a rank trace), "torch" (torch.profiler), "merged" (an earlier merge), "chrome" (anything else).
+        kind: "tracekit" (a rank trace), "torch" (torch.profiler), "merged" (an earlier merge), "xprof" (XLA's profiler, as of
+            JAX), "chrome" (anything else).
         header: The keys beside ``traceEvents``.
         metadata: ``args`` of ``tracekit_metadata``, empty where there is none.
         companions: Names of further trace files of the same process.
@@ -119,6 +122,7 @@ class InputScan:
         collectives: Some collectives of each rank of an earlier merge; those of any other input under None.
         plain: Which runs need not be decoded again.
         accounts: What it tells of losses while it was recorded.
+        profile: Of a trace of XLA's profiler, when it began and whose it is; None for others.
     """
 
     path: str
@@ -141,6 +145,7 @@ class InputScan:
     clock_offsets: list[dict[str, Any]] = field(default_factory=list)
     clock_steps: list[tuple[int, int]] = field(default_factory=list)
     collectives: dict[int | None, list[Collective]] = field(default_factory=dict)
+    profile: ProfileStart | None = None
 
     @property
     def base_ns(self) -> int | None:
@@ -149,6 +154,8 @@ class InputScan:
         viztracer = self.header.get("viztracer_metadata")
         if base is None and isinstance(viztracer, dict):
             base = viztracer.get(BASE_TIME_KEY)
+        if base is None and self.profile is not None:
+            base = self.profile.start_ns
         if isinstance(base, str) and base.isdecimal():
             base = int(base)
         # Python-written files may say 1.7e18; a double holds that to 256 ns and Kineto's bases are whole seconds.
@@ -163,6 +170,8 @@ class InputScan:
         """How the times of the file are written, in words for the report."""
         if self.base_ns is None:
             return "times without a base"
+        if self.profile is not None and self.profile.start_ns == self.base_ns:
+            return f"times relative to the start of the profile, from {self.profile.source}"
         if self.base_ns > 0:
             return f"times relative to {BASE_TIME_KEY}"
         return "epoch times with decimals" if self.decimals else "epoch times in whole microseconds"
@@ -212,13 +221,18 @@ def scan(path: str, progress: Callable[[int], None] | None = None, scratch: str 
             reader.path, f"this is no trace: none of its {reader.events} objects is an event (has a ph)"
         )
     header = reader.header
+    profile = None
     own = header.get("tracekit")
     if isinstance(own, dict) and "merge" in own:
         kind = "merged"
     elif scanner.metadata:
         kind = "tracekit"
+    elif is_kineto(header):
+        kind = "torch"
+    elif scanner.is_xprof:
+        kind, profile = "xprof", start_of_anchors(scanner.anchors) or start_in_xplane(path)
     else:
-        kind = "torch" if is_kineto(header) else "chrome"
+        kind = "chrome"
     return InputScan(
         path=reader.path,
         kind=kind,
@@ -243,6 +257,7 @@ def scan(path: str, progress: Callable[[int], None] | None = None, scratch: str 
             rank: thinned(found, _COLLECTIVES)
             for rank, found in scanner.collectives.result(merged_ranks(header) if kind == "merged" else None).items()
         },
+        profile=profile,
     )
 
 
@@ -288,6 +303,8 @@ class _Scanner:
         self.epoch_lowest_ns: int | None = None
         self.decimals = False
         self.plain = PlainRuns()
+        self.is_xprof = False
+        self.anchors: list[tuple[int, int, dict[str, Any]]] = []
         self._tracks: dict[tuple[Any, Any], list[Row]] = {}
 
     def take(self, run: list[Event], text: bytes | None) -> None:
@@ -313,6 +330,8 @@ class _Scanner:
         if not self.metadata:  # a rank trace holds markers, and no collectives
             self.collectives.take(run)
         times = times_of(run)
+        if self.is_xprof and (text is None or _ANCHOR in text):
+            self._note_anchors(run, times)
         self._span(times if None not in times else [time for time in times if time is not None])  # type: ignore[arg-type]
         keys = [(event.pid, event.tid) for event in run]
         for key in set(keys).difference(self._tracks):
@@ -385,6 +404,12 @@ class _Scanner:
         for slices in self._all_slices():
             slices.finish(self._scratch)
 
+    def _note_anchors(self, run: list[Event], times: list[int | None]) -> None:
+        for event, time in zip(run, times, strict=True):
+            if event.name is not UNSET and bytes(event.name) == _ANCHOR and time is not None:
+                duration = None if event.dur is UNSET else parse_us(bytes(event.dur))
+                self.anchors.append((time, -1 if duration is None else duration, _dict(event.args)))
+
     def _all_slices(self) -> Iterator[Slices]:
         # Several spellings of one id share an object; to settle it again does nothing.
         for process in self.processes.values():
@@ -455,6 +480,7 @@ class _Scanner:
             self.accounts.note(name, args)
         elif name == "process_name" and isinstance(args.get("name"), str):
             process.name = args["name"]
+            self.is_xprof = self.is_xprof or is_xprof_process(args["name"])
         elif name == "process_labels" and isinstance(args.get("labels"), str):
             process.label = args["labels"]
         elif name == "process_sort_index":

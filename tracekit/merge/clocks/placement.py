@@ -42,6 +42,8 @@ ALIGN: Final = ("auto", "sync", "collectives", "wall", "none")
 
 _MEASURED: Final = ("auto", "sync", "collectives")
 _DAY_NS: Final = 86_400_000_000_000
+_NO_BASE: Final = "no baseTimeNanoseconds, no epoch times"
+_MISSING: Final = {"xprof": "no reading of the clock by tracekit, no xplane.pb beside it that tells when it began"}
 
 
 @dataclass(slots=True)
@@ -210,7 +212,7 @@ def _put(
         if first is not None and not known[number]:
             shifts[number] += first - (0 if span is None else span[0])
             warnings.append(
-                f"{item.scan.path} does not tell its clock (no baseTimeNanoseconds, no epoch times): "
+                f"{item.scan.path} does not tell its clock ({_MISSING.get(item.scan.kind, _NO_BASE)}): "
                 f"its first event is placed at the start of the others; rank {item.rank} is not aligned"
             )
     if first is None:

@@ -45,6 +45,10 @@ class ClockDescriber:
             start_ns = (span_of(item) or (0, 0))[0]
             offset_ns = maps[number].offset_at(start_ns)
             found = self._of(number, domain, offset_ns, maps[number], walls[domain_of[number]])
+            profile = item.scan.profile
+            if profile is not None and profile.start_ns is not None and found.error_ns is not None:
+                words = f"{found.words}; the XLA profile ± {duration(profile.error_ns)}, from {profile.source}"
+                found = replace(found, error_ns=found.error_ns + profile.error_ns, words=words)
             for clock in self._stated(item, domain, found) if item.scan.kind == "merged" else [found]:
                 clocks[clock.rank] = worse(clocks.get(clock.rank), clock)
         return clocks

@@ -159,6 +159,8 @@ def _unfit(item: Input, target: InputMap) -> str:
     if target.warp is not None:
         return "its clock drifts"
     scan = item.scan
+    if scan.kind == "xprof":
+        return "its slices overlap, which viewers drop"
     if scan.form == "pftrace":
         # Its processes and clocks follow other rules than those that the manifest is made for.
         return "it is no JSON"

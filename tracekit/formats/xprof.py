@@ -1,0 +1,192 @@
+"""What XLA's profiler, the one below ``jax.profiler``, means by the words in its traces, and when such a trace began.
+
+A run of the profiler leaves two files in ``plugins/profile/<session>/``: ``<host>.trace.json.gz``, whose times count from its
+start and which does not say when that was, and ``<host>.xplane.pb``, a protobuf that does. What can tell the start:
+
+* The event `ANCHOR_EVENT` in the JSON itself, which `tracekit.integrations.jax` puts there: it surrounds one reading of
+  the wall clock and holds it, and it says whose the trace is.
+* The statistic ``profile_start_time`` of the plane "Task Environment" in the protobuf, ns since the epoch. The protobuf
+  also names the host and the process.
+
+Sources: openxla/xla ``xla/tsl/profiler/protobuf/xplane.proto`` and ``trace_events_to_json``; the traces of jax 0.10.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+
+from tracekit.errors import StorageError
+from tracekit.formats.protobuf_wire import WireError, fields
+from tracekit.storage import basename, exists, open_read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = [
+    "ANCHOR_EVENT",
+    "MOST_EVENTS",
+    "PERFETTO_COPY",
+    "ProfileStart",
+    "host_in_name",
+    "is_xprof_process",
+    "start_in_xplane",
+    "start_of_anchors",
+]
+
+ANCHOR_EVENT: Final = "tracekit_clock_anchor"
+"""A slice in a JAX trace; ``args`` (all texts): "wall_ns", read within it, and what `tracekit_metadata` says of a process."""
+
+MOST_EVENTS: Final = 1_000_000
+"""So many events the JSON holds at most, those that began first; the others are in the protobuf only (jax#21295)."""
+
+PERFETTO_COPY: Final = "perfetto_trace.json.gz"
+"""The copy of the JSON that ``jax.profiler.trace(create_perfetto_trace=True)`` makes beside it."""
+
+_PROCESS: Final = re.compile(r"/(?:host|device):\S")
+_TRACE_SUFFIX: Final = re.compile(r"\.trace\.json(?:\.gz)?$")
+_NUMBERS: Final = ("rank", "local_rank", "world_size", "node", "pid", "attempt", "start_ticks")
+_TEXTS: Final = ("host", "boot_id", "run_id")
+_MAX_PLANE_BYTES: Final = 1 << 20
+_ROUNDING_NS: Final = 1_000
+"""Start and events of a trace are readings of one clock; this is more than what rounding adds."""
+
+# Fields of XSpace, XPlane, XStat and XStatMetadata.
+_PLANES, _HOSTNAMES = 1, 4
+_PLANE_NAME, _STAT_NAMES, _STATS = 2, 5, 6
+_KEY, _VALUE, _NAME = 1, 2, 2
+_STAT_NAME, _UNSIGNED, _SIGNED = 1, 3, 4
+_WANTED_PLANES: Final = frozenset({b"Task Environment", b"/host:metadata"})
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileStart:
+    """When a trace of XLA's profiler began, and whose it is, as far as is known.
+
+    Attributes:
+        start_ns: What its times count from, ns since the epoch by its host's wall clock; None where nothing tells.
+        error_ns: How far that can be off.
+        source: What told it, in words; empty where nothing did.
+        identity: Of ``rank``, ``host``, ``pid``, ``boot_id``, ``run_id`` ... what is known.
+    """
+
+    start_ns: int | None = None
+    error_ns: int = 0
+    source: str = ""
+    identity: dict[str, Any] = field(default_factory=dict)
+
+
+def is_xprof_process(name: str) -> bool:
+    """Tell whether this is how XLA's profiler names a process: "/host:CPU", "/device:GPU:0"."""
+    return _PROCESS.match(name) is not None
+
+
+def host_in_name(path: str) -> str | None:
+    """Return the host that the name of a trace states, ``<host>.trace.json.gz``; None for other names."""
+    name = basename(path)
+    host = _TRACE_SUFFIX.sub("", name)
+    return host if host != name else None
+
+
+def start_of_anchors(anchors: Iterable[tuple[int, int, Mapping[str, Any]]]) -> ProfileStart | None:
+    """Return when a trace began, as its anchors tell; None where there is none that can be read.
+
+    Args:
+        anchors: Of each `ANCHOR_EVENT` its start and duration in ns, and its ``args``.
+    """
+    found = []
+    for start_ns, duration_ns, args in anchors:
+        wall_ns = _number(args.get("wall_ns"))
+        if wall_ns is not None and duration_ns >= 0:
+            # The clock was read at some moment of the slice.
+            error_ns = duration_ns // 2 + 1
+            found.append((error_ns, wall_ns - start_ns - duration_ns // 2, args))
+    if not found:
+        return None
+    error_ns, begin_ns, args = min(found, key=lambda anchor: anchor[:2])
+    numbers = {key: number for key in _NUMBERS if (number := _number(args.get(key))) is not None}
+    texts = {key: args[key] for key in _TEXTS if isinstance(args.get(key), str) and args[key]}
+    return ProfileStart(begin_ns, error_ns + _ROUNDING_NS, "a reading of the clock in the trace", {**numbers, **texts})
+
+
+def start_in_xplane(trace: str) -> ProfileStart:
+    """Return what the protobuf beside a JSON trace tells; nothing where there is none, or none that can be read.
+
+    Args:
+        trace: The JSON trace, ``<host>.trace.json.gz``.
+    """
+    path = _TRACE_SUFFIX.sub(".xplane.pb", trace)
+    try:
+        if path == trace or not exists(path):
+            return ProfileStart()
+        with open_read(path) as file:
+            hosts, stats = _read(file)
+    except (StorageError, OSError, WireError, IndexError):
+        return ProfileStart()
+    identity: dict[str, Any] = {"host": hosts[0]} if len(hosts) == 1 else {}
+    if stats.get(b"process_id", 0) > 0:
+        identity["pid"] = stats[b"process_id"]
+    start_ns = stats.get(b"profile_start_time", 0)
+    if start_ns <= 0:
+        return ProfileStart(identity=identity)
+    return ProfileStart(start_ns, _ROUNDING_NS, "the start in its xplane.pb", identity)
+
+
+def _read(file: BinaryIO) -> tuple[list[str], dict[bytes, int]]:
+    """Return the host names of an XSpace and the numbers that its small planes tell; the large ones are passed over."""
+    hosts: list[str] = []
+    stats: dict[bytes, int] = {}
+    while (key := _varint(file)) is not None:
+        number, wire_type = key >> 3, key & 7
+        size = _varint(file)
+        if size is None or wire_type not in (0, 2):
+            raise WireError("a field of a kind that there cannot be")
+        if wire_type == 0:
+            continue
+        if number == _HOSTNAMES:
+            hosts.append(file.read(size).decode("utf-8", "replace"))
+        elif number == _PLANES and size <= _MAX_PLANE_BYTES:
+            _read_plane(file.read(size), stats)
+        else:
+            file.seek(size, 1)
+    return hosts, stats
+
+
+def _read_plane(plane: bytes, stats: dict[bytes, int]) -> None:
+    content: dict[int, list[int | bytes]] = {}
+    for number, value in fields(plane):
+        content.setdefault(number, []).append(value)
+    if content.get(_PLANE_NAME, [b""])[0] not in _WANTED_PLANES:
+        return
+    names = {}
+    for entry in content.get(_STAT_NAMES, ()):
+        pair = dict(fields(entry))
+        names[pair.get(_KEY, 0)] = dict(fields(pair.get(_VALUE, b""))).get(_NAME)
+    for stat in content.get(_STATS, ()):
+        told = dict(fields(stat))
+        name, value = names.get(told.get(_STAT_NAME, 0)), told.get(_UNSIGNED, told.get(_SIGNED, 0))
+        if isinstance(name, bytes) and isinstance(value, int) and value < 2**63:
+            stats[name] = value
+
+
+def _varint(file: BinaryIO) -> int | None:
+    """Read a number; None at the end of the file."""
+    value = shift = 0
+    while byte := file.read(1):
+        value |= (byte[0] & 0x7F) << shift
+        if byte[0] < 0x80:
+            return value
+        shift += 7
+        if shift >= 70:
+            raise WireError("a number that does not end")
+    if shift:
+        raise WireError("the message is cut off")
+    return None
+
+
+def _number(value: Any) -> int | None:
+    """Return a whole number from 0 on that may be a text, as in the ``args`` of XLA's traces; None for anything else."""
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
+        value = int(value)
+    return value if type(value) is int and 0 <= value < 2**63 else None
