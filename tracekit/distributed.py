@@ -38,8 +38,8 @@ class ProcessInfo:
         pid: Process id.
         attempt: How often the launcher has restarted this rank: 0 for the first run.
         boot_id: The kernel's id of this boot, or None; processes with the same one share their clocks.
-        source: What the rank was read from: "arguments", "torch.distributed", "torchrun", "slurm", "openmpi", "pmi", or
-            "default" where nothing said anything.
+        source: What the rank was read from: "arguments", "torch.distributed", "jax.distributed", "torchrun", "slurm", "openmpi",
+            "pmi", or "default" where nothing said anything.
         restartable: The launcher may start this rank again under the same run id.
         start_ticks: When the process was started, in the kernel's clock ticks since the boot, or None. With host, boot and
             pid it names a process for good: pids are used again, and a container's first process is always 1.
@@ -120,8 +120,8 @@ def detect_process(
 ) -> ProcessInfo:
     """Find out which process this is.
 
-    The rank comes from the arguments, else from torch.distributed if it is initialised, else from the environment that
-    torchrun, SLURM, Open MPI or a PMI launcher sets, else it is 0.
+    The rank comes from the arguments, else from torch.distributed or jax.distributed if one is initialised, else from the
+    environment that torchrun, SLURM, Open MPI or a PMI launcher sets, else it is 0.
 
     Args:
         rank: Global rank, when the caller knows better.
@@ -148,18 +148,21 @@ def detect_process(
             break
     else:
         source, found_rank, found_size, found_local, found_node, local_size = "default", 0, 1, 0, 0, 1
-    initialised = _torch_distributed()
+    framework, initialised = "torch.distributed", _torch_distributed()
+    if initialised is None:
+        framework, initialised = "jax.distributed", _jax_distributed()
     if initialised is not None:
         if source != "default" and initialised != (found_rank, found_size):
             logger.warning(
-                "tracekit: torch.distributed says rank %d of %d, %s says rank %s of %s; taking torch.distributed's",
+                "tracekit: %s says rank %d of %d, %s says rank %s of %s; taking the first",
+                framework,
                 *initialised,
                 source,
                 found_rank,
                 found_size,
             )
         found_rank, found_size = initialised
-        source = "torch.distributed"
+        source = framework
     if rank is not None:
         source = "arguments"
     the_rank = _given("rank", rank, found_rank)
@@ -218,6 +221,18 @@ def _torch_distributed() -> tuple[int, int] | None:
     except (AttributeError, RuntimeError, ValueError):
         return None  # half imported, or a fake process group without ranks
     return None
+
+
+def _jax_distributed() -> tuple[int, int] | None:
+    """Return (process index, process count) if jax.distributed is initialised in this process. Never imports jax.
+
+    ``jax.process_index()`` would set up the accelerators, which is not for a recorder to do first.
+    """
+    state: Any = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
+    try:
+        return None if state is None or state.client is None else (int(state.process_id), int(state.num_processes))
+    except (AttributeError, TypeError, ValueError):
+        return None  # a version that keeps them elsewhere
 
 
 def _run_id(environ: Mapping[str, str], world_size: int) -> str:
