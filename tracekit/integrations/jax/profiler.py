@@ -1,0 +1,371 @@
+"""JaxProfiler: records JAX traces of some steps of a training, and steps the tracekit profiler along."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit import privacy, storage
+from tracekit.clock import SYSTEM_CLOCK, Clock
+from tracekit.distributed import detect_process
+from tracekit.errors import ConfigError
+from tracekit.integrations.jax.agreement import make_agreement
+from tracekit.integrations.jax.config import JaxProfilerConfig, log_dir
+from tracekit.integrations.jax.trace import JaxTrace, import_jax, traces_among
+from tracekit.integrations.jax.windows import Decision, Windows
+from tracekit.integrations.jax.writing import Writing
+from tracekit.recording.failures import Failures
+from tracekit.recording.lifecycle import active_profiler
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from contextlib import AbstractContextManager
+    from types import TracebackType
+
+    from tracekit.distributed import ProcessInfo
+    from tracekit.integrations.jax.agreement import Agreement
+    from tracekit.integrations.jax.windows import Held
+    from tracekit.recording.marker import Marker
+    from tracekit.recording.profiler import Profiler
+
+__all__ = ["JaxProfiler"]
+
+logger = logging.getLogger("tracekit")
+
+_CATEGORIES: Final = ("jax profiler",)
+
+
+class JaxProfiler:
+    """Records JAX traces of some steps of a training, on the clock of tracekit's own.
+
+    A plain object with the hooks of a training loop, each of which may be left out but `on_training_step`::
+
+        config = JaxProfilerConfig(profile_first_step=3)
+        with Profiler(trace_handlers=[...]), JaxProfiler(config, log_path="runs/1") as jax_profiler:
+            for step, batch in enumerate(batches, 1):
+                state, metrics = train_step(state, batch)
+                jax_profiler.on_training_step(metrics, epoch, step, samples=len(batch))
+
+    or the callback of a trainer that calls these hooks. ``tracekit merge`` on the folder of the rank traces and the log
+    directory then puts both on one timeline.
+
+    A trace is ``<log_path>/<profile_log_dir>/plugins/profile/step_<first step>/process<index>-<host>.trace.json.gz``, with the
+    xplane.pb for XProf and TensorBoard beside it. All processes of a run share that folder, and no file there is overwritten.
+
+    Wrong arguments raise `ConfigError` here. After that nothing raises into the training: failures are logged once and counted
+    in `failures` (``TRACEKIT_STRICT=1`` raises them). JAX keeps a trace in memory until it ends: an exception, the end of the
+    ``with`` block and the end of the interpreter save it, and when the process is killed it is lost.
+
+    All methods belong to the training thread. A forked child does nothing.
+
+    Args:
+        config: When traces are recorded, and where they go.
+        trainer: What has a ``log_path``, and ``state.params``, which a trace waits for before it ends.
+        log_path: What ``profile_log_dir`` is below of, without a trainer; the current folder if None.
+        profiler: The tracekit profiler; the active one if None.
+        step_profiler: Whether the hooks call its `Profiler.step` and `Profiler.next_epoch`; False where the loop does.
+        annotate_steps: Whether every step of a trace has a ``StepTraceAnnotation``, by which XProf tells of steps; None is where
+            there is no trainer, since trainers make their own.
+        background: Whether the training goes on while JAX writes a trace, on another thread. Otherwise it waits, and every half
+            minute a line in the log says so: for large accelerators that takes minutes.
+        profiler_options: ``jax.profiler.ProfileOptions``, passed on as they are.
+        clock: The clocks to read; for tests.
+
+    Raises:
+        ConfigError: An argument is wrong, JAX is not installed, or the log directory cannot be made.
+    """
+
+    def __init__(
+        self,
+        config: JaxProfilerConfig | None = None,
+        trainer: Any = None,
+        *,
+        log_path: str | os.PathLike[str] | None = None,
+        profiler: Profiler | None = None,
+        step_profiler: bool = True,
+        annotate_steps: bool | None = None,
+        background: bool = False,
+        profiler_options: Any = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        config = JaxProfilerConfig() if config is None else config
+        if not isinstance(config, JaxProfilerConfig):
+            raise ConfigError(f"JaxProfiler: config must be a JaxProfilerConfig, not {config!r}")
+        self._jax = import_jax()
+        self.config = config
+        self.log_dir = log_dir(config, trainer, log_path)
+        self._trainer = trainer
+        self._given_profiler = profiler
+        self._step_profiler = step_profiler
+        self._annotate = trainer is None if annotate_steps is None else annotate_steps
+        self._background = background
+        self._options = profiler_options
+        self._clock = clock
+        self._windows = Windows(config)
+        self._failures = Failures()
+        self._pid = os.getpid()
+        self._began = False
+        self._index = 0
+        self._records = True
+        self._profiler: Profiler | None = None
+        self._process: ProcessInfo | None = None
+        self._agreement: Agreement | None = None
+        self._trace: JaxTrace | None = None
+        self._writer: Writing | None = None
+        self._arrays: Any = None
+        self._phase: Marker | None = None
+        self._step = 0
+        self._stepped_ns = 0
+
+    @property
+    def failures(self) -> Counter[str]:
+        """What went wrong while recording, and how often; with a tracekit profiler, its own `Profiler.stats` have it as well."""
+        return self._failures.counts
+
+    @property
+    def is_tracing(self) -> bool:
+        """Whether a trace runs."""
+        return self._trace is not None
+
+    # ---- life ---------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> JaxProfiler:
+        self.on_training_start()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End and save the trace that runs, and wait until it is written. May be called again."""
+        self._guard(self._close)
+
+    def on_training_start(self, *_args: object, **_kwargs: object) -> None:
+        """Begin to count the time. The first `on_training_step` does it where it is not called."""
+        self._guard(self._begin)
+
+    def on_training_end(self, *_args: object, **_kwargs: object) -> None:
+        """Do what `close` does."""
+        self.close()
+
+    def finalize(self, *_args: object, **_kwargs: object) -> None:
+        """Do what `close` does; trainers call it with a status also when the training failed."""
+        self.close()
+
+    # ---- the training loop --------------------------------------------------------------------------------------------
+
+    def on_training_step(
+        self,
+        step_metrics: Any = None,
+        epoch_idx: int = 0,
+        step_idx: int | None = None,
+        *,
+        samples: int = 0,
+        tokens: int = 0,
+    ) -> None:
+        """Note that a step is over; call it after each.
+
+        Args:
+            step_metrics: What the step returned; a trace ends when these arrays are computed. Not looked at otherwise.
+            epoch_idx: The number of the epoch.
+            step_idx: The number of the step in the whole run, from 1; None is one more than the last.
+            samples: How many samples the step had, for the tracekit profiler.
+            tokens: How many tokens it had.
+        """
+        if os.getpid() != self._pid:
+            return
+        self._guard(self._begin_once)
+        if self._profiler is not None and self._step_profiler:
+            self._profiler.step(samples=samples, tokens=tokens)
+        self._guard(self._after_step, step_metrics, epoch_idx, step_idx)
+        self._failures.raise_pending()
+
+    def on_training_epoch_start(self, *_args: object, **_kwargs: object) -> None:
+        """Do nothing; for trainers that call it."""
+
+    def on_training_epoch_end(self, *_args: object, **_kwargs: object) -> None:
+        """End the trace that runs, and pass to the next epoch. A trace that is too short is begun once more."""
+        self._guard(self._stop, "the end of the epoch")
+        if self._profiler is not None and self._step_profiler and os.getpid() == self._pid:
+            self._profiler.next_epoch()
+
+    def on_validation_epoch_start(self, *_args: object, **_kwargs: object) -> None:
+        """End the trace that runs, which is to hold training steps only, and begin a slice "validation"."""
+        self._guard(self._stop, "a validation")
+        self._guard(self._begin_phase, "validation")
+
+    def on_validation_epoch_end(self, *_args: object, **_kwargs: object) -> None:
+        """End the slice "validation"."""
+        self._guard(self._end_phase)
+
+    def on_test_epoch_start(self, *_args: object, **_kwargs: object) -> None:
+        """End the trace that runs, and begin a slice "test"."""
+        self._guard(self._stop, "a test")
+        self._guard(self._begin_phase, "test")
+
+    def on_test_epoch_end(self, *_args: object, **_kwargs: object) -> None:
+        """End the slice "test"."""
+        self._guard(self._end_phase)
+
+    # ---- what the hooks do --------------------------------------------------------------------------------------------
+
+    def _guard(self, function: Any, *args: Any) -> None:
+        """Call what must not reach the training when it fails, and do nothing in a forked child."""
+        if os.getpid() != self._pid:
+            return
+        try:
+            function(*args)
+        except Exception as error:  # noqa: BLE001 - whatever JAX or the storage throws, training goes on
+            self._report(error)
+
+    def _report(self, error: BaseException) -> None:
+        if self._profiler is not None:
+            # It logs, and raises under TRACEKIT_STRICT=1.
+            self._failures.counts["JaxProfiler"] += 1
+            self._profiler.report_failure("JaxProfiler", error)
+        else:
+            self._failures.report("JaxProfiler", error)
+
+    def _begin_once(self) -> None:
+        if not self._began:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._stop("a new training")
+        self._profiler = self._given_profiler or active_profiler()
+        self._stepped_ns = self._clock.monotonic_ns()
+        self._windows.count_from(self._stepped_ns)
+        if self._began:
+            return
+        self._began = True
+        count = int(self._jax.process_count())
+        self._index = int(self._jax.process_index())
+        self._records = self._index == 0 or not self.config.main_process_only
+        if not self._records:
+            logger.info("tracekit: process %d of %d records no JAX traces (main_process_only)", self._index, count)
+            return
+        self._process = _who(self._profiler, self._index, count)
+        if count > 1 and not self.config.main_process_only and self.config.profile_every_n_minutes >= 0:
+            self._windows.agreed = True
+            self._agreement = make_agreement(self._index, self._windows.announce)
+
+    def _after_step(self, arrays: Any, epoch: int, number: int | None) -> None:
+        self._step = self._step + 1 if number is None else int(number)
+        now_ns = self._clock.monotonic_ns()
+        step_ns, self._stepped_ns = now_ns - self._stepped_ns, now_ns
+        if not self._records:
+            return
+        self._arrays = None if self._trace is None else arrays
+        decision = self._windows.after_step(self._step, int(epoch), now_ns)
+        if decision is Decision.STOP:
+            self._stop()
+        elif decision is Decision.START:
+            self._start()
+        elif decision is Decision.ASK:
+            if self._agreement is not None:
+                self._agreement.ask(self._step, step_ns)
+        elif self._trace is not None and self._annotate:
+            self._trace.annotate(self._step + 1)
+
+    def _start(self) -> None:
+        if self._writer is not None and self._writer.is_alive():
+            return  # JAX records one trace at a time; this one stays due
+        assert self._process is not None
+        trace = JaxTrace(self.log_dir, self._process, self._index, self._options, self._clock)
+        try:
+            with self._slice("jax.profiler.start_trace"):
+                trace.start(self._step + 1)
+        except BaseException:
+            self._windows.ended(self._clock.monotonic_ns())
+            raise
+        self._trace = trace
+        self._windows.started()
+        atexit.register(self.close)  # for loops without a with block and a last hook
+        if self._annotate:
+            trace.annotate(self._step + 1)
+        logger.info("tracekit: JAX records steps %d to %d", self._step + 1, self._step + self.config.profile_n_steps)
+
+    def _stop(self, cut_by: str = "") -> None:
+        """End the trace that runs and have it written."""
+        trace, self._trace = self._trace, None
+        if trace is None:
+            return
+        atexit.unregister(self.close)
+        held = self._windows.ended(self._clock.monotonic_ns(), early=bool(cut_by))
+        try:
+            trace.annotate(None)
+            trace.wait_for(self._arrays if self._trainer is None else self._trainer.state.params)
+        except Exception as error:  # noqa: BLE001 - what JAX computes may have failed, and the trace may tell why
+            self._report(error)
+        self._arrays = None
+        self._writer = Writing(lambda: self._write(trace, held, cut_by))
+        if not self._background:
+            with self._slice("jax.profiler.stop_trace"):
+                self._writer.wait()
+            self._windows.count_from(self._clock.monotonic_ns())
+
+    def _write(self, trace: JaxTrace, held: Held, cut_by: str) -> None:
+        """End JAX's trace and move its files, on a thread of its own."""
+        begin_ns = self._clock.monotonic_ns()
+        try:
+            files = trace.stop(keep=held.steps > 0 or not cut_by)
+        except Exception as error:  # noqa: BLE001 - see _guard
+            self._report(error)
+            return
+        seconds = (self._clock.monotonic_ns() - begin_ns) / 1e9
+        traces = traces_among(files)
+        for path in traces:
+            if self._profiler is not None:
+                self._profiler.record_chrome_json_trace_file(path)
+        words = "" if held.steps == held.wanted else f" ({held.steps} of {held.wanted}, cut by {cut_by or 'the end'})"
+        words += "; another one begins with the next step" if held.again else ""
+        where = ", ".join(map(storage.without_secrets, traces)) or "no file"
+        logger.info("tracekit: JAX has recorded %s%s: %s (written in %.1f s)", held, words, where, seconds)
+
+    def _close(self) -> None:
+        self._end_phase()
+        self._stop()
+        if self._writer is not None:
+            self._writer.wait()
+        if self._agreement is not None:
+            self._agreement.close()
+            self._agreement = None
+
+    def _slice(self, name: str) -> AbstractContextManager[object]:
+        return nullcontext() if self._profiler is None else self._profiler.marker(name, _CATEGORIES)
+
+    def _begin_phase(self, name: str) -> None:
+        self._end_phase()
+        if self._profiler is not None:
+            self._phase = self._profiler.marker(name)
+            self._phase.start()
+
+    def _end_phase(self) -> None:
+        phase, self._phase = self._phase, None
+        if phase is not None:
+            phase.finish()
+
+
+def _who(profiler: Profiler | None, index: int, count: int) -> ProcessInfo:
+    """Return who records: what the rank trace says, so that the merge puts both together."""
+    if profiler is not None:
+        try:
+            process = profiler.process
+        except ConfigError:
+            pass  # it was not started
+        else:
+            if process.rank != index:
+                logger.warning(
+                    "tracekit: JAX calls this process %d, and the Profiler rank %d; pass it rank=jax.process_index(), "
+                    "world_size=jax.process_count()",
+                    index,
+                    process.rank,
+                )
+            return process
+    process = detect_process(rank=index, world_size=count)
+    return privacy.anonymous(process) if privacy.is_wanted(None) else process

@@ -1,0 +1,145 @@
+"""Windows: after which steps JAX traces begin and end. It knows nothing of JAX and reads no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from tracekit.integrations.jax.config import JaxProfilerConfig
+
+__all__ = ["Decision", "Held", "Windows"]
+
+_MINUTE_NS: Final = 60_000_000_000
+
+
+class Decision(Enum):
+    """What is to be done after a step."""
+
+    NOTHING = "nothing"
+    START = "start"
+    STOP = "stop"
+    ASK = "ask"
+    """It is time for a trace, and all processes must begin it with the same step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a trace holds.
+
+    Attributes:
+        first: The number of its first step.
+        steps: How many steps it holds, 0 or more.
+        wanted: How many it should.
+        again: Whether it is begun once more.
+    """
+
+    first: int
+    steps: int
+    wanted: int
+    again: bool
+
+    def __str__(self) -> str:
+        if self.steps < 2:
+            return f"step {self.first}" if self.steps else "no whole step"
+        return f"steps {self.first} to {self.first + self.steps - 1}"
+
+
+class Windows:
+    """Decides after each training step whether a trace begins or ends.
+
+    A trace that begins after step 10 and holds 5 steps holds 11 to 15, and ends after step 15. Steps that are asked for by
+    number are recorded whole: when a trace runs already as they come, it goes on until their end. A trace that is cut (by a
+    validation or the end of an epoch) is begun once more after the next step.
+
+    Used by the training thread; `announce` may be called by any other.
+
+    Args:
+        config: What is wanted.
+
+    Attributes:
+        agreed: Whether the time alone begins no trace, but `announce`, as several processes must agree.
+        first_step: Of the trace that runs: the step after which it began; None while none runs.
+        missed: How many traces were announced too late.
+    """
+
+    def __init__(self, config: JaxProfilerConfig) -> None:
+        self.agreed = False
+        self.first_step: int | None = None
+        self.missed = 0
+        self._config = config
+        self._last_step = 0
+        self._last_ns = 0
+        self._end_step = 0
+        self._first_is_due = True
+        self._is_repeated = False
+        self._repeat = False
+        self._announced: int | None = None
+
+    def count_from(self, now_ns: int) -> None:
+        """Count the time until the next trace from here."""
+        self._last_ns = now_ns
+
+    def announce(self, step: int) -> None:
+        """Have a trace begin after that step, as all other processes do."""
+        self._announced = step
+
+    def after_step(self, step: int, epoch: int, now_ns: int) -> Decision:
+        """Decide what is to be done after a step; `started` or `ended` tell that it was done.
+
+        Args:
+            step: Its number.
+            epoch: The number of its epoch.
+            now_ns: The monotonic clock.
+        """
+        self._last_step = step
+        config = self._config
+        if self.first_step is not None:
+            if self._first_is_due and step >= config.profile_first_step:
+                self._first_is_due = False
+                self._end_step = max(self._end_step, step + config.profile_n_steps)
+            # A loop that begins to count anew has no later step to wait for.
+            return Decision.STOP if step >= self._end_step or step < self.first_step else Decision.NOTHING
+        announced, self._announced = self._announced, None
+        if announced is not None and step < announced:
+            self._announced = announced
+        elif announced is not None and step > announced:
+            self.missed += 1
+        if config.every_n_epochs > 0 and epoch % config.every_n_epochs:
+            return Decision.NOTHING
+        if self._repeat or step == announced or self._is_due_by_number(step):
+            return Decision.START
+        if config.profile_every_n_minutes >= 0 and now_ns - self._last_ns > config.profile_every_n_minutes * _MINUTE_NS:
+            return Decision.ASK if self.agreed else Decision.START
+        return Decision.NOTHING
+
+    def _is_due_by_number(self, step: int) -> bool:
+        first, every = self._config.profile_first_step, self._config.every_n_steps
+        if self._first_is_due and step >= first:
+            return True
+        return every > 0 and step > first and (step - first) % every == 0
+
+    def started(self) -> None:
+        """Note that a trace has begun."""
+        self.first_step = self._last_step
+        self._end_step = self._last_step + self._config.profile_n_steps
+        self._first_is_due = self._first_is_due and self._last_step < self._config.profile_first_step
+        self._is_repeated, self._repeat = self._repeat, False
+
+    def ended(self, now_ns: int, *, early: bool = False) -> Held:
+        """Note that the trace has ended, or, where none runs, that it could not begin; the next one comes when it is due.
+
+        Args:
+            now_ns: The monotonic clock.
+            early: Whether it had to; it is then begun once more, unless it was that one.
+        """
+        if self.first_step is None:
+            self.started()
+        assert self.first_step is not None
+        wanted = self._end_step - self.first_step
+        held = min(max(self._last_step - self.first_step, 0), wanted)
+        self._repeat = early and held < wanted and not self._is_repeated
+        self._last_ns = now_ns
+        first, self.first_step = self.first_step + 1, None
+        return Held(first, held, wanted, self._repeat)
