@@ -74,6 +74,11 @@ class JaxProfiler:
         profiler_options: ``jax.profiler.ProfileOptions``, passed on as they are.
         clock: The clocks to read; for tests.
 
+    Attributes:
+        config: As given.
+        log_dir: Where the traces go.
+        traces: The JSON traces that were written so far.
+
     Raises:
         ConfigError: An argument is wrong, JAX is not installed, or the log directory cannot be made.
     """
@@ -97,6 +102,7 @@ class JaxProfiler:
         self._jax = import_jax()
         self.config = config
         self.log_dir = log_dir(config, trainer, log_path)
+        self.traces: list[str] = []
         self._trainer = trainer
         self._given_profiler = profiler
         self._step_profiler = step_profiler
@@ -276,7 +282,7 @@ class JaxProfiler:
         if self._writer is not None and self._writer.is_alive():
             return  # JAX records one trace at a time; this one stays due
         assert self._process is not None
-        trace = JaxTrace(self.log_dir, self._process, self._index, self._options, self._clock)
+        trace = JaxTrace(self._jax, self.log_dir, self._process, self._index, self._options, self._clock)
         try:
             with self._slice("jax.profiler.start_trace"):
                 trace.start(self._step + 1)
@@ -319,6 +325,7 @@ class JaxProfiler:
             return
         seconds = (self._clock.monotonic_ns() - begin_ns) / 1e9
         traces = traces_among(files)
+        self.traces += traces
         for path in traces:
             if self._profiler is not None:
                 self._profiler.record_chrome_json_trace_file(path)

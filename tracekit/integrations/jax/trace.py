@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
-from tracekit.clock import Clock
+from tracekit.clock import SYSTEM_CLOCK, Clock
 from tracekit.errors import ConfigError, StorageError
 from tracekit.formats.xprof import ANCHOR_EVENT
 
@@ -56,6 +56,7 @@ class JaxTrace:
     folder for all processes of a run.
 
     Args:
+        jax: The module.
         log_dir: The log directory, a path or URL.
         process: Who records; goes into the trace, so that the merge knows whose it is.
         index: JAX's number of the process.
@@ -64,14 +65,14 @@ class JaxTrace:
     """
 
     def __init__(
-        self, log_dir: str, process: ProcessInfo, index: int, options: Any = None, clock: Clock | None = None
+        self, jax: Any, log_dir: str, process: ProcessInfo, index: int, options: Any = None, clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        self._jax = import_jax()
+        self._jax = jax
         self._log_dir = log_dir
         self._process = process
         self._index = index
         self._options = options
-        self._clock = clock or Clock()
+        self._clock = clock
         self._step = 0
         self._folder: Path | None = None
         self._annotation: Any = None

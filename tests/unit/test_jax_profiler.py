@@ -1,0 +1,710 @@
+"""JaxProfiler without JAX: after which steps traces begin and end, where they go, and what failures cost."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tracekit import MemoryTraceHandler, Profiler
+from tracekit.errors import ConfigError, HandlerError
+from tracekit.integrations.jax import JaxAnnotations, JaxProfiler, JaxProfilerConfig, agreement, writing
+from tracekit.testing import FakeClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MINUTE_NS = 60_000_000_000
+
+
+class Annotation:
+    """What `TraceAnnotation` and `StepTraceAnnotation` return."""
+
+    def __init__(self, log: list[tuple[Any, ...]], name: str, **args: Any) -> None:
+        self._log, self.name, self.args = log, name, args
+
+    def __enter__(self) -> Annotation:
+        self._log.append(("begin", self.name, self.args))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._log.append(("end", self.name, self.args))
+
+    def set_metadata(self, **args: Any) -> None:
+        self.args.update(args)
+
+
+class FakeJax(ModuleType):
+    """As much of JAX as the profiler uses: one trace at a time, and two files when it ends."""
+
+    def __init__(self, index: int = 0, count: int = 1) -> None:
+        super().__init__("jax")
+        self.index, self.count = index, count
+        self.events: list[tuple[str, int]] = []
+        self.annotations: list[tuple[Any, ...]] = []
+        self.waited_for: list[Any] = []
+        self.step = 0
+        self.folder: str | None = None
+        self.profiler = SimpleNamespace(
+            start_trace=self.start_trace,
+            stop_trace=self.stop_trace,
+            TraceAnnotation=lambda name, **args: Annotation(self.annotations, name, **args),
+            StepTraceAnnotation=lambda name, **args: Annotation(self.annotations, name, **args),
+        )
+        self.while_stopping: Callable[[], object] = lambda: None
+
+    def process_index(self) -> int:
+        return self.index
+
+    def process_count(self) -> int:
+        return self.count
+
+    def block_until_ready(self, arrays: Any) -> None:
+        self.waited_for.append(arrays)
+
+    def start_trace(self, folder: str, profiler_options: Any = None) -> None:
+        if self.folder is not None:
+            raise RuntimeError("Profile has already been started. Only one profile may be run at a time.")
+        self.folder = folder
+        self.events.append(("start", self.step))
+
+    def stop_trace(self) -> None:
+        if self.folder is None:
+            raise RuntimeError("No profile started")
+        self.while_stopping()
+        session = Path(self.folder) / "plugins" / "profile" / "2026_11_21_16_53_16"
+        session.mkdir(parents=True)
+        (session / "host.lan.xplane.pb").write_bytes(b"")
+        (session / "host.lan.trace.json.gz").write_bytes(b"")
+        self.folder = None
+        self.events.append(("stop", self.step))
+
+
+@pytest.fixture
+def jax(monkeypatch: pytest.MonkeyPatch) -> FakeJax:
+    """A JAX of one process."""
+    fake = FakeJax()
+    use(monkeypatch, fake)
+    return fake
+
+
+def use(monkeypatch: pytest.MonkeyPatch, fake: FakeJax, client: Any = None) -> None:
+    monkeypatch.setitem(sys.modules, "jax", fake)
+    state = SimpleNamespace(client=client, process_id=fake.index, num_processes=fake.count)
+    monkeypatch.setitem(sys.modules, "jax._src.distributed", SimpleNamespace(global_state=state))  # type: ignore[arg-type]
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+class Loop:
+    """A training loop with the hooks of a trainer, in a time of its own."""
+
+    def __init__(self, jax: FakeJax, folder: Path, step_minutes: float = 1 / 60, **settings: Any) -> None:
+        self.jax = jax
+        self.time = FakeClock()
+        self.profiler = JaxProfiler(JaxProfilerConfig(**settings), log_path=folder, clock=self.time.clock)
+        self.step_ns = round(step_minutes * MINUTE_NS)
+
+    def train(self, first: int, last: int, *, validate: int = 0, epoch_end: int = 0) -> None:
+        """Train the steps ``first`` to ``last``, with a validation or the end of an epoch after one of them."""
+        epoch = 0
+        for step in range(first, last + 1):
+            self.time.advance(self.step_ns)
+            self.jax.step = step
+            self.profiler.on_training_step({"loss": step}, epoch, step)
+            if step == validate:
+                self.profiler.on_validation_epoch_start(epoch)
+                self.profiler.on_validation_epoch_end({}, epoch)
+            if step == epoch_end:
+                self.profiler.on_training_epoch_end({}, epoch)
+                epoch += 1
+
+    def fail_after(self, last: int) -> None:
+        """Train up to a step, and fail in the next one."""
+        with self.profiler:
+            self.train(1, last)
+            raise ZeroDivisionError
+
+
+def starts_and_stops(*steps: int) -> list[tuple[str, int]]:
+    return [("start" if number % 2 == 0 else "stop", step) for number, step in enumerate(steps)]
+
+
+# The traces that xLSTM-JAX's callback records, by the steps after which they start and stop, ours, and why they differ.
+WINDOWS: dict[str, tuple[dict[str, Any], float, tuple[int, int], dict[str, int], list[int], list[int], str]] = {
+    "default": ({}, 1 / 60, (1, 40), {}, [10, 15], [10, 15], ""),
+    "never by time": ({"profile_every_n_minutes": -1}, 10, (1, 60), {}, [10, 15], [10, 15], ""),
+    "slow steps": (
+        {},
+        10,
+        (1, 60),
+        {},
+        [7, 12, 19, 24, 31, 36, 43, 48, 55, 60],
+        [7, 15, 22, 27, 34, 39, 46, 51, 58, 60],
+        "J1: there, the trace by time makes it forget step 10; here, steps 11 to 15 are in the trace that runs by then",
+    ),
+    "slow steps, later first step": (
+        {"profile_first_step": 20},
+        10,
+        (1, 30),
+        {},
+        [7, 12, 19, 24],
+        [7, 12, 19, 25],
+        "J1: steps 21 to 25 are whole",
+    ),
+    "always": (
+        {"profile_every_n_minutes": 0},
+        1 / 60,
+        (1, 20),
+        {},
+        [1, 6, 7, 12, 13, 18, 19],
+        [1, 6, 7, 15, 16, 20],
+        "J1, and J5: there, the last trace is lost",
+    ),
+    "validation": (
+        {},
+        1 / 60,
+        (1, 40),
+        {"validate": 12},
+        [10, 12],
+        [10, 12, 13, 18],
+        "J4: what was cut is begun once more",
+    ),
+    "end of an epoch": ({}, 1 / 60, (1, 40), {"epoch_end": 13}, [10, 13], [10, 13, 14, 19], "J4"),
+    "resumed": ({}, 1 / 60, (101, 120), {}, [], [101, 106], "J2: there, a first step that is past is missed"),
+    "resumed, never by time": ({"profile_every_n_minutes": -1}, 1 / 60, (101, 120), {}, [], [101, 106], "J2"),
+    "first step 0": ({"profile_first_step": 0}, 1 / 60, (1, 20), {}, [], [1, 6], "J2: steps begin at 1"),
+    "run ends": ({}, 1 / 60, (1, 12), {}, [10], [10, 12], "J5"),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_the_documented_windows(jax: FakeJax, tmp_path: Path, name: str) -> None:
+    settings, step_minutes, steps, hooks, theirs, ours, why = WINDOWS[name]
+    loop = Loop(jax, tmp_path, step_minutes, **settings)
+    loop.profiler.on_training_start()
+    loop.train(*steps, **hooks)
+    loop.profiler.on_training_end()
+    assert jax.events == starts_and_stops(*ours)
+    assert (ours == theirs) == (not why)
+    assert loop.profiler.failures == {}
+
+
+def test_a_number_of_steps_below_1_is_refused() -> None:
+    """There, it records one step."""
+    for number in (0, -5):
+        with pytest.raises(ConfigError, match="profile_n_steps must be a whole number from 1 on"):
+            JaxProfilerConfig(profile_n_steps=number)
+
+
+def test_another_process_than_the_main_one_records_nothing_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    jax = FakeJax(index=1, count=2)
+    use(monkeypatch, jax)
+    caplog.set_level(logging.DEBUG, "tracekit")
+    loop = Loop(jax, tmp_path, 10)
+    loop.profiler.on_training_start()
+    loop.train(1, 60)
+    loop.profiler.on_training_end()
+    assert (jax.events, files(tmp_path)) == ([], [])
+    assert [record.getMessage() for record in caplog.records] == [
+        "tracekit: process 1 of 2 records no JAX traces (main_process_only)"
+    ]
+
+
+def test_the_configured_first_step_stays_what_it_is(jax: FakeJax, tmp_path: Path) -> None:
+    loop = Loop(jax, tmp_path, 10)
+    loop.train(1, 30)
+    loop.profiler.close()
+    assert loop.profiler.config == JaxProfilerConfig()
+    with pytest.raises(AttributeError):
+        loop.profiler.config.profile_first_step = 7  # type: ignore[misc]
+
+
+def test_a_trace_that_is_cut_twice_is_begun_once_more_only(jax: FakeJax, tmp_path: Path) -> None:
+    loop = Loop(jax, tmp_path)
+    loop.train(1, 10)
+    for step in range(11, 31):
+        loop.train(step, step, epoch_end=step if step % 3 == 0 else 0)
+    loop.profiler.close()
+    assert jax.events == starts_and_stops(10, 12, 13, 15), "epochs of three steps hold no five"
+
+
+def test_a_trace_without_a_step_leaves_no_file(jax: FakeJax, tmp_path: Path) -> None:
+    loop = Loop(jax, tmp_path)
+    loop.train(1, 10, epoch_end=10)
+    assert (jax.events, files(tmp_path)) == (starts_and_stops(10, 10), [])
+    loop.train(11, 16)
+    assert jax.events == starts_and_stops(10, 10, 11, 16)
+    assert [name.split("/")[3] for name in files(tmp_path)] == ["step_00000012"] * 2
+
+
+def test_further_traces_by_number_and_by_epoch(jax: FakeJax, tmp_path: Path) -> None:
+    """``every_n_steps`` and ``every_n_epochs``, which are there and do nothing."""
+    loop = Loop(jax, tmp_path / "steps", every_n_steps=20, profile_every_n_minutes=-1)
+    loop.train(1, 60)
+    assert jax.events == starts_and_stops(10, 15, 30, 35, 50, 55)
+    jax.events.clear()
+    loop = Loop(jax, tmp_path / "epochs", every_n_epochs=2, profile_first_step=1, profile_n_steps=2, every_n_steps=1)
+    for epoch in range(4):
+        for step in range(epoch * 4 + 1, epoch * 4 + 5):
+            jax.step = step
+            loop.profiler.on_training_step({}, epoch, step)
+        loop.profiler.on_training_epoch_end({}, epoch)
+    loop.profiler.close()
+    assert jax.events == starts_and_stops(1, 3, 4, 4, 9, 11, 12, 12)
+
+
+def test_time_is_measured_by_the_clock_that_nobody_can_set(jax: FakeJax, tmp_path: Path) -> None:
+    """J10: a wall clock that is set by hours begins no trace."""
+    time = FakeClock()
+    profiler = JaxProfiler(JaxProfilerConfig(profile_first_step=1000), log_path=tmp_path, clock=time.clock)
+    profiler.on_training_start()
+    for step in range(1, 10):
+        time.wall_ns += 5 * 60 * MINUTE_NS
+        profiler.on_training_step({}, 0, step)
+    assert jax.events == []
+    time.monotonic_ns += 61 * MINUTE_NS
+    profiler.on_training_step({}, 0, 10)
+    assert jax.events == [("start", 0)]
+    profiler.close()
+
+
+@pytest.mark.parametrize("ending", ["exception", "on_training_end", "finalize", "close"])
+def test_however_the_run_ends_the_trace_is_saved(jax: FakeJax, tmp_path: Path, ending: str) -> None:
+    loop = Loop(jax, tmp_path)
+    if ending == "exception":
+        with pytest.raises(ZeroDivisionError):
+            loop.fail_after(11)
+    else:
+        loop.train(1, 11)
+        getattr(loop.profiler, ending)(*(["error"] if ending == "finalize" else []))
+    loop.profiler.close()  # a second time does nothing
+    assert jax.events == starts_and_stops(10, 11)
+    assert files(tmp_path) == [
+        f"tensorboard/plugins/profile/step_00000011/process0-host.lan.{kind}" for kind in ("trace.json.gz", "xplane.pb")
+    ]
+
+
+def test_a_trace_waits_for_the_arrays_of_its_last_step(jax: FakeJax, tmp_path: Path) -> None:
+    loop = Loop(jax, tmp_path)
+    loop.train(1, 20)
+    assert jax.waited_for == [{"loss": 15}]
+    trainer = SimpleNamespace(log_path=tmp_path, state=SimpleNamespace(params="parameters"))
+    profiler = JaxProfiler(JaxProfilerConfig(profile_first_step=1, profile_n_steps=1), trainer)
+    for step in (1, 2):
+        profiler.on_training_step({}, 0, step)
+    assert jax.waited_for[1:] == ["parameters"]
+
+
+# ---- failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_trace_that_somebody_else_has_stopped_costs_nothing_else(
+    jax: FakeJax, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """J9: there, the second stop ends the run."""
+    loop = Loop(jax, tmp_path, every_n_steps=10)
+    loop.train(1, 12)
+    jax.profiler.stop_trace()
+    loop.train(13, 29)
+    loop.profiler.close()
+    assert jax.events == starts_and_stops(10, 12, 20, 25)
+    assert loop.profiler.failures == {"JaxProfiler": 1}
+    assert [record.message.split(";")[0] for record in caplog.records if record.levelno >= logging.WARNING] == [
+        "tracekit: JaxProfiler failed"
+    ]
+    assert "No profile started" in caplog.text
+    # What was written by then is there.
+    assert [name.split("/")[3] for name in files(tmp_path)][::2] == ["step_00000011", "step_00000021"]
+
+
+def test_a_trace_that_cannot_start_is_reported_once_and_tried_when_it_is_due_again(
+    jax: FakeJax, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    jax.folder = "of somebody else"
+    loop = Loop(jax, tmp_path, every_n_steps=10, profile_every_n_minutes=-1)
+    loop.train(1, 29)
+    assert (jax.events, loop.profiler.failures) == ([], {"JaxProfiler": 2})
+    assert len(caplog.records) == 1
+    assert "Profile has already been started" in caplog.text
+    jax.folder = None
+    loop.train(30, 36)
+    assert jax.events == starts_and_stops(30, 35)
+    assert [name.split("/")[3] for name in files(tmp_path)][::2] == ["step_00000031"]
+
+
+def test_a_computation_that_failed_does_not_keep_the_trace_from_being_saved(jax: FakeJax, tmp_path: Path) -> None:
+    def fail(arrays: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    jax.block_until_ready = fail  # type: ignore[method-assign]
+    loop = Loop(jax, tmp_path)
+    loop.train(1, 20)
+    assert jax.events == starts_and_stops(10, 15)
+    assert loop.profiler.failures == {"JaxProfiler": 1}
+    assert len(files(tmp_path)) == 2
+
+
+def test_a_step_number_that_is_none_is_reported_and_training_goes_on(jax: FakeJax, tmp_path: Path) -> None:
+    profiler = JaxProfiler(log_path=tmp_path)
+    profiler.on_training_step({}, 0, "ten")  # type: ignore[arg-type]
+    assert profiler.failures == {"JaxProfiler": 1}
+
+
+def test_strict_mode_raises_failures(jax: FakeJax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACEKIT_STRICT", "1")
+    jax.folder = "of somebody else"
+    loop = Loop(jax, tmp_path)
+    with pytest.raises(HandlerError, match="Profile has already been started"):
+        loop.train(1, 20)
+
+
+def test_a_full_disk_says_where_the_trace_was_left(
+    jax: FakeJax, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = Loop(jax, tmp_path)
+    loop.train(1, 12)
+    (tmp_path / "tensorboard" / "plugins").touch()  # where a folder should be
+    loop.train(13, 20)
+    assert loop.profiler.failures == {"JaxProfiler": 1}
+    assert "the JAX trace is left in" in caplog.text
+    assert len(list(tmp_path.rglob("*.trace.json.gz"))) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_leaves_the_trace_to_its_parent(jax: FakeJax, tmp_path: Path) -> None:
+    loop = Loop(jax, tmp_path)
+    loop.train(1, 12)
+    child = os.fork()
+    if child == 0:
+        loop.train(13, 20)
+        loop.profiler.close()
+        os._exit(0 if jax.events == [("start", 10)] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    loop.profiler.close()
+    assert jax.events == starts_and_stops(10, 12)
+
+
+# ---- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_processes_of_one_host_and_runs_in_one_folder_do_not_overwrite_each_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """J6: there, all write to one name."""
+    for _run in range(2):
+        for index in range(2):
+            jax = FakeJax(index, 2)
+            use(monkeypatch, jax)
+            loop = Loop(jax, tmp_path, main_process_only=False, profile_every_n_minutes=-1)
+            loop.train(1, 20)
+    found = [name.removeprefix("tensorboard/plugins/profile/") for name in files(tmp_path)]
+    assert {name for name in found if name.endswith(".json.gz")} == {
+        f"step_00000011{again}/process{index}-host.lan.trace.json.gz" for again in ("", ".1") for index in range(2)
+    }, "each run has one folder for all of its processes"
+    assert len(found) == 8
+    assert [path for path in (tmp_path / "tensorboard").iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_url_is_a_log_directory_as_well(jax: FakeJax) -> None:
+    import fsspec
+
+    loop = Loop(jax, "memory://jax-logs/run")  # type: ignore[arg-type]
+    loop.train(1, 20)
+    assert loop.profiler.failures == {}
+    assert sorted(fsspec.filesystem("memory").find("/jax-logs")) == [
+        f"/jax-logs/run/tensorboard/plugins/profile/step_00000011/process0-host.lan.{kind}"
+        for kind in ("trace.json.gz", "xplane.pb")
+    ]
+    fsspec.filesystem("memory").rm("/jax-logs", recursive=True)
+
+
+def test_the_names_of_a_private_recording_tell_no_host(
+    jax: FakeJax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACEKIT_PRIVATE", "1")
+    loop = Loop(jax, tmp_path)
+    loop.train(1, 20)
+    assert [name.rpartition("/")[2] for name in files(tmp_path)] == ["process0.trace.json.gz", "process0.xplane.pb"]
+    told = next(args for phase, name, args in jax.annotations if name == "tracekit_clock_anchor")
+    assert told["host"].startswith("host-")
+    assert told["boot_id"].startswith("boot-")
+
+
+def test_the_log_directory(jax: FakeJax, tmp_path: Path) -> None:
+    trainer = SimpleNamespace(log_path=tmp_path / "run")
+    assert JaxProfiler(trainer=trainer).log_dir == f"{tmp_path}/run/tensorboard"
+    assert (tmp_path / "run" / "tensorboard").is_dir()
+    elsewhere = JaxProfilerConfig(profile_log_dir=f"{tmp_path}/elsewhere")
+    assert JaxProfiler(elsewhere, trainer).log_dir == f"{tmp_path}/elsewhere"
+    bucket = JaxProfilerConfig(profile_log_dir="s3://bucket/run")
+    assert JaxProfiler(bucket, trainer).log_dir == "s3://bucket/run"
+    with pytest.raises(ConfigError, match="the trainer has no log_path"):
+        JaxProfiler(trainer=SimpleNamespace(log_path=None))
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be made"):
+        JaxProfiler(log_path=tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"profile_first_step": -1}, "profile_first_step must be a whole number from 0 on"),
+        ({"profile_first_step": 2.5}, "profile_first_step must be a whole number"),
+        ({"profile_every_n_minutes": float("nan")}, "profile_every_n_minutes must be a number of minutes"),
+        ({"profile_every_n_minutes": "60"}, "profile_every_n_minutes must be a number of minutes"),
+        ({"every_n_steps": 0}, r"every_n_steps \(-1 is off\) must be a whole number from 1 on"),
+        ({"every_n_epochs": -2}, r"every_n_epochs \(-1 is off\) must be"),
+        ({"profile_log_dir": ""}, "profile_log_dir must be a path or URL"),
+    ],
+)
+def test_a_wrong_setting_is_refused_at_once(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        JaxProfilerConfig(**settings)
+
+
+def test_a_wrong_config_and_a_missing_jax_are_refused_at_once(monkeypatch: pytest.MonkeyPatch, jax: FakeJax) -> None:
+    with pytest.raises(ConfigError, match="config must be a JaxProfilerConfig"):
+        JaxProfiler({"profile_first_step": 3})  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "jax", None)
+    with pytest.raises(ConfigError, match="JaxProfiler needs jax"):
+        JaxProfiler()
+
+
+# ---- writing ----------------------------------------------------------------------------------------------------------
+
+
+class Seen(logging.Handler):
+    """Sets an event when a line with some words is logged."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self.words, self.event = words, threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.words in record.getMessage():
+            self.event.set()
+
+
+def test_while_jax_writes_a_line_in_the_log_says_so(
+    jax: FakeJax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """J8: there, minutes without a word look like a hang."""
+    monkeypatch.setattr(writing, "HEARTBEAT_S", 0.01)
+    seen = Seen("JAX has been writing its trace for")
+    logging.getLogger("tracekit").addHandler(seen)
+    try:
+        jax.while_stopping = lambda: seen.event.wait(60)
+        Loop(jax, tmp_path).train(1, 20)
+    finally:
+        logging.getLogger("tracekit").removeHandler(seen)
+    assert seen.event.is_set()
+    assert len(files(tmp_path)) == 2
+
+
+def test_in_the_background_the_training_goes_on_while_jax_writes(jax: FakeJax, tmp_path: Path) -> None:
+    trained = threading.Event()
+    jax.while_stopping = lambda: trained.wait(60)
+    config = JaxProfilerConfig(profile_first_step=1, profile_n_steps=1, every_n_steps=2, profile_every_n_minutes=-1)
+    profiler = JaxProfiler(config, log_path=tmp_path, background=True)
+    with profiler:
+        for step in range(1, 8):
+            jax.step = step
+            profiler.on_training_step({}, 0, step)
+        assert jax.events == [("start", 1)], "none begins while one is written"
+        trained.set()
+    assert [name for name, _ in jax.events] == ["start", "stop"]
+    assert profiler.failures == {}
+
+
+# ---- several processes ------------------------------------------------------------------------------------------------
+
+
+class Store:
+    """The key-value store of jax.distributed."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+        self.changed = threading.Condition()
+        self.gone = False
+
+    def key_value_set(self, key: str, value: str) -> None:
+        with self.changed:
+            self.values[key] = value
+            self.changed.notify_all()
+
+    def blocking_key_value_get(self, key: str, timeout_ms: int) -> str:
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.gone or key in self.values, timeout_ms / 1000):
+                raise RuntimeError(f"DEADLINE_EXCEEDED: GetKeyValue() timed out with key: {key}")
+            if self.gone:
+                raise RuntimeError("UNAVAILABLE")
+            return self.values[key]
+
+
+def test_all_processes_record_the_same_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """J6: each has a clock of its own, and there each goes by that."""
+    store = Store()
+    numbers = iter([7, 7])  # the number of the profiler, the same in every process
+    monkeypatch.setattr(agreement, "_numbers", numbers)
+    loops = []
+    heard = threading.Event()
+    for index in range(2):
+        jax = FakeJax(index, 2)
+        use(monkeypatch, jax, store)
+        loop = Loop(
+            jax, tmp_path, 1 / 60, main_process_only=False, profile_first_step=10_000, profile_every_n_minutes=1
+        )
+        loop.profiler.on_training_start()
+        loops.append(loop)
+    announce = loops[1].profiler._windows.announce
+
+    def hear(step: int) -> None:
+        announce(step)
+        heard.set()
+
+    assert loops[1].profiler._agreement is not None
+    loops[1].profiler._agreement._announced = hear
+    loops[1].time.advance(-30 * 1_000_000_000)  # its clock is late
+    loops[0].train(1, 61)
+    assert heard.wait(60)
+    loops[1].train(1, 61)
+    for loop in loops:
+        loop.train(62, 80)
+        loop.profiler.close()
+    assert loops[0].jax.events == starts_and_stops(65, 70), "two steps, and two seconds, after it is due"
+    assert loops[1].jax.events == loops[0].jax.events
+
+
+def test_a_trace_that_is_announced_too_late_is_left_to_the_others(jax: FakeJax, tmp_path: Path) -> None:
+    loop = Loop(jax, tmp_path, profile_first_step=1000)
+    loop.train(1, 20)
+    loop.profiler._windows.announce(15)
+    loop.train(21, 40)
+    assert (jax.events, loop.profiler._windows.missed) == ([], 1)
+
+
+def test_without_jax_distributed_processes_do_not_go_by_their_own_clocks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    jax = FakeJax(0, 2)
+    use(monkeypatch, jax)
+    loop = Loop(jax, tmp_path, 10, main_process_only=False)
+    loop.train(1, 60)
+    loop.profiler.close()
+    assert jax.events == starts_and_stops(10, 15)
+    assert "profile_every_n_minutes is off" in caplog.text
+
+
+def test_listening_ends_with_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    store = Store()
+    ended = agreement.Agreement(store, 1, lambda step: None)
+    assert ended._thread is not None
+    with store.changed:
+        store.gone = True
+        store.changed.notify_all()
+    ended._thread.join(60)
+    assert not ended._thread.is_alive()
+    ended.close()
+
+
+# ---- the tracekit profiler --------------------------------------------------------------------------------------------
+
+
+def test_the_active_profiler_is_stepped_along(jax: FakeJax, tmp_path: Path) -> None:
+    handler = MemoryTraceHandler()
+    with Profiler(handler) as profiler:
+        loop = Loop(jax, tmp_path)
+        for _ in range(12):
+            loop.profiler.on_training_step({}, 0, samples=4, tokens=100)
+        loop.profiler.on_training_epoch_end()
+        loop.profiler.on_validation_epoch_start()
+        loop.profiler.on_validation_epoch_end()
+        loop.profiler.close()
+        stamp = profiler.timestamp
+    assert [int(stamp.batch), int(stamp.sample), int(stamp.token), int(stamp.epoch)] == [12, 48, 1200, 1]
+    names = [event.label.name for event in handler.events if type(event).__name__ == "SliceEnd"]
+    assert names.count("batch") == 12
+    assert sorted(set(names)) == ["batch", "jax.profiler.start_trace", "jax.profiler.stop_trace", "validation"]
+
+
+def test_a_loop_that_steps_the_profiler_itself_keeps_doing_so(jax: FakeJax, tmp_path: Path) -> None:
+    with Profiler() as profiler:
+        jax_profiler = JaxProfiler(log_path=tmp_path, profiler=profiler, step_profiler=False)
+        for step in range(1, 4):
+            profiler.step(samples=4)
+            jax_profiler.on_training_step({}, 0, step)
+        jax_profiler.on_training_epoch_end()
+        assert [int(profiler.timestamp.batch), int(profiler.timestamp.epoch)] == [3, 0]
+
+
+def test_failures_are_in_the_profiler_s_own_count(jax: FakeJax, tmp_path: Path) -> None:
+    jax.folder = "of somebody else"
+    with Profiler() as profiler:
+        loop = Loop(jax, tmp_path)
+        loop.train(1, 20)
+        assert profiler.stats.failures == {"JaxProfiler": 1}
+        assert loop.profiler.failures == {"JaxProfiler": 1}
+
+
+def test_the_trace_says_whose_it_is_and_when_it_began(jax: FakeJax, tmp_path: Path) -> None:
+    with Profiler(rank=0, run_id="run-7") as profiler:
+        loop = Loop(jax, tmp_path)
+        loop.train(1, 20)
+        process = profiler.process
+    anchors = [args for phase, name, args in jax.annotations if (phase, name) == ("end", "tracekit_clock_anchor")]
+    assert len(anchors) == 3
+    for told in anchors:
+        assert (told["rank"], told["run_id"], told["host"], told["pid"]) == (0, "run-7", process.host, process.pid)
+        assert told["first_step"] == 11
+        assert loop.time.wall_ns - told["wall_ns"] == 10 * loop.step_ns
+
+
+def test_every_step_of_a_trace_is_annotated_for_xprof(jax: FakeJax, tmp_path: Path) -> None:
+    Loop(jax, tmp_path).train(1, 20)
+    steps = [(phase, args["step_num"]) for phase, name, args in jax.annotations if name == "train"]
+    assert steps == [(phase, step) for step in range(11, 16) for phase in ("begin", "end")]
+
+
+def test_a_trainer_annotates_its_steps_itself(jax: FakeJax, tmp_path: Path) -> None:
+    trainer = SimpleNamespace(log_path=tmp_path, state=SimpleNamespace(params=None))
+    profiler = JaxProfiler(trainer=trainer)
+    for step in range(1, 20):
+        profiler.on_training_step({}, 0, step)
+    assert {name for _, name, _ in jax.annotations} == {"tracekit_clock_anchor"}
+
+
+def test_a_profiler_of_another_rank_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    jax = FakeJax(1, 2)
+    use(monkeypatch, jax)
+    with Profiler(rank=0):
+        Loop(jax, tmp_path, main_process_only=False, profile_every_n_minutes=-1).train(1, 1)
+    assert "JAX calls this process 1, and the Profiler rank 0" in caplog.text
+
+
+def test_markers_are_annotations_on_their_own_thread(jax: FakeJax) -> None:
+    with Profiler(JaxAnnotations()) as profiler, profiler.marker("outer"), profiler.marker("inner"):
+        thread = threading.Thread(target=profiler.marker("other")(lambda: None))
+        thread.start()
+        thread.join()
+    assert [(phase, name) for phase, name, _ in jax.annotations] == [
+        ("begin", "outer"),
+        ("begin", "inner"),
+        ("begin", "other"),
+        ("end", "other"),
+        ("end", "inner"),
+        ("end", "outer"),
+    ]
