@@ -21,7 +21,8 @@ import pytest
 
 from tracekit import merge_traces, validate_trace
 from tracekit.errors import MergeError
-from tracekit.formats.xprof import start_in_xplane, start_of_anchors
+from tracekit.formats.xprof import MOST_EVENTS, start_in_xplane, start_of_anchors
+from tracekit.merge.scan import scan
 
 if TYPE_CHECKING:
     from tests.perfetto import Engine
@@ -68,6 +69,15 @@ with Profiler(JSONTraceHandler(folder + "/plain" + name)) as profiler:
 with Profiler(JSONTraceHandler(folder + "/failed" + name)) as profiler, contextlib.suppress(ZeroDivisionError):
     with JaxProfiler(config, log_path=folder + "/failed", background=True) as jax_profiler:
         train(profiler, jax_profiler, range(1, 9), fail_at=4)
+# More events than JAX's JSON holds, without those of Python's functions, and private.
+options = jax.profiler.ProfileOptions()
+options.python_tracer_level = 0
+with Profiler(private=True), JaxProfiler(config, log_path=folder + "/many", profiler_options=options) as jax_profiler:
+    for step in range(1, 6):
+        for _ in range(400_000 * (3 <= step)):
+            with jax.profiler.TraceAnnotation("spam"):
+                pass
+        jax_profiler.on_training_step(None, 0, step)
 # Nobody ends it but the interpreter.
 at_exit = JaxProfiler(config, log_path=folder + "/at_exit")
 with Profiler(JSONTraceHandler(folder + "/at_exit" + name)) as profiler:
@@ -200,6 +210,27 @@ def test_steps_and_markers_are_in_jax_s_own_trace(loops: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == [
         f"process0-{socket.gethostname()}.{kind}" for kind in ("trace.json.gz", "xplane.pb")
     ]
+
+
+def test_jax_keeps_the_first_million_events_and_the_merge_says_so(loops: Path) -> None:
+    found = scan(str(the_trace(loops / "many")))
+    assert found.phases["X"] == MOST_EVENTS
+    assert found.profile is not None
+    assert found.profile.source == "a reading of the clock in the trace"
+
+
+def test_a_private_trace_names_no_host(loops: Path) -> None:
+    host = socket.gethostname()
+    found = sorted(path for path in (loops / "many").rglob("*") if path.is_file())
+    assert [path.name for path in found] == ["process0.trace.json.gz", "process0.xplane.pb"]
+    names = re.compile(rf"(?<![\w-]){re.escape(host)}(?![\w-])".encode())
+    for path in found:
+        content = path.read_bytes()
+        content = gzip.decompress(content) if path.suffix == ".gz" else content
+        assert host.encode() not in content or not names.search(content), path
+    written = start_in_xplane(str(found[0]))
+    assert written.start_ns is not None
+    assert "host" not in written.identity
 
 
 PROCESSES = """

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tracekit import MemoryTraceHandler, Profiler
+from tracekit import MemoryTraceHandler, Profiler, Timestamp
 from tracekit.errors import ConfigError, HandlerError
 from tracekit.integrations.jax import JaxAnnotations, JaxProfiler, JaxProfilerConfig, agreement, writing
 from tracekit.testing import FakeClock
@@ -637,6 +637,15 @@ def test_the_active_profiler_is_stepped_along(jax: FakeJax, tmp_path: Path) -> N
     names = [event.label.name for event in handler.events if type(event).__name__ == "SliceEnd"]
     assert names.count("batch") == 12
     assert sorted(set(names)) == ["batch", "jax.profiler.start_trace", "jax.profiler.stop_trace", "validation"]
+
+
+def test_a_resumed_run_counts_on_where_it_is(jax: FakeJax, tmp_path: Path) -> None:
+    with Profiler() as profiler:
+        Loop(jax, tmp_path).train(101, 103)
+        assert int(profiler.timestamp.batch) == 103
+    with Profiler(timestamp=Timestamp(batch=50, sample=400)) as profiler:
+        Loop(jax, tmp_path).train(101, 103)
+        assert [int(profiler.timestamp.batch), int(profiler.timestamp.sample)] == [53, 400], "as it was told"
 
 
 def test_a_loop_that_steps_the_profiler_itself_keeps_doing_so(jax: FakeJax, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from tracekit.errors import MergeError
 from tracekit.formats.protobuf_wire import block, number_field, text_field
 from tracekit.formats.schema import MERGE_REPORT, compile_schema
-from tracekit.formats.xprof import MOST_EVENTS, start_in_xplane, start_of_anchors
+from tracekit.formats.xprof import MOST_EVENTS, start_in_xplane, start_of_anchors, without_hosts
 from tracekit.merge import merge_traces
 
 if TYPE_CHECKING:
@@ -190,6 +191,17 @@ def test_a_wall_clock_that_was_set_is_followed(tmp_path: Path) -> None:
     files = {"rank0.json": json.dumps(events).encode(), "h.trace.json.gz": jax_trace(), "h.xplane.pb": started}
     _, starts = merge(tmp_path, files)
     assert starts["dot"] == START_NS + 1_000_271
+
+
+def test_an_xplane_without_its_hosts_is_the_same_else(tmp_path: Path) -> None:
+    whole = xplane(host="secret.lan")
+    hidden = BytesIO()
+    without_hosts(BytesIO(whole), hidden)
+    assert b"secret" in whole
+    assert hidden.getvalue() + text_field(4, "secret.lan") == whole
+    for size in (len(whole) - 1, 1):
+        with pytest.raises(ValueError, match=r"cut off|there cannot be"):
+            without_hosts(BytesIO(whole[:size]), BytesIO())
 
 
 # ---- whose it is ------------------------------------------------------------------------------------------------------

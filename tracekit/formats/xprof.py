@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from tracekit.errors import StorageError
-from tracekit.formats.protobuf_wire import WireError, fields
+from tracekit.formats.protobuf_wire import WireError, fields, varint
 from tracekit.storage import basename, exists, open_read
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ __all__ = [
     "is_xprof_process",
     "start_in_xplane",
     "start_of_anchors",
+    "without_hosts",
 ]
 
 ANCHOR_EVENT: Final = "tracekit_clock_anchor"
@@ -49,6 +50,7 @@ _TRACE_SUFFIX: Final = re.compile(r"\.trace\.json(?:\.gz)?$")
 _NUMBERS: Final = ("rank", "local_rank", "world_size", "node", "pid", "attempt", "start_ticks")
 _TEXTS: Final = ("host", "boot_id", "run_id")
 _MAX_PLANE_BYTES: Final = 1 << 20
+_PIECE_BYTES: Final = 1 << 20
 _ROUNDING_NS: Final = 1_000
 """Start and events of a trace are readings of one clock; this is more than what rounding adds."""
 
@@ -151,6 +153,30 @@ def _read(file: BinaryIO) -> tuple[list[str], dict[bytes, int]]:
         else:
             file.seek(size, 1)
     return hosts, stats
+
+
+def without_hosts(source: BinaryIO, target: BinaryIO) -> None:
+    """Copy an XSpace without the names of its hosts.
+
+    Raises:
+        ValueError: The source is none.
+        OSError: The target cannot be written.
+    """
+    while (key := _varint(source)) is not None:
+        number, wire_type = key >> 3, key & 7
+        size = _varint(source)
+        if size is None or wire_type not in (0, 2):
+            raise WireError("a field of a kind that there cannot be")
+        kept = number != _HOSTNAMES
+        if kept:
+            target.write(varint(key) + varint(size))
+        while wire_type == 2 and size > 0:
+            piece = source.read(min(size, _PIECE_BYTES))
+            if not piece:
+                raise WireError("the message is cut off")
+            size -= len(piece)
+            if kept:
+                target.write(piece)
 
 
 def _read_plane(plane: bytes, stats: dict[bytes, int]) -> None:

@@ -19,6 +19,7 @@ from tracekit.integrations.jax.windows import Decision, Windows
 from tracekit.integrations.jax.writing import Writing
 from tracekit.recording.failures import Failures
 from tracekit.recording.lifecycle import active_profiler
+from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -65,7 +66,7 @@ class JaxProfiler:
         config: When traces are recorded, and where they go.
         trainer: What has a ``log_path``, and ``state.params``, which a trace waits for before it ends.
         log_path: What ``profile_log_dir`` is below of, without a trainer; the current folder if None.
-        profiler: The tracekit profiler; the active one if None.
+        profiler: The tracekit profiler; the one that is active when the training starts if None.
         step_profiler: Whether the hooks call its `Profiler.step` and `Profiler.next_epoch`; False where the loop does.
         annotate_steps: Whether every step of a trace has a ``StepTraceAnnotation``, by which XProf tells of steps; None is where
             there is no trainer, since trainers make their own.
@@ -179,7 +180,8 @@ class JaxProfiler:
         Args:
             step_metrics: What the step returned; a trace ends when these arrays are computed. Not looked at otherwise.
             epoch_idx: The number of the epoch.
-            step_idx: The number of the step in the whole run, from 1; None is one more than the last.
+            step_idx: The number of the step in the whole run, from 1; None is one more than the last. A run that is resumed
+                begins with a larger one, and the tracekit profiler counts its batches from there, unless it was told.
             samples: How many samples the step had, for the tracekit profiler.
             tokens: How many tokens it had.
         """
@@ -187,6 +189,7 @@ class JaxProfiler:
             return
         self._guard(self._begin_once)
         if self._profiler is not None and self._step_profiler:
+            self._guard(self._resume, self._profiler, step_idx)
             self._profiler.step(samples=samples, tokens=tokens)
         self._guard(self._after_step, step_metrics, epoch_idx, step_idx)
         self._failures.raise_pending()
@@ -259,6 +262,11 @@ class JaxProfiler:
         if count > 1 and not self.config.main_process_only and self.config.profile_every_n_minutes >= 0:
             self._windows.agreed = True
             self._agreement = make_agreement(self._index, self._windows.announce)
+
+    def _resume(self, profiler: Profiler, number: int | None) -> None:
+        """Have the tracekit profiler count on where a resumed run is, unless somebody has told it."""
+        if self._step == 0 and number is not None and int(number) > 1 and profiler.timestamp == Timestamp():
+            profiler.resume_at(Timestamp(batch=int(number) - 1))
 
     def _after_step(self, arrays: Any, epoch: int, number: int | None) -> None:
         self._step = self._step + 1 if number is None else int(number)
@@ -360,19 +368,15 @@ class JaxProfiler:
 
 def _who(profiler: Profiler | None, index: int, count: int) -> ProcessInfo:
     """Return who records: what the rank trace says, so that the merge puts both together."""
-    if profiler is not None:
-        try:
-            process = profiler.process
-        except ConfigError:
-            pass  # it was not started
-        else:
-            if process.rank != index:
-                logger.warning(
-                    "tracekit: JAX calls this process %d, and the Profiler rank %d; pass it rank=jax.process_index(), "
-                    "world_size=jax.process_count()",
-                    index,
-                    process.rank,
-                )
-            return process
+    if profiler is not None and profiler.started:
+        process = profiler.process
+        if process.rank != index:
+            logger.warning(
+                "tracekit: JAX calls this process %d, and the Profiler rank %d; pass it rank=jax.process_index(), "
+                "world_size=jax.process_count()",
+                index,
+                process.rank,
+            )
+        return process
     process = detect_process(rank=index, world_size=count)
     return privacy.anonymous(process) if privacy.is_wanted(None) else process

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit import storage
 from tracekit.clock import SYSTEM_CLOCK, Clock
 from tracekit.errors import ConfigError, StorageError
-from tracekit.formats.xprof import ANCHOR_EVENT
+from tracekit.formats.xprof import ANCHOR_EVENT, without_hosts
 
 if TYPE_CHECKING:
     from tracekit.distributed import ProcessInfo
@@ -163,6 +163,9 @@ class JaxTrace:
         hosts = {file.name.removesuffix(_XPLANE) for file in found if file.name.endswith(_XPLANE)}
         names = {file: self._name(file.name, hosts) for file in found}
         try:
+            if self._process.private:
+                for file in found:
+                    _hide_host(file)
             session = self._session(list(names.values()))
             moved = []
             for file, name in names.items():
@@ -173,7 +176,7 @@ class JaxTrace:
                     Path(target).parent.mkdir(parents=True, exist_ok=True)
                     file.replace(target)
                 moved.append(target)
-        except (StorageError, OSError) as error:
+        except (StorageError, OSError, ValueError) as error:
             raise StorageError(f"{error}; the JAX trace is left in {folder}") from error
         shutil.rmtree(folder, ignore_errors=True)
         return moved
@@ -194,6 +197,14 @@ class JaxTrace:
             number += 1
             session = f"{folder}.{number}"
         return session
+
+
+def _hide_host(file: Path) -> None:
+    if file.name.endswith(_XPLANE):
+        hidden = file.with_name(f"{file.name}.private")
+        with file.open("rb") as source, hidden.open("wb") as target:
+            without_hosts(source, target)
+        hidden.replace(file)
 
 
 def traces_among(files: list[str]) -> list[str]:
