@@ -179,7 +179,7 @@ def test_the_report_says_what_places_the_trace_and_how_exactly(loops: Path) -> N
         ("xprof", "tracekit_clock_anchor"),
     ]
     _, report = merged(loops / "plain")
-    assert "the XLA profile ± 1.0 µs, from the start in its xplane.pb" in report.ranks[0].clock
+    assert re.search(r"the XLA profile ± [\d.]+ µs, from the start in its xplane.pb", report.ranks[0].clock)
     assert [(item.kind, item.rank_source) for item in report.inputs] == [
         ("tracekit", "tracekit_metadata"),
         ("xprof", "the only one of its process"),

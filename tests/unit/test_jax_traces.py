@@ -189,8 +189,9 @@ def test_a_wall_clock_that_was_set_is_followed(tmp_path: Path) -> None:
     ]
     started = xplane(START_NS + 3_600_000_000_000)
     files = {"rank0.json": json.dumps(events).encode(), "h.trace.json.gz": jax_trace(), "h.xplane.pb": started}
-    _, starts = merge(tmp_path, files)
+    report, starts = merge(tmp_path, files)
     assert starts["dot"] == START_NS + 1_000_271
+    assert report.ranks[0].error_ns == 1000 + 100, "that of the rank trace's own reading is in it"
 
 
 def test_an_xplane_without_its_hosts_is_the_same_else(tmp_path: Path) -> None:

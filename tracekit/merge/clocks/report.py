@@ -47,11 +47,19 @@ class ClockDescriber:
             found = self._of(number, domain, offset_ns, maps[number], walls[domain_of[number]])
             profile = item.scan.profile
             if profile is not None and profile.start_ns is not None and found.error_ns is not None:
-                words = f"{found.words}; the XLA profile ± {duration(profile.error_ns)}, from {profile.source}"
-                found = replace(found, error_ns=found.error_ns + profile.error_ns, words=words)
+                # It goes by the wall clock, of which the rank trace has had one reading.
+                error_ns = profile.error_ns + self._reading_error_ns(item.rank)
+                words = f"{found.words}; the XLA profile ± {duration(error_ns)}, from {profile.source}"
+                found = replace(found, error_ns=found.error_ns + error_ns, words=words)
             for clock in self._stated(item, domain, found) if item.scan.kind == "merged" else [found]:
                 clocks[clock.rank] = worse(clocks.get(clock.rank), clock)
         return clocks
+
+    def _reading_error_ns(self, rank: int) -> int:
+        """Return how far apart the two clocks were read at most when a rank trace began."""
+        clocks = [item.scan.metadata.get("clock") for item in self.items if item.rank == rank]
+        errors = [clock.get("error_ns") for clock in clocks if isinstance(clock, dict)]
+        return max((error for error in errors if type(error) is int and 0 <= error < 2**62), default=0)
 
     def _of(self, number: int, domain: PlacedDomain, offset_ns: int, placed: ClockMap, wall: str) -> RankClock:
         item = self.items[number]
