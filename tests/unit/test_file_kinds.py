@@ -85,7 +85,7 @@ def test_jax(tmp_path: Path) -> None:
     events, report = merge(tmp_path, trace)
     assert [(event["ts"], event["dur"]) for event in events] == [(7.271, 0.123), (8.123, 3.0)]
     assert events[0]["args"] == {"long_name": "jit_f", "run_id": "7"}
-    assert report.ranks[0].processes == ["rank 0 · /device:GPU:0", "rank 0 · /host:CPU"]
+    assert report.ranks[0].processes == ["rank 0 · XLA /host:CPU", "rank 0 · XLA /device:GPU:0"]
     assert report.complete
 
 

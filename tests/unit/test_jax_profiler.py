@@ -290,6 +290,8 @@ def test_however_the_run_ends_the_trace_is_saved(jax: FakeJax, tmp_path: Path, e
         getattr(loop.profiler, ending)(*(["error"] if ending == "finalize" else []))
     loop.profiler.close()  # a second time does nothing
     assert jax.events == starts_and_stops(10, 11)
+    # What a failed step has begun to compute may never be done.
+    assert jax.waited_for == ([] if ending in ("exception", "finalize") else [{"loss": 11}])
     assert files(tmp_path) == [
         f"tensorboard/plugins/profile/step_00000011/process0-host.lan.{kind}" for kind in ("trace.json.gz", "xplane.pb")
     ]

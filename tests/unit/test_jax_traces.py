@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekit.errors import MergeError
+from tracekit.errors import MergeError, TraceFormatError
 from tracekit.formats.protobuf_wire import block, number_field, text_field
 from tracekit.formats.schema import MERGE_REPORT, compile_schema
 from tracekit.formats.xprof import MOST_EVENTS, start_in_xplane, start_of_anchors, without_hosts
@@ -203,6 +203,11 @@ def test_an_xplane_without_its_hosts_is_the_same_else(tmp_path: Path) -> None:
     for size in (len(whole) - 1, 1):
         with pytest.raises(ValueError, match=r"cut off|there cannot be"):
             without_hosts(BytesIO(whole[:size]), BytesIO())
+
+
+def test_the_protobuf_itself_is_no_trace_to_merge_and_the_error_names_what_is(tmp_path: Path) -> None:
+    with pytest.raises(TraceFormatError, match=r"XLA's profiler \(xplane.pb\); merge the trace\.json\.gz beside it"):
+        merge_traces(str(tmp_path / "merged.json"), [put(tmp_path, {"h.xplane.pb": xplane()}) + "/h.xplane.pb"])
 
 
 # ---- whose it is ------------------------------------------------------------------------------------------------------

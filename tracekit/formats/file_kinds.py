@@ -13,6 +13,10 @@ HEAD_BYTES: Final = 4096
 _TAR_MAGIC: Final = slice(257, 262)
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 _PICKLE: Final = re.compile(rb"\x80[\x02-\x05]")
+# The first plane: its size, its number where it has one, and its name.
+_XSPACE: Final = re.compile(
+    rb"\n[\x80-\xff]*[\x00-\x7f](?:\x08[\x80-\xff]*[\x00-\x7f])?\x12[\x00-\x7f](?:/host:|/device:|Task Environment)"
+)
 # Of each, what the first bytes are.
 _BINARY: Final = (
     (b"PK\x03\x04", "a zip archive (or a file of torch.save); unpack it and merge what is in it"),
@@ -84,5 +88,7 @@ def seems_to_be(head: bytes) -> str:
             return words
     if text.startswith((b"{", b"[")):
         return next((words for pattern, words in _JSON if pattern.search(text)), "")
+    if _XSPACE.match(head):
+        return "a protobuf of XLA's profiler (xplane.pb); merge the trace.json.gz beside it"
     # The first field of Perfetto's protobuf looks like white space to a reader of text.
     return "a protobuf trace of Perfetto (pftrace)" if head.startswith(b"\n") and _CONTROL.search(head) else ""

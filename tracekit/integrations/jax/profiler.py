@@ -116,7 +116,7 @@ class JaxProfiler:
         self._pid = os.getpid()
         self._began = False
         self._index = 0
-        self._records = True
+        self._records = False
         self._profiler: Profiler | None = None
         self._process: ProcessInfo | None = None
         self._agreement: Agreement | None = None
@@ -146,7 +146,8 @@ class JaxProfiler:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        # After an exception, what computes the arrays may never be done.
+        self._guard(self._close, exc is None)
 
     def close(self) -> None:
         """End and save the trace that runs, and wait until it is written. May be called again."""
@@ -161,8 +162,8 @@ class JaxProfiler:
         self.close()
 
     def finalize(self, *_args: object, **_kwargs: object) -> None:
-        """Do what `close` does; trainers call it with a status also when the training failed."""
-        self.close()
+        """End and save the trace that runs, without waiting for what the device computes: the training may have failed."""
+        self._guard(self._close, False)
 
     # ---- the training loop --------------------------------------------------------------------------------------------
 
@@ -249,19 +250,21 @@ class JaxProfiler:
         self._profiler = self._given_profiler or active_profiler()
         self._stepped_ns = self._clock.monotonic_ns()
         self._windows.count_from(self._stepped_ns)
+        atexit.unregister(self._close_at_exit)
+        atexit.register(self._close_at_exit)  # for loops without a with block and a last hook
         if self._began:
             return
         self._began = True
         count = int(self._jax.process_count())
         self._index = int(self._jax.process_index())
-        self._records = self._index == 0 or not self.config.main_process_only
-        if not self._records:
+        if self._index != 0 and self.config.main_process_only:
             logger.info("tracekit: process %d of %d records no JAX traces (main_process_only)", self._index, count)
             return
         self._process = _who(self._profiler, self._index, count)
         if count > 1 and not self.config.main_process_only and self.config.profile_every_n_minutes >= 0:
             self._windows.agreed = True
             self._agreement = make_agreement(self._index, self._windows.announce)
+        self._records = True
 
     def _resume(self, profiler: Profiler, number: int | None) -> None:
         """Have the tracekit profiler count on where a resumed run is, unless somebody has told it."""
@@ -275,7 +278,10 @@ class JaxProfiler:
         if not self._records:
             return
         self._arrays = None if self._trace is None else arrays
+        missed = self._windows.missed
         decision = self._windows.after_step(self._step, int(epoch), now_ns)
+        if self._windows.missed > missed:
+            logger.warning("tracekit: process 0 announced a JAX trace too late; this process does not record it")
         if decision is Decision.STOP:
             self._stop()
         elif decision is Decision.START:
@@ -299,21 +305,20 @@ class JaxProfiler:
             raise
         self._trace = trace
         self._windows.started()
-        atexit.register(self.close)  # for loops without a with block and a last hook
         if self._annotate:
             trace.annotate(self._step + 1)
         logger.info("tracekit: JAX records steps %d to %d", self._step + 1, self._step + self.config.profile_n_steps)
 
-    def _stop(self, cut_by: str = "") -> None:
-        """End the trace that runs and have it written."""
+    def _stop(self, cut_by: str = "", *, wait: bool = True) -> None:
+        """End the trace that runs and have it written; ``wait`` is for what the device still computes of its last step."""
         trace, self._trace = self._trace, None
         if trace is None:
             return
-        atexit.unregister(self.close)
         held = self._windows.ended(self._clock.monotonic_ns(), early=bool(cut_by))
         try:
             trace.annotate(None)
-            trace.wait_for(self._arrays if self._trainer is None else self._trainer.state.params)
+            if wait:
+                trace.wait_for(self._arrays if self._trainer is None else self._trainer.state.params)
         except Exception as error:  # noqa: BLE001 - what JAX computes may have failed, and the trace may tell why
             self._report(error)
         self._arrays = None
@@ -342,14 +347,18 @@ class JaxProfiler:
         where = ", ".join(map(storage.without_secrets, traces)) or "no file"
         logger.info("tracekit: JAX has recorded %s%s: %s (written in %.1f s)", held, words, where, seconds)
 
-    def _close(self) -> None:
+    def _close(self, wait: bool = True) -> None:
+        atexit.unregister(self._close_at_exit)
         self._end_phase()
-        self._stop()
+        self._stop(wait=wait)
         if self._writer is not None:
             self._writer.wait()
         if self._agreement is not None:
             self._agreement.close()
             self._agreement = None
+
+    def _close_at_exit(self) -> None:
+        self._guard(self._close, False)
 
     def _slice(self, name: str) -> AbstractContextManager[object]:
         return nullcontext() if self._profiler is None else self._profiler.marker(name, _CATEGORIES)
