@@ -22,7 +22,6 @@ import pytest
 from tracekit import merge_traces, validate_trace
 from tracekit.errors import MergeError
 from tracekit.formats.xprof import MOST_EVENTS, start_in_xplane, start_of_anchors
-from tracekit.merge.scan import scan
 
 if TYPE_CHECKING:
     from tests.perfetto import Engine
@@ -212,11 +211,11 @@ def test_steps_and_markers_are_in_jax_s_own_trace(loops: Path) -> None:
     ]
 
 
-def test_jax_keeps_the_first_million_events_and_the_merge_says_so(loops: Path) -> None:
-    found = scan(str(the_trace(loops / "many")))
-    assert found.phases["X"] == MOST_EVENTS
-    assert found.profile is not None
-    assert found.profile.source == "a reading of the clock in the trace"
+def test_jax_keeps_the_first_million_events(loops: Path) -> None:
+    """Of 1.2 million; the reading of the clock is among the first."""
+    text = gzip.decompress(the_trace(loops / "many").read_bytes())
+    assert text.count(b'"ph":"X"') == MOST_EVENTS
+    assert text.count(b'"name":"tracekit_clock_anchor"') == 3
 
 
 def test_a_private_trace_names_no_host(loops: Path) -> None:
@@ -242,7 +241,7 @@ import jax.numpy as jnp
 from tracekit import JSONTraceHandler, Profiler
 from tracekit.integrations.jax import JaxProfiler, JaxProfilerConfig, agreement
 
-agreement._AHEAD_NS = 300_000_000  # these two are on one machine, and their steps are short
+agreement._AHEAD_NS = 1_000_000_000  # these two are on one machine, and their steps are short
 compute = jax.jit(lambda x: (x @ x).sum())
 x = jnp.ones((64, 64), device=jax.local_devices()[0])
 client = jax._src.distributed.global_state.client

@@ -589,6 +589,18 @@ def test_all_processes_record_the_same_steps(monkeypatch: pytest.MonkeyPatch, tm
     assert loops[1].jax.events == loops[0].jax.events
 
 
+def test_one_slow_step_does_not_make_the_announcement_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    store, jax = Store(), FakeJax(0, 2)
+    use(monkeypatch, jax, store)
+    loop = Loop(jax, tmp_path, 1 / 600, main_process_only=False, profile_first_step=10_000, profile_every_n_minutes=1)
+    loop.train(1, 20)
+    loop.time.advance(2 * MINUTE_NS)  # a checkpoint
+    loop.train(21, 60)
+    loop.profiler.close()
+    assert list(store.values.values()) == ["43"], "two steps and two seconds of steps of 100 ms"
+    assert jax.events == starts_and_stops(43, 48)
+
+
 def test_a_trace_that_is_announced_too_late_is_left_to_the_others(jax: FakeJax, tmp_path: Path) -> None:
     loop = Loop(jax, tmp_path, profile_first_step=1000)
     loop.train(1, 20)

@@ -100,7 +100,7 @@ def start_of_anchors(anchors: Iterable[tuple[int, int, Mapping[str, Any]]]) -> P
     found = []
     for start_ns, duration_ns, args in anchors:
         wall_ns = _number(args.get("wall_ns"))
-        if wall_ns is not None and duration_ns >= 0:
+        if wall_ns is not None and duration_ns >= 0 and wall_ns - start_ns > duration_ns:
             # The clock was read at some moment of the slice.
             error_ns = duration_ns // 2 + 1
             found.append((error_ns, wall_ns - start_ns - duration_ns // 2, args))

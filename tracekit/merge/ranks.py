@@ -90,6 +90,7 @@ def find_ranks(inputs: list[Input], ranks: Mapping[str, int], unread: Sequence[s
             companions.update((basename(name), rank) for name in item.scan.companions)
         for known in item.identities.values():
             companions.update((name, known.rank) for name in known.companions)
+    on_host: dict[str | None, list[Input]] = {}
     # Traces of XLA's profiler last: they may take the rank of a rank trace.
     for item in sorted(inputs, key=lambda item: item.scan.kind == "xprof"):
         by_hand = _by_hand(ranks, item.path)
@@ -99,7 +100,9 @@ def find_ranks(inputs: list[Input], ranks: Mapping[str, int], unread: Sequence[s
         elif by_hand:
             item.rank, item.rank_source = ranks[by_hand[0]], "--rank"
         else:
-            found = _stated_rank(item, companions) or _rank_on_host(item, inputs)
+            found = _stated_rank(item, companions)
+            if found is None and item.scan.kind == "xprof":
+                found = _rank_on_host(item, on_host.get(item.host, []))
             if found is not None:
                 item.rank, item.rank_source = found
             elif not unread and _are_of_one_process(inputs):
@@ -112,6 +115,8 @@ def find_ranks(inputs: list[Input], ranks: Mapping[str, int], unread: Sequence[s
                     f"{item.scan.path}: the trace does not say its rank, neither inside nor by its name; "
                     f"pass it with --rank {name}=N"
                 )
+        if item.scan.kind == "tracekit" and item.host is not None:
+            on_host.setdefault(item.host, []).append(item)
     if unused:
         raise ConfigError(f"--rank {min(unused)}: no input has this path or file name")
 
@@ -142,20 +147,17 @@ def _stated_rank(item: Input, companions: Mapping[str, int]) -> tuple[int, str] 
     return None if in_name is None else (in_name, "file name")
 
 
-def _rank_on_host(item: Input, inputs: Sequence[Input]) -> tuple[int, str] | None:
-    """Return the rank whose process, or whose host, a trace of XLA's profiler names; None where it is not the only one."""
-    if item.scan.kind != "xprof" or item.host is None:
+def _rank_on_host(item: Input, recorded: Sequence[Input]) -> tuple[int, str] | None:
+    """Return the rank whose process, or whose host, a trace of XLA's profiler names; None where there are several.
+
+    Args:
+        item: The trace.
+        recorded: The rank traces of its host.
+    """
+    found = {other.rank for other in recorded if not item.pids or other.pids & item.pids}
+    if len(found) != 1:
         return None
-    found = {
-        other.rank
-        for other in inputs
-        if other.scan.kind == "tracekit" and other.host == item.host and (not item.pids or other.pids & item.pids)
-    }
-    return (
-        (found.pop(), "the only one of its process" if item.pids else "the only one on its host")
-        if len(found) == 1
-        else None
-    )
+    return found.pop(), "the only one of its process" if item.pids else "the only one on its host"
 
 
 def _are_of_one_process(inputs: Sequence[Input]) -> bool:

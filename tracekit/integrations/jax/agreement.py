@@ -68,7 +68,7 @@ class Agreement:
 
         Args:
             step: The step that is over.
-            step_ns: How long it took.
+            step_ns: How long a step takes, at least.
         """
         if self._thread is not None or step <= self._asked_for:
             return

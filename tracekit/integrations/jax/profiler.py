@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+from collections import deque
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
@@ -70,8 +71,8 @@ class JaxProfiler:
         step_profiler: Whether the hooks call its `Profiler.step` and `Profiler.next_epoch`; False where the loop does.
         annotate_steps: Whether every step of a trace has a ``StepTraceAnnotation``, by which XProf tells of steps; None is where
             there is no trainer, since trainers make their own.
-        background: Whether the training goes on while JAX writes a trace, on another thread. Otherwise it waits, and every half
-            minute a line in the log says so: for large accelerators that takes minutes.
+        background: Whether the training goes on while JAX writes a trace; no other one begins meanwhile. Otherwise the training
+            waits, and every half minute a line in the log says so: with many accelerators that takes minutes.
         profiler_options: ``jax.profiler.ProfileOptions``, passed on as they are.
         clock: The clocks to read; for tests.
 
@@ -126,6 +127,7 @@ class JaxProfiler:
         self._phase: Marker | None = None
         self._step = 0
         self._stepped_ns = 0
+        self._steps_ns: deque[int] = deque(maxlen=20)
 
     @property
     def failures(self) -> Counter[str]:
@@ -183,8 +185,8 @@ class JaxProfiler:
             epoch_idx: The number of the epoch.
             step_idx: The number of the step in the whole run, from 1; None is one more than the last. A run that is resumed
                 begins with a larger one, and the tracekit profiler counts its batches from there, unless it was told.
-            samples: How many samples the step had, for the tracekit profiler.
-            tokens: How many tokens it had.
+            samples: How many samples the step had, for the tracekit profiler: of this rank or of all, as its ``counts`` says.
+            tokens: How many tokens it had, likewise.
         """
         if os.getpid() != self._pid:
             return
@@ -274,7 +276,8 @@ class JaxProfiler:
     def _after_step(self, arrays: Any, epoch: int, number: int | None) -> None:
         self._step = self._step + 1 if number is None else int(number)
         now_ns = self._clock.monotonic_ns()
-        step_ns, self._stepped_ns = now_ns - self._stepped_ns, now_ns
+        self._steps_ns.append(now_ns - self._stepped_ns)
+        self._stepped_ns = now_ns
         if not self._records:
             return
         self._arrays = None if self._trace is None else arrays
@@ -288,7 +291,8 @@ class JaxProfiler:
             self._start()
         elif decision is Decision.ASK:
             if self._agreement is not None:
-                self._agreement.ask(self._step, step_ns)
+                # The shortest, as the last one may have been an exception.
+                self._agreement.ask(self._step, min(self._steps_ns))
         elif self._trace is not None and self._annotate:
             self._trace.annotate(self._step + 1)
 

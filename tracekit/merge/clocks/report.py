@@ -32,6 +32,7 @@ class ClockDescriber:
     def clocks(self, domain_of: dict[int, int], maps: list[ClockMap]) -> dict[int, RankClock]:
         """Return the clock of each rank; of several, as after a restart on another host, the least certain one."""
         clocks: dict[int, RankClock] = {}
+        readings = self._reading_errors_ns()
         named = [
             any(self.items[member].host or self.items[member].merged_hosts for member in domain.own.members)
             for domain in self.placed
@@ -48,18 +49,22 @@ class ClockDescriber:
             profile = item.scan.profile
             if profile is not None and profile.start_ns is not None and found.error_ns is not None:
                 # It goes by the wall clock, of which the rank trace has had one reading.
-                error_ns = profile.error_ns + self._reading_error_ns(item.rank)
+                error_ns = profile.error_ns + readings.get(item.rank, 0)
                 words = f"{found.words}; the XLA profile ± {duration(error_ns)}, from {profile.source}"
                 found = replace(found, error_ns=found.error_ns + error_ns, words=words)
             for clock in self._stated(item, domain, found) if item.scan.kind == "merged" else [found]:
                 clocks[clock.rank] = worse(clocks.get(clock.rank), clock)
         return clocks
 
-    def _reading_error_ns(self, rank: int) -> int:
-        """Return how far apart the two clocks were read at most when a rank trace began."""
-        clocks = [item.scan.metadata.get("clock") for item in self.items if item.rank == rank]
-        errors = [clock.get("error_ns") for clock in clocks if isinstance(clock, dict)]
-        return max((error for error in errors if type(error) is int and 0 <= error < 2**62), default=0)
+    def _reading_errors_ns(self) -> dict[int, int]:
+        """Return how far apart the two clocks were read at most when the rank traces of each rank began."""
+        found: dict[int, int] = {}
+        for item in self.items:
+            clock = item.scan.metadata.get("clock")
+            error_ns = clock.get("error_ns") if isinstance(clock, dict) else None
+            if type(error_ns) is int and error_ns < 2**62:
+                found[item.rank] = max(found.get(item.rank, 0), error_ns)
+        return found
 
     def _of(self, number: int, domain: PlacedDomain, offset_ns: int, placed: ClockMap, wall: str) -> RankClock:
         item = self.items[number]
