@@ -345,6 +345,42 @@ def test_a_trace_that_cannot_start_is_reported_once_and_tried_when_it_is_due_aga
     assert [name.split("/")[3] for name in files(tmp_path)][::2] == ["step_00000031"]
 
 
+def test_an_interrupt_while_a_trace_starts_leaves_none_behind(
+    jax: FakeJax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    loop = Loop(jax, tmp_path)
+    loop.train(1, 9)
+    monkeypatch.setattr(jax.profiler, "TraceAnnotation", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(10, 10)
+    assert (jax.folder, files(tmp_path), loop.profiler.is_tracing) == (None, [], False)
+    loop.profiler.close()
+
+
+def test_a_trace_without_a_reading_of_the_clock_is_a_trace(
+    jax: FakeJax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delattr(Annotation, "set_metadata")
+    Loop(jax, tmp_path).train(1, 20)
+    assert jax.events == starts_and_stops(10, 15)
+    assert len(files(tmp_path)) == 2
+    assert "needs its xplane.pb" in caplog.text
+
+
+def test_a_profiler_is_used_for_several_trainings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    store, jax = Store(), FakeJax(0, 2)
+    use(monkeypatch, jax, store)
+    loop = Loop(jax, tmp_path, 10, main_process_only=False, profile_first_step=1000)
+    for first in (1, 101):
+        with loop.profiler:
+            loop.train(first, first + 20)
+    assert jax.events == starts_and_stops(10, 15, 110, 115)
+    assert sorted(store.values.values()) == ["10", "110"]
+
+
 def test_a_computation_that_failed_does_not_keep_the_trace_from_being_saved(jax: FakeJax, tmp_path: Path) -> None:
     def fail(arrays: Any) -> None:
         raise RuntimeError("out of memory")

@@ -6,7 +6,7 @@ import atexit
 import logging
 import os
 from collections import deque
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import privacy, storage
@@ -254,18 +254,23 @@ class JaxProfiler:
         self._windows.count_from(self._stepped_ns)
         atexit.unregister(self._close_at_exit)
         atexit.register(self._close_at_exit)  # for loops without a with block and a last hook
-        if self._began:
-            return
-        self._began = True
+        if not self._began:
+            self._began = True
+            self._find_out()
+        if self._windows.agreed and self._agreement is None:
+            self._agreement = make_agreement(self._index, self._windows.announce)
+
+    def _find_out(self) -> None:
+        """Find out which process this is, and whether it records."""
         count = int(self._jax.process_count())
         self._index = int(self._jax.process_index())
         if self._index != 0 and self.config.main_process_only:
             logger.info("tracekit: process %d of %d records no JAX traces (main_process_only)", self._index, count)
             return
         self._process = _who(self._profiler, self._index, count)
-        if count > 1 and not self.config.main_process_only and self.config.profile_every_n_minutes >= 0:
-            self._windows.agreed = True
-            self._agreement = make_agreement(self._index, self._windows.announce)
+        self._windows.agreed = (
+            count > 1 and not self.config.main_process_only and self.config.profile_every_n_minutes >= 0
+        )
         self._records = True
 
     def _resume(self, profiler: Profiler, number: int | None) -> None:
@@ -306,6 +311,8 @@ class JaxProfiler:
                 trace.start(self._step + 1)
         except BaseException:
             self._windows.ended(self._clock.monotonic_ns())
+            with suppress(Exception):
+                trace.stop(keep=False)
             raise
         self._trace = trace
         self._windows.started()

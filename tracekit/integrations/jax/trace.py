@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import shutil
 import tempfile
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from tracekit.distributed import ProcessInfo
 
 __all__ = ["JaxTrace", "coordination_client", "import_jax"]
+
+logger = logging.getLogger("tracekit")
 
 _XPLANE: Final = ".xplane.pb"
 _TRACES: Final = (".trace.json.gz", ".trace.json")
@@ -87,15 +90,19 @@ class JaxTrace:
         local = None if storage.is_remote(self._log_dir) else self._log_dir.removeprefix("file://")
         if local is not None:
             Path(local).mkdir(parents=True, exist_ok=True)
-        self._folder = Path(tempfile.mkdtemp(prefix=f".tracekit-process{self._index}-", dir=local))
+        folder = Path(tempfile.mkdtemp(prefix=f".tracekit-process{self._index}-", dir=local))
         options = {} if self._options is None else {"profiler_options": self._options}
         try:
-            self._jax.profiler.start_trace(os.fspath(self._folder), **options)
+            self._jax.profiler.start_trace(os.fspath(folder), **options)
         except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
             raise
-        for _ in range(_ANCHORS):
-            self._anchor()
+        self._folder = folder
+        try:
+            for _ in range(_ANCHORS):
+                self._anchor()
+        except Exception as error:  # noqa: BLE001 - another version of JAX may throw anything, and has an xplane.pb as well
+            logger.warning("tracekit: the JAX trace has no reading of the clock, and needs its xplane.pb: %r", error)
 
     def _anchor(self) -> None:
         """Write the time into the trace, in which every time counts from a start that it does not tell."""
