@@ -18,7 +18,7 @@ from tracekit.integrations.jax import JaxAnnotations, JaxProfiler, JaxProfilerCo
 from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 MINUTE_NS = 60_000_000_000
 
@@ -84,6 +84,18 @@ class FakeJax(ModuleType):
         (session / "host.lan.trace.json.gz").write_bytes(b"")
         self.folder = None
         self.events.append(("stop", self.step))
+
+
+@pytest.fixture(autouse=True)
+def at_exit(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], None]]]:
+    """What is to be called at the end of the interpreter; here it is called at the end of the test."""
+    found: list[Callable[[], None]] = []
+    module = SimpleNamespace(register=found.append, unregister=lambda one: found.remove(one) if one in found else None)
+    monkeypatch.setattr("tracekit.integrations.jax.profiler.atexit", module)
+    yield found
+    for function in found[:]:
+        function()
+    assert found == []
 
 
 @pytest.fixture
@@ -239,6 +251,20 @@ def test_a_trace_that_is_cut_twice_is_begun_once_more_only(jax: FakeJax, tmp_pat
     assert jax.events == starts_and_stops(10, 12, 13, 15), "epochs of three steps hold no five"
 
 
+def test_a_trace_that_is_cut_is_told_of_once_a_minute(
+    jax: FakeJax, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = Loop(jax, tmp_path, 1 / 120, profile_every_n_minutes=0)
+    for step in range(1, 301):
+        loop.train(step, step, epoch_end=step if step % 3 == 0 else 0)
+    loop.profiler.close()
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 3, "in two and a half minutes"
+    assert (
+        "these are 1 of 5 steps, as the end of the epoch came first; another trace begins with the next step" in told[0]
+    )
+
+
 def test_a_trace_without_a_step_leaves_no_file(jax: FakeJax, tmp_path: Path) -> None:
     loop = Loop(jax, tmp_path)
     loop.train(1, 10, epoch_end=10)
@@ -279,19 +305,24 @@ def test_time_is_measured_by_the_clock_that_nobody_can_set(jax: FakeJax, tmp_pat
     profiler.close()
 
 
-@pytest.mark.parametrize("ending", ["exception", "on_training_end", "finalize", "close"])
-def test_however_the_run_ends_the_trace_is_saved(jax: FakeJax, tmp_path: Path, ending: str) -> None:
+@pytest.mark.parametrize("ending", ["exception", "on_training_end", "finalize", "close", "at_exit"])
+def test_however_the_run_ends_the_trace_is_saved(
+    jax: FakeJax, tmp_path: Path, ending: str, at_exit: list[Callable[[], None]]
+) -> None:
     loop = Loop(jax, tmp_path)
     if ending == "exception":
         with pytest.raises(ZeroDivisionError):
             loop.fail_after(11)
+    elif ending == "at_exit":
+        loop.train(1, 11)
+        at_exit[0]()
     else:
         loop.train(1, 11)
         getattr(loop.profiler, ending)(*(["error"] if ending == "finalize" else []))
     loop.profiler.close()  # a second time does nothing
     assert jax.events == starts_and_stops(10, 11)
     # What a failed step has begun to compute may never be done.
-    assert jax.waited_for == ([] if ending in ("exception", "finalize") else [{"loss": 11}])
+    assert jax.waited_for == ([{"loss": 11}] if ending in ("on_training_end", "close") else [])
     assert files(tmp_path) == [
         f"tensorboard/plugins/profile/step_00000011/process0-host.lan.{kind}" for kind in ("trace.json.gz", "xplane.pb")
     ]

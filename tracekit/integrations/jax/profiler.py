@@ -6,38 +6,34 @@ import atexit
 import logging
 import os
 from collections import deque
-from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from tracekit import privacy, storage
+from tracekit import privacy
 from tracekit.clock import SYSTEM_CLOCK, Clock
 from tracekit.distributed import detect_process
 from tracekit.errors import ConfigError
 from tracekit.integrations.jax.agreement import make_agreement
 from tracekit.integrations.jax.config import JaxProfilerConfig, log_dir
-from tracekit.integrations.jax.trace import JaxTrace, import_jax, traces_among
+from tracekit.integrations.jax.recorder import TraceRecorder
+from tracekit.integrations.jax.trace import JaxTrace, import_jax
 from tracekit.integrations.jax.windows import Decision, Windows
-from tracekit.integrations.jax.writing import Writing
 from tracekit.recording.failures import Failures
 from tracekit.recording.lifecycle import active_profiler
 from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:
     from collections import Counter
-    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from tracekit.distributed import ProcessInfo
     from tracekit.integrations.jax.agreement import Agreement
-    from tracekit.integrations.jax.windows import Held
     from tracekit.recording.marker import Marker
     from tracekit.recording.profiler import Profiler
 
 __all__ = ["JaxProfiler"]
 
 logger = logging.getLogger("tracekit")
-
-_CATEGORIES: Final = ("jax profiler",)
 
 
 class JaxProfiler:
@@ -79,7 +75,6 @@ class JaxProfiler:
     Attributes:
         config: As given.
         log_dir: Where the traces go.
-        traces: The JSON traces that were written so far.
 
     Raises:
         ConfigError: An argument is wrong, JAX is not installed, or the log directory cannot be made.
@@ -104,7 +99,6 @@ class JaxProfiler:
         self._jax = import_jax()
         self.config = config
         self.log_dir = log_dir(config, trainer, log_path)
-        self.traces: list[str] = []
         self._trainer = trainer
         self._given_profiler = profiler
         self._step_profiler = step_profiler
@@ -117,12 +111,9 @@ class JaxProfiler:
         self._pid = os.getpid()
         self._began = False
         self._index = 0
-        self._records = False
         self._profiler: Profiler | None = None
-        self._process: ProcessInfo | None = None
         self._agreement: Agreement | None = None
-        self._trace: JaxTrace | None = None
-        self._writer: Writing | None = None
+        self._recorder: TraceRecorder | None = None
         self._arrays: Any = None
         self._phase: Marker | None = None
         self._step = 0
@@ -135,9 +126,14 @@ class JaxProfiler:
         return self._failures.counts
 
     @property
+    def traces(self) -> list[str]:
+        """The JSON traces that were written so far."""
+        return [] if self._recorder is None else self._recorder.traces
+
+    @property
     def is_tracing(self) -> bool:
         """Whether a trace runs."""
-        return self._trace is not None
+        return self._recorder is not None and self._recorder.is_tracing
 
     # ---- life ---------------------------------------------------------------------------------------------------------
 
@@ -257,6 +253,8 @@ class JaxProfiler:
         if not self._began:
             self._began = True
             self._find_out()
+        if self._recorder is not None:
+            self._recorder.profiler = self._profiler
         if self._windows.agreed and self._agreement is None:
             self._agreement = make_agreement(self._index, self._windows.announce)
 
@@ -267,11 +265,19 @@ class JaxProfiler:
         if self._index != 0 and self.config.main_process_only:
             logger.info("tracekit: process %d of %d records no JAX traces (main_process_only)", self._index, count)
             return
-        self._process = _who(self._profiler, self._index, count)
         self._windows.agreed = (
             count > 1 and not self.config.main_process_only and self.config.profile_every_n_minutes >= 0
         )
-        self._records = True
+        process = _who(self._profiler, self._index, count)
+        make_trace = partial(JaxTrace, self._jax, self.log_dir, process, self._index, self._options, self._clock)
+        self._recorder = TraceRecorder(
+            make_trace,
+            self._windows,
+            self._report,
+            self._clock,
+            annotates=self._annotate,
+            background=self._background,
+        )
 
     def _resume(self, profiler: Profiler, number: int | None) -> None:
         """Have the tracekit profiler count on where a resumed run is, unless somebody has told it."""
@@ -283,9 +289,10 @@ class JaxProfiler:
         now_ns = self._clock.monotonic_ns()
         self._steps_ns.append(now_ns - self._stepped_ns)
         self._stepped_ns = now_ns
-        if not self._records:
+        recorder = self._recorder
+        if recorder is None:
             return
-        self._arrays = None if self._trace is None else arrays
+        self._arrays = arrays if recorder.is_tracing else None
         missed = self._windows.missed
         decision = self._windows.after_step(self._step, int(epoch), now_ns)
         if self._windows.missed > missed:
@@ -293,86 +300,35 @@ class JaxProfiler:
         if decision is Decision.STOP:
             self._stop()
         elif decision is Decision.START:
-            self._start()
+            recorder.start(self._step)
         elif decision is Decision.ASK:
             if self._agreement is not None:
                 # The shortest, as the last one may have been an exception.
                 self._agreement.ask(self._step, min(self._steps_ns))
-        elif self._trace is not None and self._annotate:
-            self._trace.annotate(self._step + 1)
-
-    def _start(self) -> None:
-        if self._writer is not None and self._writer.is_alive():
-            return  # JAX records one trace at a time; this one stays due
-        assert self._process is not None
-        trace = JaxTrace(self._jax, self.log_dir, self._process, self._index, self._options, self._clock)
-        try:
-            with self._slice("jax.profiler.start_trace"):
-                trace.start(self._step + 1)
-        except BaseException:
-            self._windows.ended(self._clock.monotonic_ns())
-            with suppress(Exception):
-                trace.stop(keep=False)
-            raise
-        self._trace = trace
-        self._windows.started()
-        if self._annotate:
-            trace.annotate(self._step + 1)
-        logger.info("tracekit: JAX records steps %d to %d", self._step + 1, self._step + self.config.profile_n_steps)
+        else:
+            recorder.annotate(self._step + 1)
 
     def _stop(self, cut_by: str = "", *, wait: bool = True) -> None:
-        """End the trace that runs and have it written; ``wait`` is for what the device still computes of its last step."""
-        trace, self._trace = self._trace, None
-        if trace is None:
-            return
-        held = self._windows.ended(self._clock.monotonic_ns(), early=bool(cut_by))
-        try:
-            trace.annotate(None)
-            if wait:
-                trace.wait_for(self._arrays if self._trainer is None else self._trainer.state.params)
-        except Exception as error:  # noqa: BLE001 - what JAX computes may have failed, and the trace may tell why
-            self._report(error)
+        """End the trace that runs; ``wait`` is for what the device still computes of its last step."""
+        if self._recorder is not None:
+            self._recorder.stop(self._awaited if wait else None, cut_by)
         self._arrays = None
-        self._writer = Writing(lambda: self._write(trace, held, cut_by))
-        if not self._background:
-            with self._slice("jax.profiler.stop_trace"):
-                self._writer.wait()
-            self._windows.count_from(self._clock.monotonic_ns())
 
-    def _write(self, trace: JaxTrace, held: Held, cut_by: str) -> None:
-        """End JAX's trace and move its files, on a thread of its own."""
-        begin_ns = self._clock.monotonic_ns()
-        try:
-            files = trace.stop(keep=held.steps > 0 or not cut_by)
-        except Exception as error:  # noqa: BLE001 - see _guard
-            self._report(error)
-            return
-        seconds = (self._clock.monotonic_ns() - begin_ns) / 1e9
-        traces = traces_among(files)
-        self.traces += traces
-        for path in traces:
-            if self._profiler is not None:
-                self._profiler.record_chrome_json_trace_file(path)
-        words = "" if held.steps == held.wanted else f" ({held.steps} of {held.wanted}, cut by {cut_by or 'the end'})"
-        words += "; another one begins with the next step" if held.again else ""
-        where = ", ".join(map(storage.without_secrets, traces)) or "no file"
-        logger.info("tracekit: JAX has recorded %s%s: %s (written in %.1f s)", held, words, where, seconds)
+    def _awaited(self) -> Any:
+        return self._arrays if self._trainer is None else self._trainer.state.params
 
     def _close(self, wait: bool = True) -> None:
         atexit.unregister(self._close_at_exit)
         self._end_phase()
         self._stop(wait=wait)
-        if self._writer is not None:
-            self._writer.wait()
+        if self._recorder is not None:
+            self._recorder.wait()
         if self._agreement is not None:
             self._agreement.close()
             self._agreement = None
 
     def _close_at_exit(self) -> None:
         self._guard(self._close, False)
-
-    def _slice(self, name: str) -> AbstractContextManager[object]:
-        return nullcontext() if self._profiler is None else self._profiler.marker(name, _CATEGORIES)
 
     def _begin_phase(self, name: str) -> None:
         self._end_phase()
