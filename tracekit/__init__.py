@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from tracekit.handlers.chrome_json import JSONTraceHandler
     from tracekit.handlers.flight_recorder import FlightRecorder
     from tracekit.handlers.memory import MemoryTraceHandler
+    from tracekit.handlers.mirrors.nvtx import NVTXMirror
+    from tracekit.handlers.mirrors.opentelemetry import OpenTelemetryMirror
+    from tracekit.handlers.mirrors.record_function import RecordFunctionMirror
     from tracekit.merge import MergeReport, merge_traces
     from tracekit.recording.children import ChildRecording
     from tracekit.recording.lifecycle import active_profiler, marker
@@ -71,9 +74,12 @@ __all__ = [
     "MergeError",
     "MergeReport",
     "MissingExtraError",
+    "NVTXMirror",
     "OnDemand",
+    "OpenTelemetryMirror",
     "Profiler",
     "ProfilerAction",
+    "RecordFunctionMirror",
     "Recording",
     "RecoveryReport",
     "SliceBegin",
@@ -120,6 +126,9 @@ _HOME = {
     "tracekit.handlers.chrome_json": ("JSONTraceHandler",),
     "tracekit.handlers.flight_recorder": ("FlightRecorder",),
     "tracekit.handlers.memory": ("MemoryTraceHandler",),
+    "tracekit.handlers.mirrors.nvtx": ("NVTXMirror",),
+    "tracekit.handlers.mirrors.opentelemetry": ("OpenTelemetryMirror",),
+    "tracekit.handlers.mirrors.record_function": ("RecordFunctionMirror",),
     "tracekit.merge": ("MergeReport", "merge_traces"),
     "tracekit.recording.children": ("ChildRecording",),
     "tracekit.recording.lifecycle": ("active_profiler", "marker"),

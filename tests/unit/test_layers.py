@@ -76,13 +76,19 @@ DOORS = {
     "jax": {"tracekit.integrations.jax.trace"},
     "jsonschema": {"tracekit.formats.schema"},
     "msgspec": {"tracekit.formats.trace_reader"},
+    "nvtx": {"tracekit.handlers.mirrors.nvtx"},
+    "opentelemetry": {"tracekit.handlers.mirrors.opentelemetry"},
     "orjson": {"tracekit.formats.chrome_writer"},
     "perfetto": {"tracekit.formats.perfetto"},
     "psutil": {"tracekit.sources.system"},
     "referencing": {"tracekit.formats.schema"},
     "rich": {"tracekit.cli.progress"},
-    # Not a second door for profiling: it only tells torch.compile about markers, and only once somebody imported torch.
-    "torch": {"tracekit.recording.compiling", "tracekit.sources.torch_profiler"},
+    # Each for a part of torch of its own: dynamo (only once somebody imported torch), record_function, the profiler.
+    "torch": {
+        "tracekit.handlers.mirrors.record_function",
+        "tracekit.recording.compiling",
+        "tracekit.sources.torch_profiler",
+    },
 }
 
 # What `import tracekit` must not cost anybody.
@@ -94,6 +100,8 @@ HEAVY = [
     "jsonschema",
     "msgspec",
     "numpy",
+    "nvtx",
+    "opentelemetry",
     "orjson",
     "perfetto",
     "psutil",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-__all__ = ["GPU_CATEGORIES", "gpu_of_label", "is_kineto", "rank_in_name", "rank_of_header"]
+__all__ = ["GPU_CATEGORIES", "gpu_of_label", "is_kineto", "plain_text", "rank_in_name", "rank_of_header"]
 
 GPU_CATEGORIES: Final = frozenset(
     f'"{name}"'.encode()
@@ -44,6 +44,15 @@ _GPU_LABEL: Final = re.compile(r"(?:GPU|XPU|HPU|MTIA|PrivateUse1)\s+(\d+)\s*", r
 def is_kineto(header: dict[str, Any]) -> bool:
     """Tell whether the keys beside ``traceEvents`` are those of a torch.profiler trace."""
     return not _KINETO_KEYS.isdisjoint(header)
+
+
+def plain_text(text: str) -> str:
+    """Return a text that Kineto can write, for names and metadata: without what JSON would have to escape.
+
+    Kineto of torch 2.13 escapes nothing, and turns backslashes into slashes; the whole file cannot be read then.
+    """
+    text = text.encode("utf-8", "replace").decode("utf-8").replace('"', "'").replace("\\", "/")
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def rank_of_header(header: dict[str, Any]) -> tuple[int, str] | None:

@@ -46,8 +46,8 @@ class MarkerObserver:
     def begin(self, marker: Marker, track: int, monotonic_ns: int) -> None:
         """A slice starts."""
 
-    def end(self, marker: Marker, track: int, monotonic_ns: int, label: int) -> None:
-        """A slice ends."""
+    def end(self, marker: Marker, track: int, start_ns: int, monotonic_ns: int, exception: str | None) -> None:
+        """The slice that started at ``start_ns`` on this track ends; by an exception, if its type is named."""
 
     def instant(self, marker: Marker, track: int, monotonic_ns: int) -> None:
         """An instant was recorded."""
@@ -242,7 +242,7 @@ class Marker:
         except MemoryError:
             buffer.lost_events += 1
         if self._observer is not None:
-            self._observer.end(self, track, end, label)
+            self._observer.end(self, track, start, end, None if exc_type is None else exc_type.__qualname__)
         if end > buffer.due_ns:
             buffer.look_after(end)
 

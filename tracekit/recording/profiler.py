@@ -27,7 +27,7 @@ from tracekit.recording.children import (
 )
 from tracekit.recording.compiling import pass_over_profilers
 from tracekit.recording.failures import Failures
-from tracekit.recording.inline import InlineHandlers, WithoutEvents
+from tracekit.recording.inline import WithoutEvents, observer_of
 from tracekit.recording.lifecycle import DEFAULT_ACTIONS, MarkerTable, activate, adopt_in_child, deactivate, inherit
 from tracekit.recording.on_demand import OnDemand
 from tracekit.recording.outlet import ON_FULL
@@ -225,8 +225,7 @@ class Profiler:
         self._state = "started"
         deferred = [handler for handler in self._handlers if not handler.inline]
         inline = [handler for handler in self._handlers if handler.inline]
-        if inline:
-            self._attached.observer = InlineHandlers(inline, self._timestamps, timeline, self._failures)
+        self._attached.observer = observer_of(inline, self._timestamps, timeline, self._failures)
         # Inline handlers get their events from the observer, and everything else from the writer like the others.
         delivered = deferred + [WithoutEvents(handler) for handler in inline]
         self._writer = Writer(

@@ -9,6 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import HandlerError
+from tracekit.formats.kineto import plain_text
 from tracekit.formats.rank_trace import FORMAT_VERSION
 from tracekit.recording.schedule import ProfilerAction
 
@@ -160,8 +161,10 @@ class TorchWindow:
         return self._torch.autograd.profiler._is_profiler_enabled  # noqa: SLF001 - see the class
 
     def _claim(self) -> None:
-        self._token = _Token(bool(self._flag))
-        self._torch.autograd.profiler._is_profiler_enabled = self._token  # noqa: SLF001
+        # One token a session, which `RecordFunctionMirror` tells sessions apart by.
+        if self._flag is not self._token:
+            self._token = _Token(bool(self._flag))
+            self._torch.autograd.profiler._is_profiler_enabled = self._token  # noqa: SLF001
 
     def _disclaim(self) -> None:
         if self._flag is self._token:
@@ -187,8 +190,8 @@ def _metadata(recorder: Recorder) -> str:
             "rank": process.rank,
             "local_rank": process.local_rank,
             "world_size": process.world_size,
-            "run_id": _plain(process.run_id),
-            "host": _plain(process.host),
+            "run_id": plain_text(process.run_id),
+            "host": plain_text(process.host),
             "pid": process.pid,
             "attempt": process.attempt,
             "epoch": int(recorder.timestamp.epoch),
@@ -197,9 +200,3 @@ def _metadata(recorder: Recorder) -> str:
         # Kineto turns every backslash into a slash, and so would break the escapes.
         ensure_ascii=False,
     )
-
-
-def _plain(text: str) -> str:
-    """Replace what JSON would have to escape: quotes, backslashes, control characters, lone surrogates."""
-    text = text.encode("utf-8", "replace").decode("utf-8").replace('"', "'").replace("\\", "/")
-    return "".join(character if character.isprintable() else "?" for character in text)

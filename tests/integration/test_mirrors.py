@@ -1,0 +1,431 @@
+"""Mirrors with the real packages: nvtx under a listening tool, torch.profiler, OpenTelemetry's SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.native import compiled
+from tracekit import (
+    JSONTraceHandler,
+    OpenTelemetryMirror,
+    Profiler,
+    ProfilerAction,
+    RecordFunctionMirror,
+    TorchProfiler,
+    cyclic_schedule,
+    merge_traces,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.perfetto import Engine
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_child(program: str, folder: Path, **variables: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.returncode}: {done.stderr}"
+    return done.stdout
+
+
+# ---- NVTX -----------------------------------------------------------------------------------------------------------------
+
+NVTX = """
+import asyncio, threading
+from tracekit import NVTXMirror, Profiler
+
+with Profiler([NVTXMirror()], rank=0, record_batches=False) as profiler:
+    with profiler.marker("a", ["model"]):
+        with profiler.marker("b"):
+            profiler.marker("now", ["model"]).instant()
+    thread = threading.Thread(target=profiler.marker("elsewhere")(int))
+    thread.start()
+    thread.join()
+    async def work():
+        async with profiler.marker("task"):
+            await asyncio.sleep(0)
+    async def both():
+        await asyncio.gather(work(), work())
+    asyncio.run(both())
+    assert profiler.stats.failures == {}
+"""
+
+
+def test_a_tool_that_listens_to_nvtx_gets_every_slice(tmp_path: Path) -> None:
+    pytest.importorskip("nvtx", reason="nvtx is not installed")
+    tool = compiled("nvtx_listener", tmp_path)
+    run_child(NVTX, tmp_path, NVTX_INJECTION64_PATH=str(tool), NVTX_CALLS=str(tmp_path / "calls"))
+    calls = [line.split("|") for line in (tmp_path / "calls").read_text().splitlines()]
+    main = calls[0][4]
+    assert {domain for _, domain, *_ in calls} == {"tracekit"}
+    (category,) = [number for what, _, text, number, _ in calls if (what, text) == ("category", "model")]
+    assert [(what, text, number) for what, _, text, number, thread in calls if thread == main][1:] == [
+        ("push", "a", category),
+        ("push", "b", "0"),
+        ("mark", "now", category),
+        ("pop", "", "0"),
+        ("pop", "", "0"),
+        ("start", "task", "1"),
+        ("start", "task", "2"),
+        ("end", "", "1"),
+        ("end", "", "2"),
+    ]
+    assert [(what, text) for what, _, text, _, thread in calls if thread != main] == [
+        ("push", "elsewhere"),
+        ("pop", ""),
+    ]
+
+
+# ---- torch's record_function ----------------------------------------------------------------------------------------------
+
+
+def names_in(path: str | Path) -> list[str]:
+    """Return the names of the user's annotations in a torch trace, by their start."""
+    events = json.loads(Path(path).read_text("utf-8"))["traceEvents"]
+    found = [event for event in events if event.get("cat") == "user_annotation"]
+    return [event["name"] for event in sorted(found, key=lambda event: event["ts"]) if "Step#" not in event["name"]]
+
+
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch", reason="torch is not installed")
+
+
+def test_slices_are_in_torchs_trace_while_it_records_and_in_both_when_merged(
+    torch: Any, tmp_path: Path, engine: Engine
+) -> None:
+    handlers = [JSONTraceHandler(tmp_path / "rank{rank}.json"), RecordFunctionMirror()]
+    source = TorchProfiler(tmp_path / "torch-{batch}.json")
+    plan = cyclic_schedule(wait=1, warmup=1, active=2, repeat=1)
+    with Profiler(handlers, plan, sources=[source], rank=0) as profiler:
+        for number in range(6):
+            with profiler.marker('say "hi" \\ bye'), profiler.marker(f"in {number}"):
+                torch.ones(4) + 1
+            profiler.marker("now").instant()
+            profiler.step()
+    assert profiler.stats.failures == {}
+    (trace,) = tmp_path.glob("torch-*.json")
+    assert names_in(trace) == ["say 'hi' / bye", "in 2", "now", "say 'hi' / bye", "in 3", "now"]
+    merge_traces(str(tmp_path / "merged.json"), [str(tmp_path / "rank0.json"), str(trace)])
+    with engine.load(tmp_path / "merged.json") as loaded:
+        assert loaded.errors() == []
+        counts = dict(loaded.rows("select name, count(*) from slice where name like 'in %' group by name"))
+        assert counts == {"in 1": 1, "in 2": 2, "in 3": 2}, "warm-up is tracekit's alone"
+        # torch's begins in tracekit's, up to 50 µs by which their clocks may differ.
+        rows = loaded.rows("select min(ts), max(ts), max(dur) from slice where name in ('in 2', 'in 3') group by name")
+        assert all(0 <= int(later) - int(earlier) < int(dur) + 50_000 for earlier, later, dur in rows)
+
+
+CROSSING = """
+import gc, torch
+from torch.profiler import ProfilerActivity, profile
+from tracekit import Profiler, RecordFunctionMirror, TorchProfiler, cyclic_schedule
+from tracekit.handlers.mirrors import record_function as module
+
+def names(profiled):
+    return [event.name for event in profiled.events() if event.name.startswith("mine")]
+
+def session():
+    return profile(activities=[ProfilerActivity.CPU])
+
+with Profiler([RecordFunctionMirror()], rank=0) as profiler:
+    markers = [profiler.marker(f"mine {number}") for number in range(50)]
+    with session() as first:
+        for marker in markers:
+            marker.start()
+        torch.ones(2)
+    assert len(names(first)) == 50
+    del first
+    gc.collect()
+    with session() as second:
+        for number in range(200):
+            torch.ones(2)
+        for marker in reversed(markers):
+            marker.finish()
+        with profiler.marker("mine alone"):
+            torch.ones(2)
+    assert names(second) == ["mine alone"], names(second)
+    assert len(module._kept) == 50
+    assert profiler.flush()
+    assert module._kept == []
+    assert profiler.stats.failures == {}
+
+# tracekit's own windows, one after the other without a pause, and a slice across all of them.
+plan = cyclic_schedule(warmup=0, active=1, repeat=3)
+with Profiler([RecordFunctionMirror()], plan, sources=[TorchProfiler("{batch}.json")], rank=0) as one:
+    with one.marker("mine across"):
+        for number in range(3):
+            with one.marker("mine"):
+                [torch.ones(2) for _ in range(200)]
+            one.step()
+    assert one.stats.failures == {}
+print("fine")
+"""
+
+
+def test_a_slice_that_outlives_a_torch_profile_does_not_crash_the_next(torch: Any, tmp_path: Path) -> None:
+    # In a child: torch's own _RecordFunctionFast ends the process by a segmentation fault here.
+    assert run_child(CROSSING, tmp_path) == "fine\n"
+    assert names_in(tmp_path / "0.json") == ["mine across", "mine"]
+    assert names_in(tmp_path / "1.json") == names_in(tmp_path / "2.json") == ["mine"]
+
+
+def test_a_slice_across_the_batches_of_one_window_ends_where_it_ends(torch: Any, tmp_path: Path) -> None:
+    source = TorchProfiler(tmp_path / "t-{batch}.json")
+    with Profiler([RecordFunctionMirror()], cyclic_schedule(warmup=0, active=4), sources=[source], rank=0) as profiler:
+        with profiler.marker("two batches"):
+            for _ in range(2):
+                profiler.step()
+        with profiler.marker("after"):
+            torch.ones(2)
+        profiler.step()
+        profiler.step()
+    events = json.loads((tmp_path / "t-0.json").read_text("utf-8"))["traceEvents"]
+    both, after = (next(event for event in events if event["name"] == name) for name in ("two batches", "after"))
+    assert both["ts"] + both["dur"] <= after["ts"]
+
+
+def test_nothing_is_recorded_while_no_torch_profile_is_on_and_torchs_flag_is_left_alone(torch: Any) -> None:
+    flags = torch.autograd.profiler
+    mirror = RecordFunctionMirror()
+    with Profiler([mirror], rank=0) as profiler:
+        with profiler.marker("before"):
+            pass
+        assert not mirror.has_open
+        assert flags._is_profiler_enabled is False
+        with (
+            torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled,
+            pytest.raises(ZeroDivisionError),
+            profiler.marker("inside"),
+        ):
+            _ = 1 / 0
+        assert flags._is_profiler_enabled is False
+    assert [event.name for event in profiled.events() if event.name in {"before", "inside"}] == ["inside"]
+
+
+# ---- OpenTelemetry --------------------------------------------------------------------------------------------------------
+
+
+class Spans:
+    """A provider whose spans stay in memory."""
+
+    def __init__(self) -> None:
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+        from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+        self.exporter = InMemorySpanExporter()
+        self.provider = TracerProvider()
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.tracer = self.provider.get_tracer("user")
+
+    def profiler(self, **options: Any) -> Profiler:
+        options.setdefault("record_batches", False)
+        return Profiler([OpenTelemetryMirror(self.provider)], rank=3, run_id="run", **options)
+
+    @property
+    def finished(self) -> dict[str, Any]:
+        return {span.name: span for span in self.exporter.get_finished_spans()}
+
+    def parents(self) -> dict[str, str | None]:
+        """Return the name of each span's parent; "?" is one that has not ended."""
+        spans = self.exporter.get_finished_spans()
+        names = {span.context.span_id: span.name for span in spans}
+        return {span.name: None if span.parent is None else names.get(span.parent.span_id, "?") for span in spans}
+
+
+@pytest.fixture
+def spans() -> Iterator[Spans]:
+    pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk is not installed")
+    from opentelemetry import trace
+
+    found = Spans()
+    yield found
+    assert not trace.get_current_span().get_span_context().is_valid, "a span was left the current one"
+    found.provider.shutdown()
+
+
+def test_spans_have_their_parents_the_users_among_them(spans: Spans) -> None:
+    with spans.profiler() as profiler:
+        with spans.tracer.start_as_current_span("job"):
+            with profiler.marker("outer"):
+                with spans.tracer.start_as_current_span("request"), profiler.marker("inner"):
+                    pass
+                with profiler.marker("second"):
+                    pass
+            with profiler.marker("third"):
+                pass
+        with profiler.marker("alone"):
+            pass
+    assert profiler.stats.failures == {}
+    assert spans.parents() == {
+        "job": None,
+        "outer": "job",
+        "request": "outer",
+        "inner": "request",
+        "second": "outer",
+        "third": "job",
+        "alone": None,
+    }
+
+
+def test_spans_carry_the_training_time_the_rank_and_the_times_of_the_trace(spans: Spans, tmp_path: Path) -> None:
+    handlers = [OpenTelemetryMirror(spans.provider), JSONTraceHandler(tmp_path / "t{rank}.json")]
+    with Profiler(handlers, rank=3, run_id="run", record_batches=False) as profiler:
+        profiler.step(samples=8, tokens=100)
+        profiler.next_epoch()
+        with profiler.marker("a", ["model", "x"]):
+            profiler.marker("now", ["y"]).instant()
+    span = spans.finished["a"]
+    when = {
+        "tracekit.run_id": "run",
+        "tracekit.rank": 3,
+        "tracekit.iteration": 0,
+        "tracekit.epoch": 1,
+        "tracekit.batch": 1,
+        "tracekit.sample": 8,
+        "tracekit.token": 100,
+    }
+    assert dict(span.attributes) == {**when, "tracekit.categories": ("model", "x")}
+    (event,) = span.events
+    assert (event.name, dict(event.attributes)) == ("now", {**when, "tracekit.categories": ("y",)})
+    assert span.start_time <= event.timestamp <= span.end_time
+    events = json.loads((tmp_path / "t3.json").read_text("utf-8"))
+    base_ns = events[0]["args"]["baseTimeNanoseconds"]
+    (slice_,) = [event for event in events if event["name"] == "a"]
+    assert (span.start_time, span.end_time) == (
+        base_ns + round(slice_["ts"] * 1000),
+        base_ns + round((slice_["ts"] + slice_["dur"]) * 1000),
+    )
+
+
+def test_an_exception_is_the_spans_status_without_its_text(spans: Spans) -> None:
+    with spans.profiler() as profiler, pytest.raises(ValueError, match="secret"), profiler.marker("a"):
+        raise ValueError("secret")
+    span = spans.finished["a"]
+    assert span.status.status_code.name == "ERROR"
+    assert span.status.description == "ValueError"
+    assert [(event.name, dict(event.attributes)) for event in span.events] == [
+        ("exception", {"exception.type": "ValueError"})
+    ]
+
+
+def test_an_instant_outside_of_any_span_is_a_span_of_no_length(spans: Spans) -> None:
+    with spans.profiler() as profiler:
+        profiler.marker("now").instant()
+    span = spans.finished["now"]
+    assert span.start_time == span.end_time
+
+
+def test_each_thread_and_each_task_has_its_own_parents(spans: Spans) -> None:
+    async def work(profiler: Profiler, name: str) -> None:
+        async with profiler.marker(f"{name} outer"):
+            await asyncio.sleep(0)
+            with profiler.marker(f"{name} inner"):
+                await asyncio.sleep(0)
+
+    async def both(profiler: Profiler) -> None:
+        with profiler.marker("all"):
+            await asyncio.gather(work(profiler, "one"), work(profiler, "two"))
+
+    with spans.profiler() as profiler:
+        asyncio.run(both(profiler))
+        with profiler.marker("main"):
+            thread = threading.Thread(target=profiler.marker("thread")(int))
+            thread.start()
+            thread.join()
+    assert profiler.stats.failures == {}
+    assert spans.parents() == {
+        "all": None,
+        "one outer": "all",
+        "two outer": "all",
+        "one inner": "one outer",
+        "two inner": "two outer",
+        "main": None,
+        "thread": None,
+    }
+
+
+def test_slices_that_end_crosswise_leave_no_span_behind(spans: Spans) -> None:
+    with spans.profiler() as profiler:
+        a, b = profiler.marker("a"), profiler.marker("b")
+        with spans.tracer.start_as_current_span("job"):
+            a.start()
+            b.start()
+            a.finish()
+            with profiler.marker("in b"):
+                pass
+            b.finish()
+            with profiler.marker("after"):
+                pass
+    assert spans.parents() == {"job": None, "a": "job", "b": "a", "in b": "b", "after": "job"}
+
+
+def test_a_slice_that_ends_in_another_task_is_ended_without_a_complaint(
+    spans: Spans, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def numbers(profiler: Profiler) -> Any:
+        with profiler.marker("generator"):
+            yield 1
+            yield 2
+
+    async def main(profiler: Profiler) -> None:
+        generator = numbers(profiler)
+        await asyncio.create_task(anext(generator))
+        await asyncio.create_task(generator.aclose())
+
+    with spans.profiler() as profiler:
+        asyncio.run(main(profiler))
+    assert list(spans.finished) == ["generator"]
+    assert profiler.stats.failures == {}
+    assert caplog.text == ""
+
+
+def test_spans_that_are_open_when_the_profiler_stops_are_ended_and_say_so(spans: Spans) -> None:
+    profiler = spans.profiler()
+    profiler.start()
+    with profiler.marker("outer"), profiler.marker("inner"):
+        profiler.stop()
+        assert {name: span.attributes["tracekit.unfinished"] for name, span in spans.finished.items()} == {
+            "outer": True,
+            "inner": True,
+        }
+        with spans.tracer.start_as_current_span("after"):
+            pass
+    assert spans.parents() == {"outer": None, "inner": "outer", "after": None}
+
+
+def test_in_skip_there_are_no_spans(spans: Spans) -> None:
+    actions = [ProfilerAction.SKIP, ProfilerAction.ACTIVE, ProfilerAction.SKIP]
+    with spans.profiler(schedule=lambda timestamp: actions[int(timestamp.batch)]) as profiler:
+        for number in range(2):
+            with profiler.marker(f"in {number}"):
+                pass
+            profiler.step()
+    assert list(spans.finished) == ["in 1"]
+
+
+def test_without_an_sdk_nothing_happens_and_nothing_fails() -> None:
+    pytest.importorskip("opentelemetry", reason="opentelemetry-api is not installed")
+    with Profiler([OpenTelemetryMirror()], rank=0) as profiler, profiler.marker("a"):
+        profiler.marker("now").instant()
+    assert profiler.stats.failures == {}

@@ -1,0 +1,144 @@
+"""NVTX: tracekit's slices in Nsight Systems, Nsight Compute and whatever else takes NVTX ranges."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from tracekit.errors import ConfigError, MissingExtraError
+from tracekit.handlers.mirrors.mirror import Mirror
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracekit.handlers.base import Recording
+    from tracekit.handlers.mirrors.mirror import Moment
+
+__all__ = ["NVTXMirror"]
+
+
+class NVTXMirror(Mirror):
+    """Shows slices as NVTX ranges and instants as NVTX marks, with the marker's first category.
+
+    Slices of threads are push/pop ranges, which tools draw nested below each other. Of two slices of a thread that overlap
+    (``start`` and ``finish`` crosswise), the inner one is cut in two where the outer one ends, since NVTX can only end the
+    innermost. Slices of asyncio tasks, which take turns on one thread, are start/end ranges, which need no nesting.
+    A push/pop range that another thread has open when the profiler stops stays open in the tool.
+
+    NVTX decides when a process starts whether a tool listens; where none does, markers cost what they cost without a mirror.
+
+    Args:
+        domain: The NVTX domain. Tools filter by it: ``nsys profile --nvtx-domain-include=tracekit``.
+        color: Color of the ranges, in any form that nvtx takes; None leaves it to the tool.
+
+    Raises:
+        ConfigError: The domain is no text.
+        MissingExtraError: nvtx is not installed, or older than 0.2.12.
+    """
+
+    def __init__(self, domain: str = "tracekit", *, color: str | int | None = None) -> None:
+        super().__init__()
+        if not isinstance(domain, str) or not domain:
+            raise ConfigError(f"NVTXMirror: domain must be a name, not {domain!r}")
+        self._nvtx = _import_nvtx()
+        self._name = domain
+        self._color = color
+        self._domain: Any = None
+        self._attributes: dict[tuple[str, Sequence[str]], Any] = {}
+        self._local = threading.local()
+
+    def open(self, recording: Recording) -> None:
+        """Find out whether a tool listens."""
+        self._domain = self._nvtx.get_domain(self._name)
+        self.is_deaf = self._domain.get_event_attributes(message="tracekit") is None
+
+    def begin(self, name: str, categories: Sequence[str], moment: Moment) -> _Pushed | _Started:
+        """Begin a range."""
+        attributes = self._attributes_of(name, categories)
+        if _in_event_loop():
+            return _Started(self._domain.start_range(attributes))
+        pushed = _Pushed(attributes, self._stack)
+        self._domain.push_range(attributes)
+        pushed.stack.append(pushed)
+        return pushed
+
+    def end(self, opened: _Pushed | _Started, moment: Moment, exception: str | None) -> None:
+        """End a range."""
+        self.leave(opened)
+
+    def leave(self, opened: _Pushed | _Started) -> None:
+        """End a range, as far as this thread can."""
+        if isinstance(opened, _Started):
+            self._domain.end_range(opened.number)
+            return
+        stack = opened.stack
+        if stack is not self._stack:
+            return  # of a thread that has ended, and its ranges with it; or of one that cannot be reached from here
+        inner = stack[stack.index(opened) + 1 :]
+        del stack[len(stack) - len(inner) - 1 :]
+        for _ in range(len(inner) + 1):
+            self._domain.pop_range()
+        for pushed in inner:
+            self._domain.push_range(pushed.attributes)
+            stack.append(pushed)
+
+    def mark(self, name: str, categories: Sequence[str], moment: Moment) -> None:
+        """Set a mark."""
+        self._domain.mark(self._attributes_of(name, categories))
+
+    @property
+    def _stack(self) -> list[_Pushed]:
+        """The ranges that this thread has pushed and not popped, the innermost last."""
+        try:
+            stack: list[_Pushed] = self._local.stack
+        except AttributeError:
+            stack = self._local.stack = []
+        return stack
+
+    def _attributes_of(self, name: str, categories: Sequence[str]) -> Any:
+        key = (name, categories)
+        attributes = self._attributes.get(key)
+        if attributes is None:
+            # A text that UTF-8 cannot hold would fail; and a C string ends at the first NUL.
+            text, *category = (
+                text.encode("utf-8", "replace").replace(b"\0", b"?").decode() for text in (name, *categories)
+            )
+            attributes = self._attributes[key] = self._domain.get_event_attributes(
+                message=text, color=self._color, category=category[0] if category else None
+            )
+        return attributes
+
+
+class _Started:
+    """A start/end range."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: Any) -> None:
+        self.number = number
+
+
+class _Pushed:
+    """A push/pop range, and the stack of the thread that it is on."""
+
+    __slots__ = ("attributes", "stack")
+
+    def __init__(self, attributes: Any, stack: list[_Pushed]) -> None:
+        self.attributes = attributes
+        self.stack = stack
+
+
+def _in_event_loop() -> bool:
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and asyncio._get_running_loop() is not None  # noqa: SLF001 - the others raise without a loop
+
+
+def _import_nvtx() -> Any:
+    try:
+        import nvtx
+    except ImportError:
+        raise MissingExtraError("nvtx", "nvtx", "NVTXMirror") from None
+    if not hasattr(nvtx, "Domain"):
+        raise MissingExtraError("nvtx 0.2.12 or later", "nvtx", "NVTXMirror")
+    return nvtx

@@ -1,0 +1,139 @@
+"""OpenTelemetry: tracekit's slices as spans, through the API alone; the SDK and where spans go are the user's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.errors import MissingExtraError
+from tracekit.handlers.mirrors.mirror import Mirror
+from tracekit.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracekit.handlers.base import Recording
+    from tracekit.handlers.mirrors.mirror import Moment
+
+__all__ = ["OpenTelemetryMirror"]
+
+_KEY: Final = "tracekit-span"
+"""Under which a context holds the slice that made it."""
+
+
+class OpenTelemetryMirror(Mirror):
+    """Shows slices as OpenTelemetry spans, and instants as events of the span that they happen in.
+
+    A slice's parent is the span that is current where it starts: that of the slice around it, or one of the user's own. While
+    it runs its own span is the current one, so spans made by other instrumentation, and headers that it sends, belong to it.
+    Each thread and each asyncio task has its own current span, as ever in OpenTelemetry.
+
+    Attributes of spans: ``tracekit.run_id``, ``tracekit.rank``, ``tracekit.categories`` (where there are any), and the training
+    time at the start: ``tracekit.iteration``, ``tracekit.epoch``, ``tracekit.batch``, ``tracekit.sample``, ``tracekit.token``.
+    A slice that an exception has ended has the status ERROR and an event "exception" with ``exception.type``. Times are those
+    of tracekit's trace. An instant outside of any span is a span of no length. A span that is open when the profiler
+    stops is ended then, with the attribute ``tracekit.unfinished``. What is sampled, and what becomes of spans, is
+    the SDK's to say.
+
+    Args:
+        tracer_provider: Who makes the spans; None is the provider that is set for the process.
+
+    Raises:
+        MissingExtraError: opentelemetry-api is not installed.
+    """
+
+    def __init__(self, tracer_provider: Any = None) -> None:
+        super().__init__()
+        self._context, self._trace = _import_opentelemetry()
+        self._tracer = self._trace.get_tracer("tracekit", __version__, tracer_provider)
+        self._identity: dict[str, Any] = {}
+
+    def open(self, recording: Recording) -> None:
+        """Note whose the spans are."""
+        process = recording.process
+        self._identity = {"tracekit.run_id": process.run_id, "tracekit.rank": process.rank}
+
+    def begin(self, name: str, categories: Sequence[str], moment: Moment) -> _Spanned:
+        """Start a span, and make it the current one."""
+        outer = self._context.get_current()
+        span = self._tracer.start_span(
+            name, outer, attributes=self._attributes(categories, moment), start_time=moment.wall_clock_time_ns
+        )
+        spanned = _Spanned(span, outer)
+        context = self._trace.set_span_in_context(span, outer)
+        self._context.attach(self._context.set_value(_KEY, spanned, context))
+        return spanned
+
+    def end(self, opened: _Spanned, moment: Moment, exception: str | None) -> None:
+        """End a span; the one that was current before it is so again."""
+        span = opened.span
+        if exception is not None:
+            span.add_event("exception", {"exception.type": exception}, moment.wall_clock_time_ns)
+            span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, exception))
+        span.end(moment.wall_clock_time_ns)
+        self._restore(opened)
+
+    def leave(self, opened: _Spanned) -> None:
+        """End a span that is unfinished."""
+        opened.span.set_attribute("tracekit.unfinished", True)
+        opened.span.end()
+        self._restore(opened)
+
+    def mark(self, name: str, categories: Sequence[str], moment: Moment) -> None:
+        """Add an event to the current span."""
+        attributes = self._attributes(categories, moment)
+        span = self._trace.get_current_span()
+        if span.get_span_context().is_valid:
+            span.add_event(name, attributes, moment.wall_clock_time_ns)
+        else:
+            span = self._tracer.start_span(name, attributes=attributes, start_time=moment.wall_clock_time_ns)
+            span.end(moment.wall_clock_time_ns)
+
+    def _attributes(self, categories: Sequence[str], moment: Moment) -> dict[str, Any]:
+        timestamp = moment.timestamp
+        attributes = {
+            **self._identity,
+            "tracekit.iteration": int(timestamp.iteration),
+            "tracekit.epoch": int(timestamp.epoch),
+            "tracekit.batch": int(timestamp.batch),
+            "tracekit.sample": int(timestamp.sample),
+            "tracekit.token": int(timestamp.token),
+        }
+        if categories:
+            attributes["tracekit.categories"] = tuple(categories)
+        return attributes
+
+    def _restore(self, opened: _Spanned) -> None:
+        """Make current what was so before the slices that have ended.
+
+        By attaching the context from before, and not by a token: that may be used only where it was got, and a slice may end
+        elsewhere. Nothing is done where another span is current than that of a slice that has ended.
+        """
+        opened.ended = True
+        current = context = self._context.get_current()
+        while (
+            (inner := context.get(_KEY)) is not None
+            and inner.ended
+            and self._trace.get_current_span(context) is inner.span
+        ):
+            context = inner.outer
+        if context is not current:
+            self._context.attach(context)
+
+
+class _Spanned:
+    """A slice's span, and the context that it was started in."""
+
+    __slots__ = ("ended", "outer", "span")
+
+    def __init__(self, span: Any, outer: Any) -> None:
+        self.span = span
+        self.outer = outer
+        self.ended = False
+
+
+def _import_opentelemetry() -> tuple[Any, Any]:
+    try:
+        from opentelemetry import context, trace
+    except ImportError:
+        raise MissingExtraError("opentelemetry-api", "otel", "OpenTelemetryMirror") from None
+    return context, trace
