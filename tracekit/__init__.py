@@ -51,7 +51,9 @@ if TYPE_CHECKING:
     from tracekit.recording.source import Source
     from tracekit.recovery import RecoveryReport, recover_trace
     from tracekit.sources.clock_sync import ClockSync
+    from tracekit.sources.gpu import GPUProfiler
     from tracekit.sources.system import SystemProfiler
+    from tracekit.sources.torch_memory import TorchMemoryProfiler
     from tracekit.sources.torch_profiler import TorchProfiler
     from tracekit.timestamp import Time, Timestamp, TimeUnit, ensure_time
     from tracekit.validation import ValidationReport, validate_trace
@@ -66,6 +68,7 @@ __all__ = [
     "Counter",
     "EventBatch",
     "FlightRecorder",
+    "GPUProfiler",
     "HandlerError",
     "Instant",
     "JSONTraceHandler",
@@ -92,6 +95,7 @@ __all__ = [
     "TimeError",
     "TimeUnit",
     "Timestamp",
+    "TorchMemoryProfiler",
     "TorchProfiler",
     "TraceFormatError",
     "TraceHandler",
@@ -139,7 +143,9 @@ _HOME = {
     "tracekit.recording.source": ("Source",),
     "tracekit.recovery": ("RecoveryReport", "recover_trace"),
     "tracekit.sources.clock_sync": ("ClockSync",),
+    "tracekit.sources.gpu": ("GPUProfiler",),
     "tracekit.sources.system": ("SystemProfiler",),
+    "tracekit.sources.torch_memory": ("TorchMemoryProfiler",),
     "tracekit.sources.torch_profiler": ("TorchProfiler",),
     "tracekit.timestamp": ("Time", "TimeUnit", "Timestamp", "ensure_time"),
     "tracekit.validation": ("ValidationReport", "validate_trace"),

@@ -81,6 +81,7 @@ DOORS = {
     "orjson": {"tracekit.formats.chrome_writer"},
     "perfetto": {"tracekit.formats.perfetto"},
     "psutil": {"tracekit.sources.system"},
+    "pynvml": {"tracekit.sources.gpu"},
     "referencing": {"tracekit.formats.schema"},
     "rich": {"tracekit.cli.progress"},
     # Each for a part of torch of its own: dynamo (only once somebody imported torch), record_function, the profiler.
@@ -105,6 +106,7 @@ HEAVY = [
     "orjson",
     "perfetto",
     "psutil",
+    "pynvml",
     "rich",
     "torch",
 ]

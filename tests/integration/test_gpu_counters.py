@@ -1,0 +1,158 @@
+"""The GPU counters through the real nvidia-ml-py, with a stand-in for the driver's library that is compiled here.
+
+On a machine with an NVIDIA GPU, the last test reads that as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.native import compiled
+from tracekit import GPUProfiler, MemoryTraceHandler, Profiler
+
+if TYPE_CHECKING:
+    from tests.perfetto import Engine
+
+pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+
+ROOT = Path(__file__).resolve().parents[2]
+
+RUN = """
+import json, logging, sys, threading
+from tracekit import GPUProfiler, JSONTraceHandler, Profiler
+
+class Profile(GPUProfiler):
+    # Says when so many samples were taken.
+    def __init__(self, samples, **options):
+        super().__init__(0.01, **options)
+        self.left, self.enough = samples, threading.Event()
+    def _sample(self, recorder):
+        super()._sample(recorder)
+        self.left -= 1
+        if not self.left or not self._counters:
+            self.enough.set()
+
+options = json.loads(sys.argv[1])
+source = Profile(5, devices=options.get("devices"))
+identity = {"rank": options.get("rank", 0), "local_rank": options.get("rank", 0), "world_size": 2}
+with Profiler(JSONTraceHandler("rank{rank}.json"), sources=[source], flush_interval=0.05, **identity) as profiler:
+    if options.get("gpus", 2) > 0:
+        assert source.enough.wait(60)
+print(json.dumps(profiler.stats.failures))
+"""
+
+
+def run(folder: Path, options: dict[str, Any] | None = None, **variables: str) -> tuple[dict[str, int], str]:
+    """Record with the stand-in library; return the failures and what was logged."""
+    library = folder / "lib"
+    library.mkdir()
+    compiled("nvml", library, "libnvidia-ml.so.1")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, json.dumps(options or {})],
+        cwd=folder,
+        env={**environment, "PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(library), **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    failures: dict[str, int] = json.loads(done.stdout)
+    return failures, done.stderr
+
+
+def counters(path: Path) -> dict[str, dict[str, float]]:
+    """Return the last values of each counter."""
+    return {event["name"]: event["args"] for event in json.loads(path.read_text("utf-8")) if event["ph"] == "C"}
+
+
+def test_every_counter_of_the_ranks_gpu_comes_through_the_real_package(tmp_path: Path, engine: Engine) -> None:
+    failures, said = run(tmp_path, {"rank": 1}, NVML_SHUTDOWN=str(tmp_path / "shut down"))
+    assert (failures, said) == ({}, "")
+    assert (tmp_path / "shut down").exists()
+    last = counters(tmp_path / "rank1.json")
+    rates = {name: last.pop(name) for name in ("gpu pcie", "gpu nvlink")}
+    assert last == {
+        "gpu utilization": {"percent": 51, "memory_percent": 20},
+        "gpu memory": {"used_bytes": 2 << 30, "free_bytes": 78 << 30},
+        "gpu power": {"watts": 300.25},
+        "gpu clocks": {"sm_mhz": 1980, "memory_mhz": 2619},
+        "gpu temperature": {"celsius": 40},
+    }
+    for series in rates.values():
+        assert series["received_bytes_per_s"] == pytest.approx(2 * series["sent_bytes_per_s"])
+        assert series["sent_bytes_per_s"] > 0
+    with engine.load(tmp_path / "rank1.json") as trace:
+        assert trace.errors() == []
+        tracks = {name for (name,) in trace.rows("select distinct name from counter_track")}
+    assert {"gpu power watts", "gpu clocks sm_mhz", "gpu nvlink sent_bytes_per_s"} <= tracks
+
+
+def test_pcie_of_a_gpu_that_does_not_count_is_measured_at_each_sample(tmp_path: Path) -> None:
+    assert run(tmp_path, NVML_COUNTS_PCIE="0") == ({}, "")
+    assert counters(tmp_path / "rank0.json")["gpu pcie"] == {"received_bytes_per_s": 4000, "sent_bytes_per_s": 3000}
+
+
+def test_a_mig_instance_has_its_memory_alone(tmp_path: Path) -> None:
+    assert run(tmp_path, CUDA_VISIBLE_DEVICES="MIG-1") == ({}, "")
+    assert set(counters(tmp_path / "rank0.json")) == {"gpu memory"}
+
+
+def test_a_gpu_that_is_lost_is_reported_and_the_other_goes_on(tmp_path: Path) -> None:
+    failures, said = run(tmp_path, {"devices": "all"}, CUDA_VISIBLE_DEVICES="GPU-1,GPU-0", NVML_LOST_AFTER="2")
+    assert failures == {"Profile (gpu 0 utilization)": 1}
+    assert "GPU is lost" in said
+    events = json.loads((tmp_path / "rank0.json").read_text("utf-8"))
+    counts = [sum(event["name"] == f"gpu {gpu} power" for event in events) for gpu in (0, 1)]
+    assert counts[0] == 2
+    assert counts[1] >= 5
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"NVML_GPUS": "-1"}, "Driver Not Loaded"),
+        ({"NVML_GPUS": "0"}, "this host has no GPU"),
+        ({"LD_LIBRARY_PATH": ""}, "NVML Shared Library Not Found"),
+    ],
+)
+def test_no_gpu_no_driver_and_no_library_mean_one_line(tmp_path: Path, variables: dict[str, str], reason: str) -> None:
+    if "LD_LIBRARY_PATH" in variables and has_gpu():
+        pytest.skip("this machine has the library")
+    failures, said = run(tmp_path, {"gpus": 0}, **variables)
+    assert failures == {}
+    assert said == f"tracekit: no GPU counters: {reason}\n"
+    assert counters(tmp_path / "rank0.json") == {}
+
+
+def has_gpu() -> bool:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return False
+    return bool(count)
+
+
+@pytest.mark.skipif(not has_gpu(), reason="this machine has no NVIDIA GPU")
+def test_a_real_gpu_has_counters() -> None:
+    memory = MemoryTraceHandler()
+    source = GPUProfiler(0.05, devices=[0])
+    with Profiler(memory, sources=[source], rank=0) as profiler:
+        while len(memory.counters) < 20:
+            profiler.flush()
+    assert profiler.stats.failures == {}
+    last = {counter.label.name: counter.values for counter in memory.counters}
+    assert {"gpu utilization", "gpu memory"} <= set(last)
+    assert last["gpu memory"]["used_bytes"] > 0

@@ -1,0 +1,268 @@
+"""Counters of NVIDIA GPUs, read with nvidia-ml-py: utilisation, memory, power, clocks, temperature, PCIe and NVLink."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from tracekit.clock import SYSTEM_CLOCK, Clock
+from tracekit.errors import ConfigError, MissingExtraError
+from tracekit.sources.sampling import SampledCounter, SamplingSource
+from tracekit.sources.visible_devices import visible_devices
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tracekit.recording.source import Recorder
+
+__all__ = ["GPUProfiler"]
+
+logger = logging.getLogger("tracekit")
+
+_NOT_OFFERED: Final = (
+    "NVML_ERROR_NOT_SUPPORTED",
+    "NVML_ERROR_FUNCTION_NOT_FOUND",
+    "NVML_ERROR_NO_PERMISSION",
+    "NVML_ERROR_INVALID_ARGUMENT",
+    "NVML_ERROR_ARGUMENT_VERSION_MISMATCH",
+    "NVML_ERROR_DEPRECATED",
+)
+_GONE: Final = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED", "NVML_ERROR_UNINITIALIZED")
+
+_ALL_LINKS: Final = 0xFFFFFFFF
+"""As the scope of a field: the sum over a device's NVLinks."""
+
+
+class GPUProfiler(SamplingSource):
+    """Records what the rank's GPU does, as counter tracks.
+
+    ====================== ================================================================================
+    counter                series
+    ====================== ================================================================================
+    ``gpu utilization``    ``percent``: of the time in which a kernel ran; ``memory_percent``: in which the
+                           memory was read or written
+    ``gpu memory``         ``used_bytes``, ``free_bytes``: of all processes on it
+    ``gpu power``          ``watts``
+    ``gpu clocks``         ``sm_mhz``, ``memory_mhz``
+    ``gpu temperature``    ``celsius``
+    ``gpu pcie``           ``received_bytes_per_s``, ``sent_bytes_per_s``: by the GPU
+    ``gpu nvlink``         ``received_bytes_per_s``, ``sent_bytes_per_s``: by the GPU, over all its links
+    ====================== ================================================================================
+
+    What a GPU does not offer is left out: a MIG instance, for example, has its memory alone. Where there are no GPUs, no driver,
+    or no GPU that is this rank's, there are no counters, and one line in the log says why. A GPU that is lost takes its
+    counters with it, is reported once, and the others go on.
+
+    The GPU of a rank is the one of its local rank among those that ``CUDA_VISIBLE_DEVICES`` shows, or the only one that it
+    shows. Numbers in it are taken for the order of the PCI bus, as with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``; CUDA's own order
+    differs only where the GPUs of a host do, and then a line in the log says so. A UUID in it is found by itself.
+
+    Rates are what a counter of the GPU grew by between two samples; PCIe on GPUs that do not count (before Hopper) is what NVML
+    measures in 20 ms at each sample. Utilisation is the driver's own average over its last sample period, up to a second.
+
+    Sampling runs on one thread of its own, "tracekit-gpu", while the schedule's action is not SKIP; no CUDA context is made and
+    no device is waited for. In a forked child there is no sampling.
+
+    Args:
+        interval: Seconds between samples, above 0.
+        devices: Which GPUs, as CUDA numbers them in this process ([0, 1]), or ``"all"`` that are visible; several are named
+            "gpu 0 power", "gpu 1 power". None is the one of this rank.
+        provider: What offers nvidia-ml-py's functions, for tests; ``pynvml`` itself where None.
+        clock: The clock that rates are measured by.
+
+    Raises:
+        ConfigError: ``interval`` is not a number above 0, or ``devices`` names no devices.
+        MissingExtraError: nvidia-ml-py is not installed.
+    """
+
+    categories = ("gpu",)
+    thread_name = "tracekit-gpu"
+
+    def __init__(
+        self,
+        interval: float = 1.0,
+        *,
+        devices: Sequence[int] | Literal["all"] | None = None,
+        provider: Any = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        super().__init__(interval, clock)
+        self._devices = _checked(devices)
+        self._nvml = _import_pynvml() if provider is None else provider
+        self._initialised = False
+
+    def begin_sampling(self, recorder: Recorder) -> list[SampledCounter]:
+        """Find the GPUs; nothing is done before on the training thread, since NVML may take long to wake one."""
+        nvml = self._nvml
+        try:
+            nvml.nvmlInit()
+            self._initialised = True
+            found = self._find(recorder.process.local_rank)
+        except (nvml.NVMLError, LookupError) as error:
+            logger.warning("tracekit: no GPU counters: %s", error)
+            return []
+        several = self._devices is not None and len(found) > 1
+        counters: list[SampledCounter] = []
+        for number, handle in found.items():
+            counters += _counters(nvml, handle, f"gpu {number}" if several else "gpu")
+        return counters
+
+    def end_sampling(self) -> None:
+        """Let go of NVML."""
+        if self._initialised:
+            self._initialised = False
+            self._nvml.nvmlShutdown()
+
+    def is_not_offered(self, error: Exception) -> bool:
+        """Tell whether an error means that this GPU, driver or nvidia-ml-py has no such counter."""
+        return super().is_not_offered(error) or self._is_one_of(error, _NOT_OFFERED)
+
+    def is_gone(self, error: Exception) -> bool:
+        """Tell whether an error means that the GPU has gone."""
+        return self._is_one_of(error, _GONE)
+
+    def _is_one_of(self, error: Exception, names: Sequence[str]) -> bool:
+        codes = {getattr(self._nvml, name, None) for name in names}
+        return isinstance(error, self._nvml.NVMLError) and getattr(error, "value", None) in codes
+
+    def _find(self, local_rank: int) -> dict[int, Any]:
+        """Return the handles of the chosen GPUs, by CUDA's number.
+
+        Raises:
+            LookupError: There is none.
+            NVMLError: NVML finds none.
+        """
+        nvml = self._nvml
+        visible = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        if visible is None:
+            visible = list(range(nvml.nvmlDeviceGetCount()))
+            if not visible:
+                raise LookupError("this host has no GPU")
+        if not visible:
+            raise LookupError("CUDA_VISIBLE_DEVICES shows this process none")
+        if self._devices == "all":
+            chosen = list(range(len(visible)))
+        elif self._devices is not None:
+            chosen = list(self._devices)
+        else:
+            chosen = [0 if len(visible) == 1 else local_rank]
+        missing = [number for number in chosen if number >= len(visible)]
+        if missing:
+            whose = f"local rank {local_rank}" if self._devices is None else "devices"
+            raise LookupError(f"{whose} names GPU {missing[0]}, and this process sees {len(visible)}")
+        found = {number: self._handle(visible[number]) for number in chosen}
+        if any(isinstance(visible[number], int) for number in chosen):
+            self._say_if_order_is_unsure()
+        for number, handle in found.items():
+            logger.info("tracekit: GPU %d is %s (%s)", number, nvml.nvmlDeviceGetName(handle), visible[number])
+        return found
+
+    def _handle(self, device: int | str) -> Any:
+        nvml = self._nvml
+        if isinstance(device, int):
+            return nvml.nvmlDeviceGetHandleByIndex(device)
+        try:
+            return nvml.nvmlDeviceGetHandleByUUID(device)
+        except nvml.NVMLError:
+            # CUDA takes the beginning of one as well.
+            for index in range(nvml.nvmlDeviceGetCount()):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                if nvml.nvmlDeviceGetUUID(handle).startswith(device):
+                    return handle
+        raise LookupError(f"CUDA_VISIBLE_DEVICES names {device}, which NVML does not find")
+
+    def _say_if_order_is_unsure(self) -> None:
+        nvml = self._nvml
+        if os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+            return
+        names = {
+            nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(nvml.nvmlDeviceGetCount())
+        }
+        if len(names) > 1:
+            logger.warning(
+                "tracekit: this host has GPUs of several kinds (%s), which CUDA may number otherwise than the PCI bus; the "
+                "GPU counters may be those of another GPU unless CUDA_DEVICE_ORDER=PCI_BUS_ID is set",
+                ", ".join(sorted(names)),
+            )
+
+
+def _counters(nvml: Any, handle: Any, gpu: str) -> list[SampledCounter]:
+    """Return the counters of a GPU; none is read yet."""
+
+    def utilization() -> Mapping[tuple[str, str], float]:
+        rates = nvml.nvmlDeviceGetUtilizationRates(handle)
+        return {("", "percent"): rates.gpu, ("", "memory_percent"): rates.memory}
+
+    def memory(version: int | None = None) -> Mapping[tuple[str, str], float]:
+        info = nvml.nvmlDeviceGetMemoryInfo(handle, *([] if version is None else [version]))
+        return {("", "used_bytes"): info.used, ("", "free_bytes"): info.free}
+
+    def clocks() -> Mapping[tuple[str, str], float]:
+        return {
+            ("", "sm_mhz"): nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+            ("", "memory_mhz"): nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+        }
+
+    def temperature() -> Mapping[tuple[str, str], float]:
+        return {("", "celsius"): nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)}
+
+    def temperature_v() -> Mapping[tuple[str, str], float]:
+        return {("", "celsius"): nvml.nvmlDeviceGetTemperatureV(handle, nvml.NVML_TEMPERATURE_GPU)}
+
+    def pcie_now() -> Mapping[tuple[str, str], float]:
+        return {
+            ("", "received_bytes_per_s"): nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_RX_BYTES) * 1000,
+            ("", "sent_bytes_per_s"): nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_TX_BYTES) * 1000,
+        }
+
+    def pcie() -> Mapping[tuple[str, str], float]:
+        return _traffic(nvml, handle, (nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES), 1)
+
+    def nvlink() -> Mapping[tuple[str, str], float]:
+        received, sent = nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX
+        return _traffic(nvml, handle, ((received, _ALL_LINKS), (sent, _ALL_LINKS)), 1024)
+
+    plain_memory = SampledCounter(f"{gpu} memory", memory)
+    later_temperature = SampledCounter(f"{gpu} temperature", temperature_v)
+    sampled_pcie = SampledCounter(f"{gpu} pcie", pcie_now)
+    counters = [
+        SampledCounter(f"{gpu} utilization", utilization),
+        # The second version counts what processes use; the first adds what the driver keeps for itself.
+        SampledCounter(f"{gpu} memory", lambda: memory(nvml.nvmlMemory_v2), instead=plain_memory),
+        SampledCounter(f"{gpu} power", lambda: {("", "watts"): nvml.nvmlDeviceGetPowerUsage(handle) / 1000}),
+        SampledCounter(f"{gpu} clocks", clocks),
+        SampledCounter(f"{gpu} temperature", temperature, instead=later_temperature),  # NVML will drop the first
+        SampledCounter(f"{gpu} pcie", pcie, rate=True, instead=sampled_pcie),
+        SampledCounter(f"{gpu} nvlink", nvlink, rate=True),
+    ]
+    for counter in (*counters, plain_memory, later_temperature, sampled_pcie):
+        counter.device = gpu
+    return counters
+
+
+def _traffic(nvml: Any, handle: Any, fields: Sequence[Any], unit_bytes: int) -> dict[tuple[str, str], float]:
+    """Return two counting fields of a GPU, received and sent, in bytes."""
+    values = nvml.nvmlDeviceGetFieldValues(handle, list(fields))
+    for value in values:
+        if value.nvmlReturn:
+            raise nvml.NVMLError(value.nvmlReturn)
+    received, sent = (value.value.ullVal * unit_bytes for value in values)
+    return {("", "received_bytes_per_s"): received, ("", "sent_bytes_per_s"): sent}
+
+
+def _checked(devices: object) -> Sequence[int] | Literal["all"] | None:
+    if devices is None or devices == "all":
+        return devices
+    numbers = list(devices) if isinstance(devices, list | tuple | range) else []
+    if not numbers or any(isinstance(number, bool) or not isinstance(number, int) or number < 0 for number in numbers):
+        raise ConfigError(f'GPUProfiler: devices must be numbers from 0 on such as [0, 1], or "all", not {devices!r}')
+    return numbers
+
+
+def _import_pynvml() -> Any:
+    try:
+        import pynvml
+    except ImportError:
+        raise MissingExtraError("nvidia-ml-py", "gpu", "GPUProfiler") from None
+    return pynvml

@@ -1,0 +1,201 @@
+"""Sampling: counters that a thread reads again and again, for the system's and the GPUs'."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from tracekit.arguments import check_seconds
+from tracekit.clock import SYSTEM_CLOCK, Clock
+from tracekit.recording.schedule import ProfilerAction
+from tracekit.recording.source import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tracekit.recording.source import Recorder
+
+__all__ = ["SampledCounter", "SamplingSource"]
+
+JOIN_SECONDS: Final = 2.0
+"""How long `SamplingSource.close` waits for a sample that is under way; one takes a few milliseconds at most."""
+
+logger = logging.getLogger("tracekit")
+
+
+@dataclass(slots=True)
+class SampledCounter:
+    """One counter track.
+
+    Attributes:
+        name: The track's name.
+        read: Returns the present values by (device, series); the devices of a series are added up.
+        rate: Whether the values only grow, and their growth per second is recorded.
+        limit: Values above are the error of the readings, and cut.
+        instead: What is sampled where this one is not offered.
+        device: What it is read from; when that goes away, so do its other counters.
+        base: The last time in ns and values, where ``rate``.
+    """
+
+    name: str
+    read: Callable[[], Mapping[tuple[str, str], float]]
+    rate: bool = False
+    limit: float = math.inf
+    instead: SampledCounter | None = None
+    device: str = ""
+    base: tuple[int, Mapping[tuple[str, str], float]] | None = None
+
+    def sample(self, now_ns: int) -> dict[str, float]:
+        """Return the values by series, or nothing where there is no base yet.
+
+        Args:
+            now_ns: Monotonic time.
+        """
+        values = self.read()
+        if not self.rate:
+            return {series: value for (_, series), value in values.items()}
+        base, self.base = self.base, (now_ns, values)
+        if base is None:
+            return {}
+        elapsed_ns = now_ns - base[0]
+        if elapsed_ns <= 0:
+            return {}
+        rates: dict[str, float] = {}
+        for key, value in values.items():
+            before = base[1].get(key)
+            # Not there before: its whole history would count as growth. Less than before: it wrapped or began again.
+            if before is None or value < before:
+                continue
+            rates[key[1]] = rates.get(key[1], 0.0) + (value - before) * 1e9 / elapsed_ns
+        return {series: min(rate, self.limit) for series, rate in rates.items()}
+
+
+class SamplingSource(Source):
+    """Records counters from a thread of its own while the schedule's action is not SKIP.
+
+    The training thread only sets an event. Samples lie on a grid, so that the time a sample takes does not make them drift.
+    What reading one counter throws is reported, and the others go on. In a forked child there is no sampling.
+
+    Args:
+        interval: Seconds between samples, above 0.
+        clock: The clock that rates are measured by.
+
+    Raises:
+        ConfigError: ``interval`` is not a number above 0.
+    """
+
+    categories: ClassVar[Sequence[str]]
+    """Of the counters."""
+
+    thread_name: ClassVar[str]
+
+    def __init__(self, interval: float, clock: Clock = SYSTEM_CLOCK) -> None:
+        check_seconds(f"{type(self).__name__}: interval", interval)
+        self._interval_ns = max(1, round(interval * 1e9))
+        self._clock = clock
+        self._counters: list[SampledCounter] = []
+        self._recorder: Recorder | None = None
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Event()
+        self._closing = False
+        self._pid = -1
+
+    @abstractmethod
+    def begin_sampling(self, recorder: Recorder) -> list[SampledCounter]:
+        """Return the counters; called first of all on the sampling thread. None of them is read yet."""
+
+    def end_sampling(self) -> None:
+        """Let go of what `begin_sampling` has taken; called last of all on the sampling thread."""
+
+    def is_not_offered(self, error: Exception) -> bool:
+        """Tell whether an error means that this machine has no such counter."""
+        return isinstance(error, (AttributeError, NotImplementedError))
+
+    def is_gone(self, error: Exception) -> bool:
+        """Tell whether an error means that the counter's device has gone for good."""
+        return False
+
+    def open(self, recorder: Recorder, action: ProfilerAction) -> None:
+        """Start the sampling thread."""
+        self._recorder = recorder
+        self._pid = os.getpid()
+        self._closing = False
+        self._wake.set()
+        self._thread = threading.Thread(target=self._run, args=(recorder,), name=self.thread_name, daemon=True)
+        self._thread.start()
+
+    def step(self, finished: ProfilerAction, action: ProfilerAction) -> None:
+        """Wake the thread where recording begins, so that a window starts with a sample."""
+        if finished is ProfilerAction.SKIP and action is not ProfilerAction.SKIP:
+            self._wake.set()
+
+    def close(self) -> None:
+        """Stop the thread and wait for it, at most two seconds."""
+        thread, recorder, self._thread = self._thread, self._recorder, None
+        if thread is None or recorder is None or os.getpid() != self._pid:
+            # In a forked child the thread is gone, and the event may have been forked with its lock held.
+            return
+        self._closing = True
+        self._wake.set()
+        thread.join(JOIN_SECONDS)
+        if thread.is_alive():
+            error = TimeoutError(f"a sample did not end within {JOIN_SECONDS:g} s; its thread is left behind")
+            recorder.report_failure(type(self).__name__, error)
+
+    def _run(self, recorder: Recorder) -> None:
+        try:
+            self._counters = self.begin_sampling(recorder)
+            self._sample_on(recorder)
+        except Exception as error:  # noqa: BLE001 - of a source's own thread nobody else would hear
+            recorder.report_failure(type(self).__name__, error)
+        finally:
+            try:
+                self.end_sampling()
+            except Exception as error:  # noqa: BLE001 - see above
+                recorder.report_failure(type(self).__name__, error)
+
+    def _sample_on(self, recorder: Recorder) -> None:
+        start_ns = self._clock.monotonic_ns()
+        while self._counters:
+            passed_ns = (self._clock.monotonic_ns() - start_ns) % self._interval_ns
+            self._wake.wait((self._interval_ns - passed_ns) / 1e9)
+            self._wake.clear()
+            if self._closing:
+                return
+            self._sample(recorder)
+
+    def _sample(self, recorder: Recorder) -> None:
+        """Read every counter once and record it; called on the sampling thread."""
+        if recorder.action is ProfilerAction.SKIP:
+            for counter in self._counters:
+                counter.base = None
+            return
+        gone: set[str] = set()
+        kept: list[SampledCounter] = []
+        for counter in self._counters:
+            next_ = None if counter.device in gone else self._record(recorder, counter, gone)
+            if next_ is not None:
+                kept.append(next_)
+        self._counters = [counter for counter in kept if counter.device not in gone]
+
+    def _record(self, recorder: Recorder, counter: SampledCounter, gone: set[str]) -> SampledCounter | None:
+        """Read and record one counter; return what is worth another try, and note its device if that has gone."""
+        name = type(self).__name__
+        try:
+            values = counter.sample(self._clock.monotonic_ns())
+            if values:
+                recorder.marker(counter.name, categories=self.categories).counter(values)
+        except Exception as error:  # noqa: BLE001 - whatever the reading of one counter throws, the others go on
+            counter.base = None
+            if self.is_not_offered(error):
+                logger.debug("tracekit: %s finds no %s here: %s", name, counter.name, error)
+                return None if counter.instead is None else self._record(recorder, counter.instead, gone)
+            recorder.report_failure(f"{name} ({counter.name})", error)
+            if self.is_gone(error):
+                gone.add(counter.device)
+        return counter

@@ -1,0 +1,95 @@
+"""Counters of torch's CUDA allocator, read between two batches."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.recording.schedule import ProfilerAction
+from tracekit.recording.source import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tracekit.recording.source import Recorder
+
+__all__ = ["TorchMemoryProfiler"]
+
+CATEGORIES: Final = ("gpu", "memory")
+
+_POOLS: Final = ("allocated_bytes", "active_bytes", "reserved_bytes", "inactive_split_bytes")
+_EVENTS: Final = {"alloc_retries": "num_alloc_retries", "ooms": "num_ooms"}
+
+
+class TorchMemoryProfiler(Source):
+    """Records what torch's CUDA allocator holds, at the start of every batch that is recorded.
+
+    ======================= ============================================================================================
+    counter                 series
+    ======================= ============================================================================================
+    ``torch memory``        ``allocated_bytes`` (by tensors), ``active_bytes`` (also what streams still use),
+                            ``reserved_bytes`` (from the driver), ``inactive_split_bytes`` (lost to fragmentation)
+    ``torch memory peak``   the same: the highest value of each since the process began, or since the last reset
+    ``torch allocator``     ``alloc_retries``, ``ooms``: how often, since the sample before, the cache had to be emptied to find
+                            room, and how often there was none
+    ======================= ============================================================================================
+
+    It reads on the training thread, numbers that the allocator keeps anyway: no device is waited for. CUDA is not initialised
+    by it; until training has done so, and without torch or a GPU, there are no counters. The device is the current one of the
+    training thread.
+
+    Args:
+        reset_peaks: Reset the peaks after each sample, so that they are those of one batch. This changes what
+            ``torch.cuda.max_memory_allocated()`` tells the rest of the program.
+    """
+
+    def __init__(self, *, reset_peaks: bool = False) -> None:
+        self._reset_peaks = reset_peaks
+        self._recorder: Recorder | None = None
+        self._events: dict[str, int] = {}
+
+    def open(self, recorder: Recorder, action: ProfilerAction) -> None:
+        """Take the first sample, where CUDA is in use already."""
+        self._recorder = recorder
+        self._events = {}
+        self._sample(action)
+
+    def step(self, finished: ProfilerAction, action: ProfilerAction) -> None:
+        """Take a sample between two batches."""
+        self._sample(action)
+
+    def close(self) -> None:
+        """Let go of the profiler."""
+        self._recorder = None
+
+    def _sample(self, action: ProfilerAction) -> None:
+        cuda = _initialised_cuda()
+        recorder = self._recorder
+        if recorder is None or cuda is None or action is ProfilerAction.SKIP:
+            return
+        # The nested form is the allocator's own; ``memory_stats`` sorts and flattens it, which takes longer.
+        stats = cuda.memory_stats_as_nested_dict()
+        if not stats:
+            return
+        for name, which in (("torch memory", "current"), ("torch memory peak", "peak")):
+            recorder.marker(name, CATEGORIES).counter(_bytes(stats, which))
+        events = {series: int(stats[key]) for series, key in _EVENTS.items() if key in stats}
+        grown = {
+            series: max(0, count - self._events[series]) for series, count in events.items() if series in self._events
+        }
+        self._events = events
+        if grown:
+            recorder.marker("torch allocator", CATEGORIES).counter(grown)
+        if self._reset_peaks:
+            cuda.reset_peak_memory_stats()
+
+
+def _bytes(stats: Mapping[str, Any], which: str) -> dict[str, float]:
+    return {pool: stats[pool]["all"][which] for pool in _POOLS if pool in stats}
+
+
+def _initialised_cuda() -> Any:
+    """Return ``torch.cuda`` if the program uses it already, else None; neither imports torch nor initialises CUDA."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    return cuda if cuda is not None and cuda.is_initialized() else None
