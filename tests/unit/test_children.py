@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tracekit import ConfigError, JSONTraceHandler, MemoryTraceHandler, Profiler, ProfilerAction, Timestamp, marker
-from tracekit.recording.children import ChildPlan, ChildRecording, WorkerRecording, recording_workers
+from tracekit.recording.children import ChildPlan, ChildRecording
+from tracekit.recording.loaders import WorkerRecording, recording_loader
 from tracekit.recording.shared_action import SharedAction
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def test_only_a_torch_loader_with_workers_is_touched_and_only_while_it_starts_th
     one = profiler()
     for loader in (DataLoader(), SubclassedLoader()):
         loader.worker_init_fn = print
-        with recording_workers(loader, one):
+        with recording_loader(loader, one):
             assert isinstance(loader.worker_init_fn, WorkerRecording)
         assert loader.worker_init_fn is print
     without = DataLoader()
@@ -192,7 +193,7 @@ def test_only_a_torch_loader_with_workers_is_touched_and_only_while_it_starts_th
     mine.worker_init_fn = one.worker_init_fn(print)
     for other in (Loader(), without, mine, [1, 2]):
         before = getattr(other, "worker_init_fn", None)
-        with recording_workers(other, one):
+        with recording_loader(other, one):
             assert getattr(other, "worker_init_fn", None) is before
 
 

@@ -10,28 +10,25 @@ promise is its flush interval; the hooks only save that.
 from __future__ import annotations
 
 import atexit
-import functools
 import logging
 import os
 import sys
 import weakref
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from tracekit.errors import ConfigError
 from tracekit.handlers.base import TraceHandler
-from tracekit.recording.lifecycle import active_profiler, marker
+from tracekit.recording.lifecycle import active_profiler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from tracekit.distributed import ProcessInfo
     from tracekit.recording.profiler import Profiler
     from tracekit.recording.shared_action import ActionView
 
-__all__ = ["SHUTDOWN_TIMEOUT_S", "ChildPlan", "ChildRecording", "WorkerRecording", "recording_workers"]
+__all__ = ["SHUTDOWN_TIMEOUT_S", "ChildPlan", "ChildRecording", "Parent"]
 
 logger = logging.getLogger("tracekit")
 
@@ -143,55 +140,6 @@ class ChildRecording:
             return None
 
 
-class WorkerRecording(ChildRecording):
-    """A data loader's ``worker_init_fn`` that records in each worker, and then calls the user's own."""
-
-    def __init__(self, parent: Parent | ChildPlan | None, user_fn: Callable[[int], object] | None = None) -> None:
-        if user_fn is not None and not callable(user_fn):
-            raise ConfigError(f"a worker_init_fn must be a function of the worker's number, not {user_fn!r}")
-        super().__init__(parent, "worker")
-        self._user_fn = user_fn
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.plan, self._user_fn)
-
-    def __call__(self, *args: Any) -> None:
-        """Start to record as worker ``args[0]``."""
-        number = args[0] if args and isinstance(args[0], int) else None
-        if self._profiler is None:
-            self._profiler = self._start(self.name if number is None else f"{self.name} {number}", number)
-            if self._profiler is not None:
-                _record_fetches(self._profiler)
-        if self._user_fn is not None:
-            self._user_fn(*args)
-
-
-@contextmanager
-def recording_workers(loader: Any, parent: Parent) -> Iterator[None]:
-    """Have the workers record that a torch DataLoader starts meanwhile; anything else is left alone. Never imports torch.
-
-    The loader is as it was afterwards: its ``worker_init_fn`` is read when it starts its workers, and only then.
-    """
-    if not _starts_workers(loader):
-        yield
-        return
-    user_fn = loader.worker_init_fn
-    with suppress(AttributeError, TypeError, ValueError):  # a subclass that refuses it
-        loader.worker_init_fn = WorkerRecording(parent, user_fn)
-    try:
-        yield
-    finally:
-        with suppress(AttributeError, TypeError, ValueError):
-            loader.worker_init_fn = user_fn
-
-
-def _starts_workers(loader: Any) -> bool:
-    kinds = type(loader).__mro__
-    if not any(kind.__name__ == "DataLoader" and kind.__module__ == "torch.utils.data.dataloader" for kind in kinds):
-        return False
-    return bool(loader.num_workers) and not isinstance(loader.worker_init_fn, WorkerRecording)
-
-
 def _start(plan: ChildPlan, name: str, worker: int | None) -> Profiler | None:
     handlers = [make(name) for make in plan.handlers]
     if not handlers:
@@ -233,26 +181,3 @@ class _FollowsParent(TraceHandler):
         profiler = active_profiler()
         if profiler is not None and self._action.changed():
             profiler.ask_schedule()
-
-
-def _record_fetches(profiler: Profiler) -> None:
-    """Record a slice for every batch that this worker fetches: the one place that all of its work goes through."""
-    module = sys.modules.get("torch.utils.data._utils.fetch")
-    for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
-        kind = getattr(module, name, None)
-        fetch = getattr(kind, "fetch", None)
-        if kind is not None and callable(fetch) and not hasattr(fetch, "__wrapped__"):
-            kind.fetch = _recorded(fetch, profiler)
-
-
-def _recorded(fetch: Callable[..., Any], profiler: Profiler) -> Callable[..., Any]:
-    slices = marker("fetch", ("dataloader",))
-
-    @functools.wraps(fetch)
-    def recorded(*args: Any) -> Any:
-        # Sooner than the writer would: the batches of a short window may all be fetched within a flush interval.
-        profiler.ask_schedule()
-        with slices:
-            return fetch(*args)
-
-    return recorded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
@@ -18,17 +18,12 @@ from tracekit.handlers.base import COUNTS, Recording, Summary, TraceHandler
 from tracekit.naming import FileName
 from tracekit.recording.attached_markers import AttachedMarkers
 from tracekit.recording.buffer import RecordBuffer
-from tracekit.recording.children import (
-    SHUTDOWN_TIMEOUT_S,
-    ChildPlan,
-    ChildRecording,
-    WorkerRecording,
-    recording_workers,
-)
+from tracekit.recording.children import SHUTDOWN_TIMEOUT_S, ChildPlan, ChildRecording
 from tracekit.recording.compiling import pass_over_profilers
 from tracekit.recording.failures import Failures
 from tracekit.recording.inline import WithoutEvents, observer_of
 from tracekit.recording.lifecycle import DEFAULT_ACTIONS, MarkerTable, activate, adopt_in_child, deactivate, inherit
+from tracekit.recording.loaders import WorkerRecording, recording_loader
 from tracekit.recording.on_demand import OnDemand
 from tracekit.recording.outlet import ON_FULL
 from tracekit.recording.schedule import CyclicSchedule, ProfilerAction
@@ -441,24 +436,33 @@ class Profiler:
         self._next("to_next_iteration")
 
     def iterate(self, iterable: Iterable[T], name: str = "dataloader", categories: Sequence[str] = ()) -> Iterator[T]:
-        """Yield from an iterable, recording a slice for each time it is asked for a value.
+        """Yield from an iterable, recording a slice for each time it is asked for a value; the first holds its start as well.
 
         If the iterable has a length, a schedule that counts per epoch learns the length of the epoch from it, and saves its
-        window with the last batch. The workers of a torch DataLoader record as well, each into a trace of its own; see
-        `worker_init_fn`.
+        window with the last batch.
+
+        What a torch DataLoader does is recorded as well: a slice "fetch" for each of its batches, and in it "collate". Each
+        worker records into a trace of its own; see `worker_init_fn`. Without workers the slices stand in those of the
+        waiting. The loader is not changed, and may be accelerate's.
         """
         with suppress(TypeError):
             self._learn_epoch_length(len(iterable))  # type: ignore[arg-type]
         marker = self.marker(name, categories)
-        with recording_workers(iterable, self):
-            iterator = iter(iterable)
-        while True:
-            with marker:
-                try:
-                    value = next(iterator)
-                except StopIteration:
-                    return
-            yield value
+        iterator: Iterator[T] | None = None
+        with ExitStack() as starting:
+            while True:
+                with marker:
+                    if iterator is None:
+                        # Up to the first value: a loader whose ``__iter__`` is a generator starts its workers then.
+                        starting.enter_context(recording_loader(iterable, self))
+                        iterator = iter(iterable)
+                    try:
+                        value = next(iterator)
+                    except StopIteration:
+                        return
+                    finally:
+                        starting.close()
+                yield value
 
     def _next(self, transition: str) -> int | None:
         now_ns = self._clock.monotonic_ns()
@@ -585,7 +589,7 @@ class Profiler:
         """Return a ``worker_init_fn`` for a torch DataLoader with which its workers record.
 
         `iterate` needs none. Each worker is a process of its own under this rank, "worker 0", "worker 1" ..., with a slice
-        "fetch" for each of its batches and what the markers of the dataset record::
+        "fetch" for each of its batches, "collate" in it, and what the markers of the dataset record::
 
             loader = DataLoader(dataset, num_workers=4, worker_init_fn=profiler.worker_init_fn())
 

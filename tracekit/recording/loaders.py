@@ -1,0 +1,158 @@
+"""Data loaders of torch: what their workers do, and what they do in this process where they have none.
+
+Neither the dataset nor the loader is wrapped: slices are recorded where torch calls its own fetchers, of which each worker and
+each iterator has one. torch is never imported here.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from tracekit.errors import ConfigError
+from tracekit.recording.children import ChildPlan, ChildRecording, Parent
+from tracekit.recording.lifecycle import marker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from tracekit.recording.marker import Marker
+
+__all__ = ["WorkerRecording", "recording_loader"]
+
+CATEGORIES: Final = ("dataloader",)
+
+
+class MarkingParent(Parent, Protocol):
+    """The profiler under which a loader loads."""
+
+    def marker(self, name: str, categories: Sequence[str] = ()) -> Marker:
+        """Return a marker."""
+
+
+class WorkerRecording(ChildRecording):
+    """A data loader's ``worker_init_fn`` that records in each worker, and then calls the user's own."""
+
+    def __init__(self, parent: Parent | ChildPlan | None, user_fn: Callable[[int], object] | None = None) -> None:
+        if user_fn is not None and not callable(user_fn):
+            raise ConfigError(f"a worker_init_fn must be a function of the worker's number, not {user_fn!r}")
+        super().__init__(parent, "worker")
+        self._user_fn = user_fn
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.plan, self._user_fn)
+
+    def __call__(self, *args: Any) -> None:
+        """Start to record as worker ``args[0]``."""
+        number = args[0] if args and isinstance(args[0], int) else None
+        if self._profiler is None:
+            self._profiler = self._start(self.name if number is None else f"{self.name} {number}", number)
+            if self._profiler is not None:
+                # Sooner than the writer would: the batches of a short window may all be fetched within a flush interval.
+                _record_fetchers_to_come(self._profiler.ask_schedule)
+        if self._user_fn is not None:
+            self._user_fn(*args)
+
+
+@contextmanager
+def recording_loader(loader: Any, parent: MarkingParent) -> Iterator[None]:
+    """Have the iterator of a torch DataLoader that is made meanwhile record what it and its workers do.
+
+    Anything else is left alone. The loader is as it was afterwards: it reads these attributes when it makes an iterator, and only
+    then. What it has made keeps recording for as long as it lives, while the profiler does.
+    """
+    loader = _torch_loader(loader)
+    changed: dict[str, Any]
+    if loader is None:
+        changed = {}
+    elif loader.num_workers:
+        mine = isinstance(loader.worker_init_fn, WorkerRecording)
+        changed = {} if mine else {"worker_init_fn": WorkerRecording(parent, loader.worker_init_fn)}
+    else:
+        changed = {"_get_iterator": functools.partial(_single_process_iterator, loader, parent)}
+    own = {name: loader.__dict__[name] for name in changed if name in loader.__dict__}
+    with suppress(AttributeError, TypeError, ValueError):  # a subclass that refuses it
+        for name, value in changed.items():
+            setattr(loader, name, value)
+    try:
+        yield
+    finally:
+        for name in changed:
+            with suppress(AttributeError, TypeError, ValueError):
+                if name in own:
+                    setattr(loader, name, own[name])
+                else:
+                    delattr(loader, name)
+
+
+def _torch_loader(loader: Any) -> Any:
+    """Return the torch DataLoader that something is, or that (as accelerate's) it holds; else None."""
+    for candidate in (loader, getattr(loader, "base_dataloader", None)):
+        kinds = type(candidate).__mro__
+        if any(kind.__name__ == "DataLoader" and kind.__module__ == "torch.utils.data.dataloader" for kind in kinds):
+            return candidate
+    return None
+
+
+def _single_process_iterator(loader: Any, parent: MarkingParent) -> Any:
+    iterator = type(loader)._get_iterator(loader)  # noqa: SLF001 - where DataLoader makes every iterator
+    with suppress(AttributeError):  # another torch: then its slices are missing
+        iterator._dataset_fetcher = _RecordedFetcher(iterator._dataset_fetcher, parent.marker)  # noqa: SLF001
+    return iterator
+
+
+def _record_fetchers_to_come(before: Callable[[], object]) -> None:
+    """In a worker: have the fetchers that it will make, which all of its work goes through, record slices."""
+    kind = getattr(sys.modules.get("torch.utils.data.dataloader"), "_DatasetKind", None)
+    create = getattr(kind, "create_fetcher", None)
+    if kind is None or create is None or hasattr(create, "__wrapped__"):
+        return
+
+    @functools.wraps(create)
+    def created(*args: Any, **options: Any) -> Any:
+        return _RecordedFetcher(create(*args, **options), marker, before)
+
+    kind.create_fetcher = staticmethod(created)
+
+
+class _RecordedFetcher:
+    """Stands before one of torch's fetchers: records a slice for each batch that it fetches, and one in it for the collation.
+
+    Args:
+        fetcher: The fetcher.
+        make_marker: Makes the markers.
+        before: Called before each batch.
+    """
+
+    def __init__(
+        self,
+        fetcher: Any,
+        make_marker: Callable[[str, Sequence[str]], Marker],
+        before: Callable[[], object] | None = None,
+    ) -> None:
+        self._fetcher = fetcher
+        self._slices = make_marker("fetch", CATEGORIES)
+        self._before = before
+        collate, collate_slices = fetcher.collate_fn, make_marker("collate", CATEGORIES)
+
+        def recorded_collate(samples: Any) -> Any:
+            with collate_slices:
+                return collate(samples)
+
+        fetcher.collate_fn = recorded_collate
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fetcher, name)
+
+    def fetch(self, index: Any) -> Any:
+        """Fetch a batch."""
+        if self._before is not None:
+            self._before()
+        with self._slices:
+            try:
+                return self._fetcher.fetch(index)
+            except StopIteration as end:  # of an iterable dataset; no failure
+                ended = end
+        raise ended
