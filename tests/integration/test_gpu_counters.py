@@ -133,6 +133,28 @@ def test_no_gpu_no_driver_and_no_library_mean_one_line(tmp_path: Path, variables
     assert counters(tmp_path / "rank0.json") == {}
 
 
+def test_the_example_runs_with_a_gpu_and_without(tmp_path: Path, engine: Engine) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    source = (ROOT / "examples" / "gpu_counters.py").read_text("utf-8")
+    assert len(source.splitlines()) <= 30
+    done = subprocess.run(
+        [sys.executable, "-c", source],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    with engine.load(tmp_path / done.stdout.strip().rpartition(" ")[2]) as trace:
+        assert trace.errors() == []
+        assert trace.scalar("select count(*) from slice where name = 'forward'") == 20
+        if not has_gpu():
+            assert "tracekit: no GPU counters: NVML Shared Library Not Found" in done.stderr
+            assert trace.scalar("select count(*) from counter") == 0
+
+
 def has_gpu() -> bool:
     import pynvml
 

@@ -16,14 +16,17 @@ import pytest
 from tests.native import compiled
 from tracekit import (
     JSONTraceHandler,
+    NVTXMirror,
     OpenTelemetryMirror,
     Profiler,
     ProfilerAction,
     RecordFunctionMirror,
     TorchProfiler,
+    TraceHandler,
     cyclic_schedule,
     merge_traces,
 )
+from tracekit.testing import TraceHandlerContract
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -429,3 +432,40 @@ def test_without_an_sdk_nothing_happens_and_nothing_fails() -> None:
     with Profiler([OpenTelemetryMirror()], rank=0) as profiler, profiler.marker("a"):
         profiler.marker("now").instant()
     assert profiler.stats.failures == {}
+
+
+# ---- the example ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_example_is_in_torchs_trace_and_in_tracekits(torch: Any, tmp_path: Path, engine: Engine) -> None:
+    for package in ("nvtx", "opentelemetry"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    source = (ROOT / "examples" / "mirrors.py").read_text("utf-8")
+    assert len(source.splitlines()) <= 30
+    folder = tmp_path / run_child(source, tmp_path).strip().rpartition(" ")[2]
+    merge_traces(str(tmp_path / "merged.json"), [str(folder)])
+    with engine.load(tmp_path / "merged.json") as trace:
+        assert trace.errors() == []
+        counts = dict(trace.rows("select name, count(*) from slice where name like '%ward' group by name"))
+    assert counts == {"forward": 3 + 2, "backward": 3 + 2}, "three with the warm-up, and torch's two"
+
+
+# ---- the contract of every handler ----------------------------------------------------------------------------------------
+
+
+class TestNVTXMirror(TraceHandlerContract):
+    def make_handler(self, tmp_path: Path) -> TraceHandler:
+        pytest.importorskip("nvtx", reason="nvtx is not installed")
+        return NVTXMirror()
+
+
+class TestOpenTelemetryMirror(TraceHandlerContract):
+    def make_handler(self, tmp_path: Path) -> TraceHandler:
+        pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk is not installed")
+        return OpenTelemetryMirror(Spans().provider)
+
+
+class TestRecordFunctionMirror(TraceHandlerContract):
+    def make_handler(self, tmp_path: Path) -> TraceHandler:
+        pytest.importorskip("torch", reason="torch is not installed")
+        return RecordFunctionMirror()

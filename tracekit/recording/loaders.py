@@ -64,14 +64,7 @@ def recording_loader(loader: Any, parent: MarkingParent) -> Iterator[None]:
     then. What it has made keeps recording for as long as it lives, while the profiler does.
     """
     loader = _torch_loader(loader)
-    changed: dict[str, Any]
-    if loader is None:
-        changed = {}
-    elif loader.num_workers:
-        mine = isinstance(loader.worker_init_fn, WorkerRecording)
-        changed = {} if mine else {"worker_init_fn": WorkerRecording(parent, loader.worker_init_fn)}
-    else:
-        changed = {"_get_iterator": functools.partial(_single_process_iterator, loader, parent)}
+    changed = _changes(loader, parent)
     own = {name: loader.__dict__[name] for name in changed if name in loader.__dict__}
     with suppress(AttributeError, TypeError, ValueError):  # a subclass that refuses it
         for name, value in changed.items():
@@ -87,6 +80,19 @@ def recording_loader(loader: Any, parent: MarkingParent) -> Iterator[None]:
                     delattr(loader, name)
 
 
+def _changes(loader: Any, parent: MarkingParent) -> dict[str, Any]:
+    """Return the attributes with which a loader makes an iterator that records."""
+    if loader is None:
+        return {}
+    if loader.num_workers:
+        mine = isinstance(loader.worker_init_fn, WorkerRecording)
+        return {} if mine else {"worker_init_fn": WorkerRecording(parent, loader.worker_init_fn)}
+    make_iterator = getattr(loader, "_get_iterator", None)  # with which DataLoader makes every one
+    if make_iterator is None:
+        return {}
+    return {"_get_iterator": functools.partial(_single_process_iterator, make_iterator, parent)}
+
+
 def _torch_loader(loader: Any) -> Any:
     """Return the torch DataLoader that something is, or that (as accelerate's) it holds; else None."""
     for candidate in (loader, getattr(loader, "base_dataloader", None)):
@@ -96,8 +102,8 @@ def _torch_loader(loader: Any) -> Any:
     return None
 
 
-def _single_process_iterator(loader: Any, parent: MarkingParent) -> Any:
-    iterator = type(loader)._get_iterator(loader)  # noqa: SLF001 - where DataLoader makes every iterator
+def _single_process_iterator(make_iterator: Callable[[], Any], parent: MarkingParent) -> Any:
+    iterator = make_iterator()
     with suppress(AttributeError):  # another torch: then its slices are missing
         iterator._dataset_fetcher = _RecordedFetcher(iterator._dataset_fetcher, parent.marker)  # noqa: SLF001
     return iterator

@@ -74,7 +74,8 @@ class Profiler:
         trace_handlers: Where the events go; one handler or several.
         schedule: When to record: `cyclic_schedule`, `on_demand`, or any function of the `Timestamp` at the start of a batch
             that returns a `ProfilerAction`. None records always.
-        sources: What records beside the markers: `TorchProfiler`, `SystemProfiler`, or `Source` subclasses of your own.
+        sources: What records beside the markers: `TorchProfiler`, `SystemProfiler`, `GPUProfiler`, `TorchMemoryProfiler`,
+            `ClockSync`, or `Source` subclasses of your own.
         timestamp: The training time to start from, when a run is resumed from a checkpoint.
         counts: Whose samples and tokens `step` is given, and so the `Timestamp` counts: ``"rank"`` are those of this rank
             alone, ``"global"`` those of all ranks together. Written into the trace; changes no number.
