@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         MissingExtraError,
         StorageError,
         TimeError,
+        TimerError,
         TraceFormatError,
         TracekitError,
     )
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from tracekit.sources.system import SystemProfiler
     from tracekit.sources.torch_memory import TorchMemoryProfiler
     from tracekit.sources.torch_profiler import TorchProfiler
+    from tracekit.timers.timers import Timers
     from tracekit.timestamp import Time, Timestamp, TimeUnit, ensure_time
     from tracekit.validation import ValidationReport, validate_trace
     from tracekit.version import __version__
@@ -94,6 +96,8 @@ __all__ = [
     "Time",
     "TimeError",
     "TimeUnit",
+    "TimerError",
+    "Timers",
     "Timestamp",
     "TorchMemoryProfiler",
     "TorchProfiler",
@@ -122,6 +126,7 @@ _HOME = {
         "MissingExtraError",
         "StorageError",
         "TimeError",
+        "TimerError",
         "TraceFormatError",
         "TracekitError",
     ),
@@ -147,6 +152,7 @@ _HOME = {
     "tracekit.sources.system": ("SystemProfiler",),
     "tracekit.sources.torch_memory": ("TorchMemoryProfiler",),
     "tracekit.sources.torch_profiler": ("TorchProfiler",),
+    "tracekit.timers.timers": ("Timers",),
     "tracekit.timestamp": ("Time", "TimeUnit", "Timestamp", "ensure_time"),
     "tracekit.validation": ("ValidationReport", "validate_trace"),
     "tracekit.version": ("__version__",),

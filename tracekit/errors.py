@@ -9,6 +9,7 @@
     ├── StorageError           a file, folder or URL cannot be read or written
     ├── TraceFormatError       a trace file cannot be read as what it claims to be
     ├── MergeError             the inputs of a merge do not fit together
+    ├── TimerError             a timer is used in an order that makes no sense, or a rank's timers are missing
     ├── MissingExtraError      an optional dependency is not installed  (also an ImportError)
     └── CommandError           a command line run ends with this message and exit code
 
@@ -31,6 +32,7 @@ __all__ = [
     "MissingExtraError",
     "StorageError",
     "TimeError",
+    "TimerError",
     "TraceFormatError",
     "TracekitError",
 ]
@@ -83,6 +85,10 @@ def _trace_format_error(path: str, reason: str, offset_bytes: int | None) -> Tra
 
 class MergeError(TracekitError):
     """The inputs of a merge do not fit together, for example two files that claim one rank and one process."""
+
+
+class TimerError(TracekitError):
+    """A timer is started twice, stopped without a start or read while it is off, or the timers of a rank are missing."""
 
 
 class MissingExtraError(TracekitError, ImportError):

@@ -32,6 +32,7 @@ ROOMS = {
     "naming": "values",
     "notices": "values",
     "privacy": "values",
+    "statistics": "values",
     "storage": "storage",
     "timestamp": "values",
     "timestring": "values",

@@ -1,0 +1,40 @@
+"""Timers like those of Megatron and NeMo, on tracekit's markers: what is timed is in the trace as well.
+
+::
+
+    from tracekit.timers import Timers, read_timers
+
+    timers = Timers(2, "minmax")
+    with timers("forward"):
+        ...
+    timers.log(["forward"])                          # as there
+    TensorBoardSink(writer).write(timers.snapshot(), step)   # count, mean, deviation, percentiles
+    print(read_timers("traces/RUN/").text())         # of all ranks, from their traces, afterwards
+"""
+
+from tracekit.timers.base import TimerBase
+from tracekit.timers.sinks.files import CSVSink, JSONLinesSink
+from tracekit.timers.sinks.services import MLflowSink, TensorBoardSink, WandbSink
+from tracekit.timers.sinks.sink import Sink, metrics
+from tracekit.timers.sinks.text import TextSink
+from tracekit.timers.table import Row, TimerTable
+from tracekit.timers.timer import Timer
+from tracekit.timers.timers import Timers
+from tracekit.timers.trace_files import read_timers
+
+__all__ = [
+    "CSVSink",
+    "JSONLinesSink",
+    "MLflowSink",
+    "Row",
+    "Sink",
+    "TensorBoardSink",
+    "TextSink",
+    "Timer",
+    "TimerBase",
+    "TimerTable",
+    "Timers",
+    "WandbSink",
+    "metrics",
+    "read_timers",
+]

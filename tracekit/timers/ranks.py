@@ -1,0 +1,189 @@
+"""RankReports: the values of all ranks for one report, and the barriers of timers; what `Timers` knows of other ranks."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from tracekit.errors import TimerError
+from tracekit.timers.exchange import Exchange, default_store, open_exchange, process_group
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tracekit.recording.marker import Marker
+
+__all__ = ["BARRIER", "RankReports"]
+
+logger = logging.getLogger("tracekit")
+T = TypeVar("T")
+
+BARRIER: Final = "barrier"
+"""Category of the slices in which a timer waits for the other ranks."""
+
+_LEVEL_TOPIC: Final = "level"
+_LEVEL_TIMEOUT_S: Final = 600.0
+"""How long the first barrier waits until all ranks have said which timers they have. Longer than anything that is not stuck."""
+
+
+class RankReports:
+    """What one registry of timers has to do with the other ranks. Without torch.distributed there are none.
+
+    Args:
+        log_level: The level of the registry.
+        timeout_s: How long a report waits for the other ranks at most.
+        make_marker: Makes the markers of the barriers.
+    """
+
+    def __init__(self, log_level: int, timeout_s: float, make_marker: Callable[[str, tuple[str, ...]], Marker]) -> None:
+        self._log_level = log_level
+        self._make_marker = make_marker
+        self._timeout_s = timeout_s
+        self._exchange: Exchange | None = None
+        self._store: Any = None
+        self._counts: dict[str, int] = {}
+        self._told: set[object] = set()
+        self._announced = False
+        self._levels: dict[int, int] = {}
+
+    # ---- reports ----------------------------------------------------------------------------------------------------
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        distributed = process_group()
+        return 1 if distributed is None else int(distributed.get_world_size())
+
+    def collect(
+        self,
+        report: str,
+        own: bytes,
+        *,
+        reads: Callable[[int, int], bool],
+        step: object = None,
+        timeout_s: float | None = None,
+    ) -> tuple[dict[int, bytes], list[int]] | None:
+        """Hand out this rank's values for a report, and take those of all ranks if this one is to read them.
+
+        Args:
+            report: Which report; all ranks make the same ones in the same order.
+            own: This rank's values.
+            reads: Whether a rank reads them, by rank and world size.
+            step: The training step that the report is for: it matches the ranks' reports better than their order.
+            timeout_s: How long to wait for the others.
+
+        Returns:
+            The values by rank and which ranks are missing, or None where this rank does not read.
+        """
+        distributed = process_group()
+        if distributed is None:
+            return ({0: own}, []) if reads(0, 1) else None
+        exchange = self._current(distributed)
+        is_reader = reads(exchange.rank, exchange.world_size)
+        number = self._counts[report] = self._counts.get(report, -1) + 1
+        topic = f"{report}/{number}" if step is None else f"{report}/step {step}"
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        try:
+            exchange.put(topic, own, reads=is_reader)
+            found = exchange.read(topic, timeout_s) if is_reader else None
+            exchange.wait_for_readers(topic, timeout_s)
+        except Exception as error:  # noqa: BLE001 - torch's errors have no class in common in all its versions
+            self.tell(
+                "store", f"the other ranks' timers cannot be read: {type(error).__name__}: {error}".splitlines()[0]
+            )
+            found = {exchange.rank: own} if is_reader else None
+        if found is None:
+            return None
+        return found, [rank for rank in range(exchange.world_size) if rank not in found]
+
+    def sums(
+        self,
+        report: str,
+        own: dict[str, int],
+        *,
+        reads: Callable[[int, int], bool],
+        step: object = None,
+    ) -> dict[int, dict[str, int]] | None:
+        """Do `collect` for sums in ns by name; ranks that are missing are told once and left out."""
+        collected = self.collect(report, json.dumps(own).encode(), reads=reads, step=step)
+        if collected is None:
+            return None
+        found, missing = collected
+        for rank in missing:
+            self.tell(
+                rank,
+                f"rank {rank} did not report within {self._timeout_s:g} s, and is not in the report. Every rank has to call "
+                "log() or write(), also where it has no writer.",
+            )
+        self._told.difference_update(found)
+        return {rank: json.loads(text) for rank, text in found.items()}
+
+    def tell(self, about: object, message: str) -> None:
+        """Say something once."""
+        if about not in self._told:
+            self._told.add(about)
+            logger.warning("tracekit: timers: %s", message)
+
+    def _current(self, distributed: Any) -> Exchange:
+        store = default_store(distributed)
+        if self._exchange is None or store is not self._store:
+            self._exchange, self._store = open_exchange(distributed), store
+            self._counts, self._announced, self._levels = {}, False, {}
+        return self._exchange
+
+    # ---- barriers ---------------------------------------------------------------------------------------------------
+
+    def announce(self) -> None:
+        """Tell the other ranks which timers this one has, before a barrier that is not for it."""
+        distributed = process_group()
+        if distributed is not None:
+            self._announce(self._current(distributed))
+
+    def barrier(self, name: str, level: int, group: Any) -> None:
+        """Wait for the other ranks of a group at a timer of a level. Without torch.distributed there is nobody to wait for.
+
+        Where a rank's level switches the timer off, it will not come; then nobody waits, which is said once.
+
+        Raises:
+            TimerError: At the first barrier: a rank has not come to any within 10 minutes. Later ones are torch's, and end with
+                its own timeout.
+        """
+        distributed = process_group()
+        if distributed is None:
+            return
+        exchange = self._current(distributed)
+        self._announce(exchange)
+        ranks = list(range(exchange.world_size)) if group is None else distributed.get_process_group_ranks(group)
+        unknown = [rank for rank in ranks if rank not in self._levels]
+        if unknown:
+            found = exchange.read(_LEVEL_TOPIC, _LEVEL_TIMEOUT_S, unknown)
+            self._levels.update({rank: int(text) for rank, text in found.items()})
+            missing = sorted(set(unknown) - set(found))
+            if missing:
+                raise TimerError(
+                    f"the barrier of timer {name!r}: rank {', '.join(map(str, missing))} has not come to any barrier of the "
+                    f"timers within {_LEVEL_TIMEOUT_S:g} s; all ranks of the barrier group have to"
+                )
+        off = [rank for rank in ranks if self._levels[rank] < level]
+        if off:
+            self.tell(
+                ("barrier", name),
+                f"timer {name!r} has level {level} and is off on rank {', '.join(map(str, off))}, so that its barrier would wait "
+                "for ever; it is left out. Give all ranks the same log_level.",
+            )
+            return
+        # Its end is not the same moment on all ranks (Megatron-LM#742): in the trace one sees by how much.
+        with self._make_marker(f"{name} (barrier)", (BARRIER,)):
+            distributed.barrier(group=group)
+
+    def barrier_of_all(self) -> None:
+        """Wait for all ranks, as the caller has asked for."""
+        distributed = process_group()
+        if distributed is not None:
+            distributed.barrier()
+
+    def _announce(self, exchange: Exchange) -> None:
+        if not self._announced:
+            exchange.put(_LEVEL_TOPIC, str(self._log_level).encode(), reads=True, lasting=True)
+            self._announced = True

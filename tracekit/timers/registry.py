@@ -1,0 +1,137 @@
+"""TimerRegistry: which timers there are, which of them are on, and what they measure."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from tracekit.errors import ConfigError
+from tracekit.recording.lifecycle import marker as module_marker
+from tracekit.timers.device import DEVICE_MODES, DeviceEvents, cuda_available, cuda_in_use
+from tracekit.timers.off_timer import OffTimer
+from tracekit.timers.ranks import RankReports
+from tracekit.timers.timer import Timer
+
+if TYPE_CHECKING:
+    from tracekit.clock import Clock
+    from tracekit.recording.profiler import Profiler
+    from tracekit.timers.base import TimerBase
+
+__all__ = ["TimerRegistry"]
+
+logger = logging.getLogger("tracekit")
+
+MAX_LOG_LEVEL: Final = 2
+
+
+class TimerRegistry:
+    """Makes timers and finds them again, by name; `Timers` adds the reports.
+
+    Args:
+        log_level: Which timers are on.
+        device: What they measure, unless they are told otherwise.
+        profiler: Whose trace they appear in; None is the one that is active.
+        timeout_s: How long a report waits for the other ranks at most.
+        clock: The clock that they read.
+
+    Raises:
+        ConfigError: An argument is wrong.
+    """
+
+    def __init__(
+        self, log_level: int, device: str | None, profiler: Profiler | None, timeout_s: float, clock: Clock
+    ) -> None:
+        if isinstance(log_level, bool) or not isinstance(log_level, int):
+            raise ConfigError(f"Timers: log_level must be a whole number (0, 1 or 2), not {log_level!r}")
+        self._log_level = log_level
+        self._device = None if device is None else _check_device(device)
+        self._make_marker = module_marker if profiler is None else profiler.marker
+        self._ranks = RankReports(log_level, timeout_s, self._make_marker)
+        self._clock = clock
+        self._timers: dict[str, Timer] = {}
+        self._off: dict[tuple[str, int | None], OffTimer] = {}  # by name, and by the level that was given
+
+    def __call__(
+        self, name: str, log_level: int | None = None, barrier: bool = False, *, device: str | None = None
+    ) -> TimerBase:
+        """Return the timer of a name, making it at the first call.
+
+        Args:
+            name: The timer's name, and that of its slices.
+            log_level: Its level, 2 if None; from then on only this one may be given.
+            barrier: For ``with timers(name, barrier=True):``, all ranks meet at its beginning and at its end.
+            device: What it measures, if it is made by this call: "host", "synchronize" or "events".
+
+        Raises:
+            ConfigError: The level is above 2, or not the one that the timer was made with.
+        """
+        timer = self._timers.get(name)
+        if timer is None:
+            off = self._off.get((name, log_level))
+            if off is None:
+                made = self._make(name, log_level, device)
+                return made.with_barrier() if barrier else made
+            return off.with_barrier() if barrier else off
+        if log_level is not None and log_level != timer.log_level:
+            raise ConfigError(
+                f"timer {name!r} was made with log_level {timer.log_level}, and is now asked for with {log_level}; leave it "
+                "out, or give the same"
+            )
+        return timer.with_barrier() if barrier else timer
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the timers that are on, in the order in which they were made."""
+        return list(self._timers)
+
+    def _make(self, name: str, asked_level: int | None, device: str | None) -> Timer | OffTimer:
+        log_level = MAX_LOG_LEVEL if asked_level is None else asked_level
+        if not isinstance(name, str):
+            raise ConfigError(f"the name of a timer must be text, not {name!r}")
+        if isinstance(log_level, bool) or not isinstance(log_level, int) or log_level > MAX_LOG_LEVEL:
+            raise ConfigError(
+                f"timer {name!r}: log_level must be a whole number up to {MAX_LOG_LEVEL}, not {log_level!r}"
+            )
+        if log_level > self._log_level:
+            return self._switched_off(name, log_level, asked_level)
+        mode = _check_device(device or self._device or "host")
+        events = None
+        if mode == "events":
+            cuda = cuda_available()
+            events = None if cuda is None else DeviceEvents(name, cuda)
+            if events is None:
+                mode = "host"
+                self._ranks.tell("events", "there is no CUDA device, so the timers measure the time of the host")
+        elif device is None and self._device is None and cuda_in_use() is not None:
+            self._ranks.tell(
+                "host",
+                "they measure the time of the Python code, which does not wait for the GPU. For the GPU's own time give "
+                'device="events", for Megatron\'s way (wait for the GPU at both ends) device="synchronize"; device="host" is '
+                "as it is now.",
+            )
+        timer = Timer(
+            name,
+            log_level,
+            make_marker=self._make_marker,
+            clock=self._clock.monotonic_ns,
+            barrier=self._ranks.barrier,
+            device=mode,
+            events=events,
+        )
+        return self._timers.setdefault(name, timer)  # atomic: two threads that ask at once get the same
+
+    def _switched_off(self, name: str, log_level: int, asked_level: int | None) -> OffTimer:
+        which = f"its level is {log_level}" + (", the one of a timer without any" if asked_level is None else "")
+        reason = (
+            f"timer {name!r} is off and measures nothing: {which}, and Timers has log_level {self._log_level}. Give Timers a "
+            f"log_level of {log_level}, or the timer one up to {self._log_level}"
+        )
+        # A level that was chosen is no surprise; the default is (Megatron-LM#871).
+        logger.log(logging.WARNING if asked_level is None else logging.INFO, "tracekit: timers: %s", reason)
+        return self._off.setdefault((name, asked_level), OffTimer(name, reason, self._ranks.announce))
+
+
+def _check_device(device: str) -> str:
+    if device not in DEVICE_MODES:
+        raise ConfigError(f"Timers: device must be one of {', '.join(map(repr, DEVICE_MODES))}, not {device!r}")
+    return device
