@@ -83,6 +83,7 @@ class DeviceEvents:
             return
         try:
             if len(self._pending) >= _MOST_PENDING:
+                self._free.append(began)
                 self._give_up(f"{_MOST_PENDING} calls wait for the device")
                 return
             self._pending.append((began, self._record()))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Exchange", "Store", "default_store", "open_exchange", "process_group"]
 
 _PREFIX: Final = "tracekit/timers"
+_READ: Final = "/read"
 _KEPT: Final = 16
 """So many values of a rank stay in the store; older ones are taken out. A reader is never that far behind the others."""
 
@@ -119,7 +120,9 @@ class Exchange:
             return
         self._put.append(key)
         if len(self._put) > _KEPT:
-            self._store.delete_key(self._put.popleft())
+            old = self._put.popleft()
+            self._store.delete_key(old)
+            self._store.delete_key(old + _READ)
 
     def read(self, topic: str, timeout_s: float, ranks: Iterable[int] | None = None) -> dict[int, bytes]:
         """Return the values of a topic by rank, those of ranks that are there within a time.
@@ -127,7 +130,7 @@ class Exchange:
         A rank that was missing the last time is waited for much shorter, until it is there again.
         """
         found = self._collect(topic, timeout_s, sorted(range(self.world_size) if ranks is None else ranks))
-        self._store.set(self._key(topic, self.rank) + "/read", b"")
+        self._store.set(self._key(topic, self.rank) + _READ, b"")
         return {rank: value[1:] for rank, value in found.items()}
 
     def wait_for_readers(self, topic: str, timeout_s: float) -> None:
@@ -138,7 +141,7 @@ class Exchange:
         found = self._collect(topic, timeout_s, range(self.world_size))
         readers = [rank for rank, value in found.items() if value[:1] == b"+" and rank != self.rank]
         if readers:
-            self._wait([self._key(topic, rank) + "/read" for rank in readers], until_s)
+            self._wait([self._key(topic, rank) + _READ for rank in readers], until_s)
 
     def _collect(self, topic: str, timeout_s: float, ranks: Sequence[int]) -> dict[int, bytes]:
         keys = {rank: self._key(topic, rank) for rank in ranks}

@@ -50,10 +50,10 @@ class RankReports:
     # ---- reports ----------------------------------------------------------------------------------------------------
 
     @property
-    def world_size(self) -> int:
-        """How many ranks there are."""
+    def place(self) -> tuple[int, int]:
+        """This rank, and how many there are."""
         distributed = process_group()
-        return 1 if distributed is None else int(distributed.get_world_size())
+        return (0, 1) if distributed is None else (distributed.get_rank(), distributed.get_world_size())
 
     def collect(
         self,
@@ -75,6 +75,9 @@ class RankReports:
 
         Returns:
             The values by rank and which ranks are missing, or None where this rank does not read.
+
+        Raises:
+            TimerError: The store cannot be reached.
         """
         distributed = process_group()
         if distributed is None:
@@ -88,11 +91,9 @@ class RankReports:
             exchange.put(topic, own, reads=is_reader)
             found = exchange.read(topic, timeout_s) if is_reader else None
             exchange.wait_for_readers(topic, timeout_s)
-        except Exception as error:  # noqa: BLE001 - torch's errors have no class in common in all its versions
-            self.tell(
-                "store", f"the other ranks' timers cannot be read: {type(error).__name__}: {error}".splitlines()[0]
-            )
-            found = {exchange.rank: own} if is_reader else None
+        except Exception as error:
+            reason = (str(error).splitlines() or [""])[0]
+            raise TimerError(f"the other ranks' timers cannot be read: {type(error).__name__}: {reason}") from error
         if found is None:
             return None
         return found, [rank for rank in range(exchange.world_size) if rank not in found]
@@ -105,8 +106,13 @@ class RankReports:
         reads: Callable[[int, int], bool],
         step: object = None,
     ) -> dict[int, dict[str, int]] | None:
-        """Do `collect` for sums in ns by name; ranks that are missing are told once and left out."""
-        collected = self.collect(report, json.dumps(own).encode(), reads=reads, step=step)
+        """Do `collect` for sums in ns by name. Nothing is raised into training: what is missing is told once, and left out."""
+        try:
+            collected = self.collect(report, json.dumps(own).encode(), reads=reads, step=step)
+        except TimerError as error:
+            self.tell("store", f"{error}; the reports are of this rank alone")
+            rank, world_size = self.place
+            return {rank: own} if reads(rank, world_size) else None
         if collected is None:
             return None
         found, missing = collected

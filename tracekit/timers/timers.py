@@ -140,7 +140,7 @@ class Timers(TimerRegistry):
             ConfigError: The normalizer is not above 0.
         """
         _check_normalizer(normalizer)
-        world_size = self._ranks.world_size
+        _, world_size = self._ranks.place
         if rank is not None and not 0 <= rank < world_size:
             self._ranks.tell(
                 ("rank", rank), f"log(rank={rank!r}) prints nothing: there are {world_size} ranks, counted from 0"
@@ -290,7 +290,7 @@ class Timers(TimerRegistry):
             allow_missing: Return the table also where ranks are missing; its ``missing`` names them.
 
         Raises:
-            TimerError: A rank did not report in time, and ``allow_missing`` is not given.
+            TimerError: A rank did not report in time, and ``allow_missing`` is not given; or the store cannot be reached.
         """
         if timeout is not None:
             check_seconds("gather: timeout", timeout)
@@ -307,7 +307,7 @@ class Timers(TimerRegistry):
                 f"{self._timeout_s if timeout is None else timeout:g} s; every rank has to call gather() "
                 "(allow_missing=True returns what there is)"
             )
-        if self._ranks.world_size == 1:
+        if self._ranks.place[1] == 1:
             found = {self._own_rank(): own}
         return TimerTable({number: decode_timers(text) for number, text in found.items()}, tuple(missing))
 
@@ -319,7 +319,7 @@ class Timers(TimerRegistry):
         }
 
     def _own_rank(self) -> int:
-        if self._rank is None or self._ranks.world_size > 1:
+        if self._rank is None or self._ranks.place[1] > 1:
             self._rank = detect_process().rank
         return self._rank
 

@@ -1,0 +1,239 @@
+"""Timers of a GPU: nothing waits for it unless asked, and its own time is read later.
+
+There is no GPU here. `Cuda` stands in for ``torch.cuda``: a stream that runs what was put on it in order, when the test lets
+it, and events as CUDA's are, which say whether the stream has passed them, and how far apart, in single-precision milliseconds.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tracekit import Timers
+from tracekit.testing import FakeClock
+from tracekit.timers.device import _MOST_PENDING
+
+MS = 1_000_000
+
+
+class Cuda:
+    """A device with one stream."""
+
+    def __init__(self) -> None:
+        self.queue: list[tuple[str, Any]] = []
+        self.now_ms = 1000.0
+        self.synchronized = 0
+        self.events = 0
+        self.available = self.initialized = True
+        self.capturing = False
+        self.Event = lambda *, enable_timing: Event(self, enable_timing)
+
+    def is_available(self) -> bool:
+        return self.available
+
+    def is_initialized(self) -> bool:
+        return self.initialized
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing
+
+    def launch(self, milliseconds: float) -> None:
+        self.queue.append(("kernel", milliseconds))
+
+    def run(self, count: int | None = None) -> None:
+        """Let the device do the next things, or all."""
+        count = len(self.queue) if count is None else count
+        for kind, what in self.queue[:count]:
+            if kind == "kernel":
+                self.now_ms += what
+            else:
+                what.passed_at_ms = self.now_ms
+        del self.queue[:count]
+
+    def synchronize(self) -> None:
+        self.synchronized += 1
+        self.run()
+
+
+class Event:
+    def __init__(self, cuda: Cuda, enable_timing: bool) -> None:
+        assert enable_timing, "without it CUDA refuses elapsed_time"
+        cuda.events += 1
+        self._cuda = cuda
+        self.passed_at_ms: float | None = None
+
+    def record(self) -> None:
+        self.passed_at_ms = None
+        self._cuda.queue.append(("event", self))
+
+    def query(self) -> bool:
+        return self.passed_at_ms is not None
+
+    def elapsed_time(self, other: Event) -> float:
+        if self.passed_at_ms is None or other.passed_at_ms is None:
+            raise RuntimeError("CUDA error: device not ready")
+        single: float = struct.unpack("f", struct.pack("f", other.passed_at_ms - self.passed_at_ms))[0]
+        return single
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    found = Cuda()
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=found))
+    return found
+
+
+def make(device: str | None = None) -> tuple[Timers, FakeClock]:
+    clock = FakeClock()
+    return Timers(2, "max", device=device, clock=clock.clock), clock
+
+
+def test_nothing_waits_for_the_device_unless_asked(cuda: Cuda, caplog: pytest.LogCaptureFixture) -> None:
+    """T2: there every start and every stop do."""
+    timers, clock = make()
+    for _ in range(2):
+        with timers("x"), timers("y"):
+            cuda.launch(5)
+            clock.advance(MS)
+    assert (cuda.synchronized, cuda.events) == (0, 0)
+    assert timers("x").elapsed() == 0.002
+    assert len(caplog.messages) == 1, "once, and only where the device was not chosen"
+    assert 'device="events"' in caplog.messages[0]
+
+
+def test_who_chooses_the_host_gets_no_hint(cuda: Cuda, caplog: pytest.LogCaptureFixture) -> None:
+    make("host")[0]("x")
+    make()[0]("x", device="host")
+    cuda.initialized = False
+    make()[0]("x")
+    assert caplog.messages == []
+
+
+def test_synchronize_waits_at_both_ends_as_there(cuda: Cuda) -> None:
+    timers, clock = make("synchronize")
+    cuda.launch(7)
+    with timers("x"):
+        assert cuda.queue == []
+        cuda.launch(5)
+        clock.advance(MS)
+    assert cuda.queue == []
+    timers("x").start()
+    timers("x").stop()
+    assert cuda.synchronized == 4
+    timers("x").elapsed()
+    assert cuda.synchronized == 4, "reading waits for nothing"
+
+
+@pytest.mark.parametrize("state", ["available", "initialized"])
+def test_where_no_device_is_in_use_there_is_nothing_to_wait_for(cuda: Cuda, state: str) -> None:
+    setattr(cuda, state, False)
+    with make("synchronize")[0]("x"):
+        pass
+    assert cuda.synchronized == 0
+
+
+def test_events_measure_the_device_and_nobody_waits(cuda: Cuda) -> None:
+    timers, clock = make("events")
+    cuda.launch(100)  # what was put on the stream before is not counted
+    for milliseconds in (5, 7):
+        with timers("x"):
+            cuda.launch(milliseconds)
+            clock.advance(1)
+    assert timers("x").elapsed(reset=False) == 0.0, "the device has not even begun"
+    cuda.run(4)
+    assert timers("x").elapsed(reset=False) == pytest.approx(0.005)
+    cuda.run()
+    assert timers("x").elapsed() == pytest.approx(0.012)
+    assert timers.snapshot().of("x")[0].count == 2
+    assert cuda.synchronized == 0
+
+
+def test_a_call_counts_once_whichever_read_comes_first(cuda: Cuda) -> None:
+    timers, _ = make("events")
+    with timers("x"):
+        cuda.launch(5)
+    assert timers.snapshot().of("x") == {}
+    assert timers.get_all_timers_string() is None
+    cuda.run()
+    assert timers.snapshot(reset=True).of("x")[0].max_ns == 5 * MS
+    assert timers.snapshot().of("x") == {}
+    assert "5.00" in str(timers.get_all_timers_string())
+
+
+def test_events_are_used_again(cuda: Cuda) -> None:
+    timers, _ = make("events")
+    for _ in range(100):
+        with timers("x"):
+            cuda.launch(1)
+        cuda.run()
+    assert timers("x").elapsed() == pytest.approx(0.1)
+    assert cuda.events <= 4
+
+
+def test_one_timer_may_measure_the_device_and_another_the_host(cuda: Cuda) -> None:
+    timers, clock = make()
+    with timers("device", device="events"), timers("host", device="host"):
+        cuda.launch(5)
+        clock.advance(MS)
+    cuda.run()
+    assert (timers("device").elapsed(), timers("host").elapsed()) == (pytest.approx(0.005), 0.001)
+
+
+def test_events_without_a_device_measure_the_host(cuda: Cuda, caplog: pytest.LogCaptureFixture) -> None:
+    cuda.available = False
+    timers, clock = make("events")
+    for name in ("x", "y"):
+        with timers(name):
+            clock.advance(MS)
+    assert timers("x").elapsed() == 0.001
+    assert caplog.messages == ["tracekit: timers: there is no CUDA device, so the timers measure the time of the host"]
+
+
+def test_what_is_captured_into_a_graph_is_not_measured(cuda: Cuda, caplog: pytest.LogCaptureFixture) -> None:
+    timers, _ = make("events")
+    cuda.capturing = True
+    for _ in range(2):
+        with timers("x"):
+            cuda.launch(5)
+    cuda.capturing = False
+    with timers("x"):
+        cuda.launch(3)
+    cuda.run()
+    assert timers("x").elapsed() == pytest.approx(0.003)
+    assert caplog.messages == [
+        "tracekit: timer 'x' does not measure some calls on the device: a CUDA graph is being captured"
+    ]
+
+
+@pytest.mark.parametrize("broken", ["record", "elapsed_time", "query"])
+def test_a_driver_that_fails_does_not_reach_training(
+    cuda: Cuda, broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUDA error: misaligned address\nCUDA kernel errors might be reported later")
+
+    timers, _ = make("events")
+    monkeypatch.setattr(Event, broken, fail)
+    with timers("x"):
+        cuda.launch(5)
+    cuda.run()
+    assert timers("x").elapsed() == 0.0
+    assert caplog.messages == [
+        "tracekit: timer 'x' does not measure some calls on the device: CUDA error: misaligned address"
+    ]
+
+
+def test_a_device_that_hangs_costs_no_memory_without_end(cuda: Cuda, caplog: pytest.LogCaptureFixture) -> None:
+    timers, _ = make("events")
+    for _ in range(_MOST_PENDING + 10):
+        with timers("x"):
+            pass
+    assert cuda.events <= 2 * _MOST_PENDING + 1
+    assert "calls wait for the device" in caplog.text
+    cuda.run()
+    timers("x").elapsed()
+    assert timers.snapshot().of("x")[0].count == _MOST_PENDING

@@ -1,0 +1,387 @@
+"""Timers across ranks, without processes: nobody waits for ever, ranks are matched by name, who is missing is named."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tracekit import MemoryTraceHandler, Profiler, TimerError, Timers
+from tracekit.timers import exchange as exchange_module
+from tracekit.timers.exchange import Exchange, open_exchange, process_group
+
+MS = 1_000_000
+
+
+class Store:
+    """A store of torch.distributed, as far as it is used."""
+
+    def __init__(self, extended: bool = True) -> None:
+        self.values: dict[str, bytes] = {}
+        self.extended = extended
+        self.broken = False
+
+    def set(self, key: str, value: bytes | str) -> None:
+        if self.broken:
+            raise RuntimeError("Connection reset by peer\nException raised from recv at ...")
+        self.values[key] = value if isinstance(value, bytes) else value.encode()
+
+    def get(self, key: str) -> bytes:
+        return self.values[key]
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        if not self.extended:
+            raise NotImplementedError
+        return [self.values[key] for key in keys]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+    def delete_key(self, key: str) -> bool:
+        return self.values.pop(key, None) is not None
+
+    def has_extended_api(self) -> bool:
+        return self.extended
+
+
+class Group:
+    """``torch.distributed`` of one rank of several that are all in this process."""
+
+    def __init__(self, store: Store, world_size: int) -> None:
+        self.rank = 0
+        self.world_size = world_size
+        self.barriers: list[tuple[int, Any]] = []
+        self.distributed_c10d = SimpleNamespace(_get_default_store=lambda: store)
+        self.initialized = True
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_initialized(self) -> bool:
+        return self.initialized
+
+    def get_rank(self) -> int:
+        return self.rank
+
+    def get_world_size(self) -> int:
+        return self.world_size
+
+    def barrier(self, group: Any = None) -> None:
+        self.barriers.append((self.rank, group))
+
+    def get_process_group_ranks(self, group: list[int]) -> list[int]:
+        return group
+
+
+class World:
+    """Ranks with timers of their own. What a rank does before another stands in the store, as if it were faster."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *levels: int, option: str = "minmax", **options: Any) -> None:
+        self.store = Store()
+        self.group = Group(self.store, len(levels))
+        self.now_s = 0.0
+        monkeypatch.setitem(sys.modules, "torch.distributed", self.group)
+        monkeypatch.setattr(exchange_module, "_numbers", itertools.repeat(0))
+        monkeypatch.setattr(Exchange.__init__, "__kwdefaults__", {
+            "hosts_store": False, "monotonic_s": lambda: self.now_s, "pause": self._pause,
+        })  # fmt: skip
+        monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+        self.said: list[str] = []
+        self.ranks = [Timers(level, option, output=self.said.append, **options) for level in levels]
+
+    def _pause(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def on(self, rank: int) -> Timers:
+        self.group.rank = rank
+        return self.ranks[rank]
+
+
+def test_timers_are_matched_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T13: there the columns of ranks that made their timers in another order are mixed up; T3: other names hang."""
+    world = World(monkeypatch, 2, 2, 2)
+    world.on(0)("a").set_elapsed(1)
+    world.on(0)("b").set_elapsed(2)
+    world.on(1)("b").set_elapsed(4)
+    world.on(1)("a").set_elapsed(3)
+    world.on(1)("only on 1").set_elapsed(5)
+    for rank in range(3):
+        world.on(rank).log(normalizer=1)
+    (text,) = world.said
+    assert text.splitlines() == [
+        "(min, max) time across ranks (ms):",
+        "    a ..............................................: (1000.00, 3000.00)",
+        "    b ..............................................: (2000.00, 4000.00)",
+        "    only on 1 ......................................: (5000.00, 5000.00)",
+    ]
+    assert world.now_s == 0.0, "nobody had to wait"
+
+
+def test_ranks_with_other_levels_and_other_names_report_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, 0, 2, option="all")
+    for rank in range(2):
+        timers = world.on(rank)
+        if rank == 1:
+            timers("x", 2).set_elapsed(1)
+        timers("y", 0).set_elapsed(2)
+        timers.log(["x", "y"] if rank else ["y"], rank=1)
+    assert world.said == [
+        "times across ranks (ms):\n  x:\n     rank  1: 1000.00\n  y:\n     rank  0: 2000.00\n     rank  1: 2000.00"
+    ]
+
+
+def test_the_text_is_the_same_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, 2, 2, option="max", timeout=0.01)
+    world.on(0)("a").set_elapsed(1)
+    world.on(1)("a").set_elapsed(3)
+    world.on(0).get_all_timers_string(reset=False)  # rank 1 is late
+    texts = [world.on(rank).get_all_timers_string(reset=False) for rank in (1, 0, 1)]
+    assert (
+        texts[0]
+        == texts[2]
+        == "max time across ranks (ms):\n    a ..............................................: 3000.00"
+    )
+
+
+def test_a_rank_that_does_not_come_is_named_and_waited_for_only_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """T3: there the report hangs for ever."""
+    world = World(monkeypatch, 2, 2, 2, timeout=10)
+    world.on(2)("x").set_elapsed(1)
+    for number in range(3):
+        world.on(0).log(reset=False)
+        world.on(2).log(reset=False)
+        assert world.now_s == pytest.approx(10, abs=0.2 * (number + 1)), "the first time only"
+    assert len(world.said) == 3
+    assert [message for message in caplog.messages if "rank 1 did not report within 10 s" in message] == caplog.messages
+    assert len(caplog.messages) == 1
+    before_s = world.now_s
+    world.on(1)("x").set_elapsed(2)
+    for _ in range(5):
+        world.on(1).log(reset=False)  # it comes to itself, and catches up
+    for _ in range(2):
+        world.on(0).log(reset=False)
+        world.on(2).log(reset=False)
+    assert "(1000.00, 2000.00)" in world.said[-1]
+    assert world.now_s == before_s
+
+
+def test_only_ranks_with_a_writer_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, 2, 2)
+    written: list[tuple[str, float, int]] = []
+    writer = SimpleNamespace(add_scalar=lambda *scalar: written.append(scalar))
+    for step in (1, 2):
+        for rank in range(2):
+            world.on(rank)("x").set_elapsed(rank + step)
+            world.on(rank).write(["x"], writer if rank == 1 else None, step, reset=False)
+    assert written == [("x-time", 2.0, 1), ("x-time", 3.0, 2)]
+    world.on(0).log()
+    world.on(1).log()
+    assert "(2000.00, 3000.00)" in world.said[0]
+    assert world.now_s == 0.0
+
+
+def test_a_rank_that_skipped_a_write_belongs_to_the_same_step_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(monkeypatch, 2, 2, timeout=1)
+    written: list[tuple[str, float, int]] = []
+    writer = SimpleNamespace(add_scalar=lambda *scalar: written.append(scalar))
+    for step in (1, 2):
+        world.on(0)("x").set_elapsed(10 * step)
+        if step == 2:
+            world.on(0).write(["x"], None, step)
+        world.on(1)("x").set_elapsed(1)
+        world.on(1).write(["x"], writer, step)
+    assert written == [("x-time", 1.0, 1), ("x-time", 20.0, 2)]
+    assert "rank 0 did not report" in caplog.text
+
+
+def test_gather_returns_the_table_on_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, 2, 2)
+    for rank in (1, 0):
+        for seconds in range(3):
+            world.on(rank)("x").set_elapsed(rank + seconds)
+    assert world.on(1).gather() is None
+    table = world.on(0).gather()
+    assert table is not None
+    assert (table.names, table.missing, table.slowest("x")) == (["x"], (), 1)
+    assert [found.count for found in table.of("x").values()] == [1, 1]
+    assert world.on(1).gather(["x"], rank=None, lifetime=True, timeout=1, allow_missing=True) is not None
+    everywhere = world.on(0).gather(["x"], rank=None, lifetime=True)
+    assert everywhere is not None
+    assert everywhere.across("x").count == 6
+
+
+def test_gather_names_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, 2, 2, 2)
+    world.on(0)("x").set_elapsed(1)
+    with pytest.raises(TimerError, match="rank 1, 2 did not report within 3 s"):
+        world.on(0).gather(timeout=3)
+    assert world.now_s == pytest.approx(3, abs=0.1)
+    table = world.on(0).gather(allow_missing=True)
+    assert table is not None
+    assert (table.missing, list(table.ranks)) == ((1, 2), [0])
+
+
+def test_a_store_that_breaks_does_not_reach_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(monkeypatch, 2, 2)
+    world.store.broken = True
+    for rank in range(2):
+        world.on(rank)("x").set_elapsed(1)
+        world.on(rank).log()
+    assert world.said[0].endswith(": (1000.00, 1000.00)"), "its own values"
+    told = "tracekit: timers: the other ranks' timers cannot be read: RuntimeError: Connection reset by peer; the reports are "
+    assert caplog.messages == [told + "of this rank alone"] * 2, "once a rank"
+    with pytest.raises(TimerError, match="Connection reset by peer"):
+        world.on(0).gather()
+
+
+def test_the_store_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, 2, 2)
+    for step in range(100):
+        for rank in range(2):
+            world.on(rank).log()
+            world.on(rank).write(None, None, step)
+    assert len(world.store.values) < 100
+
+
+def test_a_store_without_many_at_once_works() -> None:
+    store = Store(extended=False)
+    ranks = [Exchange(store, rank, 2) for rank in range(2)]
+    for rank in ranks:
+        rank._prefix = "same"
+        rank.put("topic", b"%d" % rank.rank, reads=True)
+    assert ranks[0].read("topic", 1.0) == {0: b"0", 1: b"1"}
+
+
+def test_the_rank_that_keeps_the_store_waits_until_the_others_have_read() -> None:
+    store, waited = Store(), []
+
+    def pause(seconds: float) -> None:
+        waited.append(seconds)
+        reader.read("topic", 0.0)
+
+    host = Exchange(store, 0, 2, hosts_store=True, pause=pause)
+    reader = Exchange(store, 1, 2)
+    host._prefix = reader._prefix = "same"
+    host.put("topic", b"0", reads=False)
+    reader.put("topic", b"1", reads=True)
+    host.wait_for_readers("topic", 10)
+    assert len(waited) == 1
+    host.wait_for_readers("topic", 10)
+    assert len(waited) == 1
+
+
+@pytest.mark.parametrize(("agent", "rank", "hosts"), [("True", 0, False), ("", 0, True), ("", 1, False)])
+def test_who_keeps_the_store(agent: str, rank: int, hosts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
+    group = Group(Store(), 2)
+    group.rank = rank
+    assert open_exchange(group)._hosts_store is hosts
+
+
+def test_a_new_process_group_is_a_new_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, 2, 2)
+    for rank in range(2):
+        world.on(rank)("x").set_elapsed(1)
+        world.on(rank).log()
+    new = Store()
+    world.group.distributed_c10d = SimpleNamespace(_get_default_store=lambda: new)
+    for rank in range(2):
+        world.on(rank)("x").set_elapsed(2)
+        world.on(rank).log()
+    assert [text.rpartition("(")[2] for text in world.said] == ["1000.00, 1000.00)", "2000.00, 2000.00)"]
+    assert new.values
+
+
+@pytest.mark.parametrize("broken", [SimpleNamespace(), None])
+def test_without_a_process_group_there_are_no_other_ranks(broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed", broken)
+    assert process_group() is None
+    group = Group(Store(), 1)
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    assert process_group() is None
+    group.world_size = 2
+    assert process_group() is group
+    group.initialized = False
+    assert process_group() is None
+
+
+# ---- barriers -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_barrier_is_torchs_and_a_slice_of_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T4: the ends of a barrier differ by 200 ms on many ranks; there that is only part of a number."""
+    world = World(monkeypatch, 2, 2)
+    world.on(1)._ranks.announce()
+    handler = MemoryTraceHandler()
+    with Profiler([handler], rank=0, run_id="run"):
+        with world.on(0)("x", barrier=True):
+            pass
+        timer = world.on(0)("x")
+        timer.start(barrier=True)
+        timer.elapsed(barrier=True)
+        timer.stop()
+    assert world.group.barriers == [(0, None)] * 4
+    assert [begin.label.name for begin, _ in handler.slices].count("x (barrier)") == 4
+    assert all(begin.label.categories == ("barrier",) for begin, _ in handler.slices if "(" in begin.label.name)
+
+
+def test_barriers_are_those_of_the_timers_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, 2, 2, 2)
+    world.on(2)._ranks.announce()
+    timer = world.on(0)("x")
+    timer.set_barrier_group([0, 2])
+    timer.start(barrier=True)
+    timer.stop()
+    assert world.group.barriers == [(0, [0, 2])]
+    assert world.now_s == 0.0, "rank 1, which is not of the group, was not waited for"
+
+
+def test_a_barrier_that_ranks_with_a_lower_level_would_not_come_to_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """T3: there rank 0 waits for ever for rank 1, where the timer is off."""
+    world = World(monkeypatch, 2, 1)
+    with caplog.at_level(logging.ERROR):
+        world.on(1)("x").start(barrier=True)
+    for _ in range(2):
+        with world.on(0)("x", barrier=True):
+            pass
+    assert world.group.barriers == []
+    assert len(caplog.messages) == 1
+    assert "timer 'x' has level 2 and is off on rank 1" in caplog.messages[0]
+    with world.on(0)("y", 1, barrier=True):
+        pass
+    assert len(world.group.barriers) == 2
+
+
+@pytest.mark.parametrize("ask", ["start", "stop", "with_barrier"])
+def test_a_timer_that_is_off_tells_the_others_wherever_a_barrier_is_asked_for(
+    ask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(monkeypatch, 2, 0)
+    getattr(world.on(1)("x"), ask)(True)
+    assert [key for key in world.store.values if "level" in key] != []
+
+
+def test_a_rank_that_comes_to_no_barrier_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, 2, 2)
+    with pytest.raises(TimerError, match="rank 1 has not come to any barrier of the timers within 600 s"):
+        world.on(0)("x").start(barrier=True)
+
+
+def test_a_report_has_a_barrier_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, 2, 2)
+    world.on(0).log()
+    assert world.group.barriers == []
+    world.on(0).log(barrier=True)
+    assert world.group.barriers == [(0, None)]

@@ -1,0 +1,352 @@
+"""What Timers print and write in one process: Megatron's and NeMo's calls against the documented shapes."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tracekit import ConfigError, Timers
+from tracekit.statistics import DurationStatistics
+from tracekit.testing import FakeClock
+from tracekit.timers import TextSink, TimerTable
+from tracekit.timers.text import sums_text, table_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MS = 1_000_000
+LONG = "backward-compute-with-a-very-long-timer-name-over-48-chars"
+
+
+class Writer:
+    """TensorBoard's SummaryWriter, as far as it is used."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[str, float, int]] = []
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.written.append((tag, value, step))
+
+
+class WandbRun:
+    """A run of wandb, as far as it is used."""
+
+    def __init__(self) -> None:
+        self.logged: list[tuple[dict[str, float], int]] = []
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.logged.append((values, step))
+
+
+def timed(timers: Timers, **seconds: float) -> Timers:
+    for name, value in seconds.items():
+        timers(name.replace("_", "-")).set_elapsed(value)
+    return timers
+
+
+# ---- the shapes of the text, byte for byte -----------------------------------------------------------------------------
+
+RANKS = {0: {"forward": 750 * MS, LONG: 375 * MS}, 1: {"forward": 1250 * MS}, 2: {"forward": 250 * MS, "late": 0}}
+NAMES = ["forward", LONG, "late", "nobody's"]
+
+
+def test_the_shape_of_max() -> None:
+    assert sums_text(RANKS, NAMES, "max") == (
+        "max time across ranks (ms):\n"
+        "    forward ........................................: 1250.00\n"
+        "    backward-compute-with-a-very-long-timer-name-over-48-chars : 375.00"
+    )
+
+
+def test_the_shape_of_minmax() -> None:
+    assert sums_text(RANKS, ["forward"], "minmax") == (
+        "(min, max) time across ranks (ms):\n    forward ........................................: (250.00, 1250.00)"
+    )
+
+
+def test_the_shape_of_all() -> None:
+    ranks = {**RANKS, 100: {"forward": 97_000 * MS}}
+    assert sums_text(ranks, ["late", "forward"], "all") == (
+        "times across ranks (ms):\n"
+        "  forward:\n"
+        "     rank  0: 750.00\n"
+        "     rank  1: 1250.00\n"
+        "     rank  2: 250.00\n"
+        "     rank 100: 97000.00"
+    )
+
+
+@pytest.mark.parametrize("option", ["max", "minmax", "all"])
+def test_where_there_is_nothing_to_report_there_is_no_text(option: str) -> None:
+    assert sums_text({0: {"x": 0}, 1: {}}, ["x", "y"], option) is None
+
+
+def test_long_times_keep_their_digits() -> None:
+    """T12: there 100000.001 s are 100000.0, and 97 s are 96999.99 ms."""
+    timers = timed(Timers(2, "all"), x=100_000.00101, y=97)
+    assert timers.get_all_timers_string() == (
+        "times across ranks (ms):\n  x:\n     rank  0: 100000001.01\n  y:\n     rank  0: 97000.00"
+    )
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "head", "value"),
+    [(1.0, "(ms)", "3000.00"), (1, "(ms)", "3000.00"), (10, "(ms / 10)", "300.00"), (1000.0, "(ms / 1000)", "3.00")],
+)
+def test_the_text_says_the_unit_that_it_prints(normalizer: float, head: str, value: str) -> None:
+    """T6: there ``normalizer=1000`` prints seconds below "(ms)"."""
+    text = timed(Timers(2, "max"), x=3).get_all_timers_string(normalizer=normalizer)
+    assert text is not None
+    assert text.splitlines()[0] == f"max time across ranks {head}:"
+    assert text.endswith(f": {value}")
+
+
+@pytest.mark.parametrize("normalizer", [0, -1, float("nan"), float("inf"), "2"])
+@pytest.mark.parametrize(
+    "report",
+    [
+        lambda timers, normalizer: timers.get_all_timers_string(normalizer=normalizer),
+        lambda timers, normalizer: timers.log(["x"], normalizer=normalizer),
+        lambda timers, normalizer: timers.write(["x"], None, 1, normalizer),
+        lambda timers, normalizer: timers.write_to_wandb(["x"], None, 1, normalizer),
+    ],
+)
+def test_a_normalizer_is_above_zero(report: Callable[[Timers, Any], None], normalizer: Any) -> None:
+    with pytest.raises(ConfigError, match="normalizer must be a number above 0"):
+        report(Timers(2, "max"), normalizer)
+
+
+# ---- scripts -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_megatron_script_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """The calls of a training loop there: levels, barriers, write without a reset before log with one."""
+    clock = FakeClock()
+    timers = Timers(1, "minmax", clock=clock.clock)
+    writer, run = Writer(), WandbRun()
+    timers("model-and-optimizer-setup", log_level=0).start(barrier=True)
+    clock.advance(250 * MS)
+    timers("model-and-optimizer-setup").stop()
+    timers.log(["model-and-optimizer-setup", "no-such-timer"], barrier=True)
+    to_log = ["forward-backward", "optimizer", "batch-generator"]
+    timers("interval-time", log_level=0).start(barrier=True)
+    for iteration in range(1, 5):
+        timers("forward-backward", log_level=1).start(barrier=True)
+        with timers("batch-generator", log_level=2):
+            pass
+        clock.advance(100 * MS)
+        timers("forward-backward").stop()
+        timers("optimizer", log_level=1).start(barrier=True)
+        clock.advance(10 * iteration * MS)
+        timers("optimizer").stop()
+        if iteration % 2 == 0:
+            elapsed = timers("interval-time").elapsed(barrier=True)
+            timers.write(to_log, writer, iteration, normalizer=2, reset=False)
+            timers.write(to_log, run, iteration, normalizer=2, reset=False)
+            assert elapsed == (0.23 if iteration == 2 else 0.27)
+            timers.log(to_log, normalizer=2)
+    assert capsys.readouterr().out == (
+        "(min, max) time across ranks (ms):\n"
+        "    model-and-optimizer-setup ......................: (250.00, 250.00)\n"
+        "(min, max) time across ranks (ms / 2):\n"
+        "    forward-backward ...............................: (100.00, 100.00)\n"
+        "    optimizer ......................................: (15.00, 15.00)\n"
+        "(min, max) time across ranks (ms / 2):\n"
+        "    forward-backward ...............................: (100.00, 100.00)\n"
+        "    optimizer ......................................: (35.00, 35.00)\n"
+    )
+    assert writer.written == [
+        ("forward-backward-time", 0.1, 2),
+        ("optimizer-time", 0.015, 2),
+        ("forward-backward-time", 0.1, 4),
+        ("optimizer-time", 0.035, 4),
+    ]
+    assert run.logged == [({tag: value}, step) for tag, value, step in writer.written]
+
+
+def test_a_nemo_script_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """The calls of the benchmark recipe there."""
+    clock = FakeClock()
+    timers = Timers(log_level=2, log_option="minmax", clock=clock.clock)
+    run = WandbRun()
+    with timers("setup"):
+        clock.advance(2000 * MS)
+    for index in range(4):
+        name = "iteration_warmup" if index < 2 else "iteration"
+        with timers(name, log_level=1, barrier=True) as timer:
+            assert timer.name == name
+            with timers(f"forward_backward_{index % 2}").with_barrier():
+                clock.advance(300 * MS)
+            with timers("optimizer"):
+                clock.advance(50 * MS)
+    assert timers("iteration").active_time() == 0.7
+    timers.write_to_wandb(["iteration"], run, iteration=4, normalizer=2.0)
+    assert run.logged == [({"iteration-time": 0.35}, 4)]
+    timers.log(names=["setup", "iteration"], rank=0, normalizer=1000.0)
+    assert capsys.readouterr().out == (
+        "(min, max) time across ranks (ms / 1000):\n"
+        "    setup ..........................................: (2.00, 2.00)\n"
+        "    iteration ......................................: (0.70, 0.70)\n"
+    )
+
+
+def test_write_and_then_log_show_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    """T7: there the second report, and the repository's own test of it, find nothing."""
+    timers = timed(Timers(2, "max"), forward=3)
+    writer, other, run = Writer(), Writer(), WandbRun()
+    timers.write(["forward"], writer, 7)
+    timers.write(["forward"], other, 7)
+    timers.write_to_wandb(["forward"], run, 7)
+    timers.log(["forward"])
+    assert writer.written == other.written == [("forward-time", 3.0, 7)]
+    assert run.logged == [({"forward-time": 3.0}, 7)]
+    assert "forward" in capsys.readouterr().out
+    assert "3000.00" in str(timers.get_all_timers_string())
+    assert timers.get_all_timers_string() is None, "this report has shown it"
+    timers.write(["forward"], writer, 8)
+    assert len(writer.written) == 1
+
+
+def test_a_reading_of_the_timer_takes_nothing_from_the_reports() -> None:
+    timers = timed(Timers(2, "max"), forward=3)
+    assert timers("forward").elapsed() == 3.0
+    assert "3000.00" in str(timers.get_all_timers_string())
+    timers("forward").set_elapsed(1)
+    timers("forward").reset()
+    assert timers.get_all_timers_string() is None
+
+
+def test_a_report_resets_what_elapsed_reads_as_there() -> None:
+    timers = timed(Timers(2, "max"), forward=3)
+    timers.get_all_timers_string(reset=False)
+    assert timers("forward").elapsed(reset=False) == 3.0
+    timers.get_all_timers_string()
+    assert timers("forward").elapsed() == 0.0
+
+
+def test_names_are_reported_in_the_order_that_was_asked_for() -> None:
+    timers = timed(Timers(2, "max"), a=1, b=2, c=3)
+
+    def names(text: str | None) -> list[str]:
+        return [line.split()[0] for line in str(text).splitlines()[1:]]
+
+    assert names(timers.get_all_timers_string(reset=False)) == ["a", "b", "c"]
+    assert names(timers.get_all_timers_string(["c", "x", "a", "c"])) == ["c", "a"]
+
+
+def test_log_prints_on_one_rank_only(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    timers = timed(Timers(2, "max"), a=1)
+    for _ in range(2):
+        timers.log(rank=1)
+    assert capsys.readouterr().out == ""
+    assert caplog.messages == ["tracekit: timers: log(rank=1) prints nothing: there are 1 ranks, counted from 0"]
+
+
+def test_log_goes_where_it_is_told_to(caplog: pytest.LogCaptureFixture) -> None:
+    timers = Timers(2, "max", output=logging.getLogger("mine").info)
+    with caplog.at_level(logging.INFO, "mine"):
+        timed(timers, a=1).log()
+    assert caplog.messages == [
+        "max time across ranks (ms):\n    a ..............................................: 1000.00"
+    ]
+
+
+def test_a_writer_that_is_none_is_refused_and_no_writer_is_fine() -> None:
+    timers = timed(Timers(2, "max"), a=1)
+    timers.write(["a"], None, 1)
+    with pytest.raises(ConfigError, match="SummaryWriter of TensorBoard or a run of wandb"):
+        timers.write(["a"], object(), 1)
+
+
+# ---- statistics -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_has_count_total_mean_deviation_and_quantiles() -> None:
+    """T8: there only the sum is known."""
+    clock = FakeClock()
+    timers = Timers(2, "max", clock=clock.clock)
+    for milliseconds in (1, 2, 3, 4):
+        with timers("x"):
+            clock.advance(milliseconds * MS)
+    found = timers.snapshot().of("x")[0]
+    assert (found.count, found.total_ns, found.mean_ns, found.min_ns, found.max_ns) == (
+        4,
+        10 * MS,
+        2.5 * MS,
+        MS,
+        4 * MS,
+    )
+    assert found.stdev_ns == pytest.approx(1.118e6, rel=1e-3)
+    assert found.quantile_ns(0.5) == pytest.approx(2 * MS, rel=1 / 128)
+
+
+def test_snapshots_reset_only_when_asked_and_keep_the_lifetime() -> None:
+    timers = timed(Timers(2, "max"), a=1, b=2)
+    timers.log()
+    first = timers.snapshot(["a"], reset=True)
+    assert first.names == ["a"]
+    assert (first.of("a")[0].count, timers.snapshot().of("a")) == (1, {})
+    assert timers.snapshot().of("b")[0].count == 1
+    timers("a").set_elapsed(3)
+    assert timers.snapshot(lifetime=True).of("a")[0].total_ns == 4000 * MS
+    assert first.of("a")[0].total_ns == 1000 * MS, "a snapshot is a value"
+
+
+def test_the_memory_of_a_timer_is_bounded() -> None:
+    timers = Timers(2, "max", clock=FakeClock(tick_ns=5).clock)
+    for _ in range(5000):
+        with timers("x"):
+            pass
+    timer = timers("x")
+    assert len(timer._calls) < 1024  # type: ignore[attr-defined]
+    assert timers.snapshot().of("x")[0].count == 5000
+
+
+def table() -> TimerTable:
+    return TimerTable(
+        {
+            1: {"forward": DurationStatistics([4 * MS, 6 * MS]), "only on 1": DurationStatistics([MS])},
+            0: {"forward": DurationStatistics([1 * MS, 3 * MS]), "unused": DurationStatistics()},
+            2: {},
+        },
+        missing=(3,),
+    )
+
+
+def test_a_table_matches_timers_by_name() -> None:
+    """T13: there the columns of ranks with another order of names are mixed up."""
+    found = table()
+    assert found.names == ["forward", "unused", "only on 1"]
+    assert (found.slowest("forward"), found.fastest("forward"), found.slowest("unused")) == (1, 0, None)
+    assert found.across("forward") == DurationStatistics([MS, 3 * MS, 4 * MS, 6 * MS])
+    assert list(found.of("only on 1")) == [1]
+    assert [(row.timer, row.rank) for row in found.rows()] == [
+        ("forward", None), ("forward", 0), ("forward", 1), ("only on 1", None), ("only on 1", 1),
+    ]  # fmt: skip
+
+
+def test_tables_of_one_run_are_put_together() -> None:
+    more = TimerTable({3: {"forward": DurationStatistics([MS])}, 0: {"forward": DurationStatistics([MS])}})
+    both = table().merged_with(more)
+    assert (both.of("forward")[0].count, both.of("forward")[3].count, both.missing) == (3, 1, ())
+
+
+def test_the_table_as_text_says_its_units_and_who_is_missing() -> None:
+    assert table_text(table()).splitlines() == [
+        "timer      calls  total ms  mean ms  stdev ms  min ms  p50 ms  p95 ms  p99 ms  max ms  slowest rank  its total ms",
+        "forward        4    14.000    3.500     1.803   1.000   2.998   6.000   6.000   6.000             1        10.000",
+        "only on 1      1     1.000    1.000     0.000   1.000   1.000   1.000   1.000   1.000             1         1.000",
+        "without rank 3, which did not report",
+    ]
+    assert table_text(TimerTable({0: {}})).splitlines()[1:] == ["(no timer has been used)"]
+
+
+def test_the_text_sink_hands_the_table_on(caplog: pytest.LogCaptureFixture) -> None:
+    said: list[str] = []
+    TextSink(said.append).write(table(), 5)
+    assert said == [f"timers at step 5:\n{table().text()}"]
+    with caplog.at_level(logging.INFO, "tracekit.timers"):
+        TextSink().write(table(), 5)
+    assert caplog.messages == said
