@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.errors import TraceFormatError
 from tracekit.formats.decimal_time import parse_us
 from tracekit.formats.rank_trace import BASE_TIME_KEY, METADATA_EVENT
-from tracekit.formats.trace_reader import UNSET, Event, Raw, TraceReader, decode_or_none
+from tracekit.formats.trace_reader import UNSET, Event, TraceReader, decode_or_none
 from tracekit.statistics import DurationStatistics
 from tracekit.storage import expand, without_secrets
 from tracekit.timers.table import TimerTable
@@ -17,6 +17,8 @@ from tracekit.timers.timer import NESTED, TIMER
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable
+
+    from msgspec import Raw, UnsetType
 
 __all__ = ["read_timers"]
 
@@ -62,7 +64,8 @@ class _File:
     rank: int
     process: tuple[Any, ...]
     base_ns: int
-    open: dict[Any, list[tuple[bytes, bool, int]]] = field(default_factory=dict)  # by thread: name, is a timer, start
+    # By thread, the innermost last: its timer (None for what is none), and its start.
+    open: dict[Any, list[tuple[str | None, int | None]]] = field(default_factory=dict)
 
 
 class _Reading:
@@ -72,6 +75,7 @@ class _Reading:
         self._ranks: dict[int, dict[str, DurationStatistics]] = {}
         self._names: dict[bytes, str] = {}
         self._durations: dict[tuple[int, str], list[int]] = {}
+        self._first_ns: dict[tuple[int, str], int] = {}  # an inner slice ends, and is written, before its outer one
         # Slices that a file begins and ends with two events: one that is cut by the end of a file goes on in the next one.
         self._pieces: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
 
@@ -91,20 +95,18 @@ class _Reading:
 
     def _take_event(self, event: Event, file: _File) -> None:
         if event.ph == "X":
-            if _is_timer(event) and event.dur is not UNSET:
-                duration_ns = parse_us(bytes(event.dur))
-                if duration_ns is not None and duration_ns >= 0:
-                    self._add(file.rank, self._name(event), duration_ns)
+            if _is_timer(event):
+                start_ns, duration_ns = _time(event.ts), _time(event.dur)
+                if start_ns is not None and duration_ns is not None and duration_ns >= 0:
+                    self._add(file.rank, self._name(event.name), file.base_ns + start_ns, duration_ns)
         elif event.ph == "B":
-            start_ns = None if event.ts is UNSET else parse_us(bytes(event.ts))
-            name = b"" if event.name is UNSET else bytes(event.name)
-            is_timer = _is_timer(event) and start_ns is not None
-            file.open.setdefault(event.tid, []).append((name, is_timer, start_ns or 0))
+            name = self._name(event.name) if _is_timer(event) else None
+            file.open.setdefault(event.tid, []).append((name, _time(event.ts)))
         elif event.ph == "E" and file.open.get(event.tid):
-            name, is_timer, start_ns = file.open[event.tid].pop()
-            end_ns = None if event.ts is UNSET else parse_us(bytes(event.ts))
-            if is_timer and end_ns is not None:
-                key = (file.rank, *file.process, event.tid, self._text(name))
+            name, start_ns = file.open[event.tid].pop()
+            end_ns = _time(event.ts)
+            if name is not None and start_ns is not None and end_ns is not None:
+                key = (file.rank, *file.process, event.tid, name)
                 self._pieces.setdefault(key, []).append((file.base_ns + start_ns, file.base_ns + end_ns))
 
     def finish(self) -> TimerTable:
@@ -114,16 +116,24 @@ class _Reading:
             start_ns, end_ns = pieces[0]
             for next_start_ns, next_end_ns in pieces[1:]:
                 if next_start_ns != end_ns:
-                    self._add(key[0], key[-1], end_ns - start_ns)
+                    self._add(key[0], key[-1], start_ns, end_ns - start_ns)
                     start_ns = next_start_ns
                 end_ns = next_end_ns
-            self._add(key[0], key[-1], end_ns - start_ns)
+            self._add(key[0], key[-1], start_ns, end_ns - start_ns)
         for rank, name in self._durations:
             self._fold(rank, name)
-        return TimerTable({rank: self._ranks[rank] for rank in sorted(self._ranks)})
+        return TimerTable(
+            {
+                rank: {name: found[name] for name in sorted(found, key=lambda name: self._first_ns[rank, name])}
+                for rank, found in sorted(self._ranks.items())
+            }
+        )
 
-    def _add(self, rank: int, name: str, duration_ns: int) -> None:
+    def _add(self, rank: int, name: str, start_ns: int, duration_ns: int) -> None:
         durations = self._durations.setdefault((rank, name), [])
+        first_ns = self._first_ns.get((rank, name))
+        if first_ns is None or start_ns < first_ns:
+            self._first_ns[rank, name] = start_ns
         durations.append(duration_ns)
         if len(durations) >= _AT_ONCE:
             self._fold(rank, name)
@@ -133,13 +143,11 @@ class _Reading:
         self._ranks[rank].setdefault(name, DurationStatistics()).add_all(durations)
         durations.clear()
 
-    def _name(self, event: Event) -> str:
-        return self._text(b"" if event.name is UNSET else bytes(event.name))
-
-    def _text(self, raw: bytes) -> str:
-        name = self._names.get(raw)
+    def _name(self, field: Raw | UnsetType) -> str:
+        text = b"" if field is UNSET else bytes(field)
+        name = self._names.get(text)
         if name is None:
-            name = self._names[raw] = str(decode_or_none(Raw(raw)) if raw else "")
+            name = self._names[text] = str(decode_or_none(field))
         return name
 
 
@@ -161,3 +169,7 @@ def _is_timer(event: Event) -> bool:
         return False
     categories = str(decode_or_none(event.cat)).split(",")
     return TIMER in categories and NESTED not in categories
+
+
+def _time(field: Raw | UnsetType) -> int | None:
+    return None if field is UNSET else parse_us(bytes(field))
