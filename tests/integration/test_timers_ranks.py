@@ -1,0 +1,204 @@
+"""Timers of two real ranks (gloo): both ways to the table of all ranks agree, and what hangs with Megatron's does not here."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracekit.timers import read_timers
+from tracekit.timers.table import decode_timers
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+# Each rank has a clock of its own that only it moves, so that what it measures is known to the nanosecond.
+SCRIPT = """
+import logging, sys
+import torch.distributed as dist
+from tracekit import JSONTraceHandler, Profiler, Timers
+from tracekit.testing import FakeClock
+from tracekit.timers.table import encode_timers
+
+MS = 1_000_000
+logging.basicConfig(format="%(message)s", stream=sys.stderr)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+clock = FakeClock()
+said = []
+
+
+class Writer:
+    def add_scalar(self, *scalar):
+        said.append(repr(scalar))
+
+
+writer = Writer() if rank == 1 else None  # the last rank writes, as with Megatron
+timers = Timers(2, "minmax", output=said.append, clock=clock.clock, timeout=60)
+with Profiler(JSONTraceHandler("traces/rank{rank}.json"), clock=clock.clock) as profiler:
+    names = ["forward", "backward"] if rank else ["backward", "forward"]
+    for step in range(1, 5):
+        for name in names:
+            with timers(name, barrier=True):
+                clock.advance((step + 10 * rank) * MS)
+                if name == "forward":
+                    profiler.flush()
+        if rank == 1:
+            with timers("only on 1"):
+                clock.advance(7)
+        if step % 2 == 0:
+            timers.write(["forward"], writer, step, normalizer=2, reset=False)
+            timers.log(normalizer=2)
+    text = timers.get_all_timers_string(["only on 1"], barrier=True)
+    table = timers.gather(rank=None)
+    assert timers.gather(rank=1 - rank, lifetime=True) is None
+
+# What hangs there: a report that one rank does not make, a barrier where one rank's level switches the timer off.
+hasty = Timers(2 - rank, "max", output=said.append, clock=clock.clock, timeout=0.2)
+if rank == 0:
+    hasty("x").set_elapsed(1)
+    hasty.log(rank=0)
+    hasty.write(["x"], Writer(), 1)
+for _ in range(2):
+    with hasty("off on 1", 2, barrier=True):
+        pass
+for other, found in table.ranks.items():
+    open(f"table-{rank}-{other}.json", "wb").write(encode_timers(found))
+open(f"said-{rank}.txt", "w").write("\\n".join([*said, text]))
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder that a run of two ranks has written to, and what it said on standard error."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    folder = tmp_path_factory.mktemp("timers")
+    (folder / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"]
+    done = subprocess.run(
+        command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return folder, done.stderr
+
+
+def test_the_store_and_the_traces_give_the_same_table(run: tuple[Path, str]) -> None:
+    folder, _ = run
+    tables = [
+        {rank: decode_timers((folder / f"table-{reader}-{rank}.json").read_bytes()) for rank in (0, 1)}
+        for reader in (0, 1)
+    ]
+    assert tables[0] == tables[1]
+    found = read_timers(folder / "traces")
+    assert found.ranks == tables[0]
+    assert [found.of("forward")[rank].total_ns for rank in (0, 1)] == [10_000_000, 50_000_000]
+    assert found.slowest("backward") == 1
+
+
+def test_the_reports_have_their_shapes(run: tuple[Path, str]) -> None:
+    """A name that is on one rank only is reported, and the names of rank 0 lead (T13)."""
+    said = [(run[0] / f"said-{rank}.txt").read_text() for rank in (0, 1)]
+    only = "(min, max) time across ranks (ms):\n    only on 1 ......................................: (0.00, 0.00)"
+    assert said[1] == (
+        "('forward-time', 0.0115, 2)\n"
+        "(min, max) time across ranks (ms / 2):\n"
+        "    backward .......................................: (1.50, 11.50)\n"
+        "    forward ........................................: (1.50, 11.50)\n"
+        "    only on 1 ......................................: (0.00, 0.00)\n"
+        "('forward-time', 0.0135, 4)\n"
+        "(min, max) time across ranks (ms / 2):\n"
+        "    backward .......................................: (3.50, 13.50)\n"
+        "    forward ........................................: (3.50, 13.50)\n"
+        "    only on 1 ......................................: (0.00, 0.00)\n"
+        f"{only}"
+    )
+    assert said[0] == (
+        "max time across ranks (ms):\n"
+        "    x ..............................................: 1000.00\n"
+        "('x-time', 1.0, 1)\n"
+        f"{only}"
+    )
+
+
+def test_ranks_that_do_not_come_are_named_and_nothing_hangs(run: tuple[Path, str]) -> None:
+    """T3."""
+    error = run[1]
+    assert error.count("rank 1 did not report within 0.2 s") == 1
+    assert error.count("timer 'off on 1' has level 2 and is off on rank 1") == 1
+    assert "timed out" not in error, "torch's own waiting, which cannot be interrupted, is not used"
+
+
+# ---- without torchrun: rank 0 keeps the store, and may be the first to leave ------------------------------------------------
+
+WITHOUT_TORCHRUN = """
+import sys, time
+import torch.distributed as dist
+from tracekit import Timers
+
+rank, methods = int(sys.argv[1]), sys.argv[2:]
+timers = Timers(2, "all", timeout=60)
+for number, method in enumerate(methods):
+    dist.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
+    timers("x").set_elapsed(number + rank)
+    if rank == 0:
+        print("reports", flush=True)
+    else:
+        sys.stdin.readline()
+        print(time.monotonic_ns(), flush=True)
+    timers.log()
+    if rank == 0:
+        print(time.monotonic_ns(), flush=True)
+    if number + 1 < len(methods):
+        dist.destroy_process_group()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def test_the_last_report_is_not_lost_when_rank_0_keeps_the_store(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    (tmp_path / "script.py").write_text(WITHOUT_TORCHRUN)
+    methods = [f"file://{tmp_path}/store", f"tcp://127.0.0.1:{free_port()}"]
+    options: dict[str, Any] = {"cwd": tmp_path, "env": ENVIRONMENT, "text": True}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "script.py", str(rank), *methods],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            **options,
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        for _ in methods:  # rank 1 reports when rank 0 is at it
+            assert ranks[0].stdout is not None
+            assert ranks[1].stdin is not None
+            while ranks[0].stdout.readline() not in {"reports\n", ""}:
+                pass
+            ranks[1].stdin.write("\n")
+            ranks[1].stdin.flush()
+        left_at, error_of_0 = ranks[0].communicate(timeout=120)
+        out, error = ranks[1].communicate(timeout=120)
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], error + error_of_0
+    times = [line for line in out.splitlines() if line.isdigit()]
+    assert [line for line in out.splitlines() if not line.isdigit()] == [
+        *["times across ranks (ms):", "  x:", "     rank  1: 1000.00"],
+        *["times across ranks (ms):", "  x:", "     rank  0: 1000.00", "     rank  1: 2000.00"],
+    ]
+    assert int(left_at) > int(times[-1]), "rank 0 has waited until rank 1 had read"
+    assert "tracekit" not in error + error_of_0
