@@ -55,6 +55,7 @@ with Profiler(JSONTraceHandler("traces/rank{rank}.json"), clock=clock.clock) as 
             timers.write(["forward"], writer, step, normalizer=2, reset=False)
             timers.log(normalizer=2)
     text = timers.get_all_timers_string(["only on 1"], barrier=True)
+    assert timers.get_global_min_max_time(["forward"]) == {"forward": (0.01, 0.05)}
     table = timers.gather(rank=None)
     assert timers.gather(rank=1 - rank, lifetime=True) is None
 

@@ -5,14 +5,20 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tracekit import MemoryTraceHandler, Profiler, TimerError, Timers
 from tracekit.timers import exchange as exchange_module
 from tracekit.timers.exchange import Exchange, open_exchange, process_group
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MS = 1_000_000
 
@@ -52,11 +58,19 @@ class Group:
     """``torch.distributed`` of one rank of several that are all in this process."""
 
     def __init__(self, store: Store, world_size: int) -> None:
-        self.rank = 0
+        self._of_thread = threading.local()
         self.world_size = world_size
         self.barriers: list[tuple[int, Any]] = []
         self.distributed_c10d = SimpleNamespace(_get_default_store=lambda: store)
         self.initialized = True
+
+    @property
+    def rank(self) -> int:
+        return getattr(self._of_thread, "rank", 0)
+
+    @rank.setter
+    def rank(self, rank: int) -> None:
+        self._of_thread.rank = rank
 
     def is_available(self) -> bool:
         return True
@@ -94,7 +108,15 @@ class World:
         self.ranks = [Timers(level, option, output=self.said.append, **options) for level in levels]
 
     def _pause(self, seconds: float) -> None:
-        self.now_s += seconds
+        if threading.current_thread() is threading.main_thread():
+            self.now_s += seconds
+        else:
+            time.sleep(0.0005)  # the other ranks are about to come
+
+    def together(self, call: Callable[[Timers, int], Any]) -> list[Any]:
+        """Run something on all ranks at once, each in a thread; returns what each returns."""
+        with ThreadPoolExecutor(len(self.ranks)) as threads:
+            return list(threads.map(lambda rank: call(self.on(rank), rank), range(len(self.ranks))))
 
     def on(self, rank: int) -> Timers:
         self.group.rank = rank
@@ -135,16 +157,33 @@ def test_ranks_with_other_levels_and_other_names_report_together(monkeypatch: py
 
 
 def test_the_text_is_the_same_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch, 2, 2, option="max", timeout=0.01)
-    world.on(0)("a").set_elapsed(1)
-    world.on(1)("a").set_elapsed(3)
-    world.on(0).get_all_timers_string(reset=False)  # rank 1 is late
-    texts = [world.on(rank).get_all_timers_string(reset=False) for rank in (1, 0, 1)]
-    assert (
-        texts[0]
-        == texts[2]
-        == "max time across ranks (ms):\n    a ..............................................: 3000.00"
-    )
+    """Rank 0 reads what all have put into the store, and the others read what it has made of that."""
+    world = World(monkeypatch, *[2] * 5, option="max", timeout=60)
+
+    def report(timers: Timers, rank: int) -> tuple[Any, ...]:
+        timers("a").set_elapsed(rank)
+        return (
+            timers.get_all_timers_string(normalizer=2),
+            timers.get_global_min_max_time(["a", "b"], normalizer=2),
+            timers.gather(rank=None),
+        )
+
+    found = world.together(report)
+    assert all(one == found[0] for one in found)
+    text, extremes, table = found[0]
+    assert text == "max time across ranks (ms / 2):\n    a ..............................................: 2000.00"
+    assert extremes == {"a": (0.5, 2.0)}, "of rank 0, which has measured nothing, nothing"
+    assert sorted(table.ranks) == [0, 1, 2, 3, 4]
+
+
+def test_without_rank_0_nothing_is_passed_on_and_nobody_hangs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(monkeypatch, *[2] * 12, timeout=10)
+    world.on(1)("a").set_elapsed(1)
+    assert world.on(1).get_global_min_max_time() == {"a": (1.0, 1.0)}
+    assert world.now_s == pytest.approx(15, abs=0.1)
+    assert "rank 0, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 1 more did not report within 10 s" in caplog.messages[0]
 
 
 def test_a_rank_that_does_not_come_is_named_and_waited_for_only_once(
@@ -212,10 +251,10 @@ def test_gather_returns_the_table_on_one_rank(monkeypatch: pytest.MonkeyPatch) -
     assert table is not None
     assert (table.names, table.missing, table.slowest("x")) == (["x"], (), 1)
     assert [found.count for found in table.of("x").values()] == [1, 1]
-    assert world.on(1).gather(["x"], rank=None, lifetime=True, timeout=1, allow_missing=True) is not None
-    everywhere = world.on(0).gather(["x"], rank=None, lifetime=True)
-    assert everywhere is not None
-    assert everywhere.across("x").count == 6
+    assert world.on(1).gather(lifetime=True) is None
+    lifetime = world.on(0).gather(lifetime=True)
+    assert lifetime is not None
+    assert lifetime.across("x").count == 6
 
 
 def test_gather_names_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +306,7 @@ def test_the_rank_that_keeps_the_store_waits_until_the_others_have_read() -> Non
 
     def pause(seconds: float) -> None:
         waited.append(seconds)
-        reader.read("topic", 0.0)
+        reader.acknowledge("topic")
 
     host = Exchange(store, 0, 2, hosts_store=True, pause=pause)
     reader = Exchange(store, 1, 2)

@@ -167,29 +167,57 @@ def test_a_megatron_script_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_nemo_script_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """The calls of the benchmark recipe there."""
+    """The calls of the benchmark recipe there, with the two private names that it uses."""
     clock = FakeClock()
     timers = Timers(log_level=2, log_option="minmax", clock=clock.clock)
     run = WandbRun()
-    with timers("setup"):
+    with timers("setup", log_level=1):
         clock.advance(2000 * MS)
+    timers.write_to_wandb(names=["setup"], writer=run, iteration=0, normalizer=1.0, reset=False, barrier=True)
+    timers.log(names=["setup"], rank=0, normalizer=1000.0, reset=True, barrier=True)
+    slowest = []
     for index in range(4):
         name = "iteration_warmup" if index < 2 else "iteration"
-        with timers(name, log_level=1, barrier=True) as timer:
-            assert timer.name == name
-            with timers(f"forward_backward_{index % 2}").with_barrier():
-                clock.advance(300 * MS)
-            with timers("optimizer"):
+        with timers(name, log_level=1):
+            for micro in range(2):
+                with timers(f"forward_backward_{micro}", log_level=2):
+                    clock.advance((100 + index) * MS)
+            with timers("optimizer", log_level=2).with_barrier() as timer:
+                assert timer.name == "optimizer"
                 clock.advance(50 * MS)
-    assert timers("iteration").active_time() == 0.7
-    timers.write_to_wandb(["iteration"], run, iteration=4, normalizer=2.0)
-    assert run.logged == [({"iteration-time": 0.35}, 4)]
-    timers.log(names=["setup", "iteration"], rank=0, normalizer=1000.0)
-    assert capsys.readouterr().out == (
-        "(min, max) time across ranks (ms / 1000):\n"
-        "    setup ..........................................: (2.00, 2.00)\n"
-        "    iteration ......................................: (0.70, 0.70)\n"
-    )
+        slowest.append(timers._get_global_min_max_time([name], reset=False, barrier=False, normalizer=1.0)[name][1])
+        names = [name, "optimizer", "forward_backward_0", "forward_backward_1"]
+        timers.write_to_wandb(names=names, writer=run, iteration=index, normalizer=1.0, reset=False, barrier=False)
+        timers.log(names=names, rank=0, normalizer=1000.0, reset=True, barrier=True)
+    assert slowest == [0.25, 0.252, 0.254, 0.256]
+    assert "iteration" in timers._timers
+    assert timers._timers["iteration"].active_time() == 0.51
+    assert run.logged[0] == ({"setup-time": 2.0}, 0)
+    assert run.logged[-4:] == [
+        ({"iteration-time": 0.256}, 3),
+        ({"optimizer-time": 0.05}, 3),
+        ({"forward_backward_0-time": 0.103}, 3),
+        ({"forward_backward_1-time": 0.103}, 3),
+    ]
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:2] == [
+        "(min, max) time across ranks (ms / 1000):",
+        "    setup ..........................................: (2.00, 2.00)",
+    ]
+    assert printed[-5:] == [
+        "(min, max) time across ranks (ms / 1000):",
+        "    iteration ......................................: (0.26, 0.26)",
+        "    optimizer ......................................: (0.05, 0.05)",
+        "    forward_backward_0 .............................: (0.10, 0.10)",
+        "    forward_backward_1 .............................: (0.10, 0.10)",
+    ]
+
+
+def test_the_extremes_of_timers_that_nobody_has_used_are_left_out() -> None:
+    timers = timed(Timers(2, "max"), a=3)
+    timers("unused")
+    assert timers.get_global_min_max_time(normalizer=2) == {"a": (1.5, 1.5)}
+    assert timers.get_global_min_max_time(["a", "nobody's"]) == {}
 
 
 def test_write_and_then_log_show_the_same(capsys: pytest.CaptureFixture[str]) -> None:

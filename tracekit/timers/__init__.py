@@ -13,6 +13,7 @@
 """
 
 from tracekit.timers.base import TimerBase
+from tracekit.timers.off_timer import OffTimer
 from tracekit.timers.sinks.files import CSVSink, JSONLinesSink
 from tracekit.timers.sinks.services import MLflowSink, TensorBoardSink, WandbSink
 from tracekit.timers.sinks.sink import Sink, metrics
@@ -26,6 +27,7 @@ __all__ = [
     "CSVSink",
     "JSONLinesSink",
     "MLflowSink",
+    "OffTimer",
     "Row",
     "Sink",
     "TensorBoardSink",

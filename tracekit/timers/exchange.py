@@ -22,7 +22,7 @@ __all__ = ["Exchange", "Store", "default_store", "open_exchange", "process_group
 
 _PREFIX: Final = "tracekit/timers"
 _READ: Final = "/read"
-_KEPT: Final = 16
+_KEPT: Final = 32
 """So many values of a rank stay in the store; older ones are taken out. A reader is never that far behind the others."""
 
 _LATE_S: Final = 0.05
@@ -130,8 +130,11 @@ class Exchange:
         A rank that was missing the last time is waited for much shorter, until it is there again.
         """
         found = self._collect(topic, timeout_s, sorted(range(self.world_size) if ranks is None else ranks))
-        self._store.set(self._key(topic, self.rank) + _READ, b"")
         return {rank: value[1:] for rank, value in found.items()}
+
+    def acknowledge(self, topic: str) -> None:
+        """Tell who keeps the store that this rank has read."""
+        self._store.set(self._key(topic, self.rank) + _READ, b"")
 
     def wait_for_readers(self, topic: str, timeout_s: float) -> None:
         """Wait until those have read who are going to, if the store ends with this process."""

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import TimerError
 from tracekit.timers.exchange import Exchange, default_store, open_exchange, process_group
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tracekit.recording.marker import Marker
 
-__all__ = ["BARRIER", "RankReports"]
+__all__ = ["BARRIER", "RankReports", "ranks_text"]
 
 logger = logging.getLogger("tracekit")
-T = TypeVar("T")
 
 BARRIER: Final = "barrier"
 """Category of the slices in which a timer waits for the other ranks."""
+
+_PASSING_ON_S: Final = 5.0
+"""How much longer the others wait for what rank 0 passes on than rank 0 waits for them."""
 
 _LEVEL_TOPIC: Final = "level"
 _LEVEL_TIMEOUT_S: Final = 600.0
@@ -44,6 +46,7 @@ class RankReports:
         self._store: Any = None
         self._counts: dict[str, int] = {}
         self._told: set[object] = set()
+        self._missing: set[int] = set()  # ranks that were told to be
         self._announced = False
         self._levels: dict[int, int] = {}
 
@@ -60,7 +63,7 @@ class RankReports:
         report: str,
         own: bytes,
         *,
-        reads: Callable[[int, int], bool],
+        reads: Callable[[int, int], bool] | None = None,
         step: object = None,
         timeout_s: float | None = None,
     ) -> tuple[dict[int, bytes], list[int]] | None:
@@ -68,8 +71,9 @@ class RankReports:
 
         Args:
             report: Which report; all ranks make the same ones in the same order.
-            own: This rank's values.
-            reads: Whether a rank reads them, by rank and world size.
+            own: This rank's values, as JSON.
+            reads: Whether a rank reads them, by rank and world size. None: all do. Then rank 0 reads, and passes on what it has
+                read, since the store would have to answer the square of the number of ranks otherwise.
             step: The training step that the report is for: it matches the ranks' reports better than their order.
             timeout_s: How long to wait for the others.
 
@@ -81,29 +85,39 @@ class RankReports:
         """
         distributed = process_group()
         if distributed is None:
-            return ({0: own}, []) if reads(0, 1) else None
+            return ({0: own}, []) if reads is None or reads(0, 1) else None
         exchange = self._current(distributed)
-        is_reader = reads(exchange.rank, exchange.world_size)
+        rank, world_size = exchange.rank, exchange.world_size
+        is_reader = reads is None or reads(rank, world_size)
         number = self._counts[report] = self._counts.get(report, -1) + 1
         topic = f"{report}/{number}" if step is None else f"{report}/step {step}"
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        found: dict[int, bytes] = {}
         try:
             exchange.put(topic, own, reads=is_reader)
-            found = exchange.read(topic, timeout_s) if is_reader else None
+            if reads is None and rank != 0:
+                passed_on = exchange.read(f"{topic}/all", timeout_s + _PASSING_ON_S, [0])
+                found = {rank: own} if not passed_on else _split(passed_on[0])
+            elif is_reader:
+                found = exchange.read(topic, timeout_s)
+                if reads is None:
+                    exchange.put(f"{topic}/all", _join(found), reads=False)
+            if is_reader:
+                exchange.acknowledge(topic)
             exchange.wait_for_readers(topic, timeout_s)
         except Exception as error:
             reason = (str(error).splitlines() or [""])[0]
             raise TimerError(f"the other ranks' timers cannot be read: {type(error).__name__}: {reason}") from error
-        if found is None:
+        if not is_reader:
             return None
-        return found, [rank for rank in range(exchange.world_size) if rank not in found]
+        return found, [other for other in range(world_size) if other not in found]
 
     def sums(
         self,
         report: str,
         own: dict[str, int],
         *,
-        reads: Callable[[int, int], bool],
+        reads: Callable[[int, int], bool] | None = None,
         step: object = None,
     ) -> dict[int, dict[str, int]] | None:
         """Do `collect` for sums in ns by name. Nothing is raised into training: what is missing is told once, and left out."""
@@ -112,17 +126,19 @@ class RankReports:
         except TimerError as error:
             self.tell("store", f"{error}; the reports are of this rank alone")
             rank, world_size = self.place
-            return {rank: own} if reads(rank, world_size) else None
+            return {rank: own} if reads is None or reads(rank, world_size) else None
         if collected is None:
             return None
         found, missing = collected
-        for rank in missing:
-            self.tell(
-                rank,
-                f"rank {rank} did not report within {self._timeout_s:g} s, and is not in the report. Every rank has to call "
-                "log() or write(), also where it has no writer.",
+        self._missing &= set(missing)
+        if not self._missing >= set(missing):
+            self._missing.update(missing)
+            logger.warning(
+                "tracekit: timers: rank %s did not report within %g s, and is not in the report. Every rank has to call it, "
+                "also where it has no writer",
+                ranks_text(missing),
+                self._timeout_s,
             )
-        self._told.difference_update(found)
         return {rank: json.loads(text) for rank, text in found.items()}
 
     def tell(self, about: object, message: str) -> None:
@@ -168,14 +184,14 @@ class RankReports:
             missing = sorted(set(unknown) - set(found))
             if missing:
                 raise TimerError(
-                    f"the barrier of timer {name!r}: rank {', '.join(map(str, missing))} has not come to any barrier of the "
+                    f"the barrier of timer {name!r}: rank {ranks_text(missing)} has not come to any barrier of the "
                     f"timers within {_LEVEL_TIMEOUT_S:g} s; all ranks of the barrier group have to"
                 )
         off = [rank for rank in ranks if self._levels[rank] < level]
         if off:
             self.tell(
                 ("barrier", name),
-                f"timer {name!r} has level {level} and is off on rank {', '.join(map(str, off))}, so that its barrier would wait "
+                f"timer {name!r} has level {level} and is off on rank {ranks_text(off)}, so that its barrier would wait "
                 "for ever; it is left out. Give all ranks the same log_level.",
             )
             return
@@ -193,3 +209,19 @@ class RankReports:
         if not self._announced:
             exchange.put(_LEVEL_TOPIC, str(self._log_level).encode(), reads=True, lasting=True)
             self._announced = True
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return the numbers of ranks as text; of many, the first ones."""
+    shown = ", ".join(map(str, ranks[:10]))
+    return shown if len(ranks) <= 10 else f"{shown} and {len(ranks) - 10} more"
+
+
+def _join(found: dict[int, bytes]) -> bytes:
+    return b"\n".join(b"%d %b" % (rank, text) for rank, text in found.items())
+
+
+def _split(joined: bytes) -> dict[int, bytes]:
+    """Return what `_join` has put together: JSON has no newlines of its own."""
+    pairs = (line.split(b" ", 1) for line in joined.split(b"\n"))
+    return {int(rank): text for rank, text in pairs}

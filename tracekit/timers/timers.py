@@ -1,30 +1,28 @@
-"""Timers: the named timers of a process and their reports across ranks, with the calls of Megatron's and NeMo's."""
+"""Timers: the named timers of a process, their sums and their statistics, of this rank and of all."""
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 from tracekit.arguments import check_seconds
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.distributed import detect_process
-from tracekit.errors import ConfigError, TimerError
-from tracekit.timers.registry import TimerRegistry
+from tracekit.errors import TimerError
+from tracekit.timers.ranks import ranks_text
+from tracekit.timers.sum_reports import SumReports
 from tracekit.timers.table import TimerTable, decode_timers, encode_timers
-from tracekit.timers.text import LOG_OPTIONS, min_max, sums_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from tracekit.clock import Clock
     from tracekit.recording.profiler import Profiler
+    from tracekit.statistics import DurationStatistics
 
 __all__ = ["Timers"]
 
-_SECOND_NS: Final = 1e9
 
-
-class Timers(TimerRegistry):
+class Timers(SumReports):
     """Named timers, with the calls of Megatron's and NeMo's `Timers`: there, changing the import is the whole migration.
 
     Example::
@@ -85,177 +83,10 @@ class Timers(TimerRegistry):
         output: Callable[[str], object] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        if log_option not in LOG_OPTIONS:
-            raise ConfigError(
-                f"Timers: log_option must be one of {', '.join(map(repr, LOG_OPTIONS))}, not {log_option!r}"
-            )
         check_seconds("Timers: timeout", timeout)
-        super().__init__(log_level, device, profiler, float(timeout), clock)
-        self._log_option = log_option
-        self._output = _print if output is None else output
+        super().__init__(log_level, log_option, device, profiler, float(timeout), output, clock)
         self._timeout_s = float(timeout)
         self._rank: int | None = None
-
-    # ---- Megatron's reports -----------------------------------------------------------------------------------------
-
-    def get_all_timers_string(
-        self,
-        names: Sequence[str] | None = None,
-        normalizer: float = 1.0,
-        reset: bool = True,
-        barrier: bool = False,
-    ) -> str | None:
-        """Return the report of all ranks as text, on every rank; None where there is nothing to report.
-
-        Args:
-            names: Which timers; None is all.
-            normalizer: What to divide by, such as the number of iterations; the text says so beside its unit.
-            reset: Whether the next such text begins from here.
-            barrier: Wait for all ranks first.
-
-        Raises:
-            ConfigError: The normalizer is not above 0.
-        """
-        _check_normalizer(normalizer)
-        return self._text("string", names, normalizer, reset=reset, barrier=barrier, reads=lambda *_: True)
-
-    def log(
-        self,
-        names: Sequence[str] | None = None,
-        rank: int | None = None,
-        normalizer: float = 1.0,
-        reset: bool = True,
-        barrier: bool = False,
-    ) -> None:
-        """Print the report of all ranks on one of them; every rank has to call this.
-
-        Args:
-            names: Which timers; None is all.
-            rank: Which rank prints; None is the last.
-            normalizer: What to divide by.
-            reset: Whether the next such report begins from here.
-            barrier: Wait for all ranks first.
-
-        Raises:
-            ConfigError: The normalizer is not above 0.
-        """
-        _check_normalizer(normalizer)
-        _, world_size = self._ranks.place
-        if rank is not None and not 0 <= rank < world_size:
-            self._ranks.tell(
-                ("rank", rank), f"log(rank={rank!r}) prints nothing: there are {world_size} ranks, counted from 0"
-            )
-
-        def prints(number: int, count: int) -> bool:
-            return number == (count - 1 if rank is None else rank)
-
-        text = self._text("log", names, normalizer, reset=reset, barrier=barrier, reads=prints)
-        if text is not None:
-            self._output(text)
-
-    def write(
-        self,
-        names: Sequence[str] | None,
-        writer: Any,
-        iteration: int,
-        normalizer: float = 1.0,
-        reset: bool = True,
-        barrier: bool = False,
-    ) -> None:
-        """Write the slowest rank's seconds of each timer, as ``<name>-time``; every rank has to call this.
-
-        Two writers get the same values if they are given the same iteration.
-
-        Args:
-            names: Which timers; None is all.
-            writer: TensorBoard's ``SummaryWriter``, or ``wandb`` or a run of it; None on the ranks that do not write.
-            iteration: The training step.
-            normalizer: What to divide by.
-            reset: Whether the next such report begins from here.
-            barrier: Wait for all ranks first.
-
-        Raises:
-            ConfigError: The normalizer is not above 0, or the writer is none.
-        """
-        if writer is not None and not hasattr(writer, "add_scalar") and not hasattr(writer, "log"):
-            raise ConfigError(f"Timers.write takes a SummaryWriter of TensorBoard or a run of wandb, not {writer!r}")
-        for key, seconds in self._largest("write", names, writer, iteration, normalizer, reset=reset, barrier=barrier):
-            if hasattr(writer, "add_scalar"):
-                writer.add_scalar(key, seconds, iteration)
-            else:
-                writer.log({key: seconds}, iteration)
-
-    def write_to_wandb(
-        self,
-        names: Sequence[str] | None,
-        writer: Any,
-        iteration: int,
-        normalizer: float = 1.0,
-        reset: bool = True,
-        barrier: bool = False,
-    ) -> None:
-        """Do as `write`, for Weights & Biases; what this shows, `write` shows as well."""
-        for key, seconds in self._largest("wandb", names, writer, iteration, normalizer, reset=reset, barrier=barrier):
-            writer.log({key: seconds}, iteration)
-
-    def _largest(
-        self,
-        report: str,
-        names: Sequence[str] | None,
-        writer: Any,
-        iteration: int,
-        normalizer: float,
-        *,
-        reset: bool,
-        barrier: bool,
-    ) -> list[tuple[str, float]]:
-        _check_normalizer(normalizer)
-        sums = self._sums(
-            report, names, reset=reset, barrier=barrier, reads=lambda *_: writer is not None, step=int(iteration)
-        )
-        found = []
-        for name in _names(sums or {}, names):
-            extremes = min_max(sums or {}, name)
-            if extremes is not None:
-                found.append((f"{name}-time", extremes[1] / _SECOND_NS / normalizer))
-        return found
-
-    def _text(
-        self,
-        report: str,
-        names: Sequence[str] | None,
-        normalizer: float,
-        *,
-        reset: bool,
-        barrier: bool,
-        reads: Callable[[int, int], bool],
-    ) -> str | None:
-        sums = self._sums(report, names, reset=reset, barrier=barrier, reads=reads)
-        return None if sums is None else sums_text(sums, _names(sums, names), self._log_option, normalizer)
-
-    def _sums(
-        self,
-        report: str,
-        names: Sequence[str] | None,
-        *,
-        reset: bool,
-        barrier: bool,
-        reads: Callable[[int, int], bool],
-        step: object = None,
-    ) -> dict[int, dict[str, int]] | None:
-        if barrier:
-            self._ranks.barrier_of_all()
-        own = {
-            name: timer.report_ns(report, reset=reset, step=step)
-            for name in self._wanted(names)
-            if (timer := self._timers.get(name)) is not None
-        }
-        return self._ranks.sums(report, own, reads=reads, step=step)
-
-    def _wanted(self, names: Sequence[str] | None) -> list[str]:
-        return list(self._timers) if names is None else list(dict.fromkeys(names))
-
-    # ---- statistics -------------------------------------------------------------------------------------------------
 
     def snapshot(
         self, names: Sequence[str] | None = None, *, reset: bool = False, lifetime: bool = False
@@ -283,7 +114,7 @@ class Timers(TimerRegistry):
 
         Args:
             names: Which timers; None is all.
-            rank: Which rank gets the table, the others get None; None is every rank, which in a large run costs the store much.
+            rank: Which rank gets the table, the others get None; None is every rank.
             reset: As for `snapshot`.
             lifetime: As for `snapshot`.
             timeout: How long to wait for the others, seconds; None is that of `Timers`.
@@ -296,14 +127,14 @@ class Timers(TimerRegistry):
             check_seconds("gather: timeout", timeout)
         own = encode_timers(self._statistics(names, reset=reset, lifetime=lifetime))
         collected = self._ranks.collect(
-            "table", own, reads=lambda number, _: rank is None or number == rank, timeout_s=timeout
+            "table", own, reads=None if rank is None else lambda number, _: number == rank, timeout_s=timeout
         )
         if collected is None:
             return None
         found, missing = collected
         if missing and not allow_missing:
             raise TimerError(
-                f"gather: rank {', '.join(map(str, missing))} did not report within "
+                f"gather: rank {ranks_text(missing)} did not report within "
                 f"{self._timeout_s if timeout is None else timeout:g} s; every rank has to call gather() "
                 "(allow_missing=True returns what there is)"
             )
@@ -311,7 +142,9 @@ class Timers(TimerRegistry):
             found = {self._own_rank(): own}
         return TimerTable({number: decode_timers(text) for number, text in found.items()}, tuple(missing))
 
-    def _statistics(self, names: Sequence[str] | None, *, reset: bool, lifetime: bool) -> Mapping[str, Any]:
+    def _statistics(
+        self, names: Sequence[str] | None, *, reset: bool, lifetime: bool
+    ) -> Mapping[str, DurationStatistics]:
         return {
             name: timer.statistics(reset=reset, lifetime=lifetime)
             for name in self._wanted(names)
@@ -322,21 +155,3 @@ class Timers(TimerRegistry):
         if self._rank is None or self._ranks.place[1] > 1:
             self._rank = detect_process().rank
         return self._rank
-
-
-def _names(sums: Mapping[int, Mapping[str, int]], names: Sequence[str] | None) -> list[str]:
-    """Return the names to report: those that were asked for, or those of the lowest rank and what the others have besides."""
-    if names is not None:
-        return list(dict.fromkeys(names))
-    return list(dict.fromkeys(name for rank in sorted(sums) for name in sums[rank]))
-
-
-def _check_normalizer(normalizer: float) -> None:
-    if not isinstance(normalizer, int | float) or not 0 < normalizer < float("inf"):
-        raise ConfigError(f"normalizer must be a number above 0, not {normalizer!r}")
-
-
-def _print(text: str) -> None:
-    """Print at once, as NeMo's timers do; a library writes to the standard output only where that is what it was asked for."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
