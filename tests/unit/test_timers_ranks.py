@@ -283,6 +283,21 @@ def test_a_store_that_breaks_does_not_reach_training(
         world.on(0).gather()
 
 
+def test_a_process_group_without_a_store_does_not_reach_training_either(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(monkeypatch, 2, 0)
+    world.group.distributed_c10d = SimpleNamespace()
+    with world.on(0)("x", barrier=True):
+        pass
+    assert world.group.barriers == [(0, None)] * 2, "without the others' levels it is torch's barrier as ever"
+    world.on(0).log(rank=0)
+    world.on(1)("x", barrier=True)
+    world.on(1).log(rank=0)
+    assert len(world.said) == 1
+    assert ["cannot be read" in message for message in caplog.messages[::-1][:1]] == [True]
+
+
 def test_the_store_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, 2, 2)
     for step in range(100):

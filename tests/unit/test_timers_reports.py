@@ -281,6 +281,21 @@ def test_log_goes_where_it_is_told_to(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
+def test_one_name_is_not_a_list_of_names() -> None:
+    timers = timed(Timers(2, "max"), a=1)
+    for report in (timers.log, timers.snapshot, timers.gather, timers.get_all_timers_string):
+        with pytest.raises(ConfigError, match=r"such as \['a'\], not 'a'"):
+            report("a")
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    numpy = pytest.importorskip("numpy")
+    timers = Timers(2, "max")
+    timers("a").set_elapsed(numpy.float32(3))
+    text = timers.get_all_timers_string(normalizer=numpy.int64(2))
+    assert text == "max time across ranks (ms / 2):\n    a ..............................................: 1500.00"
+
+
 def test_a_writer_that_is_none_is_refused_and_no_writer_is_fine() -> None:
     timers = timed(Timers(2, "max"), a=1)
     timers.write(["a"], None, 1)

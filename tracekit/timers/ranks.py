@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import TimerError
@@ -86,14 +87,14 @@ class RankReports:
         distributed = process_group()
         if distributed is None:
             return ({0: own}, []) if reads is None or reads(0, 1) else None
-        exchange = self._current(distributed)
-        rank, world_size = exchange.rank, exchange.world_size
+        rank, world_size = self.place
         is_reader = reads is None or reads(rank, world_size)
         number = self._counts[report] = self._counts.get(report, -1) + 1
         topic = f"{report}/{number}" if step is None else f"{report}/step {step}"
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         found: dict[int, bytes] = {}
         try:
+            exchange = self._current(distributed)
             exchange.put(topic, own, reads=is_reader)
             if reads is None and rank != 0:
                 passed_on = exchange.read(f"{topic}/all", timeout_s + _PASSING_ON_S, [0])
@@ -160,7 +161,8 @@ class RankReports:
         """Tell the other ranks which timers this one has, before a barrier that is not for it."""
         distributed = process_group()
         if distributed is not None:
-            self._announce(self._current(distributed))
+            with suppress(Exception):  # a rank that waits for this will say so
+                self._announce(self._current(distributed))
 
     def barrier(self, name: str, level: int, group: Any) -> None:
         """Wait for the other ranks of a group at a timer of a level. Without torch.distributed there is nobody to wait for.
@@ -174,25 +176,19 @@ class RankReports:
         distributed = process_group()
         if distributed is None:
             return
-        exchange = self._current(distributed)
-        self._announce(exchange)
-        ranks = list(range(exchange.world_size)) if group is None else distributed.get_process_group_ranks(group)
-        unknown = [rank for rank in ranks if rank not in self._levels]
-        if unknown:
-            found = exchange.read(_LEVEL_TOPIC, _LEVEL_TIMEOUT_S, unknown)
-            self._levels.update({rank: int(text) for rank, text in found.items()})
-            missing = sorted(set(unknown) - set(found))
-            if missing:
-                raise TimerError(
-                    f"the barrier of timer {name!r}: rank {ranks_text(missing)} has not come to any barrier of the "
-                    f"timers within {_LEVEL_TIMEOUT_S:g} s; all ranks of the barrier group have to"
-                )
-        off = [rank for rank in ranks if self._levels[rank] < level]
+        ranks = list(range(self.place[1])) if group is None else distributed.get_process_group_ranks(group)
+        try:
+            off = self._ranks_without(name, level, self._current(distributed), ranks)
+        except TimerError:
+            raise
+        except Exception as error:  # noqa: BLE001 - torch's errors have no class in common in all its versions
+            self.tell("levels", f"the levels of the other ranks cannot be read: {type(error).__name__}: {error}")
+            off = []
         if off:
             self.tell(
                 ("barrier", name),
-                f"timer {name!r} has level {level} and is off on rank {ranks_text(off)}, so that its barrier would wait "
-                "for ever; it is left out. Give all ranks the same log_level.",
+                f"timer {name!r} has level {level} and is off on rank {ranks_text(off)}, so that its barrier would wait for "
+                "ever; it is left out. Give all ranks the same log_level.",
             )
             return
         # Its end is not the same moment on all ranks (Megatron-LM#742): in the trace one sees by how much.
@@ -204,6 +200,21 @@ class RankReports:
         distributed = process_group()
         if distributed is not None:
             distributed.barrier()
+
+    def _ranks_without(self, name: str, level: int, exchange: Exchange, ranks: list[int]) -> list[int]:
+        """Return the ranks on which a timer of a level is off. All say once what their level is."""
+        self._announce(exchange)
+        unknown = [rank for rank in ranks if rank not in self._levels]
+        if unknown:
+            found = exchange.read(_LEVEL_TOPIC, _LEVEL_TIMEOUT_S, unknown)
+            self._levels.update({rank: int(text) for rank, text in found.items()})
+            missing = sorted(set(unknown) - set(found))
+            if missing:
+                raise TimerError(
+                    f"the barrier of timer {name!r}: rank {ranks_text(missing)} has not come to any barrier of the timers "
+                    f"within {_LEVEL_TIMEOUT_S:g} s; all ranks of the barrier group have to"
+                )
+        return [rank for rank in ranks if self._levels[rank] < level]
 
     def _announce(self, exchange: Exchange) -> None:
         if not self._announced:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError
@@ -72,7 +74,6 @@ class SumReports(TimerRegistry):
         Raises:
             ConfigError: The normalizer is not above 0.
         """
-        _check_normalizer(normalizer)
         return self._text("string", names, normalizer, reset=reset, barrier=barrier, reads=None)
 
     def log(
@@ -95,7 +96,6 @@ class SumReports(TimerRegistry):
         Raises:
             ConfigError: The normalizer is not above 0.
         """
-        _check_normalizer(normalizer)
         _, world_size = self._ranks.place
         if rank is not None and not 0 <= rank < world_size:
             self._ranks.tell(
@@ -202,7 +202,7 @@ class SumReports(TimerRegistry):
         reads: Callable[[int, int], bool] | None,
         step: object = None,
     ) -> dict[str, tuple[float, float]]:
-        _check_normalizer(normalizer)
+        normalizer = _check_normalizer(normalizer)
         sums = self._sums(report, names, reset=reset, barrier=barrier, reads=reads, step=step) or {}
         found = ((name, min_max(sums, name)) for name in _names(sums, names))
         scale = _SECOND_NS * normalizer
@@ -218,6 +218,7 @@ class SumReports(TimerRegistry):
         barrier: bool,
         reads: Callable[[int, int], bool] | None,
     ) -> str | None:
+        normalizer = _check_normalizer(normalizer)
         sums = self._sums(report, names, reset=reset, barrier=barrier, reads=reads)
         return None if sums is None else sums_text(sums, _names(sums, names), self._log_option, normalizer)
 
@@ -241,6 +242,8 @@ class SumReports(TimerRegistry):
         return self._ranks.sums(report, own, reads=reads, step=step)
 
     def _wanted(self, names: Sequence[str] | None) -> list[str]:
+        if isinstance(names, str):
+            raise ConfigError(f"the names of timers are a list, such as [{names!r}], not {names!r}")
         return list(self._timers) if names is None else list(dict.fromkeys(names))
 
 
@@ -251,9 +254,10 @@ def _names(sums: Mapping[int, Mapping[str, int]], names: Sequence[str] | None) -
     return list(dict.fromkeys(name for rank in sorted(sums) for name in sums[rank]))
 
 
-def _check_normalizer(normalizer: float) -> None:
-    if not isinstance(normalizer, int | float) or not 0 < normalizer < float("inf"):
+def _check_normalizer(normalizer: float) -> float:
+    if not isinstance(normalizer, Real) or not 0 < normalizer < math.inf:  # NumPy's numbers are some, too
         raise ConfigError(f"normalizer must be a number above 0, not {normalizer!r}")
+    return float(normalizer)
 
 
 def _print(text: str) -> None:

@@ -6,7 +6,9 @@ clock itself, twice a call, and keeps the difference; everything else (sums, sta
 
 from __future__ import annotations
 
+import math
 import threading
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import TimerError
@@ -49,6 +51,8 @@ class Timer(TimerBase):
     Threads and asyncio tasks may time with it at once: each has an interval of its own, and the sum may then be longer than
     the wall clock's. Recursion: a ``with`` inside of a ``with`` of the same timer is a slice in the trace, and its time, which
     belongs to the outer one, is counted once. Reading never disturbs what is running: the part that has passed is counted.
+
+    In a function that torch.compile compiles a timer breaks the graph, and measures; a `Marker` does neither.
 
     Attributes:
         name: The timer's.
@@ -257,7 +261,10 @@ class Timer(TimerBase):
             return (self._total_ns() - self._injected_ns) / _SECOND_NS
 
     def reset(self) -> None:
-        """Forget what was measured so far, for every report and for the statistics. What is running counts from here on."""
+        """Forget what was measured so far, for every report and for the statistics. What is running counts from here on.
+
+        With ``device="events"``, calls that the device has not finished by now still count.
+        """
         with self._lock:
             self._readers.restart(self._total_ns())
             self._set_statistics_aside()
@@ -274,9 +281,9 @@ class Timer(TimerBase):
         Raises:
             TimerError: It is no such number.
         """
-        if not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        if not isinstance(value, Real) or not 0 <= value < math.inf:
             raise TimerError(f"timer {self.name!r}: set_elapsed() takes a number of seconds from 0 on, not {value!r}")
-        value_ns = round(value * _SECOND_NS)
+        value_ns = round(float(value) * _SECOND_NS)
         with self._lock:
             self._readers.restart(self._total_ns())
             self._sum_ns += value_ns
