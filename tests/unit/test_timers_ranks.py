@@ -210,6 +210,19 @@ def test_a_rank_that_does_not_come_is_named_and_waited_for_only_once(
     assert world.now_s == before_s
 
 
+def test_a_report_never_shows_the_values_of_an_earlier_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(monkeypatch, 2, 2)
+    for rank in (0, 1):
+        world.on(rank)("x").set_elapsed(rank + 1)
+        world.on(rank).log()
+    world.on(1)("x").set_elapsed(7)
+    world.on(1).log()  # rank 0 is not so far
+    assert [text.rpartition(": ")[2] for text in world.said] == ["(1000.00, 2000.00)", "(7000.00, 7000.00)"]
+    assert "rank 0 did not report" in caplog.text
+
+
 def test_only_ranks_with_a_writer_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, 2, 2)
     written: list[tuple[str, float, int]] = []

@@ -89,12 +89,12 @@ class RankReports:
             return ({0: own}, []) if reads is None or reads(0, 1) else None
         rank, world_size = self.place
         is_reader = reads is None or reads(rank, world_size)
-        number = self._counts[report] = self._counts.get(report, -1) + 1
-        topic = f"{report}/{number}" if step is None else f"{report}/step {step}"
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         found: dict[int, bytes] = {}
         try:
             exchange = self._current(distributed)
+            number = self._counts[report] = self._counts.get(report, -1) + 1
+            topic = f"{report}/{number}" if step is None else f"{report}/step {step}"
             exchange.put(topic, own, reads=is_reader)
             if reads is None and rank != 0:
                 passed_on = exchange.read(f"{topic}/all", timeout_s + _PASSING_ON_S, [0])
