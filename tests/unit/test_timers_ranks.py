@@ -223,6 +223,29 @@ def test_a_report_never_shows_the_values_of_an_earlier_one(
     assert "rank 0 did not report" in caplog.text
 
 
+def test_two_writes_of_one_step_are_two_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NeMo's recipe writes its setup as step 0, and the first iteration as well."""
+    world = World(monkeypatch, 2, 2)
+    run = SimpleNamespace(log=lambda values, step: written.append((values, step)))
+    written: list[tuple[dict[str, float], int]] = []
+    for name in ("setup", "iteration"):
+        for rank in (0, 1):
+            world.on(rank)(name).set_elapsed(5 - rank)
+            world.on(rank).write_to_wandb([name], run if rank else None, 0)
+    for rank in (0, 1):
+        world.on(rank).write_to_wandb(["iteration"], run if rank else None, 1)
+        world.on(rank)("iteration").set_elapsed(9 - rank)
+        world.on(rank).write_to_wandb(["iteration"], run if rank else None, 0)  # a run that went back to it
+    assert written == [({"setup-time": 5.0}, 0), ({"iteration-time": 5.0}, 0), ({"iteration-time": 9.0}, 0)]
+
+
+def test_steps_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, 2, 2)
+    for step in range(1000):
+        world.on(0).write([], None, step)
+    assert len(world.ranks[0]._ranks._step_counts) <= 256
+
+
 def test_only_ranks_with_a_writer_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, 2, 2)
     written: list[tuple[str, float, int]] = []

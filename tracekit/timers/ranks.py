@@ -25,6 +25,9 @@ BARRIER: Final = "barrier"
 _PASSING_ON_S: Final = 5.0
 """How much longer the others wait for what rank 0 passes on than rank 0 waits for them."""
 
+_STEPS: Final = 256
+"""So many steps are remembered, more than there are values in the store: one may come again."""
+
 _LEVEL_TOPIC: Final = "level"
 _LEVEL_TIMEOUT_S: Final = 600.0
 """How long the first barrier waits until all ranks have said which timers they have. Longer than anything that is not stuck."""
@@ -45,7 +48,8 @@ class RankReports:
         self._timeout_s = timeout_s
         self._exchange: Exchange | None = None
         self._store: Any = None
-        self._counts: dict[str, int] = {}
+        self._counts: dict[str, int] = {}  # by report
+        self._step_counts: dict[str, int] = {}  # by report and step
         self._told: set[object] = set()
         self._missing: set[int] = set()  # ranks that were told to be
         self._announced = False
@@ -93,8 +97,7 @@ class RankReports:
         found: dict[int, bytes] = {}
         try:
             exchange = self._current(distributed)
-            number = self._counts[report] = self._counts.get(report, -1) + 1
-            topic = f"{report}/{number}" if step is None else f"{report}/step {step}"
+            topic = self._topic(report, step)
             exchange.put(topic, own, reads=is_reader)
             if reads is None and rank != 0:
                 passed_on = exchange.read(f"{topic}/all", timeout_s + _PASSING_ON_S, [0])
@@ -112,6 +115,14 @@ class RankReports:
         if not is_reader:
             return None
         return found, [other for other in range(world_size) if other not in found]
+
+    def _topic(self, report: str, step: object) -> str:
+        """Return a name that no report had before, and that it has on all ranks."""
+        counts, key = (self._counts, report) if step is None else (self._step_counts, f"{report}/step {step}")
+        number = counts[key] = counts.get(key, -1) + 1
+        if len(self._step_counts) > _STEPS:
+            del self._step_counts[next(iter(self._step_counts))]
+        return f"{key}/{number}"
 
     def sums(
         self,
@@ -152,7 +163,7 @@ class RankReports:
         store = default_store(distributed)
         if self._exchange is None or store is not self._store:
             self._exchange, self._store = open_exchange(distributed), store
-            self._counts, self._announced, self._levels = {}, False, {}
+            self._counts, self._step_counts, self._announced, self._levels = {}, {}, False, {}
         return self._exchange
 
     # ---- barriers ---------------------------------------------------------------------------------------------------
