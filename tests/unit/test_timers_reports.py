@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tracekit import ConfigError, Timers
+from tracekit import ConfigError, JSONTraceHandler, Profiler, Timers
 from tracekit.statistics import DurationStatistics
 from tracekit.testing import FakeClock
 from tracekit.timers import TextSink, TimerTable
@@ -393,3 +396,20 @@ def test_the_text_sink_hands_the_table_on(caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.INFO, "tracekit.timers"):
         TextSink().write(table(), 5)
     assert caplog.messages == said
+
+
+def test_the_code_of_the_page_for_megatrons_users_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = Path(__file__).resolve().parents[2] / "examples" / "coming_from" / "megatron_timers.md"
+    blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    writer, tracked = Writer(), SimpleNamespace(log=lambda *_, **__: None, log_metrics=lambda *_, **__: None)
+    names = {"writer": writer, "run": tracked, "mlflow": tracked, "iteration": 1, "step": 1, "log_interval": 10}
+    with Profiler(JSONTraceHandler("traces/RUN/rank{rank}.json"), rank=0, run_id="RUN"):
+        exec(blocks[0], names)
+    exec(blocks[1], names)
+    assert len(writer.written) == 1 + 9
+    assert len((tmp_path / "timers.jsonl").read_text().splitlines()) == 1
+    heads = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert heads == ["(min,", "forward-backward", "timers", "timer", "forward-backward", "timer", "forward-backward"]
