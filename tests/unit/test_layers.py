@@ -71,6 +71,7 @@ MAY_USE["command line"] = set(MAY_USE)
 
 # The only modules that may import a package from outside the standard library.
 DOORS = {
+    "composer": {"tracekit.integrations.composer.callback"},
     "distributed": {"tracekit.merge.dask_cluster"},
     "fsspec": {"tracekit.storage"},
     "isal": {"tracekit.formats.gzip_codec"},
@@ -95,6 +96,7 @@ DOORS = {
 
 # What `import tracekit` must not cost anybody.
 HEAVY = [
+    "composer",
     "distributed",
     "fsspec",
     "isal",

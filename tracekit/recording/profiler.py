@@ -340,6 +340,16 @@ class Profiler:
         return self._counts
 
     @property
+    def trace_handlers(self) -> tuple[TraceHandler, ...]:
+        """The trace handlers."""
+        return tuple(self._handlers)
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The schedule as it is now: it may have learned the length of an epoch, and where a run was resumed."""
+        return self._schedule
+
+    @property
     def action(self) -> ProfilerAction:
         """What the schedule says for the batch that is running."""
         return self._action

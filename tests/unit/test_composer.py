@@ -1,0 +1,366 @@
+"""The Composer-compatible path in a loop without Composer: its handlers, its profiler, its schedules, its calls."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import tracekit
+from tracekit import ConfigError, MemoryTraceHandler, Source
+from tracekit.integrations import composer
+from tracekit.integrations.composer import (
+    Event,
+    JSONTraceHandler,
+    Marker,
+    Profiler,
+    ProfilerAction,
+    Time,
+    Timestamp,
+    TimeUnit,
+    TraceHandler,
+    cyclic_schedule,
+    ensure_time,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+QUIET: dict[str, Any] = {
+    "sys_prof_cpu": False,
+    "torch_prof_profile_memory": False,
+    "torch_prof_with_flops": False,
+    "rank": 0,
+    "run_id": "r",
+}
+
+
+def always(state: Any) -> ProfilerAction:
+    return ProfilerAction.ACTIVE
+
+
+class ReferenceHandler(TraceHandler):
+    """Written as for Composer: it collects strings, and gives them out when a window is to be saved."""
+
+    def __init__(self) -> None:
+        self.queue: list[str] = []
+        self.saved: list[tuple[int, list[str]]] = []
+        self.life: list[str] = []
+        self.files: list[Path] = []
+
+    def init(self, state: Any, logger: Any) -> None:
+        self.life.append(f"init {state.run_name}")
+
+    def fit_start(self, state: Any, logger: Any) -> None:
+        self.life.append("fit_start")
+
+    def epoch_start(self, state: Any, logger: Any) -> None:
+        self.life.append(f"epoch_start {int(state.timestamp.epoch)}")
+
+    def epoch_end(self, state: Any, logger: Any) -> None:
+        self.life.append(f"epoch_end {int(state.timestamp.epoch)}")
+
+    def batch_start(self, state: Any, logger: Any) -> None:
+        self.life.append(f"batch_start {int(state.timestamp.batch)}")
+
+    def batch_end(self, state: Any, logger: Any) -> None:
+        del logger
+        self.saved.append((int(state.timestamp.batch), self.queue))
+        self.queue = []
+
+    def fit_end(self, state: Any, logger: Any) -> None:
+        self.life.append("fit_end")
+
+    def close(self, state: Any, logger: Any) -> None:
+        self.life.append(f"close {int(state.timestamp.batch)}")
+
+    def post_close(self) -> None:
+        self.life.append("post_close")
+
+    def process_duration_event(
+        self,
+        name: str,
+        categories: Sequence[str],
+        is_start: bool,
+        timestamp: Timestamp,
+        wall_clock_time_ns: int,
+    ) -> None:
+        self.queue.append(f"{'B' if is_start else 'E'} {name} {','.join(categories)} {timestamp.batch.value}")
+
+    def process_instant_event(
+        self, name: str, categories: Sequence[str], timestamp: Timestamp, wall_clock_time_ns: int
+    ) -> None:
+        self.queue.append(f"i {name}")
+
+    def process_counter_event(
+        self,
+        name: str,
+        categories: Sequence[str],
+        timestamp: Timestamp,
+        wall_clock_time_ns: int,
+        values: Any,
+    ) -> None:
+        self.queue.append(f"C {name} {json.dumps(values)}")
+
+    def process_chrome_json_trace_file(self, filepath: Any) -> None:
+        self.files.append(filepath)
+
+
+def play(profiler: Any) -> None:
+    for _ in range(2):
+        with profiler.marker("m", categories=["a", "b"]):
+            pass
+        profiler.marker("i").instant()
+        profiler.marker("c").counter({"x": 1.5})
+        profiler.step()
+    profiler.record_chrome_json_trace_file("torch.json")
+    profiler.next_epoch()
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_handler_written_for_composer_gets_what_composer_gives_in_composers_form(native: bool) -> None:
+    handler = ReferenceHandler()
+    if native:
+        profiler: Any = tracekit.Profiler(handler, rank=0, run_id="r", record_batches=False)
+    else:
+        profiler = Profiler(always, handler, **QUIET)
+    with profiler:
+        play(profiler)
+    assert handler.saved == [
+        (1, ["B m a,b 0", "E m a,b 0", "i i", 'C c {"x": 1.5}']),
+        (2, ["B m a,b 1", "E m a,b 1", "i i", 'C c {"x": 1.5}']),
+    ]
+    assert handler.files == [Path("torch.json")]
+    assert handler.life == [
+        *("init r", "fit_start", "epoch_start 0", "batch_start 0", "batch_start 1", "batch_start 2"),
+        *("epoch_end 1", "epoch_start 1", "fit_end", "close 2", "post_close"),
+    ]
+    assert profiler.stats.failures == {}
+
+
+def test_run_event_gets_every_event_where_a_handler_has_it_and_super_works_through_the_subclasses() -> None:
+    class Base(TraceHandler):
+        calls: list[str]
+
+        def batch_end(self, state: Any, logger: Any) -> None:
+            self.calls.append("base")
+
+    class Derived(Base):
+        def __init__(self) -> None:
+            self.calls = []
+
+        def run_event(self, event: Any, state: Any, logger: Any) -> None:
+            self.calls.append(event.value)
+            if event == Event.BATCH_END:
+                super().run_event(event, state, logger)
+
+        def batch_end(self, state: Any, logger: Any) -> None:
+            self.calls.append("derived")
+            super().batch_end(state, logger)
+            super().epoch_end(state, logger)  # Composer's own does nothing
+
+    handler = Derived()
+    with tracekit.Profiler(handler, rank=0) as profiler:
+        profiler.step()
+    assert handler.calls == [
+        *("init", "fit_start", "epoch_start", "batch_start", "batch_end", "derived", "base", "batch_start", "fit_end"),
+    ]
+
+
+def test_a_handler_is_told_which_of_its_hooks_nobody_calls(caplog: pytest.LogCaptureFixture) -> None:
+    class Wants(TraceHandler):
+        def before_forward(self, state: Any, logger: Any) -> None:
+            raise AssertionError
+
+    with caplog.at_level(logging.WARNING), tracekit.Profiler(Wants(), rank=0):
+        pass
+    assert "Wants.before_forward will not be called" in caplog.text
+    assert "composer.Callback" in caplog.text
+
+
+def test_what_only_a_trainer_has_is_missing_with_a_reason_and_never_reaches_the_training(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Uploads(TraceHandler):
+        def batch_end(self, state: Any, logger: Any) -> None:
+            assert state.dataloader_len is None
+            assert state.profiler is profiler
+            logger.upload_file("a", "b")
+
+        def epoch_end(self, state: Any, logger: Any) -> None:
+            state.model.eval()
+
+        def close(self, state: Any, logger: Any) -> None:
+            raise RuntimeError("no")
+
+    closed: list[str] = []
+    Uploads.post_close = lambda self: closed.append("post_close")  # type: ignore[method-assign]
+    with tracekit.Profiler(Uploads(), rank=0) as profiler:
+        profiler.step()
+        profiler.next_epoch()
+    assert "the logger has no 'upload_file': no Composer Trainer runs this loop" in caplog.text
+    assert "the state has no 'model'" in caplog.text
+    assert profiler.stats.failures == {"Uploads.batch_end": 1, "Uploads.epoch_end": 1, "Uploads.close": 1}
+    assert closed == []  # as in Composer: only where close did not fail
+
+
+def test_what_init_raises_stops_the_profiler_from_starting() -> None:
+    class NoFolder(TraceHandler):
+        def init(self, state: Any, logger: Any) -> None:
+            raise FileNotFoundError("no folder")
+
+    with pytest.raises(tracekit.HandlerError, match="no folder"):
+        tracekit.Profiler(NoFolder(), rank=0).start()
+
+
+# ---- the profiler ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_usual_calls_of_a_script_for_composer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("psutil", reason="psutil is not installed")
+    monkeypatch.chdir(tmp_path)
+    profiler = Profiler(
+        trace_handlers=[JSONTraceHandler(folder="{run_name}/traces", overwrite=True)],
+        schedule=cyclic_schedule(wait=0, warmup=1, active=2, repeat=1),
+        torch_prof_folder="torch",
+        torch_prof_overwrite=True,
+        torch_prof_memory_filename=None,
+        run_id="r",
+        rank=0,
+    )
+    assert profiler.remote_filenames == []
+    with profiler:
+        for batch in range(4):
+            marker = profiler.marker("train", categories=["mine"])
+            assert isinstance(marker, Marker)
+            marker.start()
+            marker.finish()
+            if batch == 0:
+                profiler.marker("warm", [ProfilerAction.WARMUP]).instant()
+            profiler.step(samples=8)
+        assert profiler.timestamp.sample == Time(32, TimeUnit.SAMPLE)
+        assert profiler.timestamp >= ensure_time("4ba", TimeUnit.BATCH)
+    traces = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json"))
+    assert traces == ["r/traces/ep0-ba0-rank0.json", "torch/rank0.1.pt.trace.json"]
+    events = json.loads((tmp_path / traces[0]).read_text())
+    names = [event["name"] for event in events if event["ph"] in "Xi"]
+    assert sorted(names) == ["train"] * 3 + ["warm"]
+    assert {event["name"] for event in events if event["ph"] == "C"} >= {"host cpu", "process cpu"}
+
+
+def test_a_schedule_written_for_composers_state_decides(caplog: pytest.LogCaptureFixture) -> None:
+    def schedule(state: Any) -> Any:
+        if state.timestamp.batch == 3:
+            return ProfilerAction.SKIP
+        return "ACTIVE" if int(state.timestamp.batch_in_epoch) > 0 else "skip"
+
+    memory = MemoryTraceHandler()
+    with Profiler(schedule, memory, **QUIET) as profiler:
+        for _ in range(4):
+            profiler.marker("m").instant()
+            profiler.step()
+        assert profiler.schedule(type("State", (), {"timestamp": Timestamp(batch=9, batch_in_epoch=9)})) is (
+            ProfilerAction.ACTIVE
+        )
+    assert [int(event.timestamp.batch) for event in memory.events] == [1, 2]
+    assert "failed" not in caplog.text
+
+
+def test_the_schedule_of_a_resumed_profiler_answers_as_it_records() -> None:
+    with Profiler(cyclic_schedule(1, 0, 0, 1), MemoryTraceHandler(), **QUIET) as profiler:
+        profiler.resume_at(Timestamp(batch=3, batch_in_epoch=3))
+        profiler.step()
+        assert profiler.schedule(profiler) is profiler.action is ProfilerAction.ACTIVE_AND_SAVE
+
+
+@pytest.mark.parametrize(
+    ("actions", "recorded"),
+    [
+        ((), []),
+        ([ProfilerAction.ACTIVE], [2, 3]),
+        (["active", "WARMUP"], [1, 2, 3]),
+        ([ProfilerAction.SKIP], [0, 4]),
+        ((ProfilerAction.WARMUP, ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE), [1, 2, 3]),
+    ],
+)
+def test_markers_record_in_the_actions_they_name_and_what_records_in_active_also_in_the_batch_that_is_saved(
+    actions: Any, recorded: list[int]
+) -> None:
+    memory = MemoryTraceHandler()
+    with Profiler(cyclic_schedule(0, 1, 1, 2), memory, **QUIET) as profiler:
+        for _ in range(5):
+            profiler.marker("m", actions, False, False, ["c"]).instant()
+            profiler.step()
+    assert [int(event.timestamp.batch) for event in memory.events] == recorded
+    assert {event.label.categories for event in memory.events} <= {("c",)}
+
+
+def test_the_arguments_become_the_sources_of_tracekit() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("psutil", reason="psutil is not installed")
+
+    def kinds(**arguments: Any) -> list[str]:
+        made = Profiler(always, [], **arguments)
+        sources: list[Source] = made._options["sources"]
+        return [type(source).__name__ for source in sources]
+
+    assert kinds() == ["SystemProfiler", "TorchProfiler"]
+    assert kinds(sys_prof_cpu=False) == ["TorchProfiler"]
+    assert kinds(torch_prof_profile_memory=False, torch_prof_with_flops=False) == ["SystemProfiler"]
+    with pytest.raises(ConfigError, match="with_stack=True"):
+        kinds(torch_prof_memory_filename="memory{batch}.html")
+    with pytest.raises(ConfigError, match="schedule must be a function"):
+        Profiler(5, [])  # type: ignore[arg-type]
+
+
+def test_names_with_composers_fields_and_urls_are_those_of_tracekit() -> None:
+    def template(**arguments: Any) -> Any:
+        return JSONTraceHandler(**arguments)._name.template
+
+    assert template() == "{run_id}/traces/ep{epoch}-ba{batch}-rank{rank}.json"
+    assert template(folder="a/", filename="n{node_rank}-{rank}.json") == "a/n{node}-{rank}.json"
+    assert template(remote_file_name="s3://b/{run_name}/{rank}-{batch}.json").startswith("s3://b/{run_id}/{rank}-")
+    with pytest.raises(ConfigError, match=r"there is no field \{total_wct\}"):
+        template(filename="{total_wct}.json")
+    with pytest.raises(ConfigError, match="num_traces_to_keep"):
+        template(num_traces_to_keep=0)
+    assert template(num_traces_to_keep=1)
+
+
+def test_handlers_can_be_replaced_until_they_are_used() -> None:
+    first, second = MemoryTraceHandler(), MemoryTraceHandler()
+    profiler = Profiler(always, first, **QUIET)
+    assert profiler.trace_handlers == [first]
+    profiler.trace_handlers = [second]
+    with profiler:
+        profiler.marker("m").instant()
+    assert (len(first.events), len(second.events)) == (0, 1)
+    with pytest.raises(ConfigError, match="before the profiler is used"):
+        profiler.trace_handlers = first
+    with pytest.raises(AttributeError):
+        profiler._nothing_of_this_name  # noqa: B018
+
+
+def test_samples_are_counted_over_all_ranks_as_in_composer() -> None:
+    assert Profiler(always, [], **QUIET).counts == "global"
+
+
+def test_every_name_of_composers_profiler_is_there() -> None:
+    named = {"Marker", "Profiler", "ProfilerAction", "TraceHandler", "cyclic_schedule", "JSONTraceHandler"}
+    assert named | {"Time", "TimeUnit", "Timestamp", "ensure_time"} <= set(composer.__all__)
+    assert all(hasattr(composer, name) for name in composer.__all__ if name != "TracekitCallback")
+    with pytest.raises(AttributeError, match="nothing"):
+        composer.nothing  # noqa: B018
+
+
+def test_without_composer_the_callback_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "composer.core", None)
+    monkeypatch.delitem(sys.modules, "tracekit.integrations.composer.callback", raising=False)
+    with pytest.raises(ImportError, match="pip install mosaicml"):
+        importlib.import_module("tracekit.integrations.composer").TracekitCallback  # noqa: B018

@@ -1,0 +1,45 @@
+"""What a script for Composer's profiler imports, recording with tracekit: changing the import is the migration.
+
+* Under ``composer.Trainer``, ``Trainer(profiler=Profiler(...))`` with the `Profiler` of this module, or, for a profiler of
+  tracekit itself, ``Trainer(callbacks=[TracekitCallback(profiler)])``.
+* In any other loop, `Profiler` is used in a ``with`` block and told of every batch by ``profiler.step(...)``; Composer need
+  not be installed.
+
+The names are Composer's, with its arguments in its order. `examples/coming_from/composer.md` says name by name what became of
+each, and what is better left behind.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tracekit.integrations.composer.handler import Event, TraceHandler
+from tracekit.integrations.composer.profiler import JSONTraceHandler, Profiler, cyclic_schedule
+from tracekit.recording.marker import Marker
+from tracekit.recording.schedule import ProfilerAction
+from tracekit.timestamp import Time, Timestamp, TimeUnit, ensure_time
+
+if TYPE_CHECKING:
+    from tracekit.integrations.composer.callback import TracekitCallback
+
+__all__ = [
+    "Event",
+    "JSONTraceHandler",
+    "Marker",
+    "Profiler",
+    "ProfilerAction",
+    "Time",
+    "TimeUnit",
+    "Timestamp",
+    "TraceHandler",
+    "TracekitCallback",
+    "cyclic_schedule",
+    "ensure_time",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "TracekitCallback":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module("tracekit.integrations.composer.callback").TracekitCallback

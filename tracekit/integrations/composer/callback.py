@@ -1,0 +1,149 @@
+"""TracekitCallback: binds a profiler of tracekit to the State and the events of Composer's Trainer."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.integrations.batches import samples_in, tokens_in
+from tracekit.integrations.composer.handler import TraceHandler
+from tracekit.recording.lifecycle import DEFAULT_ACTIONS
+from tracekit.recording.schedule import ProfilerAction
+from tracekit.timestamp import Timestamp
+
+try:
+    from composer.core import Callback, Event
+except ImportError as error:
+    raise ImportError(
+        "TracekitCallback records a Trainer of Composer, which cannot be imported here; pip install mosaicml"
+    ) from error
+
+if TYPE_CHECKING:
+    from tracekit.recording.marker import Marker
+    from tracekit.recording.profiler import Profiler
+
+__all__ = ["TracekitCallback"]
+
+_LONG: Final = {"fit", "iteration", "epoch"}
+"""What begins before a recording window and ends after it; recorded always, as Composer does."""
+
+
+class TracekitCallback(Callback):  # type: ignore[misc]
+    """Records a Composer Trainer: ``Trainer(..., callbacks=[TracekitCallback(profiler)])``.
+
+    Every pair of events becomes a slice by Composer's name, ``event/forward`` and so on, one inside the other, also where an
+    exception or a retry (automatic microbatching, which Composer refuses to its own profiler) keeps the second event of a pair
+    from coming. The `Timestamp` is Composer's: iterations, epochs, batches and wall-clock times always; samples and tokens with
+    ``Profiler(counts="global")``, because Composer counts those of all ranks. With ``counts="rank"`` they are counted in this
+    rank's batches; of a resumed run, what came before is Composer's number divided by the number of ranks.
+
+    A profiler that does not run yet is started with the Trainer's first event and stopped with the last (`Trainer.close`, or
+    the end of the process, also by an exception); one in a ``with`` block of yours is left running.
+
+    Args:
+        profiler: The profiler.
+        slices: Whether the pairs of events become slices.
+    """
+
+    def __init__(self, profiler: Profiler, *, slices: bool = True) -> None:
+        super().__init__()
+        self._profiler = profiler
+        self._slices = slices
+        self._seen = False
+        self._is_mine = False
+        self._open: list[tuple[str, Marker]] = []
+        self._batch_sizes = (0, 0)
+
+    def run_event(self, event: Event, state: Any, logger: Any) -> None:
+        """Take any event of the Trainer."""
+        if not self._seen:
+            self._seen = True
+            self._first_event(state, logger)
+        try:
+            if self._slices and event.is_after_event:
+                self._end(event.canonical_name)
+            follow = getattr(self, f"_on_{event.value}", None)
+            if follow is not None:
+                follow(state)
+            if self._slices and event.is_before_event:
+                self._begin(event.canonical_name)
+        except Exception as error:  # noqa: BLE001 - a failure of the recording must not end the training
+            self._profiler.report_failure("TracekitCallback", error)
+
+    def close(self, state: Any, logger: Any) -> None:
+        """End what is open, and the recording where it began here."""
+        while self._open:
+            self._open.pop()[1].finish()
+        if self._is_mine:
+            # Of an exception that is on its way the handlers are told; a flight recorder writes then.
+            self._profiler.__exit__(*sys.exc_info())
+
+    def _first_event(self, state: Any, logger: Any) -> None:
+        for handler in self._profiler.trace_handlers:
+            if isinstance(handler, TraceHandler):
+                handler.bind(state, logger, Event)
+        if not self._profiler.started:
+            self._profiler.start()
+            self._is_mine = True
+
+    # ---- training time ------------------------------------------------------------------------------------------------
+
+    def _on_after_load(self, state: Any) -> None:
+        self._agree(state)
+
+    def _on_fit_start(self, state: Any) -> None:
+        self._agree(state)
+
+    def _on_batch_start(self, state: Any) -> None:
+        self._batch_sizes = samples_in(state.batch), tokens_in(state.batch)
+
+    def _on_batch_end(self, state: Any) -> None:
+        theirs, ours = state.timestamp, self._profiler.timestamp
+        samples, tokens = self._batch_sizes
+        if self._profiler.counts == "global":
+            samples, tokens = int(theirs.sample) - int(ours.sample), int(theirs.token) - int(ours.token)
+        self._profiler.step(samples, tokens, theirs.batch_wct)
+        self._agree(state)
+
+    def _on_epoch_end(self, state: Any) -> None:
+        self._profiler.next_epoch()
+        self._agree(state)
+
+    def _on_iteration_end(self, state: Any) -> None:
+        self._profiler.next_iteration()
+        self._agree(state)
+
+    def _agree(self, state: Any) -> None:
+        """Take Composer's training time where ours is another: of a checkpoint, or of a second ``fit``."""
+        ours = self._profiler.timestamp
+        theirs = Timestamp.from_state_dict(state.timestamp.state_dict())
+        if self._profiler.counts != "global":
+            known = ours if int(ours.batch) else _per_rank(theirs, self._profiler.process.world_size)
+            theirs = theirs.copy(**{name: getattr(known, name) for name in _COUNTED})
+        if theirs != ours:
+            self._profiler.resume_at(theirs)
+
+    # ---- slices -------------------------------------------------------------------------------------------------------
+
+    def _begin(self, name: str) -> None:
+        self._end(name)  # where an exception has kept the event from coming that ends it
+        actions = ProfilerAction if name in _LONG else DEFAULT_ACTIONS
+        marker = self._profiler.marker(f"event/{name}", actions=actions)
+        marker.start()
+        self._open.append((name, marker))
+
+    def _end(self, name: str) -> None:
+        """End the slice of that name, and what is still open inside of it."""
+        if any(name == opened for opened, _ in self._open):
+            while True:
+                opened, marker = self._open.pop()
+                marker.finish()
+                if opened == name:
+                    return
+
+
+_COUNTED: Final = ("sample", "token", "token_in_iteration", "sample_in_epoch", "token_in_epoch")
+
+
+def _per_rank(timestamp: Timestamp, ranks: int) -> Timestamp:
+    return timestamp.copy(**{name: int(getattr(timestamp, name)) // ranks for name in _COUNTED})

@@ -1,0 +1,256 @@
+"""Composer's Profiler, cyclic_schedule and JSONTraceHandler by name and arguments, recording with tracekit."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.errors import ConfigError
+from tracekit.handlers import chrome_json
+from tracekit.handlers.base import TraceHandler
+from tracekit.integrations.composer.state import LoopState, as_action
+from tracekit.recording import schedule as schedules
+from tracekit.recording.lifecycle import DEFAULT_ACTIONS
+from tracekit.recording.on_demand import OnDemand
+from tracekit.recording.profiler import Profiler as Recorder
+from tracekit.recording.schedule import CyclicSchedule, ProfilerAction
+from tracekit.sources.system import SystemProfiler
+from tracekit.sources.torch_profiler import TorchProfiler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from types import TracebackType
+
+    from tracekit.recording.marker import Marker
+    from tracekit.recording.source import Source
+    from tracekit.timestamp import Timestamp
+
+__all__ = ["JSONTraceHandler", "Profiler", "cyclic_schedule"]
+
+_FIELDS: Final = {"{run_name}": "{run_id}", "{node_rank}": "{node}"}
+"""The fields of Composer's file names that have another name in tracekit's."""
+_OWN_CALLBACK: Final = "callback/TracekitCallback/"
+
+
+def cyclic_schedule(
+    skip_first: int = 0, wait: int = 0, warmup: int = 1, active: int = 4, repeat: int = 1
+) -> CyclicSchedule:
+    """Return `tracekit.cyclic_schedule` of the same arguments, which may be given by position here."""
+    return schedules.cyclic_schedule(skip_first=skip_first, wait=wait, warmup=warmup, active=active, repeat=repeat)
+
+
+def JSONTraceHandler(  # noqa: N802 - Composer's name
+    folder: str = "{run_name}/traces",
+    filename: str = "ep{epoch}-ba{batch}-rank{rank}.json",
+    remote_file_name: str | None = "{run_name}/traces/ep{epoch}-ba{batch}-rank{rank}.json",
+    merged_trace_filename: str | None = "merged_trace.json",
+    merged_trace_remote_file_name: str | None = "{run_name}/traces/merged_trace.json",
+    *,
+    overwrite: bool = False,
+    num_traces_to_keep: int = -1,
+) -> chrome_json.JSONTraceHandler:
+    """Return the `tracekit.JSONTraceHandler` for Composer's arguments.
+
+    Args:
+        folder: Folder of the files; other files in it do not matter.
+        filename: Name of the files in it. ``{epoch}`` and ``{batch}`` are those that the window began with.
+        remote_file_name: A URL (``s3://...``) is where the traces go instead of the folder; any other name is not needed.
+        merged_trace_filename: Merging is left to ``tracekit merge``, which does not hold the training up.
+        merged_trace_remote_file_name: The same.
+        overwrite: Without effect: no file is ever replaced, a taken name gets the next number.
+        num_traces_to_keep: Keep only this many files, above 0; -1 keeps all. For local files.
+    """
+    del merged_trace_filename, merged_trace_remote_file_name, overwrite
+    name = _file_name(folder, filename, remote_file_name)
+    keep = None if num_traces_to_keep < 0 or "://" in name else num_traces_to_keep
+    return chrome_json.JSONTraceHandler(name, num_traces_to_keep=keep)
+
+
+def _file_name(folder: str, filename: str, remote: str | None) -> str:
+    """Return a name as tracekit takes it: where the file goes in the end."""
+    name = remote if remote is not None and "://" in remote else f"{folder.rstrip('/')}/{filename}"
+    for theirs, ours in _FIELDS.items():
+        name = name.replace(theirs, ours)
+    return name
+
+
+class Profiler:
+    """Composer's Profiler by its arguments; what records is a `tracekit.Profiler`.
+
+    For ``composer.Trainer(profiler=...)``, which starts it, tells it of every event and stops it; or for a loop of one's own,
+    in a ``with`` block, where it also has everything that `tracekit.Profiler` has (``step``, ``next_epoch``, ``iterate`` ...).
+    The samples and tokens of its `Timestamp` are those of all ranks together, as in Composer.
+
+    Args:
+        schedule: `cyclic_schedule`, or any function of the state that returns an action.
+        trace_handlers: One handler or several: of this module, or of tracekit.
+        sys_prof_cpu, sys_prof_memory, sys_prof_disk, sys_prof_net: What `tracekit.SystemProfiler` records of the host. The
+            process is recorded as well, if any of them is.
+        sys_prof_stats_thread_interval_seconds: Seconds between its samples.
+        torch_prof_folder, torch_prof_filename: Where `tracekit.TorchProfiler` writes.
+        torch_prof_remote_file_name: A URL is where it writes instead.
+        torch_prof_memory_filename, torch_prof_memory_remote_file_name: The same for its memory timelines.
+        torch_prof_overwrite: Without effect: no file is ever replaced.
+        torch_prof_use_gzip: Compress its traces.
+        torch_prof_record_shapes, torch_prof_profile_memory, torch_prof_with_stack, torch_prof_with_flops: What it records;
+            with none of them it does not run.
+        torch_prof_num_traces_to_keep: Without effect, as in Composer; torch's traces are kept.
+        **options: Anything else that `tracekit.Profiler` takes.
+
+    Raises:
+        ConfigError: An argument is wrong.
+        MissingExtraError: psutil or torch, which the arguments ask for, is not installed.
+    """
+
+    def __init__(
+        self,
+        schedule: Callable[[Any], Any],
+        trace_handlers: TraceHandler | Sequence[TraceHandler],
+        sys_prof_cpu: bool = True,
+        sys_prof_memory: bool = False,
+        sys_prof_disk: bool = False,
+        sys_prof_net: bool = False,
+        sys_prof_stats_thread_interval_seconds: float = 0.5,
+        torch_prof_folder: str = "{run_name}/torch_traces",
+        torch_prof_filename: str = "rank{rank}.{batch}.pt.trace.json",
+        torch_prof_remote_file_name: str | None = None,
+        torch_prof_memory_filename: str | None = None,
+        torch_prof_memory_remote_file_name: str | None = None,
+        torch_prof_overwrite: bool = False,
+        torch_prof_use_gzip: bool = False,
+        torch_prof_record_shapes: bool = False,
+        torch_prof_profile_memory: bool = True,
+        torch_prof_with_stack: bool = False,
+        torch_prof_with_flops: bool = True,
+        torch_prof_num_traces_to_keep: int = -1,
+        **options: Any,
+    ) -> None:
+        del torch_prof_overwrite, torch_prof_num_traces_to_keep
+        if not callable(schedule):
+            raise ConfigError(
+                f"schedule must be a function of the state, such as cyclic_schedule(...), not {schedule!r}"
+            )
+        sources: list[Source] = []
+        if sys_prof_cpu or sys_prof_memory or sys_prof_disk or sys_prof_net:
+            sources.append(
+                SystemProfiler(
+                    sys_prof_stats_thread_interval_seconds,
+                    cpu=sys_prof_cpu,
+                    memory=sys_prof_memory,
+                    disk=sys_prof_disk,
+                    network=sys_prof_net,
+                )
+            )
+        torch_options: dict[str, Any] = {
+            "record_shapes": torch_prof_record_shapes,
+            "profile_memory": torch_prof_profile_memory,
+            "with_stack": torch_prof_with_stack,
+            "with_flops": torch_prof_with_flops,
+        }
+        if any(torch_options.values()):
+            name = _file_name(torch_prof_folder, torch_prof_filename, torch_prof_remote_file_name)
+            memory = torch_prof_memory_filename and _file_name(
+                torch_prof_folder, torch_prof_memory_filename, torch_prof_memory_remote_file_name
+            )
+            suffix = ".gz" if torch_prof_use_gzip and not name.endswith(".gz") else ""
+            sources.append(TorchProfiler(name + suffix, memory_timeline=memory, **torch_options))
+        self._schedule = schedule
+        self._real_state: Any = None
+        self._handlers = _listed(trace_handlers)
+        options.setdefault("sources", sources)
+        options.setdefault("counts", "global")
+        options.setdefault("record_batches", False)  # under the Trainer there is a slice "event/batch"
+        self._options = options
+        self._recorder: Recorder | None = None
+        self.remote_filenames: list[str] = []  # for the Trainer: nothing that its uploaders would have to do
+
+    @property
+    def recorder(self) -> Recorder:
+        """The profiler of tracekit, made when it is first asked for: under the Trainer it is named after the Trainer's run."""
+        if self._recorder is None:
+            mine = self._schedule if isinstance(self._schedule, CyclicSchedule | OnDemand) else self._decide
+            self._recorder = Recorder(self._handlers, mine, **self._options)
+        return self._recorder
+
+    # ---- as in Composer -----------------------------------------------------------------------------------------------
+
+    def bind_to_state(self, state: Any) -> None:
+        """Record a Trainer; which calls this itself.
+
+        Args:
+            state: Composer's State.
+        """
+        self._real_state = state
+        self._options.setdefault("run_id", getattr(state, "run_name", None))
+        callback = importlib.import_module("tracekit.integrations.composer.callback").TracekitCallback
+        # Composer's engine asks this profiler for the markers of its events.
+        state.callbacks.append(callback(self.recorder, slices=False))
+
+    @property
+    def state(self) -> Any:
+        """Composer's State under the Trainer, else None."""
+        return self._real_state
+
+    @property
+    def trace_handlers(self) -> list[TraceHandler]:
+        """The trace handlers; they can be replaced until the recording starts."""
+        return self._handlers
+
+    @trace_handlers.setter
+    def trace_handlers(self, handlers: TraceHandler | Sequence[TraceHandler]) -> None:
+        if self._recorder is not None:
+            raise ConfigError("the trace handlers can be replaced before the profiler is used only")
+        self._handlers[:] = _listed(handlers)
+
+    def schedule(self, state: Any) -> ProfilerAction:
+        """Return what the schedule says for a state."""
+        if isinstance(self._schedule, CyclicSchedule | OnDemand):
+            assert self.recorder.schedule is not None
+            return self.recorder.schedule(state.timestamp)  # which counts from where the run was resumed
+        return as_action(self._schedule(state))
+
+    def marker(
+        self,
+        name: str,
+        actions: Iterable[Any] = DEFAULT_ACTIONS,
+        record_instant_on_start: bool = False,
+        record_instant_on_finish: bool = False,
+        categories: Sequence[str] = (),
+    ) -> Marker:
+        """Return the marker of that name; Composer's arguments in its order.
+
+        A marker that records in ACTIVE records in ACTIVE_AND_SAVE, too: Composer's engine forgets to ask for it. Of tracekit's
+        own callback, which the engine times like any other, nothing is recorded.
+        """
+        wanted = frozenset(map(as_action, () if name.startswith(_OWN_CALLBACK) else actions))
+        if ProfilerAction.ACTIVE in wanted:
+            wanted |= {ProfilerAction.ACTIVE_AND_SAVE}
+        return self.recorder.marker(name, categories, wanted, record_instant_on_start, record_instant_on_finish)
+
+    def record_chrome_json_trace_file(self, filepath: str) -> None:
+        """Tell every trace handler of a finished Chrome JSON trace of this process."""
+        self.recorder.record_chrome_json_trace_file(filepath)
+
+    # ---- as in tracekit -----------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Profiler:
+        self.recorder.start()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.recorder.__exit__(exc_type, exc, traceback)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self.recorder, name)
+
+    def _decide(self, timestamp: Timestamp) -> ProfilerAction:
+        """Ask a schedule that was written for Composer's State."""
+        return as_action(self._schedule(LoopState(timestamp, str(self._options.get("run_id") or ""), self._real_state)))
+
+
+def _listed(handlers: TraceHandler | Sequence[TraceHandler]) -> list[TraceHandler]:
+    return [handlers] if isinstance(handlers, TraceHandler) else list(handlers)
