@@ -301,6 +301,19 @@ def test_markers_record_in_the_actions_they_name_and_what_records_in_active_also
     assert {event.label.categories for event in memory.events} <= {("c",)}
 
 
+def test_the_first_call_decides_about_a_marker_as_the_start_and_the_finish_of_a_slice_are_asked_for_differently() -> (
+    None
+):
+    memory = MemoryTraceHandler()
+    with Profiler(always, memory, **QUIET) as profiler:
+        profiler.marker("m", [ProfilerAction.ACTIVE], categories=["a"]).start()
+        profiler.marker("m", [ProfilerAction.SKIP]).finish()
+        profiler.marker("m", categories=["b"]).instant()
+        profiler.marker("callback/TracekitCallback/event/fit_end", [ProfilerAction.ACTIVE]).instant()
+    kinds = [(type(event).__name__, event.label.categories) for event in memory.events]
+    assert kinds == [("SliceBegin", ("a",)), ("SliceEnd", ("a",)), ("Instant", ("b",))]
+
+
 def test_the_arguments_become_the_sources_of_tracekit() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("psutil", reason="psutil is not installed")

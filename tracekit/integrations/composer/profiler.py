@@ -162,6 +162,7 @@ class Profiler:
         options.setdefault("record_batches", False)  # under the Trainer there is a slice "event/batch"
         self._options = options
         self._recorder: Recorder | None = None
+        self._markers: dict[str, Marker] = {}
         self.remote_filenames: list[str] = []  # for the Trainer: nothing that its uploaders would have to do
 
     @property
@@ -219,13 +220,24 @@ class Profiler:
     ) -> Marker:
         """Return the marker of that name; Composer's arguments in its order.
 
-        A marker that records in ACTIVE records in ACTIVE_AND_SAVE, too: Composer's engine forgets to ask for it. Of tracekit's
-        own callback, which the engine times like any other, nothing is recorded.
+        As in Composer, a name's first call decides when it records and about its instants, for its engine asks for the start and
+        the finish of one slice with different arguments. Other categories make a marker of their own; none are those of the
+        first call. A marker that records in ACTIVE records in ACTIVE_AND_SAVE, too, which the engine forgets to ask for. Of
+        tracekit's own callback, which it times like any other, nothing is recorded.
         """
-        wanted = frozenset(map(as_action, () if name.startswith(_OWN_CALLBACK) else actions))
-        if ProfilerAction.ACTIVE in wanted:
-            wanted |= {ProfilerAction.ACTIVE_AND_SAVE}
-        return self.recorder.marker(name, categories, wanted, record_instant_on_start, record_instant_on_finish)
+        known = self._markers.get(name)
+        if known is None:
+            wanted = frozenset(map(as_action, () if name.startswith(_OWN_CALLBACK) else actions))
+            if ProfilerAction.ACTIVE in wanted:
+                wanted |= {ProfilerAction.ACTIVE_AND_SAVE}
+            known = self._markers[name] = self.recorder.marker(
+                name, categories, wanted, record_instant_on_start, record_instant_on_finish
+            )
+        elif categories and tuple(categories) != known.categories:
+            return self.recorder.marker(
+                name, categories, known.actions, known.record_instant_on_start, known.record_instant_on_finish
+            )
+        return known
 
     def record_chrome_json_trace_file(self, filepath: str) -> None:
         """Tell every trace handler of a finished Chrome JSON trace of this process."""

@@ -1,0 +1,70 @@
+"""Puts Composer into ``.cache/composer-VERSION`` of the repository, once, beside the torch that the tests use.
+
+Its last release allows torch up to 2.7 only, so it cannot be installed with everything else; it runs with the torch of today all
+the same. It is installed without what it requires, and with the few packages that it imports and the tests do not have.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from typing import TYPE_CHECKING
+
+from tests.perfetto.install import CACHE, UnavailableError, _folder_that_appears_whole, _only_one_at_a_time
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COMPOSER = "mosaicml==0.32.1"
+# torchvision's compiled part does not fit any build of torch; what Composer imports of it is Python.
+BESIDE_IT = (
+    *("coolname", "importlib-metadata", "pillow", "py-cpuinfo", "pytorch-ranger", "tabulate"),
+    *("torch-optimizer", "torchvision==0.29.2", "zipp"),
+)
+
+PREFACE = '''"""Import this before Composer."""
+
+import torch
+
+# torchvision describes these two operators of its compiled part, which is not loaded.
+OPERATORS = torch.library.Library("torchvision", "DEF")
+for name in ("nms", "qnms"):
+    OPERATORS.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+'''
+
+CLIENT = '"""Stands for the client of a hosted service, which Composer imports and uses nowhere else."""\n'
+
+
+def composer_library() -> Path:
+    """Return the folder to put on the path of a process that imports ``composer_preface`` and then Composer.
+
+    Raises:
+        UnavailableError: It cannot be installed here.
+    """
+    folder = CACHE.parent / COMPOSER.replace("mosaicml==", "composer-")
+    with _only_one_at_a_time():
+        if not folder.is_dir():
+            with _folder_that_appears_whole(folder) as unfinished:
+                _install(unfinished)
+                (unfinished / "composer_preface.py").write_text(PREFACE, encoding="utf-8")
+                (unfinished / "mcli.py").write_text(CLIENT, encoding="utf-8")
+    return folder
+
+
+def _install(folder: Path) -> None:
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--target", str(folder)]
+    with tempfile.TemporaryFile("w+") as said:
+        done = subprocess.run(
+            [*command, COMPOSER, *BESIDE_IT],
+            env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            timeout=600,
+            check=False,
+        )
+        said.seek(0)
+        if done.returncode != 0:
+            raise UnavailableError(f"{COMPOSER} cannot be installed: {' | '.join(said.read().splitlines()[-3:])}")
