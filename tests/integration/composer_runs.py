@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import runpy
 import sys
 from collections import Counter
 from pathlib import Path
@@ -228,9 +229,15 @@ def retried() -> list[str]:
     return [("+" if type(event).__name__ == "SliceBegin" else "-") + event.label.name for event in memory.events]
 
 
+def example() -> list[str]:
+    """The example, as a script."""
+    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "composer_trainer.py"), run_name="__main__")
+    return sorted(map(str, Path("traces").glob("*/*.json")))
+
+
 if __name__ == "__main__":
     said = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):
-        results = {run.__name__: run() for run in (handlers, windows, callback, failing, retried)}
+        results = {run.__name__: run() for run in (handlers, windows, callback, failing, retried, example)}
     assert Path("first.json").is_file()
     json.dump(results, said)

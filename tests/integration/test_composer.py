@@ -158,3 +158,12 @@ def test_a_pass_that_is_begun_again_stands_beside_the_first_and_not_inside(runs:
         *(f"+{batch}", f"+{forward}", f"-{forward}", f"-{batch}"),
         *(f"+{batch}", f"+{forward}", f"-{forward}", f"-{batch}"),
     ]
+
+
+def test_the_example_opens(runs: tuple[Path, Any], engine: Engine) -> None:
+    folder, seen = runs
+    merge_traces(str(folder / "example.json"), [str((folder / seen["example"][0]).parent)])
+    with engine.load(folder / "example.json") as trace:
+        assert trace.errors() == []
+        assert trace.scalar("select count(*) from slice where name = 'event/batch'") == 2 * 5
+        assert trace.scalar("select count(*) from slice where name glob 'ProfilerStep#*'") == 2 * 4

@@ -92,6 +92,7 @@ DOORS = {
         "tracekit.recording.compiling",
         "tracekit.sources.torch_profiler",
     },
+    "transformers": {"tracekit.integrations.transformers"},
 }
 
 # What `import tracekit` must not cost anybody.
@@ -112,6 +113,7 @@ HEAVY = [
     "pynvml",
     "rich",
     "torch",
+    "transformers",
 ]
 
 

@@ -320,6 +320,18 @@ def test_a_profiler_that_already_runs_can_count_on_from_a_checkpoint() -> None:
     assert (int(now.epoch), int(now.batch), int(now.batch_in_epoch), int(now.sample)) == (1, 14, 4, 140)
 
 
+def test_the_batch_that_runs_begins_where_a_profiler_is_told_to_count_on() -> None:
+    clock, memory = FakeClock(), MemoryTraceHandler()
+    with profiler(memory, clock=clock.clock, record_batches=True) as one:
+        clock.advance(5_000_000_000)  # the framework sets itself up
+        one.resume_at(one.timestamp)
+        clock.advance(1_000_000_000)
+        one.step()
+    ((begin, end),) = memory.slices
+    assert end.wall_clock_time_ns - begin.wall_clock_time_ns == 1_000_000_000
+    assert one.timestamp.total_wct == timedelta(seconds=1)
+
+
 def test_a_profiler_that_is_not_started_yet_starts_where_it_is_told() -> None:
     calls = Calls()
     one = profiler(calls)

@@ -377,13 +377,15 @@ class Profiler:
         """Count on from the training time of a checkpoint, where that is learnt after the profiler was made.
 
         What ``Profiler(timestamp=...)`` does, for the frameworks that load a checkpoint inside of their own loop. A schedule
-        of tracekit counts from there as well. A recording window that is open stays open.
+        of tracekit counts from there as well, and the batch that runs begins now: what came before was not training. A recording
+        window that is open stays open.
         """
         self._timestamp = timestamp
         if isinstance(self._schedule, CyclicSchedule | OnDemand):
             self._schedule = self._schedule.resumed_at(timestamp)
         if self._state == "started":
-            self._timestamps.append(self._clock.monotonic_ns(), timestamp)
+            self._batch_start_ns = self._clock.monotonic_ns()
+            self._timestamps.append(self._batch_start_ns, timestamp)
             action = self._decide()
             if action is not self._action:
                 self._pass_to(self._action, action)

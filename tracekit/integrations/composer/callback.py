@@ -93,6 +93,8 @@ class TracekitCallback(Callback):  # type: ignore[misc]
 
     def _on_fit_start(self, state: Any) -> None:
         self._agree(state)
+        if not int(state.timestamp.batch):  # the first batch begins here
+            self._profiler.resume_at(self._profiler.timestamp)
 
     def _on_batch_start(self, state: Any) -> None:
         self._batch_sizes = samples_in(state.batch), tokens_in(state.batch)

@@ -1,0 +1,148 @@
+"""Loops with a real Accelerator and tracekit's recorder; prints what was seen as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections import Counter
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from tracekit import JSONTraceHandler, MemoryTraceHandler, Profiler, marker
+from tracekit.integrations.accelerate import AcceleratorRecorder
+
+TOKENS = 4  # of each sample
+
+
+class Texts(Dataset[Any]):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        with marker("read"):
+            return {"input_ids": torch.arange(TOKENS), "target": torch.ones(1)}
+
+
+class Loop:
+    """Of 22 samples in batches of 4, two of them a step of the optimizer: 3 steps an epoch."""
+
+    def __init__(self, counts: str = "rank", name: str = "loop", prepared_before: bool = False) -> None:
+        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+        self.memory = MemoryTraceHandler()
+        handlers = [JSONTraceHandler(f"{name}/rank0.json"), self.memory]
+        self.profiler = Profiler(handlers, counts=counts, rank=0, run_id=name)
+        if prepared_before:
+            self.prepare()
+        self.recorder = AcceleratorRecorder(self.accelerator, self.profiler)
+        if not prepared_before:
+            self.prepare()
+
+    def prepare(self, workers: int = 1) -> None:
+        model = nn.Sequential(nn.Embedding(10, 2), nn.Flatten(), nn.Linear(2 * TOKENS, 1))
+        self.model, self.optimizer, self.loader, self.eval_loader = self.accelerator.prepare(
+            model,
+            torch.optim.SGD(model.parameters(), 0.1),
+            DataLoader(Texts(22), batch_size=4, num_workers=workers),
+            DataLoader(Texts(22), batch_size=11),
+        )
+
+    def epoch(self, stop_after: int = -1) -> None:
+        self.model.train()
+        for number, batch in enumerate(self.loader, 1):
+            with self.accelerator.accumulate(self.model):
+                loss = (self.model(batch["input_ids"]) - batch["target"]).square().mean()
+                self.accelerator.backward(loss)
+                self.accelerator.clip_grad_norm_(self.model.parameters(), 1.0)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            if number == stop_after:
+                break
+            if number == 4:
+                self.evaluate()
+
+    def evaluate(self) -> None:
+        self.model.eval()
+        with torch.no_grad():
+            for batch in self.eval_loader:
+                self.model(batch["input_ids"])
+        self.model.train()
+
+    def seen(self) -> dict[str, Any]:
+        now = self.profiler.timestamp
+        return {
+            "slices": Counter(begin.label.name for begin, _ in self.memory.slices),
+            "time": [int(now.epoch), int(now.batch), int(now.sample), int(now.token), int(now.batch_in_epoch)],
+            "failures": dict(self.profiler.stats.failures),
+        }
+
+
+def whole(**options: Any) -> dict[str, Any]:
+    loop = Loop(**options)
+    recorded = type(loop.loader)
+    with loop.profiler, loop.recorder:
+        loop.epoch()
+        loop.epoch()
+    left = {
+        "hooks": len(loop.model._forward_hooks) + len(loop.optimizer.optimizer._optimizer_step_post_hooks),
+        "class": type(loop.loader) is recorded or not issubclass(recorded, type(loop.loader)),
+        "methods": [name for name in ("prepare", "backward", "save_state") if name in vars(loop.accelerator)],
+    }
+    return {**loop.seen(), "left": left}
+
+
+def broken_off() -> dict[str, Any]:
+    """Epochs that a limit of steps ends, and one with nothing but an evaluation."""
+    loop = Loop(name="broken-off")
+    with loop.profiler, loop.recorder:
+        loop.epoch(stop_after=3)  # the third batch is accumulated, and no step is made of it
+        loop.evaluate()
+        loop.epoch(stop_after=2)
+        return loop.seen()
+
+
+def resumed() -> dict[str, Any]:
+    """A checkpoint, and a second run that goes on from it."""
+    first = Loop(name="first")
+    with first.profiler, first.recorder:
+        first.accelerator.register_for_checkpointing(first.recorder)
+        first.epoch()
+        first.accelerator.save_state("checkpoint")
+    saved = Counter(begin.label.name for begin, _ in first.memory.slices)["save checkpoint"]
+    second = Loop(name="second")
+    with second.profiler, second.recorder:
+        second.accelerator.register_for_checkpointing(second.recorder)
+        second.accelerator.load_state("checkpoint")
+        second.epoch()
+    first_batch = min(int(begin.timestamp.batch) for begin, _ in second.memory.slices if begin.label.name == "forward")
+    return {**second.seen(), "first batch": first_batch, "saved": saved}
+
+
+def failing() -> list[Any]:
+    loop = Loop(name="failing")
+    with contextlib.suppress(KeyError), loop.profiler, loop.recorder:
+        for batch in loop.loader:
+            loop.accelerator.backward(loop.model(batch["input_ids"]).mean())
+            loop.model(batch["missing"])
+    kinds = [type(event).__name__ for event in loop.memory.events]
+    return [kinds.count("SliceBegin") - kinds.count("SliceEnd"), loop.seen()["failures"]]
+
+
+if __name__ == "__main__":
+    said = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr):
+        results = {
+            "whole": whole(),
+            "global, prepared before": whole(counts="global", name="global", prepared_before=True),
+            "broken off": broken_off(),
+            "resumed": resumed(),
+            "failing": failing(),
+        }
+    json.dump(results, said)

@@ -1,0 +1,107 @@
+"""Loops with a real Accelerator, recorded by one line; on one process, and the example on two."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tracekit import merge_traces
+
+if TYPE_CHECKING:
+    from tests.perfetto import Engine
+
+SCRIPT = Path(__file__).with_name("accelerate_runs.py")
+ROOT = SCRIPT.parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TRACEKIT_RUN_ID": "example"}
+
+
+def run(folder: Path, *command: str) -> str:
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    # -W: the warnings of accelerate are its own; tracekit warns by its log.
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", *command],
+        cwd=folder,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """The folder in which the loops have left their traces, and what they saw."""
+    folder = tmp_path_factory.mktemp("accelerate")
+    return folder, json.loads(run(folder, str(SCRIPT)))
+
+
+@pytest.mark.parametrize("name", ["whole", "global, prepared before"])
+def test_one_line_records_every_part_of_the_loop_and_leaves_everything_as_it_was(
+    runs: tuple[Path, Any], name: str
+) -> None:
+    seen = runs[1][name]
+    assert seen["slices"] == {
+        "dataloader": 2 * (6 + 1) + 2 * (2 + 1),  # each pass also waits for its end
+        "forward": 12,
+        "backward": 12,
+        "clip gradients": 12,
+        "optimizer": 6,
+        "batch": 6,
+        "eval forward": 4,
+        "read": 44,  # of the evaluations; the training's are in the trace of its worker
+    }
+    assert seen["time"] == [2, 6, 44, 44 * 4, 0]  # of the evaluations nothing is counted
+    assert seen["failures"] == {}
+    assert seen["left"] == {"hooks": 0, "class": False, "methods": []}
+
+
+def test_the_trace_opens_with_the_workers_of_the_data_loader(runs: tuple[Path, Any], engine: Engine) -> None:
+    folder = runs[0]
+    report = merge_traces(str(folder / "merged.json"), [str(folder / "loop")])
+    assert {"rank 0", "rank 0 · worker 0"} <= set(report.ranks[0].processes)
+    with engine.load(folder / "merged.json") as trace:
+        assert trace.errors() == []
+        assert trace.scalar("select count(*) from slice where name = 'read'") == 44 + 44
+
+
+def test_what_was_read_for_a_step_that_came_later_is_counted_with_it_and_a_broken_epoch_is_none(
+    runs: tuple[Path, Any],
+) -> None:
+    seen = runs[1]["broken off"]
+    # 5 batches of 4: a step after 2, one after 4 in the next pass; the fifth waits for a step.
+    assert seen["time"] == [0, 2, 16, 64, 2]
+    assert seen["slices"]["batch"] == seen["slices"]["optimizer"] == 2
+
+
+def test_the_training_time_is_in_accelerates_checkpoints(runs: tuple[Path, Any]) -> None:
+    seen = runs[1]["resumed"]
+    assert seen["saved"] == seen["slices"]["load checkpoint"] == 1
+    assert seen["first batch"] == 3
+    assert seen["time"] == [2, 6, 44, 176, 0]
+
+
+def test_an_exception_in_the_loop_leaves_no_slice_open(runs: tuple[Path, Any]) -> None:
+    assert runs[1]["failing"] == [0, {}]
+
+
+def test_the_example_on_two_processes_is_one_timeline(tmp_path: Path, engine: Engine) -> None:
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    printed = run(tmp_path, *torchrun, str(ROOT / "examples" / "accelerate_loop.py"))
+    assert sorted(line.partition(" in ")[0] for line in printed.splitlines()) == [
+        "rank 0: 128sp of its own",
+        "rank 1: 128sp of its own",
+    ]
+    merge_traces(str(tmp_path / "merged.json"), [str(tmp_path / "traces" / "example")])
+    with engine.load(tmp_path / "merged.json") as trace:
+        assert trace.errors() == []
+        counts = dict(trace.rows("select name, count(*) from slice group by name"))
+    assert counts == {"dataloader": 36, "forward": 32, "backward": 32, "optimizer": 16, "batch": 16}

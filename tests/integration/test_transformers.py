@@ -1,0 +1,136 @@
+"""transformers' real Trainer with tracekit's callback, on a tiny model that is made up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tracekit import merge_traces
+
+if TYPE_CHECKING:
+    from tests.perfetto import Engine
+
+SCRIPT = Path(__file__).with_name("transformers_runs.py")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """The folder in which the runs have left their traces, and what they saw."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("accelerate", reason="accelerate, which the Trainer needs, is not installed")
+    folder = tmp_path_factory.mktemp("transformers")
+    offline = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TRACEKIT_RUN_ID": "example"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(SCRIPT)],  # transformers' own warnings; tracekit warns by its log
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(SCRIPT.parents[2]), **offline},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder, {**json.loads(done.stdout), "stderr": done.stderr}
+
+
+def test_every_part_of_the_training_is_a_slice_and_the_steps_are_the_trainers(runs: tuple[Path, Any]) -> None:
+    seen = runs[1]["training"]["rank"]
+    assert seen["slices"] == {
+        "train": 1,
+        "epoch": 2,
+        "batch": 6,
+        "dataloader": 10,
+        "forward": 10,
+        "backward": 10,
+        "optimizer": 6,
+        "evaluation": 3,
+        "eval forward": 3,
+        "save": 3,
+    }
+    assert {"epoch": 2, "batch": 6, "sample": 40, "token": 240, "batch_in_epoch": 0}.items() <= seen[
+        "timestamp"
+    ].items()
+    assert (seen["failures"], seen["stopped"], seen["as before"]) == ({}, True, [True, True])
+
+
+def test_the_trace_opens_with_the_workers_of_the_data_loader_beside_the_rank(
+    runs: tuple[Path, Any], engine: Engine
+) -> None:
+    folder = runs[0]
+    report = merge_traces(str(folder / "merged.json"), [str(folder / "traces" / "rank")])
+    assert {"rank 0", "rank 0 · worker 0"} <= set(report.ranks[0].processes)
+    with engine.load(folder / "merged.json") as trace:
+        assert trace.errors() == []
+        assert trace.scalar("select count(*) from slice where name = 'read'") == 40
+        parents = trace.rows(
+            "select distinct slice.name, parent.name from slice join slice parent on slice.parent_id = parent.id "
+            "where slice.name in ('forward', 'backward', 'optimizer', 'evaluation', 'save', 'eval forward', 'epoch')"
+        )
+    # The last evaluation and the last checkpoint of an epoch come after its end.
+    assert set(parents) - {("save", "train"), ("evaluation", "train"), ("save", "epoch"), ("evaluation", "epoch")} == {
+        ("forward", "epoch"),
+        ("backward", "epoch"),
+        ("optimizer", "epoch"),
+        ("eval forward", "evaluation"),
+        ("epoch", "train"),
+    }
+
+
+def test_a_resumed_run_goes_on_from_the_training_time_in_the_checkpoint(runs: tuple[Path, Any]) -> None:
+    resumed, whole = runs[1]["training"]["resumed"], runs[1]["training"]["rank"]
+    assert resumed["first batch"] == 4
+    assert resumed["timestamp"] == whole["timestamp"]
+    assert (resumed["slices"]["forward"], resumed["slices"]["batch"]) == (3, 2)
+
+
+def test_tokens_of_all_ranks_are_the_trainers_own_count(runs: tuple[Path, Any]) -> None:
+    seen = runs[1]["training"]["global"]
+    assert seen["seen by the trainer"] == [6, 240]
+    assert (seen["timestamp"]["token"], seen["timestamp"]["sample"]) == (240, 40)
+
+
+def test_what_counts_otherwise_than_the_checkpoint_computes_from_the_size_of_the_batches(
+    runs: tuple[Path, Any],
+) -> None:
+    seen = runs[1]["training"]
+    for name in ("resumed global", "resumed without"):
+        assert seen[name]["first batch"] == 4
+        assert {"epoch": 2, "batch": 6, "token": 240}.items() <= seen[name]["timestamp"].items()
+    assert seen["resumed global"]["timestamp"]["sample"] == 40  # from the checkpoint
+    assert seen["resumed without"]["timestamp"]["sample"] == 4 * 8 + 8 + 4  # 4 steps of 2 batches of 4; one was shorter
+
+
+def test_an_exception_in_training_reaches_the_handlers_and_a_later_training_is_recorded(
+    runs: tuple[Path, Any], engine: Engine
+) -> None:
+    folder, seen = runs
+    assert seen["failing"] == {
+        "raised": "the model fails",
+        "told": "RuntimeError('the model fails')",
+        "batches": [1, 6],
+        "forward": 4 + 10 + 4,
+        "open": 2,  # "train" and "epoch"; the trace marks them so
+    }
+    with engine.load(folder / "failing.json") as trace:
+        assert trace.errors() == []
+        assert trace.scalar("select count(*) from slice where name = 'train'") == 3
+
+
+def test_a_training_with_a_profiler_that_has_ended_goes_on_without_it_and_says_so(runs: tuple[Path, Any]) -> None:
+    assert runs[1]["second"] == 1
+    assert "tracekit: this training is not recorded" in runs[1]["stderr"]
+
+
+def test_the_example_opens(runs: tuple[Path, Any], engine: Engine) -> None:
+    folder, seen = runs
+    (path,) = seen["example"]
+    with engine.load(folder / path) as trace:
+        assert trace.errors() == []
+        counts = dict(trace.rows("select name, count(*) from slice group by name"))
+    assert {"train": 1, "epoch": 2, "batch": 10, "forward": 20, "evaluation": 2, "save": 2}.items() <= counts.items()

@@ -1,0 +1,190 @@
+"""AcceleratorRecorder: records a training loop that is written with Hugging Face Accelerate, by one line."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.integrations.batches import samples_in, tokens_in
+from tracekit.integrations.loaders import recorded_pass, watch
+from tracekit.timestamp import Timestamp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from types import TracebackType
+
+    from tracekit.recording.profiler import Profiler
+
+__all__ = ["AcceleratorRecorder"]
+
+_METHODS: Final = {
+    "backward": "backward",
+    "clip_grad_norm_": "clip gradients",
+    "clip_grad_value_": "clip gradients",
+    "save_state": "save checkpoint",
+    "load_state": "load checkpoint",
+}
+"""The methods of an Accelerator that become slices, and what these are called."""
+
+
+class AcceleratorRecorder:
+    """Records what goes through an ``Accelerator``.
+
+    Example::
+
+        accelerator = Accelerator()
+        with Profiler(...) as profiler, AcceleratorRecorder(accelerator, profiler):
+            model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+            ...  # the loop as it is
+
+    What was or will be prepared is recorded: "dataloader" (each wait for a batch), "forward" and "eval forward" (by the mode
+    of the model), "backward", "clip gradients", "optimizer", "save checkpoint" and "load checkpoint".
+
+    One batch of the profiler is one step of the optimizer, so with gradient accumulation several batches of the loader; it ends
+    when the loader is asked for the next one. An epoch ends when a loader that was trained on is exhausted; what is only
+    evaluated on counts nothing. A step that the gradient scaler skips is counted with the next one.
+
+    Samples and tokens are counted in this rank's batches; with ``Profiler(counts="global")`` they are multiplied by the number
+    of processes, which is exact for samples where Accelerate gives all ranks batches of one size (``even_batches``).
+
+    ``accelerator.register_for_checkpointing(recorder)`` puts the training time into Accelerate's checkpoints; after
+    ``load_state`` the profiler goes on from there. The prepared objects stay what they are. Use it on the training thread.
+
+    Args:
+        accelerator: The Accelerator.
+        profiler: The profiler, which need not run yet.
+    """
+
+    def __init__(self, accelerator: Any, profiler: Profiler) -> None:
+        self._accelerator = accelerator
+        self._profiler = profiler
+        self._undo: list[Callable[[], object]] = []
+        self._seen: set[int] = set()
+        self._begun = False
+        self._passes: list[_Pass] = []  # over loaders that are under way, an evaluation inside of the training
+        self._left = _Pass()  # what was read for a step that came only after the end of a pass
+        for container in ("_models", "_optimizers", "_dataloaders"):
+            for prepared in getattr(accelerator, container, ()):
+                self._record(prepared)
+        for method, name in _METHODS.items():
+            self._replace(method, profiler.marker(name))
+        self._replace("prepare", self._recording_prepare)
+
+    def __enter__(self) -> AcceleratorRecorder:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the accelerator, and what it has prepared, as they were."""
+        for this in self._passes:
+            self._step(this)
+        while self._undo:
+            self._undo.pop()()
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the training time, for Accelerate's checkpoints."""
+        return self._profiler.timestamp.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the training time of a checkpoint."""
+        self._profiler.resume_at(Timestamp.from_state_dict(state))
+
+    # ---- what is prepared ---------------------------------------------------------------------------------------------
+
+    def _replace(self, method: str, recorded: Callable[[Any], Any]) -> None:
+        function = getattr(self._accelerator, method, None)
+        if function is None:
+            return
+        setattr(self._accelerator, method, recorded(function))
+        self._undo.append(functools.partial(delattr, self._accelerator, method))
+
+    def _recording_prepare(self, prepare: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(prepare)
+        def recording_prepare(*args: Any, **options: Any) -> Any:
+            prepared = prepare(*args, **options)
+            for one in prepared if isinstance(prepared, tuple) else (prepared,):
+                self._record(one)
+            return prepared
+
+        return recording_prepare
+
+    def _record(self, prepared: Any) -> None:
+        if id(prepared) in self._seen:
+            return
+        self._seen.add(id(prepared))
+        if hasattr(prepared, "register_forward_pre_hook"):
+            before = prepared.register_forward_pre_hook(self._before_forward)
+            after = prepared.register_forward_hook(self._after_forward, always_call=True)
+            self._undo += before.remove, after.remove
+        elif hasattr(prepared, "param_groups"):
+            # The hooks of torch's optimizer are called for the steps that are made, and not while gradients accumulate.
+            optimizer = getattr(prepared, "optimizer", prepared)
+            with suppress(AttributeError):  # of another library
+                before = optimizer.register_step_pre_hook(self._before_step)
+                after = optimizer.register_step_post_hook(self._after_step)
+                self._undo += before.remove, after.remove
+        elif hasattr(prepared, "dataset"):
+            self._undo.append(watch(prepared, self._pass))
+
+    # ---- the loop -----------------------------------------------------------------------------------------------------
+
+    def _before_forward(self, module: Any, _args: Any) -> None:
+        self._forward(module).start()
+
+    def _after_forward(self, module: Any, _args: Any, _output: Any) -> None:
+        self._forward(module).finish()
+
+    def _forward(self, module: Any) -> Any:
+        return self._profiler.marker("forward" if module.training else "eval forward")
+
+    def _before_step(self, *_: Any) -> None:
+        self._profiler.marker("optimizer").start()
+
+    def _after_step(self, *_: Any) -> None:
+        self._profiler.marker("optimizer").finish()
+        if self._passes:
+            self._passes[-1].stepped = self._passes[-1].trained = True
+        else:  # a loop over something that was not prepared
+            self._profiler.step()
+
+    def _pass(self, loader: Any, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Yield the batches of one pass over a loader, and count those that are trained on."""
+        if not self._begun:  # the first batch begins here
+            self._begun = True
+            self._profiler.resume_at(self._profiler.timestamp)
+        this = _Pass()
+        self._passes.append(this)
+        try:
+            for batch in recorded_pass(self._profiler, loader, begin):
+                this.samples += samples_in(batch)
+                this.tokens += tokens_in(batch)
+                yield batch
+                self._step(this)
+            if this.trained:
+                self._profiler.next_epoch()
+        finally:
+            self._passes.remove(this)
+            self._step(this)  # where the loop breaks off
+            if this.trained:  # accumulated, and for the next step of the optimizer
+                self._left.samples += this.samples
+                self._left.tokens += this.tokens
+
+    def _step(self, this: _Pass) -> None:
+        if not this.stepped:
+            return
+        ranks = int(self._accelerator.num_processes) if self._profiler.counts == "global" else 1
+        self._profiler.step((this.samples + self._left.samples) * ranks, (this.tokens + self._left.tokens) * ranks)
+        this.samples = this.tokens = self._left.samples = self._left.tokens = 0
+        this.stepped = False
+
+
+class _Pass:
+    """One pass over a loader: what was read since the last step of the optimizer, and whether there was one."""
+
+    samples = tokens = 0
+    stepped = trained = False

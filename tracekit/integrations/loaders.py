@@ -1,0 +1,64 @@
+"""Watches a data loader that some framework iterates over: how long it is waited for, and what its workers do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.recording.children import recording_workers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tracekit.recording.profiler import Profiler
+
+__all__ = ["recorded_pass", "watch"]
+
+_END: Final = object()
+_CLASS: Final = vars(object)["__class__"]  # Accelerate's loaders have a property of that name, to pass for a DataLoader
+
+
+def watch(loader: Any, through: Callable[[Any, Callable[[], Iterator[Any]]], Iterator[Any]]) -> Callable[[], None]:
+    """Have every iteration over a loader go through a generator, while the loader stays the object that it is.
+
+    ``iter()`` looks at the class, so the loader gets a subclass of its own class. What cannot have one is left alone.
+
+    Args:
+        loader: A torch ``DataLoader``, or anything else that can be iterated over again and again.
+        through: Called with the loader and with what begins an iteration over it; yields the batches.
+
+    Returns:
+        What gives the loader its own class back.
+    """
+    kind = type(loader)
+
+    def iterate(self: Any) -> Iterator[Any]:
+        return through(self, lambda: kind.__iter__(self))
+
+    names = {
+        "__iter__": iterate,
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
+    }
+    try:
+        _CLASS.__set__(loader, type(kind.__name__, (kind,), names))
+    except TypeError:  # a list, an object with slots ...
+        return lambda: None
+
+    def unwatch() -> None:
+        _CLASS.__set__(loader, kind)
+
+    return unwatch
+
+
+def recorded_pass(profiler: Profiler, loader: Any, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+    """Yield what a loader gives, with a slice "dataloader" for each time it is waited for; its workers record as well."""
+    marker = profiler.marker("dataloader")
+    # Accelerate's loaders have the one that starts the workers inside of them, and start them with the first batch.
+    with recording_workers(getattr(loader, "base_dataloader", loader), profiler), marker:
+        batches = begin()
+        batch = next(batches, _END)
+    while batch is not _END:
+        yield batch
+        with marker:
+            batch = next(batches, _END)

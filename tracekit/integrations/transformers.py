@@ -1,0 +1,271 @@
+"""TracekitCallback: records a Trainer of Hugging Face transformers."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from transformers import TrainerCallback
+
+from tracekit.errors import TimeError
+from tracekit.integrations.batches import samples_in, tokens_in
+from tracekit.integrations.loaders import recorded_pass, watch
+from tracekit.timestamp import Timestamp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tracekit.recording.profiler import Profiler
+
+    F = TypeVar("F", bound=Callable[..., None])
+
+__all__ = ["TracekitCallback"]
+
+logger = logging.getLogger("tracekit")
+
+_STATE: Final = "tracekit"
+"""Under which name the training time stands among the states of callbacks in a checkpoint."""
+
+
+def _harmless(method: F) -> F:
+    """Report what a method raises: a failure of the recording must not end the training."""
+
+    @functools.wraps(method)
+    def called(self: TracekitCallback, args: Any, state: Any, control: Any, **named: Any) -> None:
+        try:
+            method(self, args, state, control, **named)
+        except Exception as error:  # noqa: BLE001 - see above
+            self.profiler.report_failure("TracekitCallback", error)
+
+    return called  # type: ignore[return-value]
+
+
+class TracekitCallback(TrainerCallback):
+    """Records a Trainer: ``Trainer(..., callbacks=[TracekitCallback(profiler)])``.
+
+    One batch of the profiler is one step of the optimizer, as the Trainer counts them (``global_step``): with gradient
+    accumulation it has several batches of the data loader. The slices are "train" and "epoch", "dataloader" (each wait for a
+    batch, with the workers on tracks of their own), "forward", "backward" (from the end of the forward pass, with the clipping
+    of the gradients), "optimizer", "evaluation" with "eval forward" inside, and "save". "forward" comes from hooks of the model:
+    a model that is compiled as a whole has none.
+
+    A profiler that does not run yet is started when training begins and stopped when it ends. The Trainer does not tell its
+    callbacks of an exception: put the profiler into a ``with`` block around ``trainer.train()``, so that its handlers hear of it
+    at once and not when the process ends.
+
+    The samples and tokens of a step are counted in this rank's batches, padding included. With ``Profiler(counts="global")``
+    tokens are the Trainer's ``num_input_tokens_seen`` where it counts them (``include_num_input_tokens_seen``), which then leave
+    padding out if it does; all else is this rank's, multiplied by the number of ranks.
+
+    The training time is in the Trainer's checkpoints (rank 0's, like everything there), and a resumed run goes on from it. From
+    a checkpoint without it the steps and epochs are the Trainer's, and samples and tokens are computed from the size of its
+    batches. In the first epoch of a resumed run there are no slices "dataloader": the Trainer reads that epoch from a loader
+    that it shows to nobody.
+
+    Args:
+        profiler: The profiler.
+    """
+
+    def __init__(self, profiler: Profiler) -> None:
+        self.profiler = profiler
+        self._is_mine = False
+        self._open: list[str] = []
+        self._undo: list[Callable[[], object]] = []
+        self._samples = self._tokens = 0  # of this rank, since the last step
+        self._tokens_seen = 0  # by the Trainer
+
+    # ---- life ---------------------------------------------------------------------------------------------------------
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        """Start the profiler, if it does not run, and go on from the Trainer's training time."""
+        self._resume(args, state, control, **named)
+        if not self.profiler.started:
+            if self._is_mine:
+                logger.warning(
+                    "tracekit: this training is not recorded: its profiler ended with the last one; give "
+                    "TracekitCallback a profiler that runs, in a with block around all of them"
+                )
+                return
+            self.profiler.start()
+            self._is_mine = True
+        self._watch(args, state, control, **named)
+
+    @_harmless
+    def on_train_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        """Stop the profiler, if it was started here."""
+        self._end_all()
+        if self._is_mine:
+            self.profiler.stop()
+
+    def _end_all(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+        while self._open:
+            self.profiler.marker(self._open.pop()).finish()
+
+    # ---- the loop -----------------------------------------------------------------------------------------------------
+
+    @_harmless
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        """Begin the slice of the epoch."""
+        self._begin("epoch")
+
+    @_harmless
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        """Pass to the next epoch."""
+        self._end("epoch")
+        self.profiler.next_epoch()
+        self._expect(control)
+
+    @_harmless
+    def on_step_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        """End what may be open of an evaluation that was asked for and did not come."""
+        self._end("save")
+        self._end("evaluation")
+
+    @_harmless
+    def on_substep_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        """The backward pass of a batch that is not the last of its step is over."""
+        self._end("backward")
+
+    @_harmless
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        """The backward pass is over, and the optimizer comes."""
+        self._end("backward")
+        self._begin("optimizer")
+
+    @_harmless
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        """The optimizer is done."""
+        self._end("optimizer")
+
+    @_harmless
+    def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        """Pass to the next batch of the profiler."""
+        self._end("optimizer")
+        self._end("backward")
+        samples, tokens = self._samples, self._tokens
+        if self.profiler.counts == "global":
+            samples, tokens = samples * args.world_size, tokens * args.world_size
+            if state.num_input_tokens_seen > self._tokens_seen:
+                tokens, self._tokens_seen = state.num_input_tokens_seen - self._tokens_seen, state.num_input_tokens_seen
+        self._samples = self._tokens = 0
+        self.profiler.step(int(samples), int(tokens))
+        if isinstance(getattr(state, "stateful_callbacks", None), dict):
+            saved = {"counts": self.profiler.counts, **self.profiler.timestamp.state_dict()}
+            state.stateful_callbacks[_STATE] = {"args": {}, "attributes": saved}
+        self._expect(control)
+
+    @_harmless
+    def on_log(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        """Logging comes in front of an evaluation, and of saving."""
+        if "evaluation" not in self._open:
+            self._expect(control, logged=True)
+
+    @_harmless
+    def on_evaluate(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        """An evaluation is over."""
+        self._end("evaluation")
+        if control.should_save:
+            self._begin("save")
+
+    @_harmless
+    def on_save(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        """A checkpoint is written."""
+        self._end("save")
+
+    def _expect(self, control: Any, *, logged: bool = False) -> None:
+        """Begin what the Trainer will do next: it logs, evaluates and saves, and tells when each is over."""
+        if control.should_log and not logged:
+            return
+        if control.should_evaluate:
+            self._begin("evaluation")
+        elif control.should_save:
+            self._begin("save")
+
+    # ---- the model and the data loader --------------------------------------------------------------------------------
+
+    @_harmless
+    def _watch(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        model: Any = named.get("model")
+        loader = named.get("train_dataloader")
+        self._begin("train")
+        if hasattr(model, "register_forward_pre_hook"):
+            before = model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+            after = model.register_forward_hook(self._after_forward, always_call=True)
+            self._undo += before.remove, after.remove
+        if loader is not None:
+            self._undo.append(watch(loader, functools.partial(recorded_pass, self.profiler)))
+
+    def _before_forward(self, model: Any, args: Any, named: Any) -> None:
+        if not model.training:
+            self._begin("eval forward")
+            return
+        self._end("backward")
+        batch = named or args
+        self._samples += samples_in(batch)
+        self._tokens += tokens_in(batch)
+        self._begin("forward")
+
+    def _after_forward(self, model: Any, _args: Any, output: Any) -> None:
+        self._end("forward" if model.training else "eval forward")
+        if model.training and output is not None:  # it is None where the pass has raised
+            self._begin("backward")
+
+    # ---- slices, one inside the other ---------------------------------------------------------------------------------
+
+    def _begin(self, name: str) -> None:
+        if name not in self._open:
+            self.profiler.marker(name).start()
+            self._open.append(name)
+
+    def _end(self, name: str) -> None:
+        """End a slice, and what is still open inside of it."""
+        while name in self._open:
+            self.profiler.marker(self._open.pop()).finish()
+
+    # ---- training time ------------------------------------------------------------------------------------------------
+
+    @_harmless
+    def _resume(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        self._end_all()  # of a training that an exception has ended
+        self._samples = self._tokens = 0
+        self._tokens_seen = state.num_input_tokens_seen
+        if int(self.profiler.timestamp.batch) != state.global_step:
+            self.profiler.resume_at(self._saved(state) or self._computed(args, state, named.get("train_dataloader")))
+        elif not state.global_step:  # the first batch begins here
+            self.profiler.resume_at(self.profiler.timestamp)
+
+    def _saved(self, state: Any) -> Timestamp | None:
+        states = getattr(state, "stateful_callbacks", None)
+        saved = dict(states.get(_STATE, {}).get("attributes", {})) if isinstance(states, dict) else {}
+        counts = saved.pop("counts", None)
+        if counts != self.profiler.counts or saved.get("batch") != state.global_step:
+            return None
+        try:
+            return Timestamp.from_state_dict(saved)
+        except TimeError:  # of another version of tracekit
+            return None
+
+    def _computed(self, args: Any, state: Any, loader: Any) -> Timestamp:
+        accumulated = args.gradient_accumulation_steps
+        epoch = int((state.epoch or 0) + 1e-6)
+        try:
+            in_epoch = max(0, state.global_step - epoch * math.ceil(len(loader) / accumulated))
+        except TypeError:  # a loader without a length
+            in_epoch = 0
+        ranks = args.world_size if self.profiler.counts == "global" else 1
+        samples = args.train_batch_size * accumulated * ranks
+        tokens = state.num_input_tokens_seen * ranks // args.world_size
+        return Timestamp(
+            epoch=epoch,
+            batch=state.global_step,
+            sample=state.global_step * samples,
+            token=tokens,
+            epoch_in_iteration=epoch,
+            token_in_iteration=tokens,
+            batch_in_epoch=in_epoch,
+            sample_in_epoch=in_epoch * samples,
+        )
