@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -41,6 +42,34 @@ def test_a_loop_in_torchtitans_form_is_one_timeline_with_torchs_traces(tmp_path:
     assert expected.items() <= counts.items()
     assert sum(count for name, count in counts.items() if name.startswith("ProfilerStep#")) == 4
     assert counts["c10d::_reduce_scatter_base_"] == 8  # that the ranks are really sharded
+
+
+STACKS = """
+from tracekit import JSONTraceHandler, Profiler, TorchProfiler
+import torch
+
+with Profiler(JSONTraceHandler("rank.json"), sources=TorchProfiler("torch-{batch}.json", with_stack=True)) as profiler:
+    for _ in range(200):
+        with profiler.marker("mine"):
+            torch.ones(2) + 1
+        profiler.marker("count").counter({"x": 1})
+"""
+
+
+def test_stacks_of_torch_show_nothing_of_the_recording_but_the_markers(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
+    subprocess.run([sys.executable, "-c", STACKS], cwd=tmp_path, env=environment, check=True, timeout=120)
+    events = json.loads((tmp_path / "torch-0.json").read_text("utf-8"))["traceEvents"]
+    frames = [event for event in events if event.get("cat") == "python_function"]
+    (training,) = {
+        event["tid"] for event in frames if event["name"].endswith(": __enter__") and "_marker.py" in event["name"]
+    }
+    functions = [event["name"] for event in frames if event["tid"] == training]
+    own = {name.rpartition("tracekit/")[2].partition("(")[0] for name in functions if "tracekit/" in name}
+    own -= {"sources/torch_profiler.py", "sources/torch_window.py"}  # they end the window, which is recorded until then
+    assert len(functions) > 200
+    assert {name for name in own if not name.startswith("recording/")} == set()
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -377,3 +379,40 @@ def test_without_composer_the_callback_says_what_to_install(monkeypatch: pytest.
     monkeypatch.delitem(sys.modules, "tracekit.integrations.composer.callback", raising=False)
     with pytest.raises(ImportError, match="pip install mosaicml"):
         importlib.import_module("tracekit.integrations.composer").TracekitCallback  # noqa: B018
+
+
+# ---- what hurt in Composer, where no other test shows it ------------------------------------------------------------------
+
+
+def test_a_folder_that_is_not_empty_is_written_to_and_nothing_in_it_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "ep0-ba0-rank0.json").write_text("of an earlier run")
+    handler = JSONTraceHandler(folder=str(tmp_path), overwrite=True)
+    with Profiler(always, handler, **QUIET) as profiler, profiler.marker("m"):
+        pass
+    assert (tmp_path / "ep0-ba0-rank0.json").read_text() == "of an earlier run"
+    events = json.loads((tmp_path / "ep0-ba0-rank0-2.json").read_text())
+    assert [event["name"] for event in events if event["ph"] == "X"] == ["m"]
+
+
+def test_a_merge_renames_within_the_folder_of_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tracekit.Profiler(tracekit.JSONTraceHandler(tmp_path / "in" / "t.json"), rank=0) as profiler:
+        profiler.marker("m").instant()
+    renamed: list[tuple[Path, Path]] = []
+
+    def of_one_file_system(name: str) -> Any:
+        real = getattr(os, name)
+
+        def call(source: Any, target: Any, **options: Any) -> Any:
+            renamed.append((Path(source).parent, Path(target).parent))
+            if Path(source).parent != Path(target).parent:
+                raise OSError(errno.EXDEV, "another file system")
+            return real(source, target, **options)
+
+        return call
+
+    for name in ("rename", "replace", "link"):
+        monkeypatch.setattr(os, name, of_one_file_system(name))
+    (tmp_path / "out").mkdir()
+    tracekit.merge_traces(str(tmp_path / "out" / "merged.json"), [str(tmp_path / "in")])
+    assert (tmp_path / "out" / "merged.json").is_file()
+    assert (tmp_path / "out", tmp_path / "out") in renamed
