@@ -6,13 +6,10 @@ the same. It is installed without what it requires, and with the few packages th
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-import tempfile
 from typing import TYPE_CHECKING
 
-from tests.perfetto.install import CACHE, UnavailableError, _folder_that_appears_whole, _only_one_at_a_time
+from tests.perfetto.install import CACHE, call, folder_that_appears_whole, only_one_at_a_time
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,27 +41,11 @@ def composer_library() -> Path:
         UnavailableError: It cannot be installed here.
     """
     folder = CACHE.parent / COMPOSER.replace("mosaicml==", "composer-")
-    with _only_one_at_a_time():
+    with only_one_at_a_time():
         if not folder.is_dir():
-            with _folder_that_appears_whole(folder) as unfinished:
-                _install(unfinished)
+            with folder_that_appears_whole(folder) as unfinished:
+                command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--target"]
+                call([*command, str(unfinished), COMPOSER, *BESIDE_IT])
                 (unfinished / "composer_preface.py").write_text(PREFACE, encoding="utf-8")
                 (unfinished / "mcli.py").write_text(CLIENT, encoding="utf-8")
     return folder
-
-
-def _install(folder: Path) -> None:
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--target", str(folder)]
-    with tempfile.TemporaryFile("w+") as said:
-        done = subprocess.run(
-            [*command, COMPOSER, *BESIDE_IT],
-            env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
-            timeout=600,
-            check=False,
-        )
-        said.seek(0)
-        if done.returncode != 0:
-            raise UnavailableError(f"{COMPOSER} cannot be installed: {' | '.join(said.read().splitlines()[-3:])}")

@@ -93,15 +93,27 @@ def test_an_exception_in_the_loop_leaves_no_slice_open(runs: tuple[Path, Any]) -
     assert runs[1]["failing"] == [0, {}]
 
 
-def test_the_example_on_two_processes_is_one_timeline(tmp_path: Path, engine: Engine) -> None:
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which two ranks have left their traces, and what each of them has counted."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    folder = tmp_path_factory.mktemp("ranks")
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    printed = run(tmp_path, *torchrun, str(ROOT / "examples" / "accelerate_loop.py"))
-    assert sorted(line.partition(" in ")[0] for line in printed.splitlines()) == [
-        "rank 0: 128sp of its own",
-        "rank 1: 128sp of its own",
-    ]
-    merge_traces(str(tmp_path / "merged.json"), [str(tmp_path / "traces" / "example")])
-    with engine.load(tmp_path / "merged.json") as trace:
+    run(folder, *torchrun, str(SCRIPT.with_name("two_rank_runs.py")))
+    return folder
+
+
+def test_the_example_on_two_processes_is_one_timeline(two_ranks: Path, engine: Engine) -> None:
+    merge_traces(str(two_ranks / "merged.json"), [str(two_ranks / "traces" / "example")])
+    with engine.load(two_ranks / "merged.json") as trace:
         assert trace.errors() == []
         counts = dict(trace.rows("select name, count(*) from slice group by name"))
+        assert trace.scalar("select count(distinct upid) from thread_track join thread using (utid)") == 2
     assert counts == {"dataloader": 36, "forward": 32, "backward": 32, "optimizer": 16, "batch": 16}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_trainer_counts_its_own_samples_or_those_of_both_ranks_as_it_was_told(two_ranks: Path, rank: int) -> None:
+    seen = json.loads((two_ranks / f"rank{rank}-counts.json").read_text())
+    # 20 samples of 6 tokens, made even: 12 for each rank in each epoch, in steps of two batches of 4.
+    assert seen == {"rank": [2, 4, 24, 24 * 6], "global": [2, 4, 48, 48 * 6]}

