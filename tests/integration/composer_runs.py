@@ -134,6 +134,7 @@ def handlers() -> dict[str, Any]:
     for name, base, kind in (
         ("composer", ComposerTraceHandler, ComposerProfiler),
         ("tracekit", compatible.TraceHandler, compatible.Profiler),
+        ("composer's handler", ComposerTraceHandler, compatible.Profiler),
     ):
         handler = reference_handler(base)
         found[name] = seen_by(handler, kind(lambda _state: ComposerAction.ACTIVE, [handler], **quiet))

@@ -29,6 +29,7 @@ from tracekit.integrations.composer import (
     cyclic_schedule,
     ensure_time,
 )
+from tracekit.integrations.composer.handler import adapted
 from tracekit.testing import TraceHandlerContract
 
 if TYPE_CHECKING:
@@ -41,6 +42,29 @@ QUIET: dict[str, Any] = {
     "rank": 0,
     "run_id": "r",
 }
+
+
+class OwnNames(TraceHandler):
+    """Has methods and attributes of its own, by names that mean something to tracekit and nothing to Composer."""
+
+    def __init__(self) -> None:
+        self._events = self._state = self._hooks = self._handler = "mine"
+        self.flushed = 0
+
+    def flush(self, how: str) -> None:
+        self.flushed += 1
+
+    def open(self, path: str, mode: str) -> None:
+        raise AssertionError(path, mode)
+
+    def summary(self) -> str:
+        raise AssertionError
+
+    def process_events(self) -> None:
+        raise AssertionError
+
+    def batch_end(self, state: Any, logger: Any) -> None:
+        self.flush("as I like it")
 
 
 def always(state: Any) -> ProfilerAction:
@@ -175,6 +199,46 @@ def test_run_event_gets_every_event_where_a_handler_has_it_and_super_works_throu
     ]
 
 
+def test_what_a_handler_calls_its_own_methods_and_attributes_does_not_matter() -> None:
+    handler = OwnNames()
+    with tracekit.Profiler([handler], rank=0) as profiler:
+        profiler.marker("m").instant()
+        profiler.step()
+        profiler.step()
+    assert (handler.flushed, handler._events, profiler.stats.failures) == (2, "mine", {})
+
+
+def test_a_profiler_takes_what_has_composers_methods_whatever_its_class_and_nothing_else() -> None:
+    class Foreign:
+        """As of Composer's own class, which tracekit does not know."""
+
+        def __init__(self) -> None:
+            self.seen: list[str] = []
+
+        def process_duration_event(self, name: str, *_: Any) -> None:
+            self.seen.append(name)
+
+        process_instant_event = process_counter_event = process_duration_event
+
+        def run_event(self, event: Any, state: Any, logger: Any) -> None:
+            self.seen.append(event.value)
+
+        def close(self, state: Any, logger: Any) -> None:
+            self.seen.append("close")
+
+        def post_close(self) -> None:
+            self.seen.append("post_close")
+
+    handler = Foreign()
+    with Profiler(always, handler, **QUIET) as profiler:
+        profiler.marker("m").instant()
+    assert handler.seen == [
+        *("init", "fit_start", "epoch_start", "batch_start", "m", "fit_end", "close", "post_close"),
+    ]
+    with pytest.raises(ConfigError, match="trace_handlers must be a TraceHandler"):
+        Profiler(always, [handler, 5], **QUIET)
+
+
 def test_a_handler_is_told_which_of_its_hooks_nobody_calls(caplog: pytest.LogCaptureFixture) -> None:
     class Wants(TraceHandler):
         def before_forward(self, state: Any, logger: Any) -> None:
@@ -222,8 +286,13 @@ def test_what_init_raises_stops_the_profiler_from_starting() -> None:
 
 
 class TestTheReferenceHandlerKeepsTheContract(TraceHandlerContract):
-    def make_handler(self, tmp_path: Path) -> TraceHandler:
-        return ReferenceHandler()
+    def make_handler(self, tmp_path: Path) -> tracekit.TraceHandler:
+        return ReferenceHandler().__trace_handler__()
+
+
+class TestAHandlerOfComposersOwnClassKeepsTheContract(TraceHandlerContract):
+    def make_handler(self, tmp_path: Path) -> tracekit.TraceHandler:
+        return adapted(OwnNames())
 
 
 # ---- the profiler ---------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 from tracekit.events import Counter, Instant, SliceBegin, SliceEnd
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tracekit.events import EventBatch
     from tracekit.timestamp import Timestamp
 
-__all__ = ["COUNTS", "Recording", "Summary", "TraceHandler"]
+__all__ = ["COUNTS", "MakesTraceHandler", "Recording", "Summary", "TraceHandler"]
 
 COUNTS: Final = ("rank", "global")
 """Whose samples and tokens the training time counts: those of the rank alone, or of all ranks together."""
@@ -206,3 +206,10 @@ class TraceHandler:
 
     def summary(self, summary: Summary) -> None:
         """What was recorded and what was lost; called once before `close`."""
+
+
+class MakesTraceHandler(Protocol):
+    """What is no trace handler, and makes one that a `Profiler` takes in its place."""
+
+    def __trace_handler__(self) -> TraceHandler:
+        """Return the trace handler."""

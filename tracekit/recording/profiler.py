@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from tracekit.clock import ClockOffset
+    from tracekit.handlers.base import MakesTraceHandler
     from tracekit.recording.marker import Marker
     from tracekit.recording.schedule import Schedule
 
@@ -71,7 +72,7 @@ class Profiler:
     workers of a data loader), or by a profiler of its own. A Profiler cannot be pickled; a Marker can.
 
     Args:
-        trace_handlers: Where the events go; one handler or several.
+        trace_handlers: Where the events go; one handler or several. What has a method ``__trace_handler__`` is asked for one.
         schedule: When to record: `cyclic_schedule`, `on_demand`, or any function of the `Timestamp` at the start of a batch
             that returns a `ProfilerAction`. None records always.
         sources: What records beside the markers: `TorchProfiler`, `SystemProfiler`, `GPUProfiler`, `TorchMemoryProfiler`,
@@ -105,7 +106,7 @@ class Profiler:
 
     def __init__(
         self,
-        trace_handlers: TraceHandler | Sequence[TraceHandler] = (),
+        trace_handlers: TraceHandler | MakesTraceHandler | Sequence[TraceHandler | MakesTraceHandler] = (),
         schedule: Schedule | None = None,
         *,
         sources: Source | Sequence[Source] = (),
@@ -127,7 +128,7 @@ class Profiler:
         private: bool | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._handlers = _all_of(TraceHandler, "trace_handlers", trace_handlers)
+        self._handlers = _all_of(TraceHandler, "trace_handlers", _adapted(trace_handlers))
         self._sources = _all_of(Source, "sources", sources)
         if schedule is not None and not callable(schedule):
             raise ConfigError(
@@ -692,6 +693,14 @@ class Profiler:
                 self._writer.abandon()
             if self._termination is not None:
                 self._termination.leave_in_child()
+
+
+def _adapted(handlers: Any) -> Any:
+    """Have what is no trace handler, and knows how to make one for itself, do so."""
+    if isinstance(handlers, list | tuple):
+        return [_adapted(handler) for handler in handlers]
+    make = getattr(handlers, "__trace_handler__", None)
+    return handlers if make is None else make()
 
 
 def _all_of(kind: Callable[..., T], name: str, value: T | Sequence[T]) -> list[T]:

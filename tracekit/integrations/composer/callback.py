@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.integrations.batches import samples_in, tokens_in
-from tracekit.integrations.composer.handler import TraceHandler
+from tracekit.integrations.composer.handler import ComposerHandler
 from tracekit.recording.lifecycle import DEFAULT_ACTIONS
 from tracekit.recording.schedule import ProfilerAction
 from tracekit.timestamp import Timestamp
@@ -80,7 +80,7 @@ class TracekitCallback(Callback):  # type: ignore[misc]
 
     def _first_event(self, state: Any, logger: Any) -> None:
         for handler in self._profiler.trace_handlers:
-            if isinstance(handler, TraceHandler):
+            if isinstance(handler, ComposerHandler):
                 handler.bind(state, logger, Event)
         if not self._profiler.started:
             self._profiler.start()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import enum
-import functools
-import inspect
 import logging
 import sys
 from collections import deque
@@ -18,12 +16,12 @@ from tracekit.recording.lifecycle import active_profiler
 from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping, Sequence
 
     from tracekit.events import EventBatch
     from tracekit.handlers.base import Recording
 
-__all__ = ["Event", "TraceHandler"]
+__all__ = ["ComposerHandler", "Event", "TraceHandler", "adapted"]
 
 logger = logging.getLogger("tracekit")
 
@@ -40,6 +38,79 @@ class Event(str, enum.Enum):
     FIT_END = "fit_end"
 
 
+class TraceHandler:
+    """A trace handler with Composer's methods and arguments. Subclass it as ``composer.profiler.TraceHandler``.
+
+    Kept of Composer: one call at a time, in the order in which things happened, and after ``batch_end`` the timestamp names the
+    next batch. What differs: `init` and `fit_start` are called when the profiler starts, all that follows on a thread of the
+    handler's own, within the flush interval, so that a slow handler does not slow the training; every finish has had its start;
+    and a name may be open several times at once (recursively, or in several threads), which Composer's marker refuses.
+
+    ``state`` has ``timestamp``, ``run_name``, ``profiler`` and ``dataloader_len``, and under Composer's Trainer everything else
+    of its ``State`` (which by then may be some batches on); ``logger`` is the Trainer's. A hook of another event, such as
+    ``before_forward``, is never called, and the log says so: it belongs into a ``composer.Callback``.
+
+    A method that raises is counted and logged once, and never reaches the training loop.
+    """
+
+    def process_duration_event(
+        self, name: str, categories: Sequence[str], is_start: bool, timestamp: Timestamp, wall_clock_time_ns: int
+    ) -> None:
+        """Take the start or the finish of a slice; see `tracekit.TraceHandler` for this and the next three."""
+
+    def process_instant_event(
+        self, name: str, categories: Sequence[str], timestamp: Timestamp, wall_clock_time_ns: int
+    ) -> None:
+        """Take something that happened at one moment."""
+
+    def process_counter_event(
+        self,
+        name: str,
+        categories: Sequence[str],
+        timestamp: Timestamp,
+        wall_clock_time_ns: int,
+        values: Mapping[str, float],
+    ) -> None:
+        """Take the values of one or more series."""
+
+    def process_chrome_json_trace_file(self, filepath: Path) -> None:
+        """Take a finished Chrome JSON trace of this process; what is on a remote storage is a text."""
+
+    def run_event(self, event: Any, state: Any, logger: Any) -> None:
+        """Take any of the events below but `close` and `post_close`; calls the method of its name."""
+        getattr(self, event.value)(state, logger)
+
+    def init(self, state: Any, logger: Any) -> None:
+        """The recording starts; what is raised here stops the profiler from starting."""
+
+    def fit_start(self, state: Any, logger: Any) -> None:
+        """Training starts, as far as this recording is concerned."""
+
+    def epoch_start(self, state: Any, logger: Any) -> None:
+        """An epoch begins."""
+
+    def batch_start(self, state: Any, logger: Any) -> None:
+        """A batch begins."""
+
+    def batch_end(self, state: Any, logger: Any) -> None:
+        """A batch has ended; the timestamp already names the next one."""
+
+    def epoch_end(self, state: Any, logger: Any) -> None:
+        """An epoch has ended; the timestamp already names the next one."""
+
+    def fit_end(self, state: Any, logger: Any) -> None:
+        """The recording ends."""
+
+    def close(self, state: Any, logger: Any) -> None:
+        """Finish; called also after failures."""
+
+    def post_close(self) -> None:
+        """The last call, where `close` has not failed."""
+
+    def __trace_handler__(self) -> base.TraceHandler:
+        return adapted(self)
+
+
 _OTHER_HOOKS: Final = (
     *("before_load", "after_load", "iteration_start", "iteration_end", "iteration_checkpoint"),
     *("before_dataloader", "after_dataloader", "before_train_batch", "after_train_batch", "before_forward"),
@@ -51,115 +122,77 @@ _OTHER_HOOKS: Final = (
 )
 
 
-def _for_both_callers(hook: Callable[..., None]) -> Callable[..., None]:
-    """Let a hook of Composer's form, ``(state, logger)``, be called in tracekit's form as well: ``(timestamp)`` or ``()``."""
-
-    @functools.wraps(hook)
-    def called(self: TraceHandler, *args: Any, **named: Any) -> None:
-        if len(args) + len(named) == 2:
-            hook(self, *args, **named)
-        else:
-            self.deliver(hook.__name__, *args)
-
-    return called
+def adapted(handler: Any) -> base.TraceHandler:
+    """Return what gives a profiler's events to a handler with Composer's methods; failures are reported by its name."""
+    kind = type(handler)
+    made: base.TraceHandler = type(kind.__name__, (ComposerHandler,), {"__doc__": kind.__doc__})(handler)
+    return made
 
 
-class TraceHandler(base.TraceHandler):
-    """A trace handler with Composer's methods and arguments. Subclass it as ``composer.profiler.TraceHandler``.
+class ComposerHandler(base.TraceHandler):
+    """Gives the events of a profiler to a handler with Composer's methods, of `TraceHandler` or of Composer's own class.
 
-    The ``process_...`` methods are those of `tracekit.TraceHandler`. The hooks ``init``, ``fit_start``, ``epoch_start``,
-    ``batch_start``, ``batch_end``, ``epoch_end``, ``fit_end`` and ``close`` take ``(state, logger)``; ``run_event``, where it is
-    overridden, gets all of them but ``close``.
-
-    What is kept of Composer: one call at a time, in the order in which things happened, and after ``batch_end`` the timestamp
-    names the next batch. What differs: `init` and `fit_start` are called when the profiler starts, all that follows on the
-    handler's own thread, within the flush interval, so that a slow handler does not slow the training; every finish has had its
-    start; and a name may be open several times at once (recursively, or in several threads), which Composer's marker refuses.
-
-    ``state`` has ``timestamp``, ``run_name``, ``profiler`` and ``dataloader_len``, and under Composer's Trainer everything else
-    of its ``State`` (which by then may be some batches on); ``logger`` is the Trainer's. A hook of another event, such as
-    ``before_forward``, is never called, and the log says so: it belongs into a ``composer.Callback``.
+    Events and the hooks of the loop come from the profiler on ways of their own, a hook up to a flush interval before or after
+    the events of its batch. Here they get into one order again, by the training time that both of them have.
     """
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        for name in ("batch_start", "batch_end", "epoch_start", "epoch_end", "close"):
-            if inspect.isfunction(vars(cls).get(name)):
-                setattr(cls, name, _for_both_callers(vars(cls)[name]))
-        taken = vars(cls).get("process_chrome_json_trace_file")
-        if inspect.isfunction(taken):
-            cls.process_chrome_json_trace_file = _with_path(taken)  # type: ignore[method-assign]
-
-    _bound: tuple[Any, Any, Any] = (None, NoLogger(), Event)
-    _state = LoopState(Timestamp(), "")
-    # Hooks and events come from the profiler on their own ways; these two put them into one order again.
-    _hooks: deque[tuple[str, Timestamp]]
-    _events: deque[Any]
-    _known: tuple[int, ...] = (0, 0, 0)  # the training time of the latest hook
-
-    # ---- Composer's hooks ---------------------------------------------------------------------------------------------
-
-    def run_event(self, event: Any, state: Any, logger: Any) -> None:
-        """Take any event of the loop; calls the method of its name."""
-        getattr(self, event.value)(state, logger)
-
-    def init(self, state: Any, logger: Any) -> None:
-        """The recording starts."""
-
-    def fit_start(self, state: Any, logger: Any) -> None:
-        """Training starts, as far as this recording is concerned."""
-
-    def fit_end(self, state: Any, logger: Any) -> None:
-        """The recording ends."""
-
-    def post_close(self) -> None:
-        """The last call."""
-
-    @_for_both_callers
-    def batch_start(self, state: Any, logger: Any) -> None:
-        """A batch begins."""
-
-    @_for_both_callers
-    def batch_end(self, state: Any, logger: Any) -> None:
-        """A batch has ended; the timestamp already names the next one."""
-
-    @_for_both_callers
-    def epoch_start(self, state: Any, logger: Any) -> None:
-        """An epoch begins."""
-
-    @_for_both_callers
-    def epoch_end(self, state: Any, logger: Any) -> None:
-        """An epoch has ended; the timestamp already names the next one."""
-
-    @_for_both_callers
-    def close(self, state: Any, logger: Any) -> None:
-        """Finish; called also after failures."""
-
-    # ---- what tracekit calls ------------------------------------------------------------------------------------------
+    def __init__(self, handler: Any) -> None:
+        self._handler = handler
+        self._state = LoopState(Timestamp(), "")
+        self._trainer_state: Any = None
+        self._logger: Any = NoLogger()
+        self._event: Any = Event
+        self._hooks: deque[tuple[str, Timestamp]] = deque()
+        self._events: deque[Any] = deque()
+        self._known: tuple[int, ...] = (0, 0, 0)  # the training time of the latest hook
+        self.process_duration_event = handler.process_duration_event  # type: ignore[method-assign]
+        self.process_instant_event = handler.process_instant_event  # type: ignore[method-assign]
+        self.process_counter_event = handler.process_counter_event  # type: ignore[method-assign]
 
     def bind(self, state: Any, logger: Any, event: Any) -> None:
-        """Take note of the Trainer that this handler records for: its State, its Logger and the class of its events."""
-        self._bound = (state, logger, event)
+        """Take note of the Trainer that is recorded: its State, its Logger and the class of its events."""
+        self._trainer_state, self._logger, self._event = state, logger, event
 
     def open(self, recording: Recording) -> None:
-        """Call `init` and `fit_start`; what they raise stops the profiler from starting."""
-        self._state = LoopState(recording.timestamp, recording.process.run_id, self._bound[0])
-        self._hooks, self._events, self._known = deque(), deque(), _order(recording.timestamp)
-        unused = [name for name in _OTHER_HOOKS if hasattr(self, name)]
+        """Call ``init`` and ``fit_start``."""
+        self._state = LoopState(recording.timestamp, recording.process.run_id, self._trainer_state)
+        self._known = _order(recording.timestamp)
+        kind = type(self._handler)
+        unused = [name for name in _OTHER_HOOKS if _is_own(kind, name)]
         if unused:
             logger.warning(
                 "tracekit: %s.%s will not be called: a trace handler gets the start and the end of batches, epochs and the "
                 "recording; move it to a composer.Callback",
-                type(self).__name__,
+                kind.__name__,
                 ", ".join(unused),
             )
-        self.run_event(self._event("init"), self._state, self._bound[1])
-        self.run_event(self._event("fit_start"), self._state, self._bound[1])
+        self._run("init")
+        self._run("fit_start")
 
     def process_events(self, batch: EventBatch) -> None:
-        """Call the ``process_...`` methods and the hooks in between, in the order of training time."""
+        """Call the ``process_...`` methods, and the hooks in between, in the order of training time."""
         self._events.extend(batch)
         self._catch_up()
+
+    def process_chrome_json_trace_file(self, filepath: str) -> None:
+        """Pass it on as the Path that Composer gives; a URL, which no Path can hold, stays a text."""
+        self._handler.process_chrome_json_trace_file(filepath if storage.is_remote(filepath) else Path(filepath))
+
+    def batch_start(self, timestamp: Timestamp) -> None:
+        """Take a hook of the loop; so do the next three."""
+        self._hook("batch_start", timestamp)
+
+    def batch_end(self, timestamp: Timestamp) -> None:
+        """See `batch_start`."""
+        self._hook("batch_end", timestamp)
+
+    def epoch_start(self, timestamp: Timestamp) -> None:
+        """See `batch_start`."""
+        self._hook("epoch_start", timestamp)
+
+    def epoch_end(self, timestamp: Timestamp) -> None:
+        """See `batch_start`."""
+        self._hook("epoch_end", timestamp)
 
     def flush(self) -> None:
         """Call the hooks behind the last event: everything before them has been delivered."""
@@ -167,20 +200,19 @@ class TraceHandler(base.TraceHandler):
         while self._hooks:
             self._call(*self._hooks.popleft())
 
-    def deliver(self, name: str, timestamp: Timestamp | None = None) -> None:
-        """Take a call of the profiler, to be made in Composer's form when its events have been delivered."""
-        if timestamp is not None:
-            self._known = _order(timestamp)
-            self._hooks.append((name, timestamp))
-            return
-        self._known = _LAST
+    def close(self) -> None:
+        """Deliver the rest, and call ``fit_end``, ``close`` and ``post_close``."""
+        self._known = (sys.maxsize,) * 3
         self.flush()
-        state, trainer_logger = self._state, self._bound[1]
         try:
-            self.run_event(self._event("fit_end"), state, trainer_logger)
+            self._run("fit_end")
         finally:
-            self.close(state, trainer_logger)
-        self.post_close()
+            self._handler.close(self._state, self._logger)
+        self._handler.post_close()
+
+    def _hook(self, name: str, timestamp: Timestamp) -> None:
+        self._known = _order(timestamp)
+        self._hooks.append((name, timestamp))
 
     def _catch_up(self) -> None:
         while self._events:
@@ -192,31 +224,24 @@ class TraceHandler(base.TraceHandler):
             super().process_events([self._events.popleft()])  # type: ignore[arg-type]
 
     def _call(self, name: str, timestamp: Timestamp) -> None:
-        self._state = LoopState(timestamp, self._state.run_name, self._bound[0])
+        self._state = LoopState(timestamp, self._state.run_name, self._trainer_state)
         try:
-            self.run_event(self._event(name), self._state, self._bound[1])
+            self._run(name)
         except Exception as error:
             profiler = active_profiler()
             if profiler is None:
                 raise
             profiler.report_failure(f"{type(self).__name__}.{name}", error)
 
-    def _event(self, name: str) -> Any:
-        return self._bound[2](name)
-
-
-_LAST: Final = (sys.maxsize,) * 3
+    def _run(self, name: str) -> None:
+        self._handler.run_event(self._event(name), self._state, self._logger)
 
 
 def _order(timestamp: Timestamp) -> tuple[int, ...]:
     return int(timestamp.iteration), int(timestamp.epoch), int(timestamp.batch)
 
 
-def _with_path(method: Callable[..., None]) -> Callable[..., None]:
-    """Give a method the file as the ``pathlib.Path`` that Composer gives; a URL, which no Path can hold, stays a text."""
-
-    @functools.wraps(method)
-    def called(self: TraceHandler, filepath: str | Path) -> None:
-        method(self, filepath if storage.is_remote(str(filepath)) else Path(filepath))
-
-    return called
+def _is_own(kind: type, name: str) -> bool:
+    """Tell whether somebody has written a hook; in Composer's own classes they are all there, and do nothing."""
+    owner = next((one for one in kind.__mro__ if name in vars(one)), None)
+    return owner is not None and owner.__module__.partition(".")[0] != "composer"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.errors import ConfigError
 from tracekit.handlers import chrome_json
 from tracekit.handlers.base import TraceHandler
+from tracekit.integrations.composer.handler import adapted
 from tracekit.integrations.composer.state import LoopState, as_action
 from tracekit.recording import schedule as schedules
 from tracekit.recording.lifecycle import DEFAULT_ACTIONS
@@ -83,7 +84,7 @@ class Profiler:
 
     Args:
         schedule: `cyclic_schedule`, or any function of the state that returns an action.
-        trace_handlers: One handler or several: of this module, or of tracekit.
+        trace_handlers: One handler or several: of this module, of tracekit, or of Composer's own class.
         sys_prof_cpu, sys_prof_memory, sys_prof_disk, sys_prof_net: What `tracekit.SystemProfiler` records of the host. The
             process is recorded as well, if any of them is.
         sys_prof_stats_thread_interval_seconds: Seconds between its samples.
@@ -105,7 +106,7 @@ class Profiler:
     def __init__(
         self,
         schedule: Callable[[Any], Any],
-        trace_handlers: TraceHandler | Sequence[TraceHandler],
+        trace_handlers: Any,
         sys_prof_cpu: bool = True,
         sys_prof_memory: bool = False,
         sys_prof_disk: bool = False,
@@ -155,13 +156,14 @@ class Profiler:
             suffix = ".gz" if torch_prof_use_gzip and not name.endswith(".gz") else ""
             sources.append(TorchProfiler(name + suffix, memory_timeline=memory, **torch_options))
         self._schedule = schedule
+        self._recorder: Recorder | None = None
         self._real_state: Any = None
-        self._handlers = _listed(trace_handlers)
+        self._handlers: list[Any] = []
+        self.trace_handlers = trace_handlers
         options.setdefault("sources", sources)
         options.setdefault("counts", "global")
         options.setdefault("record_batches", False)  # under the Trainer there is a slice "event/batch"
         self._options = options
-        self._recorder: Recorder | None = None
         self._markers: dict[str, Marker] = {}
         self.remote_filenames: list[str] = []  # for the Trainer: nothing that its uploaders would have to do
 
@@ -170,7 +172,8 @@ class Profiler:
         """The profiler of tracekit, made when it is first asked for: under the Trainer it is named after the Trainer's run."""
         if self._recorder is None:
             mine = self._schedule if isinstance(self._schedule, CyclicSchedule | OnDemand) else self._decide
-            self._recorder = Recorder(self._handlers, mine, **self._options)
+            handlers = [one if _is_ours(one) else adapted(one) for one in self._handlers]
+            self._recorder = Recorder(handlers, mine, **self._options)
         return self._recorder
 
     # ---- as in Composer -----------------------------------------------------------------------------------------------
@@ -193,15 +196,19 @@ class Profiler:
         return self._real_state
 
     @property
-    def trace_handlers(self) -> list[TraceHandler]:
+    def trace_handlers(self) -> list[Any]:
         """The trace handlers; they can be replaced until the recording starts."""
         return self._handlers
 
     @trace_handlers.setter
-    def trace_handlers(self, handlers: TraceHandler | Sequence[TraceHandler]) -> None:
+    def trace_handlers(self, handlers: Any) -> None:
         if self._recorder is not None:
             raise ConfigError("the trace handlers can be replaced before the profiler is used only")
-        self._handlers[:] = _listed(handlers)
+        listed = list(handlers) if isinstance(handlers, list | tuple) else [handlers]
+        for one in listed:
+            if not _is_ours(one) and not hasattr(one, "process_duration_event"):
+                raise ConfigError(f"trace_handlers must be a TraceHandler of tracekit or of Composer, not {one!r}")
+        self._handlers[:] = listed
 
     def schedule(self, state: Any) -> ProfilerAction:
         """Return what the schedule says for a state."""
@@ -264,5 +271,5 @@ class Profiler:
         return as_action(self._schedule(LoopState(timestamp, str(self._options.get("run_id") or ""), self._real_state)))
 
 
-def _listed(handlers: TraceHandler | Sequence[TraceHandler]) -> list[TraceHandler]:
-    return [handlers] if isinstance(handlers, TraceHandler) else list(handlers)
+def _is_ours(handler: Any) -> bool:
+    return isinstance(handler, TraceHandler) or hasattr(handler, "__trace_handler__")
