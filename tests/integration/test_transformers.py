@@ -46,6 +46,7 @@ def test_every_part_of_the_training_is_a_slice_and_the_steps_are_the_trainers(ru
         "epoch": 2,
         "batch": 6,
         "dataloader": 10,
+        "training step": 10,
         "forward": 10,
         "backward": 10,
         "optimizer": 6,
@@ -70,12 +71,14 @@ def test_the_trace_opens_with_the_workers_of_the_data_loader_beside_the_rank(
         assert trace.scalar("select count(*) from slice where name = 'read'") == 40
         parents = trace.rows(
             "select distinct slice.name, parent.name from slice join slice parent on slice.parent_id = parent.id "
-            "where slice.name in ('forward', 'backward', 'optimizer', 'evaluation', 'save', 'eval forward', 'epoch')"
+            "where slice.name in ('training step', 'forward', 'backward', 'optimizer', 'evaluation', 'save', 'eval forward', "
+            "'epoch')"
         )
     # The last evaluation and the last checkpoint of an epoch come after its end.
     assert set(parents) - {("save", "train"), ("evaluation", "train"), ("save", "epoch"), ("evaluation", "epoch")} == {
-        ("forward", "epoch"),
-        ("backward", "epoch"),
+        ("training step", "epoch"),
+        ("forward", "training step"),
+        ("backward", "training step"),
         ("optimizer", "epoch"),
         ("eval forward", "evaluation"),
         ("epoch", "train"),
@@ -115,11 +118,20 @@ def test_an_exception_in_training_reaches_the_handlers_and_a_later_training_is_r
         "told": "RuntimeError('the model fails')",
         "batches": [1, 6],
         "forward": 4 + 10 + 4,
-        "open": 2,  # "train" and "epoch"; the trace marks them so
+        "open": 3,  # "train", "epoch" and "training step"; the trace marks them so
     }
     with engine.load(folder / "failing.json") as trace:
         assert trace.errors() == []
         assert trace.scalar("select count(*) from slice where name = 'train'") == 3
+
+
+def test_nothing_of_the_recording_becomes_a_part_of_a_compiled_model_and_its_samples_are_counted(
+    runs: tuple[Path, Any],
+) -> None:
+    seen = runs[1]["compiled"]
+    assert seen["graph breaks"] == 0
+    assert (seen["slices"]["training step"], seen["slices"].get("forward", 0)) == (10, 0)
+    assert (seen["timestamp"]["sample"], seen["timestamp"]["token"]) == (40, 240)
 
 
 def test_a_training_with_a_profiler_that_has_ended_goes_on_without_it_and_says_so(runs: tuple[Path, Any]) -> None:

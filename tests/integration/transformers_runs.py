@@ -73,7 +73,9 @@ def seen_in(name: str, counts: str = "rank", resume: str | None = None, **option
     return {
         "timestamp": {key: value for key, value in profiler.timestamp.state_dict().items() if not key.endswith("_us")},
         "slices": Counter(begin.label.name for begin, _ in memory.slices),
-        "first batch": min(int(begin.timestamp.batch) for begin, _ in memory.slices if begin.label.name == "forward"),
+        "first batch": min(
+            int(begin.timestamp.batch) for begin, _ in memory.slices if begin.label.name == "training step"
+        ),
         "failures": dict(profiler.stats.failures),
         "stopped": not profiler.started,
         "as before": [type(loader) is kind, len(one.model._forward_hooks) == hooks],
@@ -142,6 +144,16 @@ def second(profiler: Profiler) -> int:
     return int(one.state.global_step)
 
 
+def compiled() -> dict[str, Any]:
+    """A model that is compiled as a whole: nothing of the recording may become a part of its graph."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    seen = seen_in("compiled", save_strategy="no", torch_compile=True, torch_compile_backend="eager")
+    return {**seen, "graph breaks": sum(torch._dynamo.utils.counters["graph_break"].values())}
+
+
 def example() -> list[str]:
     runpy.run_path(str(Path(__file__).parents[2] / "examples" / "transformers_trainer.py"), run_name="__main__")
     return [str(path) for path in Path("traces").glob("example/*.json")]
@@ -150,6 +162,6 @@ def example() -> list[str]:
 if __name__ == "__main__":
     said = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):
-        results = {run.__name__: run() for run in (training, failing, example)}
+        results = {run.__name__: run() for run in (training, failing, example, compiled)}
         results["second"] = second(Profiler(MemoryTraceHandler(), rank=0))
     json.dump(results, said)

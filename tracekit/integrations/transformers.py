@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from transformers import TrainerCallback
+from transformers.utils.import_utils import is_torchdynamo_compiling
 
 from tracekit.errors import TimeError
 from tracekit.integrations.batches import samples_in, tokens_in
@@ -15,7 +16,7 @@ from tracekit.integrations.loaders import recorded_pass, watch
 from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tracekit.recording.profiler import Profiler
 
@@ -47,9 +48,9 @@ class TracekitCallback(TrainerCallback):
 
     One batch of the profiler is one step of the optimizer, as the Trainer counts them (``global_step``): with gradient
     accumulation it has several batches of the data loader. The slices are "train" and "epoch", "dataloader" (each wait for a
-    batch, with the workers on tracks of their own), "forward", "backward" (from the end of the forward pass, with the clipping
-    of the gradients), "optimizer", "evaluation" with "eval forward" inside, and "save". "forward" comes from hooks of the model:
-    a model that is compiled as a whole has none.
+    batch, with the workers on tracks of their own), "training step" (for each of these batches) with "forward" and "backward"
+    inside (from the end of the forward pass, with the clipping of the gradients), "optimizer", "evaluation" with "eval forward"
+    inside, and "save". "forward" and "backward" come from hooks of the model: one that is compiled as a whole has none.
 
     A profiler that does not run yet is started when training begins and stopped when it ends. The Trainer does not tell its
     callbacks of an exception: put the profiler into a ``with`` block around ``trainer.train()``, so that its handlers hear of it
@@ -73,7 +74,10 @@ class TracekitCallback(TrainerCallback):
         self._is_mine = False
         self._open: list[str] = []
         self._undo: list[Callable[[], object]] = []
-        self._samples = self._tokens = 0  # of this rank, since the last step
+        # Of this rank since the last step: as seen by the model, which is silent when it is compiled, and as read from the
+        # loader, which in the first epoch of a resumed run is another one than the Trainer shows.
+        self._modelled = [0, 0]
+        self._loaded = [0, 0]
         self._tokens_seen = 0  # by the Trainer
 
     # ---- life ---------------------------------------------------------------------------------------------------------
@@ -124,16 +128,18 @@ class TracekitCallback(TrainerCallback):
         """End what may be open of an evaluation that was asked for and did not come."""
         self._end("save")
         self._end("evaluation")
+        self._begin("training step")
 
     @_harmless
     def on_substep_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        """The backward pass of a batch that is not the last of its step is over."""
-        self._end("backward")
+        """A batch that is not the last of its step is over, and the next one begins."""
+        self._end("training step")
+        self._begin("training step")
 
     @_harmless
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        """The backward pass is over, and the optimizer comes."""
-        self._end("backward")
+        """The last batch of the step is over, and the optimizer comes."""
+        self._end("training step")
         self._begin("optimizer")
 
     @_harmless
@@ -145,13 +151,14 @@ class TracekitCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         """Pass to the next batch of the profiler."""
         self._end("optimizer")
-        self._end("backward")
-        samples, tokens = self._samples, self._tokens
+        self._end("training step")
+        samples, tokens = self._modelled if any(self._modelled) else self._loaded
+        samples = samples or args.train_batch_size * args.gradient_accumulation_steps
+        self._modelled, self._loaded = [0, 0], [0, 0]
         if self.profiler.counts == "global":
             samples, tokens = samples * args.world_size, tokens * args.world_size
             if state.num_input_tokens_seen > self._tokens_seen:
                 tokens, self._tokens_seen = state.num_input_tokens_seen - self._tokens_seen, state.num_input_tokens_seen
-        self._samples = self._tokens = 0
         self.profiler.step(int(samples), int(tokens))
         if isinstance(getattr(state, "stateful_callbacks", None), dict):
             saved = {"counts": self.profiler.counts, **self.profiler.timestamp.state_dict()}
@@ -197,19 +204,26 @@ class TracekitCallback(TrainerCallback):
             after = model.register_forward_hook(self._after_forward, always_call=True)
             self._undo += before.remove, after.remove
         if loader is not None:
-            self._undo.append(watch(loader, functools.partial(recorded_pass, self.profiler)))
+            self._undo.append(watch(loader, self._pass))
+
+    def _pass(self, loader: Any, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        for batch in recorded_pass(self.profiler, loader, begin):
+            _count(batch, self._loaded)
+            yield batch
 
     def _before_forward(self, model: Any, args: Any, named: Any) -> None:
+        if is_torchdynamo_compiling():  # or this hook would become a part of the graph, and break it
+            return
         if not model.training:
             self._begin("eval forward")
             return
         self._end("backward")
-        batch = named or args
-        self._samples += samples_in(batch)
-        self._tokens += tokens_in(batch)
+        _count(named or args, self._modelled)
         self._begin("forward")
 
     def _after_forward(self, model: Any, _args: Any, output: Any) -> None:
+        if is_torchdynamo_compiling():
+            return
         self._end("forward" if model.training else "eval forward")
         if model.training and output is not None:  # it is None where the pass has raised
             self._begin("backward")
@@ -231,7 +245,7 @@ class TracekitCallback(TrainerCallback):
     @_harmless
     def _resume(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         self._end_all()  # of a training that an exception has ended
-        self._samples = self._tokens = 0
+        self._modelled, self._loaded = [0, 0], [0, 0]
         self._tokens_seen = state.num_input_tokens_seen
         if int(self.profiler.timestamp.batch) != state.global_step:
             self.profiler.resume_at(self._saved(state) or self._computed(args, state, named.get("train_dataloader")))
@@ -269,3 +283,8 @@ class TracekitCallback(TrainerCallback):
             batch_in_epoch=in_epoch,
             sample_in_epoch=in_epoch * samples,
         )
+
+
+def _count(batch: Any, counts: list[int]) -> None:
+    counts[0] += samples_in(batch)
+    counts[1] += tokens_in(batch)
