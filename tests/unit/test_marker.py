@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import tracekit
-from tracekit import MemoryTraceHandler, Profiler, ProfilerAction
+from tracekit import MemoryTraceHandler, Profiler, ProfilerAction, TraceHandler
+from tracekit.recording.buffer import DETACHED
 from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -644,3 +645,18 @@ def test_recording_causes_no_garbage_collection(run: Run) -> None:
     finally:
         gc.callbacks.pop()
     assert collections == []
+
+
+@pytest.mark.parametrize("observed", [False, True])
+def test_a_slice_that_outlives_its_profiler_leaves_nothing_behind(observed: bool) -> None:
+    class Inline(TraceHandler):
+        inline = True
+
+    before = len(DETACHED.records)
+    one = Profiler([Inline()] if observed else [], rank=0)
+    one.start()
+    kept = one.marker("kept")
+    with kept:
+        one.stop()
+    assert len(DETACHED.records) == before
+    assert kept._skipped == 0

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tracekit import (
     ConfigError,
@@ -196,6 +199,46 @@ def test_what_begins_while_nobody_listens_has_no_end() -> None:
             before.finish()
             mirror.listening = lambda: False
     assert mirror.calls == [("begin", "a", 1), ("end", 1)]
+
+
+Run = tuple[
+    str, bool, bool, list[Any]
+]  # name, whether anybody listens at its start, whether it raises, what runs in it
+RUNS: st.SearchStrategy[list[Run]] = st.recursive(
+    st.just([]),
+    lambda inner: st.lists(st.tuples(st.sampled_from("ab"), st.booleans(), st.booleans(), inner), max_size=4),
+    max_leaves=12,
+)
+
+
+@given(RUNS)
+def test_whoever_listens_when_each_slice_begins_and_is_told_of_its_end(runs: list[Run]) -> None:
+    mirror, memory = Noting(), MemoryTraceHandler()
+    expected: list[tuple[Any, ...]] = []
+    begun = 0
+
+    def execute(one: Profiler, runs: list[Run]) -> int:
+        nonlocal begun
+        count = 0
+        for name, listened, raises, inner in runs:
+            mirror.listening = lambda listened=listened: listened  # type: ignore[misc]
+            if listened:
+                begun += 1
+                number = begun
+                expected.append(("begin", name, number))
+            with suppress(KeyError), one.marker(name):
+                count += 1 + execute(one, inner)
+                if raises:
+                    raise KeyError
+            if listened:
+                expected.append(("end", number, *(["KeyError"] if raises else [])))
+        return count
+
+    with profiler(mirror, memory, clock=FakeClock(tick_ns=1).clock, flush_interval=3600) as one:
+        count = execute(one, runs)
+    assert mirror.calls == expected
+    assert len(memory.slices) == count
+    assert one.stats.failures == {}
 
 
 def test_what_is_open_when_the_profiler_stops_is_ended_once_and_the_innermost_first() -> None:

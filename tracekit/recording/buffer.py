@@ -120,6 +120,9 @@ def _nothing(_now_ns: int) -> None:
 
 DETACHED: Final = RecordBuffer()
 """The buffer of markers that have none: nothing is recorded into it."""
+DETACHED.due_ns = (
+    0  # an exit that was looked up while its marker recorded goes the slow way, which finds nothing to record
+)
 
 
 class _Farewell:

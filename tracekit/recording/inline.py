@@ -84,6 +84,18 @@ class InlineHandlers(MarkerObserver):
                     handler, "process_duration_event", marker.name, marker.categories, is_start, timestamp, wall_ns
                 )
 
+    def is_idle(self) -> bool:
+        """Tell whether there are but mirrors, and none of them listens."""
+        if self._handlers:
+            return False
+        try:
+            for mirror in self._mirrors:
+                if mirror.is_listening():
+                    return False
+        except Exception:  # noqa: BLE001 - `begin` will ask again, and report it
+            return False
+        return True
+
     def begin(self, marker: Marker, track: int, monotonic_ns: int) -> None:
         """A slice starts."""
         self._slice(marker, monotonic_ns, is_start=True)

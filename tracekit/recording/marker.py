@@ -43,6 +43,10 @@ _NO_TASKS: Final = TaskTracks(DETACHED)
 class MarkerObserver:
     """What is told of a marker's events at once, on the recording thread; stands in front of inline handlers."""
 
+    def is_idle(self) -> bool:
+        """Tell whether nobody is to be told of a slice that starts now, nor of its end."""
+        return False
+
     def begin(self, marker: Marker, track: int, monotonic_ns: int) -> None:
         """A slice starts."""
 

@@ -186,13 +186,19 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
         __slots__ = ()
 
         def __enter__(self) -> Marker:
+            observer = self._observer
+            if observer is not None and not self.record_instant_on_start and observer.is_idle():
+                return RecordingMarker.__enter__(self)
             self._enter_slow()
             return self
 
         def __exit__(
             self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
         ) -> None:
-            self._exit_slow(exc_type, clock())
+            if self._contended or self.record_instant_on_finish:
+                self._exit_slow(exc_type, clock())
+            else:
+                RecordingMarker.__exit__(self, exc_type, exc, traceback)  # it began while nobody was to be told
 
         def instant(self) -> None:
             now, buffer = clock(), self._buffer

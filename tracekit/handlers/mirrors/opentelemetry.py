@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from tracekit.handlers.base import Recording
     from tracekit.handlers.mirrors.mirror import Moment
+    from tracekit.timestamp import Timestamp
 
 __all__ = ["OpenTelemetryMirror"]
 
@@ -46,6 +47,7 @@ class OpenTelemetryMirror(Mirror):
         self._context, self._trace = _import_opentelemetry()
         self._tracer = self._trace.get_tracer("tracekit", __version__, tracer_provider)
         self._identity: dict[str, Any] = {}
+        self._last: tuple[Timestamp | None, dict[str, Any]] = None, {}
 
     def open(self, recording: Recording) -> None:
         """Note whose the spans are."""
@@ -90,17 +92,18 @@ class OpenTelemetryMirror(Mirror):
 
     def _attributes(self, categories: Sequence[str], moment: Moment) -> dict[str, Any]:
         timestamp = moment.timestamp
-        attributes = {
-            **self._identity,
-            "tracekit.iteration": int(timestamp.iteration),
-            "tracekit.epoch": int(timestamp.epoch),
-            "tracekit.batch": int(timestamp.batch),
-            "tracekit.sample": int(timestamp.sample),
-            "tracekit.token": int(timestamp.token),
-        }
-        if categories:
-            attributes["tracekit.categories"] = tuple(categories)
-        return attributes
+        known, attributes = self._last
+        if known is not timestamp:  # of all slices of one batch it is the same
+            attributes = {
+                **self._identity,
+                "tracekit.iteration": int(timestamp.iteration),
+                "tracekit.epoch": int(timestamp.epoch),
+                "tracekit.batch": int(timestamp.batch),
+                "tracekit.sample": int(timestamp.sample),
+                "tracekit.token": int(timestamp.token),
+            }
+            self._last = timestamp, attributes
+        return {**attributes, "tracekit.categories": tuple(categories)} if categories else attributes
 
     def _restore(self, opened: _Spanned) -> None:
         """Make current what was so before the slices that have ended.
