@@ -59,7 +59,8 @@ def slices(path: Path) -> list[tuple[str, float, float, dict[str, Any]]]:
     """Return (name, start, end, arguments) of the slices of a trace, by their start."""
     found: list[tuple[str, float, float, dict[str, Any]]] = []
     begun: dict[int, list[Any]] = {}  # those that were open when the file was written, by thread
-    for event in json.loads(path.read_text("utf-8")):
+    events = [event for event in json.loads(path.read_text("utf-8")) if event["ph"] in "XBE"]
+    for event in sorted(events, key=lambda event: (event["ts"], event["ph"] != "E")):  # a file need not be in order
         if event["ph"] == "X":
             found.append((event["name"], event["ts"], event["ts"] + event["dur"], event["args"]))
         elif event["ph"] == "B":
@@ -91,7 +92,7 @@ def names(found: list[Any]) -> dict[str, int]:
 def assert_collates_lie_in_fetches(found: list[Any]) -> None:
     for name, start, end, _ in found:
         if name in {"collate", "read"}:
-            assert any(a <= start and end <= b for other, a, b, _ in found if other == "fetch")
+            assert any(a <= start and end <= b for other, a, b, _ in found if other == "fetch"), found
 
 
 @pytest.mark.parametrize(
@@ -155,6 +156,18 @@ def test_persistent_workers_record_every_epoch(tmp_path: Path) -> None:
     assert len(batches) == 12
     for worker in (0, 1):
         assert names(found[f"rank0-worker{worker}"]) == {"fetch": 6, "collate": 6, "read": 12}
+
+
+def test_persistent_workers_go_on_without_a_record_when_the_profiler_has_stopped(tmp_path: Path) -> None:
+    loader = DataLoader(Numbers(), batch_size=2, num_workers=2, persistent_workers=True, multiprocessing_context="fork")
+    with Profiler(JSONTraceHandler(tmp_path / "rank{rank}.json"), rank=0, record_batches=False) as profiler:
+        first = [batch.tolist() for batch in profiler.iterate(loader)]
+    assert [batch.tolist() for batch in loader] == first
+    assert loader.worker_init_fn is None
+    loader._iterator = None
+    gc.collect()
+    for path in tmp_path.glob("rank0-worker*.json"):
+        assert names(slices(path)) == {"fetch": 2, "collate": 2, "read": 4}
 
 
 def test_an_iterable_dataset_ends_in_its_workers_without_an_exception(tmp_path: Path) -> None:

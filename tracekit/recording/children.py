@@ -76,9 +76,9 @@ class ChildRecording:
         Pool(4, initializer=profiler.child_recording("decoder"))
 
     Markers of `tracekit.marker` record there, and in a forked child those of the parent's profiler as well. It records what
-    the parent would: by the same schedule, with a delay of up to the flush interval. Without a running profiler in the parent,
-    or with one in the child, it does nothing. A failure to start is logged, and does not reach the child's own work
-    (``TRACEKIT_STRICT=1`` raises it).
+    the parent would: by the same schedule and until the parent's profiler stops, with a delay of up to the flush interval.
+    Without a running profiler in the parent, or with one in the child, it does nothing. A failure to start is logged, and
+    does not reach the child's own work (``TRACEKIT_STRICT=1`` raises it).
 
     What was recorded is written within the flush interval, so that a child that is killed, or ended without its exit hooks
     (`multiprocessing.Process.terminate`), loses no more than that. An orderly end of a child waits for the handlers for two

@@ -240,9 +240,8 @@ class Profiler:
         activate(self)
         if self._termination is not None:
             self._termination.install()
-        if self._schedule is not None:
-            with suppress(OSError):  # without it children record always
-                self._shared_action = SharedAction(self._action)
+        with suppress(OSError):  # without it children record always
+            self._shared_action = SharedAction(self._action)
         self._attached.pass_to(self._action)
         self._begin_batch(self._decide())
         for source in self._sources:
