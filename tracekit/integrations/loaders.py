@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.recording.children import recording_workers
+from tracekit.recording.loaders import recording_loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,8 +54,8 @@ def watch(loader: Any, through: Callable[[Any, Callable[[], Iterator[Any]]], Ite
 def recorded_pass(profiler: Profiler, loader: Any, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
     """Yield what a loader gives, with a slice "dataloader" for each time it is waited for; its workers record as well."""
     marker = profiler.marker("dataloader")
-    # Accelerate's loaders have the one that starts the workers inside of them, and start them with the first batch.
-    with recording_workers(getattr(loader, "base_dataloader", loader), profiler), marker:
+    # Accelerate's loaders make the iterator that starts the workers with the first batch.
+    with recording_loader(loader, profiler), marker:
         batches = begin()
         batch = next(batches, _END)
     while batch is not _END:
