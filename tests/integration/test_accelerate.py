@@ -57,6 +57,8 @@ def test_one_line_records_every_part_of_the_loop_and_leaves_everything_as_it_was
         "optimizer": 6,
         "batch": 6,
         "eval forward": 4,
+        "fetch": 4,  # of the evaluations, whose loader has no worker
+        "collate": 4,
         "read": 44,  # of the evaluations; the training's are in the trace of its worker
     }
     assert seen["time"] == [2, 6, 44, 44 * 4, 0]  # of the evaluations nothing is counted
@@ -109,7 +111,8 @@ def test_the_example_on_two_processes_is_one_timeline(two_ranks: Path, engine: E
         assert trace.errors() == []
         counts = dict(trace.rows("select name, count(*) from slice group by name"))
         assert trace.scalar("select count(distinct upid) from thread_track join thread using (utid)") == 2
-    assert counts == {"dataloader": 36, "forward": 32, "backward": 32, "optimizer": 16, "batch": 16}
+    each_batch = dict.fromkeys(("fetch", "collate", "forward", "backward"), 32)
+    assert counts == {"dataloader": 36, **each_batch, "optimizer": 16, "batch": 16}
 
 
 @pytest.mark.parametrize("rank", [0, 1])
