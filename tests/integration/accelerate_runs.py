@@ -77,6 +77,7 @@ class Loop:
 
     def seen(self) -> dict[str, Any]:
         now = self.profiler.timestamp
+        self.profiler.flush()
         return {
             "slices": Counter(begin.label.name for begin, _ in self.memory.slices),
             "time": [int(now.epoch), int(now.batch), int(now.sample), int(now.token), int(now.batch_in_epoch)],
