@@ -25,6 +25,7 @@ VERBS: Final = {
     "capture": "have a running job record a few batches, and say where they are",
     "merge": "merge the traces of all ranks into one for Perfetto",
     "open": "show traces in Perfetto in a browser",
+    "query": "ask a trace a question in Perfetto's SQL",
     "recover": "make a clean trace of a cut or damaged one",
     "upload": "upload what a recording could not",
     "validate": "check that a trace is one that Perfetto shows whole",

@@ -1,0 +1,188 @@
+"""``tracekit query``: through the package perfetto, with Perfetto's own engine behind it."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import json
+import os
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.perfetto import UnavailableError
+from tests.perfetto.shell import write_shell
+from tracekit.cli import main
+from tracekit.viewing.query import Rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.perfetto import Engine
+
+EVENTS = [
+    {"ph": "M", "name": "process_name", "pid": 7, "args": {"name": "rank 0"}},
+    {"ph": "X", "name": "forward", "pid": 7, "tid": 7, "ts": 10, "dur": 5},
+    {"ph": "X", "name": "backward, é", "pid": 7, "tid": 7, "ts": 20, "dur": 7.5},
+]
+SLICES = "select name, dur from slice order by ts"
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program that behaves like trace_processor_shell."""
+    try:
+        return write_shell(tmp_path_factory.mktemp("shell") / "trace_processor_shell")
+    except UnavailableError as error:
+        pytest.skip(f"Perfetto's engine: {error}")
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(EVENTS, ensure_ascii=False), encoding="utf-8")
+    return path
+
+
+@pytest.mark.engine
+def test_rows_in_every_format(
+    trace: Path, shell: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACEKIT_TRACE_PROCESSOR", str(shell))
+
+    assert main(["query", str(trace), SLICES]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "name          dur",
+        "-----------  ----",
+        "forward      5000",
+        "backward, é  7500",
+    ]
+    assert main(["query", "--json", str(trace), SLICES]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "columns": ["name", "dur"],
+        "rows": [["forward", 5000], ["backward, é", 7500]],
+    }
+    assert main(["query", "-o", str(tmp_path / "rows.csv"), str(trace), SLICES]) == 0
+    rows = list(csv.reader(io.StringIO((tmp_path / "rows.csv").read_text(encoding="utf-8"), newline="")))
+    assert rows == [["name", "dur"], ["forward", "5000"], ["backward, é", "7500"]]
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.engine
+def test_it_agrees_with_the_engine_of_the_tests(
+    traces: Path, shell: Path, engine: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = min((traces / "torch_2.13_gloo").rglob("*.json*"))
+    sql = "select name, count(*), sum(dur), avg(dur), max(category) from slice group by name order by name"
+    with engine.load(path) as loaded:
+        expected = loaded.rows(sql)
+
+    assert main(["query", "--json", "--trace-processor", str(shell), str(path), sql]) == 0
+
+    assert [tuple(row) for row in json.loads(capsys.readouterr().out)["rows"]] == expected
+    assert len(expected) > 10
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("content", "sql", "words"),
+    [
+        (json.dumps(EVENTS), "select absent from slice", "the query cannot be run: .*no such column: absent"),
+        ('{"traceEvents": [{"ph": "X"},', "select 1", "a.json: the trace processor does not take it: .*incomplete"),
+        ("hello", "select 1", "a.json: the trace processor does not take it: "),
+    ],
+)
+def test_what_goes_wrong_is_one_sentence(
+    trace: Path, shell: Path, content: str, sql: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace.write_text(content)
+    assert main(["query", "--trace-processor", str(shell), str(trace), sql]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert re.search(words, err)
+
+
+def test_a_program_that_is_none_or_dies_is_said(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dies, text = tmp_path / "dies", tmp_path / "text"
+    dies.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('no such library')\n")
+    dies.chmod(0o700)
+    text.write_text("x")
+    for program, words in (
+        (dies, "no such library"),
+        (text, "cannot be run as a program"),
+        (tmp_path / "no", "is not there"),
+    ):
+        assert main(["query", "--trace-processor", str(program), str(trace), "select 1"]) == 1
+        err = capsys.readouterr().err
+        assert words in err
+        assert "TRACEKIT_TRACE_PROCESSOR" in err
+        assert err.count("\n") == 1
+
+
+def test_without_the_package_the_extra_is_named(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "perfetto.trace_processor", None)
+    assert main(["query", str(trace), "select 1"]) == 1
+    assert "pip install 'tracekit[perfetto]'" in capsys.readouterr().err
+
+
+def test_without_the_internet_the_program_can_be_given(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The package downloads with curl, to the user's home.
+    curl = tmp_path / "curl"
+    curl.write_text("#!/bin/sh\nexit 6\n")
+    curl.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["query", "--json", str(trace), "select 1"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "the trace processor cannot be downloaded (curl ended with 6); give a trace_processor_shell with" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["{trace}", " "], 2, "the query is empty"),
+        (["--format", "parquet", "{trace}", "select 1"], 2, "name a file for it with -o"),
+        (["-o", "{trace}", "{trace}", "select 1"], 1, "already exists"),
+        (["{trace}x", "select 1"], 1, "a.jsonx: cannot be read: No such file"),
+        (["{trace}"], 2, "required: SQL"),
+    ],
+)
+def test_wrong_usage_is_said_before_anything_is_started(
+    trace: Path,
+    arguments: list[str],
+    code: int,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TRACEKIT_TRACE_PROCESSOR", "/nowhere/that/exists")
+    assert main(["query", *(argument.format(trace=trace) for argument in arguments)]) == code
+    assert words in capsys.readouterr().err
+
+
+def test_the_query_may_come_from_standard_input(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+    module = importlib.import_module("tracekit.cli.query")
+
+    def note(file: str, sql: str, **options: Any) -> Rows:
+        asked.append((file, sql))
+        return Rows(["n"], [(1,)])
+
+    monkeypatch.setattr(module, "query", note)
+    monkeypatch.setattr("sys.stdin", io.StringIO("select 1"))
+    assert main(["query", str(trace), "-"]) == 0
+    assert asked == [(str(trace), "select 1")]
+    assert capsys.readouterr().out == "n\n-\n1\n"
