@@ -139,6 +139,8 @@ _HOME = {
     "tracekit.handlers.mirrors.opentelemetry": ("OpenTelemetryMirror",),
     "tracekit.handlers.mirrors.record_function": ("RecordFunctionMirror",),
     "tracekit.merge": ("MergeReport", "merge_traces"),
+    # Hooks that IPython looks for here, no names for people.
+    "tracekit.notebook": ("load_ipython_extension", "unload_ipython_extension"),
     "tracekit.recording.children": ("ChildRecording",),
     "tracekit.recording.lifecycle": ("active_profiler", "marker"),
     "tracekit.recording.marker": ("Marker",),

@@ -60,6 +60,7 @@ MAY_USE = {
     "testing": RECORDING,
     "integrations": SOURCES,
     "timers": SOURCES,
+    "notebook": RECORDING,
     # Offline tools: they work where nothing was recorded, and import nothing of the recording.
     "merge": FOUNDATION,
     "recovery": FOUNDATION,
@@ -73,6 +74,7 @@ MAY_USE["command line"] = set(MAY_USE)
 # The only modules that may import a package from outside the standard library.
 DOORS = {
     "composer": {"tracekit.integrations.composer.callback"},
+    "IPython": {"tracekit.notebook.magic"},
     "distributed": {"tracekit.merge.dask_cluster"},
     "fsspec": {"tracekit.storage"},
     "isal": {"tracekit.formats.gzip_codec"},
@@ -100,6 +102,7 @@ DOORS = {
 # What `import tracekit` must not cost anybody.
 HEAVY = [
     "composer",
+    "IPython",
     "distributed",
     "fsspec",
     "isal",
