@@ -194,6 +194,19 @@ def test_a_cell_is_recorded_and_shown(shell: Any, tmp_path: Path) -> None:
     assert {"cell", "forward <b>", "attention"} <= {event["name"] for event in events}
 
 
+def test_a_cell_may_be_run_again_and_replaces_only_what_it_wrote(shell: Any, tmp_path: Path) -> None:
+    for _ in range(2):
+        result, _, outputs = run(shell, CELL.format(options=f"-o {tmp_path}/cell.json"))
+        assert result.success
+        assert len(outputs) == 1
+    (tmp_path / "mine.json").write_text("mine")
+    result, text, _ = run(shell, CELL.format(options=f"-o {tmp_path}/mine.json"))
+    assert not result.success
+    assert text.startswith("%%tracekit: ")
+    assert text.strip().count("\n") == 0
+    assert (tmp_path / "mine.json").read_text() == "mine"
+
+
 def test_a_cell_that_fails_shows_its_own_error_once_and_stops_the_notebook(shell: Any) -> None:
     result, text, outputs = run(shell, "%%tracekit\nimport tracekit\nwith tracekit.marker('a'):\n    1 / 0\n")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tracekit.errors import ConfigError, TracekitError
@@ -45,8 +46,10 @@ def load_ipython_extension(ipython: Any) -> None:
     the trace, for ``tracekit open cell.json``.
     """
 
+    written: set[str] = set()
+
     def record(line: str, cell: str) -> None:
-        _record(ipython, line, cell)
+        _record(ipython, line, cell, written)
 
     ipython.register_magic_function(record, magic_kind="cell", magic_name=_NAME)
 
@@ -62,7 +65,7 @@ class _Parser(argparse.ArgumentParser):
         raise WrongUsageError(f"%%tracekit: {message}; it is used as: %%tracekit [-o FILE]")
 
 
-def _record(ipython: Any, line: str, cell: str) -> None:
+def _record(ipython: Any, line: str, cell: str, written: set[str]) -> None:
     parser = _Parser(prog="%%tracekit", add_help=False, allow_abbrev=False)
     parser.add_argument("-o", "--output")
     try:
@@ -74,8 +77,20 @@ def _record(ipython: Any, line: str, cell: str) -> None:
     memory = MemoryTraceHandler()
     kept = None if output is None else JSONTraceHandler(output)
     handlers: list[TraceHandler] = [memory] if kept is None else [memory, kept]
-    with Profiler(handlers, record_batches=False) as profiler, profiler.marker("cell"):
-        result = ipython.run_cell(cell, store_history=False)
+    if output in written:
+        # Cells are run again and again; what is replaced is only what this cell, or one of its kind, has written.
+        Path(output).unlink(missing_ok=True)
+    profiler = Profiler(handlers, record_batches=False)
+    try:
+        profiler.start()
+    except TracekitError as error:
+        raise WrongUsageError(f"%%tracekit: {error}") from None
+    try:
+        with profiler.marker("cell"):
+            result = ipython.run_cell(cell, store_history=False)
+    finally:
+        profiler.stop()
+    written.update(() if kept is None else kept.paths)
     lost = memory.dropped + (0 if memory.stats is None else sum(memory.stats.dropped.values()))
     shown = RecordedCell(spans_of(memory.events), lost=lost, file=None if kept is None else kept.paths[0])
     importlib.import_module("IPython.display").display(shown)
