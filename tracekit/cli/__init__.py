@@ -22,11 +22,16 @@ if TYPE_CHECKING:
 __all__ = ["Verb", "entry_point", "main"]
 
 VERBS: Final = {
+    "anonymise": "take the names of people, machines and files out of a trace",
     "capture": "have a running job record a few batches, and say where they are",
+    "convert": "write a trace in another format",
+    "doctor": "say what tracekit finds on this machine, and what is wrong with it",
     "merge": "merge the traces of all ranks into one for Perfetto",
     "open": "show traces in Perfetto in a browser",
     "query": "ask a trace a question in Perfetto's SQL",
     "recover": "make a clean trace of a cut or damaged one",
+    "split": "cut a trace into parts by time or rank",
+    "trim": "take a part of a trace",
     "upload": "upload what a recording could not",
     "validate": "check that a trace is one that Perfetto shows whole",
 }

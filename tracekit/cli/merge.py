@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import printable
+from tracekit.cli.report_of_merge import show
+from tracekit.cli.selecting import add_selection, selection_of
 from tracekit.errors import CommandError
-from tracekit.merge import Selection, merge_traces
+from tracekit.merge import merge_traces
 from tracekit.merge.clocks.placement import ALIGN
 from tracekit.merge.dask_cluster import DaskExecutor
 from tracekit.merge.workers import process_pool
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["prepare_parser", "run"]
 
-_INCOMPLETE: Final = 3
 _OFFSET: Final = re.compile(r"(\d{1,9})=([+-]?\d{1,18})", re.ASCII)
 
 
@@ -68,23 +66,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="have the workers of a Dask cluster do it, for example tcp://host:8786; they must reach the inputs and the "
         "output by the same names, best on S3",
     )
-    chosen = parser.add_argument_group(
-        "what to take",
-        "An event is taken when it meets all of these. Slices that reach into a span are taken whole; arrows go with their "
-        "slices; metadata is always taken. What is left out is counted.",
-    )
-    chosen.add_argument("--ranks", metavar="LIST", help="ranks, such as 0,3-5; files of others are not read")
-    chosen.add_argument(
-        "--steps",
-        metavar="A:B",
-        help="training steps from A up to B, B not included: tracekit's batches, else torch.profiler's ProfilerStep#N",
-    )
-    chosen.add_argument(
-        "--time-window", metavar="FROM:TO", help="seconds from the start of the merge, or ns since the epoch"
-    )
-    chosen.add_argument("--categories", metavar="LIST", help="only events of these categories; counters need none")
-    chosen.add_argument("--exclude-categories", metavar="LIST", help="no events of these categories")
-    chosen.add_argument("--min-duration", metavar="TIME", help="only slices that take this long, such as 5us")
+    add_selection(parser, names=False)
     clocks = parser.add_argument_group("clocks")
     clocks.add_argument(
         "--align",
@@ -119,14 +101,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.dask is not None and args.workers > 1:
         raise CommandError("--workers and --dask exclude each other: a cluster has workers of its own", exit_code=2)
     ranks = dict(_rank(text) for text in args.rank)
-    select = Selection.parse(
-        ranks=args.ranks,
-        steps=args.steps,
-        time_window=args.time_window,
-        categories=args.categories,
-        exclude_categories=args.exclude_categories,
-        min_duration=args.min_duration,
-    )
+    select = selection_of(args)
     offsets_ns = dict(_offset(text) for text in args.offset)
     with ExitStack() as stack:
         executor: Executor | None = None
@@ -148,13 +123,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             progress=bar.update,
             executor=executor,
         )
-    if args.json:
-        print(json.dumps(report.to_json(), indent=2))
-    elif not args.quiet or not report.complete:
-        stream = sys.stderr if args.quiet else sys.stdout
-        for line in report.lines():
-            print(printable(line, stream), file=stream)
-    return 0 if report.complete else _INCOMPLETE
+    return show(report, as_json=args.json, quiet=args.quiet)
 
 
 def _workers(text: str) -> int:

@@ -100,6 +100,10 @@ def merge_traces(
     make_output = JsonOutput if make_archive is not None else output_format(output)
     if collective_flows and make_archive is not None:
         raise ConfigError(f"{without_secrets(output)}: an archive has no place for arrows between its traces")
+    if collective_flows and select is not None and select.names is not None:
+        raise ConfigError(
+            "arrows between collectives cannot be added to a selection by name; merge first, and trim that"
+        )
     files = find_inputs(output, inputs)
     if not overwrite and exists(output):
         # Said before the inputs are read, which may take long; atomic_write looks again.

@@ -41,6 +41,7 @@ SELECTED: Final = {
     "step": "events of other training steps",
     "category": "events of other categories",
     "duration": "slices that are too short",
+    "name": "events of other names",
     "arrow": "ends of arrows whose slices are left out",
 }
 """Reasons for which the selection leaves an event out, in words."""

@@ -45,7 +45,6 @@ def load_ipython_extension(ipython: Any) -> None:
     of where the time went. Markers are those of `tracekit.marker` and of every thread; ``%%tracekit -o cell.json`` also keeps
     the trace, for ``tracekit open cell.json``.
     """
-
     written: set[str] = set()
 
     def record(line: str, cell: str) -> None:

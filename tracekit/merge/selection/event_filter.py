@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.errors import MergeError
 from tracekit.formats.trace_reader import UNSET, Event, TraceReader, decode_or_none
 from tracekit.merge.scan import durations_of, raw_number, times_of
+from tracekit.merge.selection.names import WantedNames
 from tracekit.merge.selection.pairs import PAIRED, judge_pairs
 from tracekit.merge.selection.steps import ProcessSteps, find_steps, join_spans, step_spans
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from tracekit.merge.inputs import Input
     from tracekit.merge.namespaces import InputMap
+    from tracekit.merge.selection.names import TrackId
     from tracekit.merge.selection.selection import Selection
 
 __all__ = ["NOT_SELECTED", "EventFilter", "make_filters"]
@@ -33,7 +35,7 @@ class EventFilter:
     """Leaves out the events of one input that are not selected, and counts why. Use once, in the order of the file.
 
     It can be pickled before its first use, and takes nothing of the input with it but what it needs. The reasons are "rank",
-    "time", "step", "category", "duration", "arrow".
+    "time", "step", "category", "duration", "name", "arrow".
 
     Args:
         selection: What is wanted.
@@ -54,6 +56,7 @@ class EventFilter:
         self._timed = selection.time_window is not None or steps is not None
         self._sorted = selection.categories is not None or bool(selection.exclude_categories)
         self._least_ns = selection.min_duration_ns
+        self._names = None if selection.names is None else WantedNames(selection.names)
         self._wanted_categories: dict[bytes, bool] = {}
         self._excluded_categories: dict[bytes, bool] = {}
         self._others = 0
@@ -76,6 +79,8 @@ class EventFilter:
             KeyError: The file is not what it was when it was scanned.
         """
         if self._verdicts is None:
+            if self._names is not None:
+                self._find_names(self._names)
             self._verdicts = iter(self._judge_pairs())
         verdicts = self._verdicts
         found = []
@@ -99,14 +104,16 @@ class EventFilter:
         """Return the time of every event, None where it has none, and its duration, 0 where it has none."""
         return times_of(run), durations_of(run)
 
-    def judge(self, pid: Any, category: bytes, start: int, end: int, *, sliced: bool) -> str:
+    def judge(self, track: TrackId, name: bytes, category: bytes, start: int, end: int, *, sliced: bool) -> str:
         """Return why a slice or an instant is left out; empty when it is not."""
-        why = self.judge_time(pid, start, end) if self._timed else ""
+        why = self.judge_time(track[0], start, end) if self._timed else ""
         if why:
             return why
         if self._sorted and not self._wants_category(category):
             return "category"
-        return "duration" if sliced and end - start < self._least_ns else ""
+        if sliced and end - start < self._least_ns:
+            return "duration"
+        return "" if self._names is None or self._names.wants(track, name, start, end) else "name"
 
     def judge_arrow(self, category: bytes) -> str:
         """Return why an end of an arrow is left out, whatever its slice; empty when it is not."""
@@ -116,9 +123,11 @@ class EventFilter:
         category = b"" if event.cat is UNSET else bytes(event.cat)
         if time is None:  # nothing can show it, as the next step says
             return ""
+        name = b"" if event.name is UNSET else bytes(event.name)
         if phase == "C" and category in (b"", b'""'):
-            return self.judge_time(event.pid, time, time)
-        return self.judge(event.pid, category, time, time + duration, sliced=phase == "X")
+            why = self.judge_time(event.pid, time, time)
+            return why or ("" if self._names is None or self._names.fits(name) else "name")
+        return self.judge((event.pid, event.tid), name, category, time, time + duration, sliced=phase == "X")
 
     def judge_time(self, pid: Any, start: int, end: int) -> str:
         """Return why something of this time is left out; empty when it is not."""
@@ -149,6 +158,14 @@ class EventFilter:
             excluded = not _names(category).isdisjoint(self._selection.exclude_categories)
             self._excluded_categories[category] = excluded
         return excluded
+
+    def _find_names(self, names: WantedNames) -> None:
+        """Note where the wanted names are, for the slices around them."""
+        with TraceReader(self._path) as reader:
+            for run in map(self._of_ranks, reader.runs()):
+                for event, time in zip(run, self.times_of(run)[0], strict=True):
+                    if time is not None and event.name is not UNSET and event.ph in names.ON_TRACKS:
+                        names.note((event.pid, event.tid), bytes(event.name), time)
 
     def _judge_pairs(self) -> list[str]:
         phases = self._phases

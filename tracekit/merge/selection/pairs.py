@@ -16,12 +16,17 @@ from tracekit.merge.scan import raw_number
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from tracekit.merge.selection.names import TrackId
+
 __all__ = ["PAIRED", "Judge", "judge_pairs"]
 
 PAIRED: Final = frozenset("BEbestf")
 """The phases of events that are judged together with others."""
 
 _FOREVER: Final = 2**63 - 1
+
+_AsyncHalf = tuple[int, int, bool, bytes, bytes]
+"""Time, place among the paired events, whether it begins, category and name of a ``b`` or an ``e``."""
 
 
 class Judge(Protocol):
@@ -30,7 +35,7 @@ class Judge(Protocol):
     def times_of(self, run: list[Event]) -> tuple[list[int | None], list[int]]:
         """Return the time and the duration of every event of a run."""
 
-    def judge(self, pid: Any, category: bytes, start: int, end: int, *, sliced: bool) -> str:
+    def judge(self, track: TrackId, name: bytes, category: bytes, start: int, end: int, *, sliced: bool) -> str:
         """Return why something is left out; empty when it is not."""
 
     def judge_time(self, pid: Any, start: int, end: int) -> str:
@@ -87,7 +92,7 @@ class _Survey:
         self._verdicts: list[str] = []
         self._tracks: dict[tuple[Any, Any], _Track] = {}
         self._spelled: dict[tuple[Any, Any], _Track] = {}  # the same, by ids as they stand in the file
-        self._asyncs: dict[tuple[Any, ...], list[tuple[int, int, bool, bytes]]] = {}
+        self._asyncs: dict[tuple[Any, ...], list[_AsyncHalf]] = {}
         self._flows: dict[tuple[bytes, bytes, bytes], list[tuple[int, str]]] = {}
 
     def take(self, run: list[Event]) -> None:
@@ -97,7 +102,8 @@ class _Survey:
             phase = event.ph[:1] if type(event.ph) is str else ""
             if phase == "X":
                 if self._arrows and time is not None:
-                    why = self._judge.judge(event.pid, _bytes(event.cat), time, time + duration, sliced=True)
+                    track, name = (event.pid, event.tid), _bytes(event.name)
+                    why = self._judge.judge(track, name, _bytes(event.cat), time, time + duration, sliced=True)
                     self._track(event).spans.append((time, -time - duration, why))
                 continue
             if phase not in PAIRED:
@@ -111,7 +117,8 @@ class _Survey:
                 self._track(event).halves.append(half)
             elif phase in "be":
                 key = (raw_number(event.pid), _bytes(event.cat), *_async_id(event))
-                self._asyncs.setdefault(key, []).append((time, place, phase == "b", _bytes(event.cat)))
+                half_of_async = (time, place, phase == "b", _bytes(event.cat), _bytes(event.name))
+                self._asyncs.setdefault(key, []).append(half_of_async)
             else:
                 self._verdicts[place] = self._judge.judge_arrow(_bytes(event.cat))
                 following = phase == "f" and event.bp is UNSET
@@ -121,8 +128,8 @@ class _Survey:
 
     def finish(self) -> list[str]:
         """Return the verdicts, after the last run."""
-        for (pid, _), track in self._tracks.items():
-            self._judge_track(pid, track)
+        for track_id, track in self._tracks.items():
+            self._judge_track(track_id, track)
         for (pid, *_), halves in self._asyncs.items():
             self._judge_async(pid, halves)
         for ends in self._flows.values():
@@ -137,7 +144,7 @@ class _Survey:
             self._spelled[event.pid, event.tid] = track
             return track
 
-    def _judge_track(self, pid: Any, track: _Track) -> None:
+    def _judge_track(self, track_id: TrackId, track: _Track) -> None:
         open_: list[_Half] = []
         for half in sorted(track.halves, key=_when):
             if half.begins:
@@ -146,15 +153,15 @@ class _Survey:
             begin = next((other for other in reversed(open_) if _ends(half, other)), None)
             if begin is not None:
                 open_.remove(begin)
-                self._judge_halves(pid, track, begin, half)
+                self._judge_halves(track_id, track, begin, half)
         for begin in open_:
-            self._judge_halves(pid, track, begin, None)
+            self._judge_halves(track_id, track, begin, None)
         if track.points:
-            self._bind(pid, track)
+            self._bind(track_id[0], track)
 
-    def _judge_halves(self, pid: Any, track: _Track, begin: _Half, end: _Half | None) -> None:
+    def _judge_halves(self, track_id: TrackId, track: _Track, begin: _Half, end: _Half | None) -> None:
         until = _FOREVER if end is None else end.time
-        why = self._judge.judge(pid, begin.category, begin.time, until, sliced=True)
+        why = self._judge.judge(track_id, begin.name, begin.category, begin.time, until, sliced=True)
         track.spans.append((begin.time, -until, why))
         for half in (begin, end):
             if half is not None:
@@ -184,17 +191,17 @@ class _Survey:
             elif found:
                 self._verdicts[place] = "arrow"
 
-    def _judge_async(self, pid: Any, halves: list[tuple[int, int, bool, bytes]]) -> None:
-        open_: list[tuple[int, int, bytes]] = []
-        for time, place, begins, category in sorted(halves):
+    def _judge_async(self, pid: Any, halves: list[_AsyncHalf]) -> None:
+        open_: list[tuple[int, int, bytes, bytes]] = []
+        for time, place, begins, category, name in sorted(halves):
             if begins:
-                open_.append((time, place, category))
+                open_.append((time, place, category, name))
                 continue
-            start, begin, category_of_begin = open_.pop() if open_ else (time, place, category)
-            why = self._judge.judge(pid, category_of_begin, start, time, sliced=begin != place)
+            start, begin, *of_begin = open_.pop() if open_ else (time, place, category, name)
+            why = self._judge.judge((pid, None), of_begin[1], of_begin[0], start, time, sliced=begin != place)
             self._verdicts[place] = self._verdicts[begin] = why
-        for time, place, category in open_:
-            self._verdicts[place] = self._judge.judge(pid, category, time, _FOREVER, sliced=True)
+        for time, place, category, name in open_:
+            self._verdicts[place] = self._judge.judge((pid, None), name, category, time, _FOREVER, sliced=True)
 
     def _judge_flow(self, ends: list[tuple[int, str]]) -> None:
         """Leave out an arrow that has lost all its starts, or all its ends."""

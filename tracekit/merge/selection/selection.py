@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
 __all__ = ["Moment", "Selection"]
 
@@ -43,6 +43,7 @@ class Selection:
         categories: Only events of one of these categories. Counters that name no category are taken all the same.
         exclude_categories: No events of any of these.
         min_duration_ns: Only slices that take at least this long. Other events are no slices.
+        names: Only events whose name fits one of these patterns (``*`` for anything), and the slices that hold one that does.
 
     Raises:
         ConfigError: A value can select nothing.
@@ -54,13 +55,20 @@ class Selection:
     categories: Collection[str] | None = None
     exclude_categories: Collection[str] = ()
     min_duration_ns: int = 0
+    names: Collection[str] | None = None
 
     def __post_init__(self) -> None:
         if self.ranks is not None and not self.ranks:
             raise ConfigError("the selection names no rank; leave it out to take all")
         if self.categories is not None and not self.categories:
             raise ConfigError("the selection names no category; leave it out to take all")
-        for name, value in (("categories", self.categories), ("exclude_categories", self.exclude_categories)):
+        if self.names is not None and not self.names:
+            raise ConfigError("the selection has no name in it; leave it out to take all")
+        for name, value in (
+            ("categories", self.categories),
+            ("exclude_categories", self.exclude_categories),
+            ("names", self.names),
+        ):
             if isinstance(value, str):
                 raise ConfigError(f"{name} must be several names, such as [{value!r}], not one text")
         _check_span("steps", self.steps)
@@ -78,6 +86,7 @@ class Selection:
         categories: str | None = None,
         exclude_categories: str | None = None,
         min_duration: str | None = None,
+        names: Sequence[str] | None = None,
     ) -> Selection:
         """Read a selection as the command line takes it.
 
@@ -88,6 +97,7 @@ class Selection:
             categories: "kernel,gpu_memcpy".
             exclude_categories: The same.
             min_duration: "5us", "1.5ms"; the units are ns, us, ms and s.
+            names: Patterns such as "gloo:*", each a text of its own, since names may hold commas.
 
         Raises:
             ConfigError: A text is none of these. The message begins with the option's name.
@@ -101,6 +111,7 @@ class Selection:
             if exclude_categories is None
             else _parse_names("--exclude-categories", exclude_categories),
             min_duration_ns=0 if min_duration is None else _parse_duration(min_duration),
+            names=frozenset(names) if names else None,
         )
 
     @property
@@ -112,6 +123,7 @@ class Selection:
             or self.categories is not None
             or self.exclude_categories
             or self.min_duration_ns
+            or self.names is not None
         )
 
     def wants_rank(self, rank: int) -> bool:

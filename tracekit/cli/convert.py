@@ -1,0 +1,41 @@
+"""``tracekit convert INPUT OUTPUT``: a trace in another format."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracekit.cli.progress import ProgressBar
+from tracekit.cli.report_of_merge import show
+from tracekit.errors import CommandError
+from tracekit.formats.archive_file import archive_format
+from tracekit.merge import merge_traces
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["prepare_parser", "run"]
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``tracekit convert``."""
+    parser.add_argument("input", metavar="INPUT", help="a trace: JSON or Perfetto's own format, plain or gzip")
+    parser.add_argument(
+        "output", metavar="OUTPUT", help="the file or URL to write: .json or .pftrace, with .gz after it packed"
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="replace the output if it is there already")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing unless something is wrong")
+    parser.epilog = (
+        "Processes have the numbers that a merge gives them, and what is broken is repaired as in a merge. Exit code: 0 done, "
+        "1 failed and nothing written, 2 wrong usage, 3 written, but events were lost."
+    )
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Run ``tracekit convert``; return its exit code."""
+    del parser
+    if archive_format(args.output) is not None:
+        raise CommandError(f"{args.output}: an archive is made of several traces, by tracekit merge", exit_code=2)
+    with ProgressBar(enabled=not (args.json or args.quiet)) as bar:
+        report = merge_traces(args.output, [args.input], overwrite=args.force, progress=bar.update)
+    return show(report, as_json=args.json, quiet=args.quiet)

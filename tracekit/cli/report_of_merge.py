@@ -1,0 +1,28 @@
+"""How the verbs that write a trace say what became of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Final
+
+from tracekit.cli.terminal import printable
+
+if TYPE_CHECKING:
+    from tracekit.merge import MergeReport
+
+__all__ = ["INCOMPLETE", "OK", "show"]
+
+OK: Final = 0
+INCOMPLETE: Final = 3
+
+
+def show(report: MergeReport, *, as_json: bool, quiet: bool) -> int:
+    """Print a report for people or for machines; return the exit code that it stands for."""
+    if as_json:
+        print(json.dumps(report.to_json(), indent=2))
+    elif not quiet or not report.complete:
+        stream = sys.stderr if quiet else sys.stdout
+        for line in report.lines():
+            print(printable(line, stream), file=stream)
+    return OK if report.complete else INCOMPLETE

@@ -1,0 +1,58 @@
+"""The options that say which part of a run is taken, for every verb that takes a part."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracekit.merge import Selection
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["add_selection", "selection_of"]
+
+
+def add_selection(parser: argparse.ArgumentParser, *, names: bool) -> None:
+    """Add the options; `names` says whether ``--name`` is one of them."""
+    chosen = parser.add_argument_group(
+        "what to take",
+        "An event is taken when it meets all of these. Slices that reach into a span are taken whole; arrows go with their "
+        "slices; metadata is always taken. What is left out is counted.",
+    )
+    chosen.add_argument("--ranks", metavar="LIST", help="ranks, such as 0,3-5; files of others are not read")
+    chosen.add_argument(
+        "--steps",
+        metavar="A:B",
+        help="training steps from A up to B, B not included: tracekit's batches, else torch.profiler's ProfilerStep#N",
+    )
+    chosen.add_argument(
+        "--time-window", metavar="FROM:TO", help="seconds from the start of the merge, or ns since the epoch"
+    )
+    chosen.add_argument("--categories", metavar="LIST", help="only events of these categories; counters need none")
+    chosen.add_argument("--exclude-categories", metavar="LIST", help="no events of these categories")
+    chosen.add_argument("--min-duration", metavar="TIME", help="only slices that take this long, such as 5us")
+    if names:
+        chosen.add_argument(
+            "--name",
+            action="append",
+            default=[],
+            metavar="PATTERN",
+            help="only events of this name, such as 'gloo:*', and the slices that they stand in (repeat for several)",
+        )
+
+
+def selection_of(args: argparse.Namespace) -> Selection:
+    """Return what the options say.
+
+    Raises:
+        ConfigError: One of them cannot be understood.
+    """
+    return Selection.parse(
+        ranks=args.ranks,
+        steps=args.steps,
+        time_window=args.time_window,
+        categories=args.categories,
+        exclude_categories=args.exclude_categories,
+        min_duration=args.min_duration,
+        names=getattr(args, "name", None),
+    )

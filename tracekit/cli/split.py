@@ -1,0 +1,97 @@
+"""``tracekit split INPUT...``: a trace into parts by time or rank."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.cli.progress import ProgressBar
+from tracekit.cli.report_of_merge import INCOMPLETE, OK
+from tracekit.cli.terminal import printable
+from tracekit.errors import CommandError
+from tracekit.merge.inputs import SUFFIXES
+from tracekit.storage import basename
+from tracekit.viewing.prepare import prepare
+from tracekit.viewing.split import Part, split
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["prepare_parser", "run"]
+
+_SECONDS: Final = re.compile(r"\d{1,9}(?:\.\d{1,9})?", re.ASCII)
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``tracekit split``."""
+    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="a trace; or several, which are merged first")
+    how = parser.add_mutually_exclusive_group(required=True)
+    how.add_argument("--seconds", metavar="S", help="a part for every so many seconds")
+    how.add_argument("--by-rank", action="store_true", help="a part for every rank")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="NAME",
+        help="the file or URL of a part, with {part} for its number, .json or .pftrace, with .gz packed "
+        "(default: INPUT-{part}.json.gz here)",
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="replace parts that are there already")
+    parser.add_argument("--json", action="store_true", help="print the parts and their reports as JSON")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print only the names of the parts")
+    parser.epilog = (
+        "A slice that reaches over a border is in both parts; spans without events have no part. The input is read once for "
+        "each part. Exit code: 0 done, 1 failed, 2 wrong usage, 3 written, but events were lost."
+    )
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Run ``tracekit split``; return its exit code."""
+    del parser
+    if args.seconds is not None and not _SECONDS.fullmatch(args.seconds):
+        raise CommandError(f"--seconds {args.seconds}: give a number of seconds, such as 10 or 0.5", exit_code=2)
+    output = args.output or f"{_stem(args.inputs)}-{{part}}.json.gz"
+    with (
+        tempfile.TemporaryDirectory(prefix="tracekit-split-") as folder,
+        ProgressBar(enabled=not (args.json or args.quiet)) as bar,
+    ):
+        prepared = prepare(args.inputs, Path(folder), progress=bar.update)
+        parts = split(
+            str(prepared.path),
+            output,
+            seconds=None if args.seconds is None else Decimal(args.seconds),
+            overwrite=args.force,
+            progress=bar.update,
+        )
+    complete = all(part.report is None or part.report.complete for part in parts)
+    if prepared.merge is not None:
+        complete = complete and prepared.merge.complete
+    if args.json:
+        document = {"parts": [_as_json(part) for part in parts if part.report is not None], "complete": complete}
+        print(json.dumps(document, indent=2))
+    else:
+        for part in parts:
+            if part.report is not None:
+                words = "" if args.quiet else f": {part.words}, {_events(part):,} events"
+                print(printable(f"{part.output}{words}"))
+    return OK if complete else INCOMPLETE
+
+
+def _stem(inputs: list[str]) -> str:
+    name = basename(inputs[0].rstrip("/")) if len(inputs) == 1 else "merged"
+    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+        name = name.removesuffix(suffix)
+    return name or "trace"
+
+
+def _events(part: Part) -> int:
+    counts = {} if part.report is None else part.report.events_out
+    return sum(count for phase, count in counts.items() if phase != "M")
+
+
+def _as_json(part: Part) -> dict[str, Any]:
+    report = None if part.report is None else part.report.to_json()
+    return {"file": part.output, "part": part.name, "holds": part.words, "events": _events(part), "report": report}

@@ -1,0 +1,46 @@
+"""``tracekit trim [-o OUT] INPUT...``: a part of a trace, which opens by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracekit.cli.progress import ProgressBar
+from tracekit.cli.report_of_merge import show
+from tracekit.cli.selecting import add_selection, selection_of
+from tracekit.errors import CommandError
+from tracekit.merge import Selection, merge_traces
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["prepare_parser", "run"]
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``tracekit trim``."""
+    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="a trace; or several, which are merged")
+    parser.add_argument(
+        "-o",
+        "--output",
+        default="trimmed.json.gz",
+        help="the file or URL to write: .json or .pftrace, with .gz packed (default: %(default)s)",
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="replace the output if it is there already")
+    add_selection(parser, names=True)
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing unless something is wrong")
+    parser.epilog = (
+        "Processes have the numbers that a merge gives them. Exit code: 0 done, 1 failed and nothing written, 2 wrong usage, "
+        "3 written, but events were lost beyond what was to be left out."
+    )
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Run ``tracekit trim``; return its exit code."""
+    del parser
+    select = selection_of(args)
+    if select == Selection():
+        raise CommandError("say what to take: --steps, --time-window, --ranks, --categories or --name", exit_code=2)
+    with ProgressBar(enabled=not (args.json or args.quiet)) as bar:
+        report = merge_traces(args.output, args.inputs, overwrite=args.force, select=select, progress=bar.update)
+    return show(report, as_json=args.json, quiet=args.quiet)
