@@ -67,6 +67,7 @@ MAY_USE = {
     "validation": FOUNDATION,
     "analysis": FOUNDATION,
     "viewing": FOUNDATION | {"merge"},
+    "diagnosis": FOUNDATION,
 }
 MAY_USE["public names"] = set(MAY_USE)
 MAY_USE["command line"] = set(MAY_USE)
