@@ -68,6 +68,7 @@ MAY_USE = {
     "analysis": FOUNDATION,
     "viewing": FOUNDATION | {"merge"},
     "diagnosis": FOUNDATION,
+    "anonymising": FOUNDATION,
 }
 MAY_USE["public names"] = set(MAY_USE)
 MAY_USE["command line"] = set(MAY_USE)

@@ -1,0 +1,178 @@
+"""``tracekit trim``, ``split`` and ``convert`` as a person and as a script meets them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tracekit.cli import main
+from tracekit.storage import exists
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.perfetto import Engine
+
+SLICES = "select ts, dur, name from slice order by 1, 2, 3"
+
+
+def rank_trace(rank: int) -> str:
+    pid = 100 + rank
+    own = {"rank": rank, "pid": pid, "host": "h", "boot_id": "b", "baseTimeNanoseconds": 1_790_857_026_000_000_000}
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "tracekit_metadata", "pid": pid, "tid": pid, "args": own},
+        {"ph": "X", "name": "long", "pid": pid, "tid": pid, "ts": 1_900_000, "dur": 200_000},
+    ]
+    for step in (0, 1, 5):
+        ts = 1_000_000 * step + rank
+        events.append({"ph": "X", "name": f"step {step}", "pid": pid, "tid": pid, "ts": ts, "dur": 1000})
+        events.append({"ph": "X", "name": "inner", "pid": pid, "tid": pid, "ts": ts + 1, "dur": 10})
+    return "[\n" + ",\n".join(map(json.dumps, events)) + "\n]\n"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The traces of two ranks, in a folder in which the command is run."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for rank in (0, 1):
+        (folder / f"rank{rank}.json").write_text(rank_trace(rank))
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def names(path: Path) -> list[str]:
+    data = path.read_bytes()
+    events = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)["traceEvents"]
+    return sorted(event["name"] for event in events if event["ph"] != "M")
+
+
+# ---- trim -------------------------------------------------------------------------------------------------------------------
+
+
+def test_trim_takes_a_part_and_says_what_is_left_out(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["trim", "--time-window", "0:0.5", "--name", "inner", "-o", "part.json", str(run)]) == 0
+    out = capsys.readouterr().out
+    assert names(tmp_path / "part.json") == ["inner", "inner", "step 0", "step 0"]
+    assert "left out on request: 10 events outside of the time window" in out
+    assert main(["trim", "--ranks", "1", "--json", "-o", "one.json.gz", str(run)]) == 0
+    assert [rank["rank"] for rank in json.loads(capsys.readouterr().out)["ranks"]] == [1]
+    assert main(["trim", "--ranks", "1", "-q", "-o", "one.json.gz", str(run)]) == 1
+    assert "already exists" in capsys.readouterr().err
+    assert main(["trim", "--ranks", "1", "-qf", "-o", "one.json.gz", str(run)]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_trim_of_nothing_in_particular_is_wrong_usage(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trim", str(run)]) == 2
+    assert "say what to take: --steps" in capsys.readouterr().err
+    assert not (run.parent / "trimmed.json.gz").exists()
+    assert main(["trim", "--steps", "a:b", str(run)]) == 2
+
+
+# ---- split ------------------------------------------------------------------------------------------------------------------
+
+
+def test_split_by_time_has_every_slice_and_those_over_a_border_twice(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["split", "--seconds", "1", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+
+    assert [line.partition(":")[0] for line in lines] == [f"run-00{part}.json.gz" for part in (0, 1, 2, 5)]
+    assert lines[0] == "run-000.json.gz: 0 s to 1 s, 4 events"
+    found = {part: names(tmp_path / f"run-00{part}.json.gz") for part in (0, 1, 2, 5)}
+    assert found[0] == ["inner", "inner", "step 0", "step 0"]
+    assert found[1] == ["inner", "inner", "long", "long", "step 1", "step 1"]
+    assert found[2] == ["long", "long"]
+    assert found[5] == ["inner", "inner", "step 5", "step 5"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
+        f"run-00{part}.json.gz" for part in found
+    ]
+
+    assert main(["split", "--seconds", "1", str(run)]) == 1
+    assert "run-000.json.gz: already exists" in capsys.readouterr().err
+
+
+def test_split_by_rank_and_to_another_storage(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["split", "--by-rank", "--json", "-o", "memory://split/{part}.pftrace", str(run)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [(part["part"], part["holds"]) for part in document["parts"]] == [("rank0", "rank 0"), ("rank1", "rank 1")]
+    assert document["complete"]
+    assert exists("memory://split/rank0.pftrace")
+    assert main(["split", "--seconds", "1", "-qo", "memory://split/{part}.json", str(run)]) == 0
+    assert capsys.readouterr().out.split() == [f"memory://split/00{part}.json" for part in (0, 1, 2, 5)]
+    assert not exists("memory://split/003.json")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ([], 2, "one of the arguments --seconds --by-rank is required"),
+        (["--seconds", "1", "--by-rank"], 2, "not allowed with"),
+        (["--seconds", "0"], 2, "must be a number of seconds above 0"),
+        (["--seconds", "nan"], 2, "--seconds nan: give a number of seconds"),
+        (["--seconds", "0.0001"], 2, "at most 1,000"),
+        (["--by-rank", "-o", "x.json"], 2, "{part}"),
+    ],
+)
+def test_wrong_usage_of_split(
+    run: Path, arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["split", *arguments, str(run)]) == code
+    assert words in capsys.readouterr().err
+    assert [path for path in run.parent.iterdir() if path.is_file()] == []
+
+
+def test_a_trace_without_events_cannot_be_split(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "rank0.json").write_text('[{"ph":"M","name":"process_name","pid":1,"args":{"name":"a"}}]')
+    assert main(["split", "--seconds", "1", str(run / "rank0.json")]) == 1
+    assert "holds no events that could be split" in capsys.readouterr().err
+
+
+# ---- convert ----------------------------------------------------------------------------------------------------------------
+
+
+def test_converting_there_and_back_shows_the_same_in_perfetto(
+    engine: Engine, traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = min((traces / "torch_2.13_gloo").rglob("full*.json*"))
+    shown = []
+    for before, after in (
+        (source, "a.json"),
+        ("a.json", "b.pftrace.gz"),
+        ("b.pftrace.gz", "c.json.gz"),
+        ("c.json.gz", "d.pftrace"),
+    ):
+        assert main(["convert", str(tmp_path / before), str(tmp_path / after)]) == 0
+        with engine.load(tmp_path / after) as trace:
+            assert trace.errors() == []
+            shown.append(trace.rows(SLICES))
+    assert f"wrote {tmp_path}/d.pftrace" in capsys.readouterr().out
+    lowest = [rows[0][0] for rows in shown]
+    assert len(shown[0]) > 1000
+    for rows, start in zip(shown, lowest, strict=True):
+        # Perfetto's own format has times since the epoch, JSON times since the trace's base.
+        assert [(ts - start, dur, name) for ts, dur, name in rows] == [
+            (ts - lowest[0], dur, name) for ts, dur, name in shown[0]
+        ]
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "words"),
+    [
+        ("a.zip", 2, "an archive is made of several traces"),
+        ("a.txt", 2, "must end with .json"),
+        ("run/rank1.json", 1, "already exists"),
+    ],
+)
+def test_wrong_usage_of_convert(
+    run: Path, output: str, code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["convert", str(run / "rank0.json"), output]) == code
+    assert words in capsys.readouterr().err

@@ -1,0 +1,142 @@
+"""Other words for paths, hosts, users and names: the same word for the same thing, numbered as they are met."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+from typing import Final
+
+__all__ = ["Aliases"]
+
+# Whose values are of one kind as a whole, by the last key before them.
+_WHOLE: Final = {
+    "boot_id": "boot",
+    "host": "host",
+    "host_name": "host",
+    "hostname": "host",
+    "node_name": "host",
+    "nodename": "host",
+    "run_id": "run",
+    "user": "user",
+    "username": "user",
+    "user_name": "user",
+    "argv": "text",
+    "cmdline": "text",
+    "command": "text",
+    "cwd": "text",
+    "environ": "text",
+}
+_NAMES: Final = frozenset({"name", "labels"})
+# Kinds whose words are looked for in all other texts too.
+_EVERYWHERE: Final = ("host", "user")
+_LEAST_LETTERS: Final = 2  # a word of one letter is in too many others
+
+_HOME: Final = re.compile(r"(?:/home/|/Users/|\\Users\\)([^/\\\s:]+)")
+_IN_PATH: Final = r"[\w.@+,=%~#-]"
+_FILES: Final = "py|pyx|ipynb|sh|ya?ml|json|toml|cfg|ini|pth?|ckpt|safetensors|csv|parquet|log|so|cpp|cu|gz"
+# Each part begins where a word does, and reaches a bounded way, so that the time is linear in the text, whatever is in it.
+_FOUND: Final = re.compile(
+    "|".join(
+        (
+            r"(?P<url>(?<![\w+.-])[A-Za-z][A-Za-z0-9+.-]{0,20}://[^\s\"'<>]+)",
+            r"(?P<mail>(?<![\w.+-])[\w.+-]+@[\w-][\w.-]*)",
+            # A file of Python with a line behind it, as in stacks; such a path may hold spaces.
+            r"(?P<stack>(?:[A-Za-z]:)?[/\\][^\n\"<>|*?]{0,400}?\.pyx?(?=\(\d+\)))",
+            r"(?P<windows>(?:[A-Za-z]:|\\\\[\w.$-]+)[\\/][^\s:*?\"<>|]+)",
+            rf"(?P<absolute>(?<![\w.)\]])~?/{_IN_PATH}+(?:/{_IN_PATH}*)+|^~?/{_IN_PATH}+$)",
+            rf"(?P<relative>(?<![\w.@+,=%~#/-])(?:{_IN_PATH}+/)+[\w.-]*\.[A-Za-z]\w{{0,7}}(?![\w/]))",
+            rf"(?P<file>(?<![\w/.-])[\w-]+\.(?:{_FILES})(?![\w.]))",
+            r"(?P<ipv4>(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.]))",
+            r"(?P<ipv6>(?<![\w:])(?=[0-9a-fA-F:]*\d)(?:[0-9a-fA-F]{0,4}:){3,7}[0-9a-fA-F]{1,4}(?![\w:]))",
+        )
+    )
+)
+_KIND: Final = {"url": "url", "mail": "user", "ipv4": "address", "ipv6": "address"}  # all others are paths
+_ENDING: Final = re.compile(r"\.[A-Za-z]\w{0,7}")
+
+# Names that everybody's traces have: of the trace format, of tracekit, and of torch's, CUDA's and Python's own doing.
+_PUBLIC: Final = re.compile(
+    "|".join(
+        (
+            r"process_(?:name|labels|sort_index|uptime_seconds)|thread_(?:name|sort_index)|tracekit[_.].*",
+            r"training loop|batch|epoch|MainThread|host \w+ \w+|process \w+ \w+",
+            r"(?:rank|thread|stream|GPU|CPU|worker|process|python|lane)\b[\w ·#():/.-]*",
+            r"PyTorch Profiler.*|Record Window.*|Iteration Start: .*|Trace PyTorch .*|Traces|Spans|ProfilerStep#\d+|\[memory\]",
+            r"(?:aten|c10d|c10|prim|torch|autograd|nccl|gloo|triton|mkldnn|quantized)[:.][\w:.~<>, ]*",
+            r"(?:cuda|cu|hip|hsa|nccl)[A-Z]\w*|nccl\w*\(.*\)|Mem(?:cpy|set) .*|record_param_comms|NVIDIA .*|AMD .*",
+            r"Optimizer\.\w+#\w+(?:\.step|\.zero_grad)|enumerate\(DataLoader\)#\w+.*|<built-in .*>|ac2g|fwdbwd|async_gpu",
+            r"(?:Context|Stream|Event|Device) (?:Sync|Synchronize)\b.*|\w*(?:Backward\d+|AccumulateGrad)",
+        )
+    ),
+    re.DOTALL,
+)
+
+
+class Aliases:
+    """Gives everything that could name somebody another word.
+
+    What a text holds is found by its form (paths, URLs, addresses, mail), and hosts and users also by their words, wherever
+    `learn` has met them: under a key such as ``host_name``, or as the owner of a home folder.
+
+    Args:
+        names: Also give other names to events, processes and threads, but for those that everybody has.
+    """
+
+    def __init__(self, *, names: bool = False) -> None:
+        self._names = names
+        self._words: dict[str, dict[str, str]] = {}
+        self._known: re.Pattern[str] | None = None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many things have another word, by kind."""
+        return {kind: len(words) for kind, words in sorted(self._words.items()) if words}
+
+    def learn(self, key: str, text: str) -> None:
+        """Note the hosts and users that a text names."""
+        kind = _WHOLE.get(key.lower())
+        if kind in _EVERYWHERE and kind is not None and text:
+            self._alias(kind, text)
+            short = text.partition(".")[0]
+            if kind == "host" and short and short != text and not short.isdigit():
+                self._alias(kind, short)
+        for user in _HOME.findall(text):
+            self._alias("user", user)
+
+    def finish_learning(self) -> None:
+        """Look for all that was learned from now on."""
+        words = {word for kind in _EVERYWHERE for word in self._words.get(kind, ()) if len(word) >= _LEAST_LETTERS}
+        # The longest first, since one may begin with another.
+        ordered = sorted(words, key=lambda word: (-len(word), word))
+        self._known = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, ordered))})(?!\w)") if ordered else None
+
+    def clean(self, key: str, text: str) -> str:
+        """Return a text without what names somebody.
+
+        Args:
+            key: The last key before it.
+            text: The text.
+        """
+        kind = _WHOLE.get(key.lower())
+        if kind is not None and text:
+            return self._alias(kind, text)
+        if self._names and key in _NAMES and not _PUBLIC.fullmatch(text):
+            return self._alias("name", text) if text else text
+        cleaned = _FOUND.sub(self._other_word, text)
+        return cleaned if self._known is None else self._known.sub(self._known_word, cleaned)
+
+    def _known_word(self, match: re.Match[str]) -> str:
+        return next(self._words[kind][match[0]] for kind in _EVERYWHERE if match[0] in self._words.get(kind, ()))
+
+    def _other_word(self, match: re.Match[str]) -> str:
+        form = match.lastgroup or ""
+        kind = _KIND.get(form, "path")
+        if kind != "path":
+            return self._alias(kind, match[0])
+        # What a file is, is no secret, and viewers and readers go by it.
+        ending = PurePosixPath(match[0].replace("\\", "/")).suffix
+        return self._alias(kind, match[0]) + (ending if _ENDING.fullmatch(ending) else "")
+
+    def _alias(self, kind: str, text: str) -> str:
+        words = self._words.setdefault(kind, {})
+        return words.setdefault(text, f"{kind}-{len(words) + 1}")

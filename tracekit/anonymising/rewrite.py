@@ -1,0 +1,183 @@
+"""Reads traces twice: once for whom they name, once to write them without."""
+
+from __future__ import annotations
+
+import re
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from tracekit.anonymising.aliases import Aliases
+from tracekit.errors import ConfigError, StorageError
+from tracekit.formats.gzip_codec import GzipWriter
+from tracekit.formats.trace_reader import TraceReader, decode_json, encode_events, encode_json
+from tracekit.storage import atomic_write, basename, exists, same_file, without_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+__all__ = ["AnonymousTrace", "anonymise_traces"]
+
+_TEXT: Final = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"(\s*:)?', re.DOTALL)
+_MOST_KNOWN: Final = 100_000
+_LONGEST_KNOWN: Final = 300
+_UNREADABLE: Final = b'"text"'
+
+
+@dataclass(frozen=True, slots=True)
+class AnonymousTrace:
+    """A trace that was written.
+
+    Attributes:
+        source: Of which trace.
+        output: The file.
+        events: How many events it has.
+        lost: How many places of the source could not be read, and are left out.
+    """
+
+    source: str
+    output: str
+    events: int
+    lost: int
+
+
+def anonymise_traces(
+    pairs: Sequence[tuple[str, str]],
+    *,
+    names: bool = False,
+    overwrite: bool = False,
+    progress: Callable[[float, str], None] | None = None,
+) -> tuple[list[AnonymousTrace], dict[str, int]]:
+    """Write traces without paths, hosts and users. The same thing has the same word in all of them.
+
+    Times, numbers and ids stay as they are, so that the results can be merged like the traces. What is free text of yours (what
+    a marker is called, what its arguments say) is only searched for paths, hosts, users and addresses.
+
+    Args:
+        pairs: Each trace, and where to write it: ``.json``, or ``.json.gz``.
+        names: Also replace the names of events, processes and threads that are not everybody's.
+        overwrite: Whether files that are there may be replaced.
+        progress: Called now and then with the share that is done, 0 to 1, and with what is being done.
+
+    Returns:
+        What was written, and how many things have another word now, by kind: "path", "host", "user" ...
+
+    Raises:
+        ConfigError: An output is one of the inputs, or no JSON by its name.
+        StorageError: A trace cannot be read, or an output cannot be written or is there already.
+        TraceFormatError: A file is no trace.
+    """
+    for _, output in pairs:
+        if not output.removesuffix(".gz").endswith(".json"):
+            raise ConfigError(f"{without_secrets(output)}: the output must end with .json or .json.gz")
+        if any(same_file(source, output) for source, _ in pairs):
+            raise ConfigError(f"{without_secrets(output)}: the output is one of the inputs; choose another name")
+        if not overwrite and exists(output):
+            raise StorageError(
+                f"{without_secrets(output)}: already exists; choose another name, or pass --force to replace it"
+            )
+    aliases = Aliases(names=names)
+    tell = progress or (lambda share, what: None)
+    for number, (source, _) in enumerate(pairs):
+        tell(number / len(pairs) / 2, f"reading {basename(source)}")
+        _learn(source, aliases)
+    aliases.finish_learning()
+    written = []
+    for number, (source, output) in enumerate(pairs):
+        tell(0.5 + number / len(pairs) / 2, f"writing {basename(output)}")
+        with atomic_write(output, overwrite=overwrite) as file:
+            written.append(_write(source, output, file, aliases))
+    tell(1.0, "done")
+    return written, aliases.counts
+
+
+class _Texts:
+    """Goes through the texts of JSON in order, each with the last key before it."""
+
+    def __init__(self, aliases: Aliases) -> None:
+        self._aliases = aliases
+        self._key = ""
+        self._known: dict[tuple[str, bytes], bytes] = {}
+        self._learned: set[tuple[str, bytes]] = set()
+
+    def learn(self, json: bytes) -> None:
+        """Note whom the texts name."""
+        for match in _TEXT.finditer(json):
+            if match[2] is not None:
+                self._key = match[1].decode("utf-8", "replace")
+            elif (found := (self._key, match[1])) not in self._learned:
+                if len(self._learned) >= _MOST_KNOWN:
+                    self._learned.clear()
+                if len(match[1]) <= _LONGEST_KNOWN:
+                    self._learned.add(found)
+                self._aliases.learn(self._key, _decode(match[1]) or "")
+
+    def clean(self, json: bytes) -> bytes:
+        """Return the same JSON with other words in its texts."""
+        return _TEXT.sub(self._replace, json)
+
+    def _replace(self, match: re.Match[bytes]) -> bytes:
+        if match[2] is not None:
+            self._key = match[1].decode("utf-8", "replace")
+            return self._other("", match[1]) + match[2]
+        return self._other(self._key, match[1])
+
+    def _other(self, key: str, raw: bytes) -> bytes:
+        known = self._known.get((key, raw))
+        if known is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            text = _decode(raw)
+            known = _UNREADABLE
+            if text is not None:
+                cleaned = self._aliases.clean(key, text)
+                # What is not changed stays as it was spelled.
+                known = b'"%b"' % raw if cleaned == text else encode_json(cleaned)
+            if len(raw) <= _LONGEST_KNOWN:
+                self._known[key, raw] = known
+        return known
+
+
+def _decode(raw: bytes) -> str | None:
+    try:
+        text = decode_json(b'"%b"' % raw)
+    except ValueError:
+        return None
+    return text if isinstance(text, str) else None
+
+
+def _runs(reader: TraceReader) -> Iterator[bytes]:
+    for run in reader.runs():
+        yield encode_events(run) if reader.run_text is None else reader.run_text
+
+
+def _learn(source: str, aliases: Aliases) -> None:
+    texts = _Texts(aliases)
+    with TraceReader(source) as reader:
+        for run in _runs(reader):
+            texts.learn(run)
+        texts.learn(encode_json(reader.header))
+
+
+def _write(source: str, output: str, file: BinaryIO, aliases: Aliases) -> AnonymousTrace:
+    texts = _Texts(aliases)
+    with TraceReader(source) as reader, GzipWriter(file) if output.endswith(".gz") else nullcontext(file) as sink:
+        early = dict(reader.header)
+        if reader.form == "array":
+            sink.write(b"[\n")
+        else:
+            sink.write(
+                texts.clean(encode_json(early))[:-1] + (b',"traceEvents":[\n' if early else b'"traceEvents":[\n')
+            )
+        between = b""
+        for run in _runs(reader):
+            sink.write(between + texts.clean(run))
+            between = b",\n"
+        late = {key: value for key, value in reader.header.items() if key not in early}
+        sink.write(b"\n]")
+        if reader.form == "object":
+            sink.write(b"," + texts.clean(encode_json(late))[1:] if late else b"}")
+        sink.write(b"\n")
+        lost = sum(drop.count for drop in reader.drops)
+        events = reader.events
+    return AnonymousTrace(without_secrets(source), without_secrets(output), events, lost)

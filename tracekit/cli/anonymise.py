@@ -1,0 +1,75 @@
+"""``tracekit anonymise INPUT...``: traces without the names of people, machines and files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final
+
+from tracekit.anonymising import anonymise_traces
+from tracekit.cli.progress import ProgressBar
+from tracekit.cli.terminal import printable
+from tracekit.errors import CommandError
+from tracekit.merge.inputs import SUFFIXES
+from tracekit.storage import expand
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["prepare_parser", "run"]
+
+OK: Final = 0
+LOSSES: Final = 3
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``tracekit anonymise``."""
+    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="traces: files, folders, globs or URLs")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="where to write, for a single input: .json or .json.gz (default: NAME.anonymous.json.gz beside the input)",
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="replace files that are there already")
+    parser.add_argument(
+        "--names",
+        action="store_true",
+        help="also replace the names of events, processes and threads, but for those of torch, CUDA and tracekit",
+    )
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print only the names of the files")
+    parser.epilog = (
+        "Paths, hosts, users, mail and network addresses get other words, the same in all files of one run of this command. "
+        "Other free text stays: look at what you give away. Exit code: 0 done, 1 failed, 2 wrong usage, 3 written, but what "
+        "could not be read is left out."
+    )
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Run ``tracekit anonymise``; return its exit code."""
+    del parser
+    files = list(dict.fromkeys(file for pattern in args.inputs for file in expand(pattern, SUFFIXES)))
+    files = [file for file in files if ".anonymous.json" not in file or file in args.inputs]
+    if args.output is not None and len(files) != 1:
+        raise CommandError(f"-o names one file, and there are {len(files)} inputs; leave it out, or name one input", 2)
+    pairs = [(file, args.output or _beside(file)) for file in files]
+    with ProgressBar(enabled=not (args.json or args.quiet)) as bar:
+        written, counts = anonymise_traces(pairs, names=args.names, overwrite=args.force, progress=bar.update)
+    if args.json:
+        print(json.dumps({"files": [asdict(trace) for trace in written], "replaced": counts}, indent=2))
+    else:
+        for trace in written:
+            lost = f", {trace.lost:,} places LOST that could not be read" if trace.lost else ""
+            print(printable(trace.output if args.quiet else f"wrote {trace.output}: {trace.events:,} events{lost}"))
+        if not args.quiet:
+            words = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
+            print(f"replaced: {words or 'nothing'}")
+    return LOSSES if any(trace.lost for trace in written) else OK
+
+
+def _beside(path: str) -> str:
+    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+        if path.endswith(suffix):
+            return f"{path.removesuffix(suffix)}.anonymous.json.gz"
+    return f"{path}.anonymous.json.gz"
