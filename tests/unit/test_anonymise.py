@@ -1,0 +1,224 @@
+"""What names somebody gets another word, everything else stays, and no text makes it slow."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracekit.anonymising import anonymise_traces
+from tracekit.anonymising.aliases import Aliases
+from tracekit.errors import ConfigError, StorageError, TraceFormatError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def clean(text: str, key: str = "x", *, names: bool = False, learned: dict[str, str] | None = None) -> str:
+    aliases = Aliases(names=names)
+    for word, where in (learned or {}).items():
+        aliases.learn(where, word)
+    aliases.finish_learning()
+    return aliases.clean(key, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        ("/home/alice/x/train.py(12): forward", "path-1.py(12): forward"),
+        ("/home/alice/my project/train.py(12): forward", "path-1.py(12): forward"),
+        ("torch/profiler/profiler.py(1227): step", "path-1.py(1227): step"),
+        ("train.py(3): <module>", "path-1.py(3): <module>"),
+        ("saved ./ckpt/step-3.pt to /mnt/team7/run", "saved path-1.pt to path-2"),
+        ("~/secret/", "path-1"),
+        ("/secret", "path-1"),
+        (r"C:\Users\Bob\train.py", "path-1.py"),
+        (r"C:\Users\Bob B\train.py(1): f", "path-1.py(1): f"),
+        (r"\\server\share\a.csv!", "path-1"),
+        ("s3://bucket/team/run?sig=abc done", "url-1 done"),
+        ("postgres://u:p@db:5432/x", "url-1"),
+        ("mail alice.b@example.com now", "mail user-1 now"),
+        ("tcp 10.1.22.3:29500", "tcp address-1:29500"),
+        ("fe80::1:2:3", "address-1"),
+        ("a.py b.py a.py", "path-1.py path-2.py path-1.py"),
+    ],
+)
+def test_what_has_the_form_of_a_secret_is_replaced(text: str, cleaned: str) -> None:
+    assert clean(text) == cleaned
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "aten::add_", "ProfilerStep#3", "Torch-Compiled Region: 0/0", "forward/backward", "bytes/s", "N/A", "a :: b", "1.5",
+        "autograd::engine::evaluate_function: AddBackward0", "void at::native::vectorized_elementwise_kernel<4, x>(int, T)",
+        "nn.Module: Linear_0", "[[2, 3], []]", "12:34:56", "rank 0 · worker 1", "call(/)", "a @ b", "v2.13.0+cpu", "50 %",
+    ],
+)  # fmt: skip
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert clean(text) == text
+    assert clean(text, "name") == text
+
+
+def test_hosts_and_users_are_found_by_their_words_wherever_they_stand() -> None:
+    learned = {"node17.cluster.example": "host_name", "/home/alice/run/x.py": "file", "carol": "user", "vm": "host"}
+    assert clean("worker of alice on node17", learned=learned) == "worker of user-1 on host-2"
+    assert clean("node17.cluster.example node170 vms vm", learned=learned) == "host-1 node170 vms host-3"
+    assert clean("Carol carol caroline", learned=learned) == "Carol user-2 caroline"
+    assert clean("anything at all", "host", learned=learned) == "host-4"
+    assert clean("", "host", learned=learned) == ""
+
+
+def test_names_are_replaced_on_request_and_those_of_everybody_stay() -> None:
+    for name in ("aten::mm", "gloo:all_reduce", "ProfilerStep#12", "thread 12 (python)", "MainThread", "cudaLaunchKernel",
+                 "Memcpy HtoD (Pageable -> Device)", "thread_name", "tracekit_metadata", "rank 0 · python", "AddmmBackward0",
+                 "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "Optimizer.step#SGD.step"):  # fmt: skip
+        assert clean(name, "name", names=True) == name
+    assert clean("our new attention", "name", names=True) == "name-1"
+    assert clean("our new attention", "note", names=True) == "our new attention"
+    assert clean("", "name", names=True) == ""
+
+
+SECRETS = st.text(alphabet="abcdefgh", min_size=6, max_size=12).map(lambda word: f"zq{word}")
+
+
+@given(SECRETS, SECRETS, st.text(max_size=20))
+def test_no_secret_of_a_path_or_host_is_left(user: str, host: str, around: str) -> None:
+    around = around.replace(user, "").replace(host, "")
+    aliases = Aliases()
+    aliases.learn("host_name", f"{host}.local")
+    aliases.learn("file", f"/home/{user}/a.py")
+    aliases.finish_learning()
+    for text in (
+        f"{around} /home/{user}/{host}/x.py(3): f",
+        f"({user}@{host})",
+        f"{around} {host} {user}",
+        f"file:///{user}/{host}",
+    ):
+        found = aliases.clean("text", text)
+        assert user not in found
+        assert host not in found
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "/",
+        "a",
+        "/a",
+        "a/",
+        "a.",
+        ".",
+        "@",
+        "+",
+        "a@",
+        "1.",
+        ":",
+        "a:",
+        "\\",
+        "\\\\a",
+        "://",
+        "~/",
+        "1:",
+        ".py",
+        "#-",
+        "C:\\",
+    ],
+)
+def test_no_text_makes_it_slow(unit: str) -> None:
+    # A pattern that looked again from every place would take hours for these.
+    text = unit * (100_000 // len(unit))
+    aliases = Aliases(names=True)
+    aliases.learn("x", text)
+    aliases.finish_learning()
+    assert isinstance(aliases.clean("name", text), str)
+    assert isinstance(aliases.clean("x", text + "!"), str)
+
+
+# ---- whole traces -----------------------------------------------------------------------------------------------------------
+
+HEADER: dict[str, Any] = {"host_name": "node17", "rank": 3, "big": 2**70, "traceName": "/data/alice/trace.json"}
+EVENTS: list[dict[str, Any]] = [
+    {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python on node17"}},
+    {"ph": "X", "name": "/home/alice/train.py(3): go", "pid": "node17 1", "tid": 1, "ts": 1.25, "dur": 2e1, "args": {
+        "host": "node17", "boot_id": "1234", "n": 1.0, "nested": {"files": ["/a/b", "c"], "/etc/x/y": 1},
+        "quote": "\"/q/r\" \\"}},
+    {"ph": "s", "name": "flow", "id": "/home/alice/1", "pid": 1, "tid": 1, "ts": 1.5, "cat": "c"},
+]  # fmt: skip
+
+
+def test_a_trace_keeps_its_form_and_its_numbers(tmp_path: Path) -> None:
+    source, output = tmp_path / "a.json", tmp_path / "b.json"
+    source.write_text(json.dumps({**HEADER, "traceEvents": EVENTS, "displayTimeUnit": "ms"}))
+
+    (written,), counts = anonymise_traces([(str(source), str(output))])
+
+    assert (written.events, written.lost) == (3, 0)
+    assert counts == {"boot": 1, "host": 1, "path": 6, "user": 1}
+    text = output.read_text()
+    for secret in ("node17", "alice", "1234", "/a/b", "/etc", "/q"):
+        assert secret not in text
+    document = json.loads(text)
+    assert (document["rank"], document["big"], document["host_name"], document["displayTimeUnit"]) == (
+        3,
+        2**70,
+        "host-1",
+        "ms",
+    )
+    name, call, flow = document["traceEvents"]
+    assert name["args"]["name"] == "python on host-1"
+    assert (call["ts"], call["dur"], call["pid"]) == (1.25, 20, "host-1 1")
+    assert call["args"]["nested"]["files"][1] == "c"
+    assert re.fullmatch(r'"path-\d+" \\', call["args"]["quote"])
+    assert flow["id"] == re.sub(r"\.py.*", "", flow["id"])
+
+
+def test_the_array_form_stays_one_and_a_cut_file_is_closed(tmp_path: Path) -> None:
+    source, output = tmp_path / "a.json", tmp_path / "b.json.gz"
+    source.write_text("[\n" + ",\n".join(map(json.dumps, EVENTS)) + ',\n{"ph":"X","name":"/home/al')
+    (written,), _ = anonymise_traces([(str(source), str(output))])
+    events = json.loads(gzip.decompress(output.read_bytes()))
+    assert [event["ph"] for event in events] == ["M", "X", "s"]
+    assert written.lost == 1
+
+
+def test_several_traces_have_the_same_words(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.json").write_text(
+            json.dumps([{"ph": "M", "name": "m", "args": {"host": "h", "f": f"/x/{name}", "g": "/x/a"}}])
+        )
+    anonymise_traces([(str(tmp_path / f"{name}.json"), str(tmp_path / f"{name}.anonymous.json")) for name in "ab"])
+    first, second = (json.loads((tmp_path / f"{name}.anonymous.json").read_text())[0]["args"] for name in "ab")
+    assert first["host"] == second["host"] == "host-1"
+    assert first["f"] == first["g"] == second["g"] != second["f"]
+
+
+def test_an_unreadable_text_does_not_get_through(tmp_path: Path) -> None:
+    source, output = tmp_path / "a.json", tmp_path / "b.json"
+    source.write_bytes(b'[{"ph":"X","name":"/home/alice\\ud83d","pid":1,"tid":1,"ts":1,"dur":1}]')
+    anonymise_traces([(str(source), str(output))])
+    assert b"alice" not in output.read_bytes()
+    assert len(json.loads(output.read_bytes())) == 1
+
+
+def test_wrong_outputs_and_inputs_are_refused(tmp_path: Path) -> None:
+    source = tmp_path / "a.json"
+    source.write_text(json.dumps(EVENTS))
+    for output, error, words in (
+        ("a.pftrace", ConfigError, "must end with .json"),
+        ("a.json", ConfigError, "one of the inputs"),
+        ("taken.json", StorageError, "already exists"),
+    ):
+        (tmp_path / "taken.json").write_text("mine")
+        with pytest.raises(error, match=words):
+            anonymise_traces([(str(source), str(tmp_path / output))])
+    assert (tmp_path / "taken.json").read_text() == "mine"
+    source.write_text("hello")
+    with pytest.raises(TraceFormatError):
+        anonymise_traces([(str(source), str(tmp_path / "new.json"))])
+    assert not (tmp_path / "new.json").exists()

@@ -1,0 +1,158 @@
+"""``tracekit doctor``: what is right is said, what is wrong is found, and nothing is left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tracekit.cli import main
+from tracekit.clock import Clock
+from tracekit.diagnosis.clocks import examine_clocks
+from tracekit.diagnosis.environment import examine_environment, examine_packages, examine_rank
+from tracekit.diagnosis.places import examine_place
+from tracekit.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+YEAR_2026_NS = 1_790_857_026_000_000_000
+
+
+def ticking(start_ns: int, *steps_ns: int) -> Callable[[], int]:
+    """A clock that goes on by these steps, again and again, whenever it is read."""
+    state = [start_ns, 0]
+
+    def read() -> int:
+        state[0] += steps_ns[state[1] % len(steps_ns)]
+        state[1] += 1
+        return state[0]
+
+    return read
+
+
+def test_this_machine_is_fine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10**12))
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["problems"] == []
+    assert [section["title"] for section in document["sections"]] == [
+        "environment", "rank", "clocks", "storage .", f"storage {os.environ['TRACEKIT_SPOOL']}", "packages",
+    ]  # fmt: skip
+    facts = {section["title"]: section["facts"] for section in document["sections"]}
+    assert facts["environment"]["tracekit"] == __version__
+    assert (facts["rank"]["rank"], facts["rank"]["source"]) == (0, "default")
+    assert facts["storage ."] == {"writes": True, "renames": True, "links": True, "free_bytes": 10**12}
+    assert list(tmp_path.iterdir()) == []
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "nothing is wrong"
+    assert main(["doctor", "-q"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_what_is_wrong_is_said_at_the_end_and_by_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    (tmp_path / "file").write_text("x")
+    assert main(["doctor", "-q", str(tmp_path / "file")]) == 3
+    out = capsys.readouterr().out
+    assert "WRONG: WORLD_SIZE is 2, which does not fit rank 5: look at what sets the variables of torchrun" in out
+    assert f"WRONG: {tmp_path}/file: is no folder" in out
+
+
+def test_the_rank_and_what_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    monkeypatch.setenv("SLURM_NTASKS", "8")
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    section = examine_rank()
+    assert (section.facts["rank"], section.facts["world_size"], section.facts["source"]) == (3, 8, "slurm")
+    assert section.problems == []
+    monkeypatch.setenv("RANK", "three")
+    (problem,) = examine_rank().problems
+    assert "RANK" in problem
+
+
+def test_the_variables_of_tracekit_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACEKIT_STRICT", "1")
+    assert examine_environment().facts["variables"]["TRACEKIT_STRICT"] == "1"
+
+
+def test_missing_packages_are_notes_unless_nothing_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("s3fs", "orjson") else object())
+    section = examine_packages()
+    assert (section.facts["s3fs"], section.facts["orjson"]) == (None, None)
+    assert section.notes == ["s3fs is not installed (s3:// storage): pip install 'tracekit[s3]'"]
+    assert section.problems == ["orjson, which tracekit needs for writing, is not installed: install tracekit again"]
+
+
+@pytest.mark.parametrize(
+    ("clock", "words"),
+    [
+        (Clock(ticking(YEAR_2026_NS, 50), ticking(0, 50)), []),
+        (Clock(ticking(YEAR_2026_NS, 50), ticking(0, 20_000)), ["coarser than 10 µs"]),
+        (Clock(ticking(YEAR_2026_NS, 50), lambda: 7), ["coarser than 10 µs"]),
+        (Clock(ticking(YEAR_2026_NS, 50), ticking(10**9, 100, -50)), ["monotonic clock has gone backwards"]),
+        (Clock(ticking(YEAR_2026_NS, 100, -50), ticking(0, 50)), ["wall clock has gone backwards"]),
+        (Clock(ticking(0, 50), ticking(0, 50)), ["years behind"]),
+        (Clock(ticking(YEAR_2026_NS, 50), ticking(0, 400_000)), ["coarser", "cannot be compared"]),
+    ],
+)  # fmt: skip
+def test_clocks_that_cannot_be_trusted(clock: Clock, words: list[str]) -> None:
+    problems = examine_clocks(clock).problems
+    assert len(problems) == len(words), problems
+    for problem, word in zip(problems, words, strict=True):
+        assert word in problem
+
+
+def test_a_folder_that_is_not_there_is_looked_at_where_it_would_be_made(tmp_path: Path) -> None:
+    section = examine_place(str(tmp_path / "a" / "b"))
+    assert section.facts["writes"]
+    assert section.notes == [f"{tmp_path}/a/b is not there; looked at {tmp_path}, where it would be made"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_full_or_nearly_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5_000_000))
+    assert examine_place(str(tmp_path)).problems == [
+        f"{tmp_path}: only 5 MB are free; a full disk loses events (they are counted)"
+    ]
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    section = examine_place(str(tmp_path))
+    assert section.problems == [f"{tmp_path}: No space left on device: traces cannot be written here"]
+    assert section.facts == {"writes": False}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: Any, target: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    section = examine_place(str(tmp_path))
+    assert (section.facts["links"], section.problems) == (False, [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_remote_storage_is_written_and_left_as_it_was() -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    section = examine_place("memory://doctor/run/")
+    assert (section.facts, section.problems) == ({"writes": True, "reads": True}, [])
+    assert list(memory.find("/doctor")) == []
+    assert "nothing-like-it" in examine_place("nothing-like-it://x").problems[0]
