@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
+import re
 import zipfile
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
@@ -14,7 +15,7 @@ import pytest
 from tracekit.errors import ConfigError, MissingExtraError, StorageError, TraceFormatError
 from tracekit.viewing.prepare import prepare
 from tracekit.viewing.size import counted_bytes, too_big
-from tracekit.viewing.ui import PERFETTO_UI, PerfettoUI, bundled_ui
+from tracekit.viewing.ui import PERFETTO_UI, STARTUP_COMMANDS, PerfettoUI, bundled_ui
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -150,3 +151,18 @@ def test_what_cannot_be_opened_is_said(tmp_path: Path) -> None:
         prepare([str(trace)], tmp_path, str(tmp_path / "out.json"))
     with pytest.raises(ConfigError, match="name a local file"):
         prepare([str(trace), str(trace)], tmp_path, "memory://out.json")
+
+
+def test_the_tracks_of_the_first_ranks_are_shown_and_not_what_goes_with_them() -> None:
+    pattern = re.compile(STARTUP_COMMANDS[0]["args"][0])
+    for name in ("rank 0 · python 1", "rank 7 · GPU 7 7002", "rank 3 14553"):
+        assert pattern.search(name)
+    for name in (
+        "rank 0 · profiler 3",
+        "rank 1 · worker 1 1004",
+        "rank 10 · python 1",
+        "python 3",
+        "my rank 0",
+        "rank 8",
+    ):
+        assert not pattern.search(name)

@@ -16,8 +16,9 @@ __all__ = ["PERFETTO_UI", "STARTUP_COMMANDS", "PerfettoUI", "bundled_ui"]
 
 PERFETTO_UI: Final = "https://ui.perfetto.dev"
 
-# Names of processes in merged traces begin with the rank. Of many ranks, the first eight are enough to begin with.
-_FIRST_RANKS: Final = r"^rank [0-7]\b"
+# Names of processes in merged traces begin with the rank. Of many ranks, the first eight are enough to begin with; of each, the
+# process and its GPU, not what the profiler says about itself or the workers of a data loader.
+_FIRST_RANKS: Final = r"^rank [0-7]\b(?! · (?:profiler|worker)\b)"
 STARTUP_COMMANDS: Final = (
     {"id": "dev.perfetto.ExpandTracksByRegex", "args": [_FIRST_RANKS]},
     {"id": "dev.perfetto.PinTracksByRegex", "args": [_FIRST_RANKS]},
