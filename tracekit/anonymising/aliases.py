@@ -51,6 +51,8 @@ _FOUND: Final = re.compile(
         )
     )
 )
+# What every match of the patterns above holds, whatever escapes JSON writes it with.
+_SIGNS: Final = rf"[/\\@]|\.(?:{_FILES})|\d\.\d+\.\d|:[0-9a-fA-F]{{0,4}}:"
 _KIND: Final = {"url": "url", "mail": "user", "ipv4": "address", "ipv6": "address"}  # all others are paths
 _ENDING: Final = re.compile(r"\.[A-Za-z]\w{0,7}")
 
@@ -86,6 +88,7 @@ class Aliases:
         self._names = names
         self._words: dict[str, dict[str, str]] = {}
         self._known: re.Pattern[str] | None = None
+        self._signs = re.compile(b"")
 
     @property
     def counts(self) -> dict[str, int]:
@@ -109,6 +112,13 @@ class Aliases:
         # The longest first, since one may begin with another.
         ordered = sorted(words, key=lambda word: (-len(word), word))
         self._known = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, ordered))})(?!\w)") if ordered else None
+        keys = "|".join([*_WHOLE, *(sorted(_NAMES) if self._names else ())])
+        signs = [_SIGNS, rf'"(?i:{keys})"', *map(re.escape, ordered)]
+        self._signs = re.compile("|".join(signs).encode("utf-8", "replace"))
+
+    def may_change(self, json: bytes) -> bool:
+        """Tell whether `clean` could change any text of some JSON: False is certain, True is not."""
+        return self._signs.search(json) is not None
 
     def clean(self, key: str, text: str) -> str:
         """Return a text without what names somebody.

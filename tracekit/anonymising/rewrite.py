@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 from tracekit.anonymising.aliases import Aliases
 from tracekit.errors import ConfigError, StorageError
 from tracekit.formats.gzip_codec import GzipWriter
-from tracekit.formats.trace_reader import TraceReader, decode_json, encode_events, encode_json
+from tracekit.formats.trace_reader import (
+    UNSET,
+    Event,
+    Raw,
+    TraceReader,
+    decode_json,
+    decode_raw_dict,
+    encode_events,
+    encode_json,
+)
 from tracekit.storage import atomic_write, basename, exists, same_file, without_secrets
 
 if TYPE_CHECKING:
@@ -21,6 +30,8 @@ __all__ = ["AnonymousTrace", "anonymise_traces"]
 _TEXT: Final = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"(\s*:)?', re.DOTALL)
 _MOST_KNOWN: Final = 100_000
 _LONGEST_KNOWN: Final = 300
+_TEXT_FIELDS: Final = ("name", "args", "cat", "id", "id2", "bind_id", "scope", "stack", "cname", "sf")
+_NAMES_SOMEBODY: Final = re.compile(rb"host|user|home|node|\\", re.IGNORECASE)
 _UNREADABLE: Final = b'"text"'
 
 
@@ -92,13 +103,40 @@ def anonymise_traces(
 
 
 class _Texts:
-    """Goes through the texts of JSON in order, each with the last key before it."""
+    """Goes through the texts of events, and of any JSON in its order, each with the last key before it."""
 
     def __init__(self, aliases: Aliases) -> None:
         self._aliases = aliases
         self._key = ""
         self._known: dict[tuple[str, bytes], bytes] = {}
         self._learned: set[tuple[str, bytes]] = set()
+
+    def learn_event(self, event: Event) -> None:
+        """Note whom an event names."""
+        for field, raw in _raw_fields(event):
+            # Host and user have a key of theirs, or stand in a path.
+            if _NAMES_SOMEBODY.search(raw):
+                self._key = field
+                self.learn(raw)
+
+    def clean_event(self, event: Event) -> None:
+        """Put other words into an event."""
+        for field, raw in _raw_fields(event):
+            self._key = field
+            if field == "args":
+                # Few are equal, and few name anybody.
+                if self._aliases.may_change(raw):
+                    event.args = Raw(self.clean(raw))
+            elif raw[:1] == b'"' and len(raw) > 1:
+                setattr(event, field, Raw(self._other(field, raw[1:-1])))
+            else:
+                setattr(event, field, Raw(self.clean(raw)))
+        for place in ("pid", "tid"):
+            value = getattr(event, place)
+            if isinstance(value, str):
+                setattr(event, place, self._aliases.clean(place, value))
+        if event.extra is not UNSET:
+            event.extra = decode_raw_dict(self.clean(encode_json(event.extra)))
 
     def learn(self, json: bytes) -> None:
         """Note whom the texts name."""
@@ -146,16 +184,22 @@ def _decode(raw: bytes) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _runs(reader: TraceReader) -> Iterator[bytes]:
-    for run in reader.runs():
-        yield encode_events(run) if reader.run_text is None else reader.run_text
+def _raw_fields(event: Event) -> Iterator[tuple[str, bytes]]:
+    """Yield the fields of an event that may hold texts, as they stand in the file."""
+    for field in _TEXT_FIELDS:
+        raw = getattr(event, field)
+        if raw is not UNSET:
+            yield field, bytes(raw)
 
 
 def _learn(source: str, aliases: Aliases) -> None:
     texts = _Texts(aliases)
     with TraceReader(source) as reader:
-        for run in _runs(reader):
-            texts.learn(run)
+        for run in reader.runs():
+            for event in run:
+                texts.learn_event(event)
+                if event.extra is not UNSET:
+                    texts.learn(encode_json(event.extra))
         texts.learn(encode_json(reader.header))
 
 
@@ -170,8 +214,10 @@ def _write(source: str, output: str, file: BinaryIO, aliases: Aliases) -> Anonym
                 texts.clean(encode_json(early))[:-1] + (b',"traceEvents":[\n' if early else b'"traceEvents":[\n')
             )
         between = b""
-        for run in _runs(reader):
-            sink.write(between + texts.clean(run))
+        for run in reader.runs():
+            for event in run:
+                texts.clean_event(event)
+            sink.write(between + encode_events(run))
             between = b",\n"
         late = {key: value for key, value in reader.header.items() if key not in early}
         sink.write(b"\n]")

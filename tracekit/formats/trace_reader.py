@@ -210,7 +210,8 @@ def _encode_event(event: Event) -> bytes:
     if event.extra is UNSET:
         return _encoder.encode(event)
     extra, event.extra = event.extra, UNSET
-    text = _encoder.encode(event)[:-1] + b"," + _encoder.encode(extra)[1:]
+    known, others = _encoder.encode(event)[:-1], _encoder.encode(extra)[1:]
+    text = known + (b"," if known != b"{" else b"") + others
     event.extra = extra
     return text
 
