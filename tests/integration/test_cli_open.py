@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import urllib.request
 import webbrowser
@@ -148,7 +149,7 @@ def test_nobody_who_comes_is_a_failure(trace: Path, capsys: pytest.CaptureFixtur
         capsys.readouterr().err
     )
     assert main(["open", "--no-browser", "--timeout", "0.01", str(trace.parent)]) == 1
-    assert "merge with -o, and drag the result onto" in capsys.readouterr().err
+    assert "write it with tracekit merge -o FILE, and drag that onto" in capsys.readouterr().err
 
 
 def test_ctrl_c_is_the_end(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,3 +180,15 @@ def test_wrong_usage_is_one_sentence(
     assert out == ""
     assert words in err
     assert "Traceback" not in err
+
+
+def test_a_broken_trace_is_opened_repaired_unless_it_is_to_be_opened_as_it_is(
+    trace: Path, handed_over: list[bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = f'{{"traceEvents":{EVENTS[:-1]},\n'
+    trace.write_text(broken)
+    assert main(["open", "--no-browser", str(trace)]) == 0
+    assert "repaired: cut file once" in capsys.readouterr().out
+    assert json.loads(gzip.decompress(handed_over[0]))["traceEvents"]
+    assert main(["open", "--no-browser", "--force", str(trace)]) == 0
+    assert handed_over[2] == broken.encode()

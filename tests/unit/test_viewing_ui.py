@@ -13,12 +13,14 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from tracekit.errors import ConfigError, MissingExtraError, StorageError, TraceFormatError
-from tracekit.viewing.prepare import prepare
+from tracekit.viewing.prepare import Prepared, mended, prepare
 from tracekit.viewing.size import counted_bytes, too_big
 from tracekit.viewing.ui import PERFETTO_UI, STARTUP_COMMANDS, PerfettoUI, bundled_ui
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.perfetto import Engine
 
 SLICE = '{"ph":"X","name":"a","pid":1,"tid":1,"ts":5,"dur":2}'
 
@@ -166,3 +168,40 @@ def test_the_tracks_of_the_first_ranks_are_shown_and_not_what_goes_with_them() -
         "rank 8",
     ):
         assert not pattern.search(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "packed"),
+    [
+        (f'[{SLICE},{{"ph":"C","name":"c","pid":1,"tid":1,"ts":1,"args":{{"v":NaN}}}}]', False),
+        (f'{{"traceEvents":[{SLICE},\n', False),
+        (f"[{SLICE.replace('a', chr(92) + 'ud83d' + chr(92) + 'ude00', 1)}]", False),
+        (f"[{SLICE},\n", True),
+    ],
+)
+def test_a_trace_that_perfetto_would_not_take_is_repaired(
+    tmp_path: Path, engine: Engine, text: str, packed: bool
+) -> None:
+    trace = tmp_path / "a.json"
+    trace.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    prepared = mended(Prepared(trace), tmp_path)
+    assert prepared.merge is not None
+    assert prepared.path == tmp_path / "repaired.json.gz"
+    with engine.load(prepared.path) as loaded:
+        assert loaded.errors() == []
+        assert loaded.scalar("select count(*) from slice") == 1
+
+
+def test_a_trace_that_perfetto_takes_is_opened_as_it_is(tmp_path: Path) -> None:
+    for name, content in (
+        ("whole.json", f"[{SLICE}]".encode()),
+        ("recording.json", f'[{SLICE},\n{{"ph":"X","na'.encode()),
+        ("systrace.txt", b"# tracer: nop\n"),
+        ("a.pftrace", bytes.fromhex("0a00")),
+    ):
+        (tmp_path / name).write_bytes(content)
+        prepared = Prepared(tmp_path / name)
+        assert mended(prepared, tmp_path) is prepared
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("rank0.json", f"[{SLICE}]")
+    assert mended(Prepared(tmp_path / "a.zip"), tmp_path).merge is None

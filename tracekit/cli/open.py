@@ -14,7 +14,7 @@ from tracekit.arguments import check_seconds
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import printable
 from tracekit.errors import CommandError
-from tracekit.viewing.prepare import Prepared, prepare
+from tracekit.viewing.prepare import Prepared, mended, prepare
 from tracekit.viewing.server import PERFETTO_PORT, OneFileServer
 from tracekit.viewing.size import counted_bytes, too_big
 from tracekit.viewing.ui import PERFETTO_UI, PerfettoUI, bundled_ui
@@ -34,11 +34,15 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="a trace, which is opened as it is; or several, or folders, globs or URLs, which are merged first",
+        help="a trace, which is opened as it is, or repaired if Perfetto would not take it; or several, or folders, globs or URLs, "
+        "which are merged first",
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="keep the merged trace here (default: while this runs)")
     parser.add_argument(
-        "-f", "--force", action="store_true", help="replace the output, and open even what is too big for a browser"
+        "-f",
+        "--force",
+        action="store_true",
+        help="replace the output, and open a trace as it is even if it is too big for a browser or broken",
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
@@ -83,8 +87,10 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             prepared = prepare(args.files, Path(folder), args.output, overwrite=args.force, progress=bar.update)
             bar.update(1.0, "measuring the trace")
             problem = None if args.force else too_big(str(prepared.path), counted_bytes(str(prepared.path)))
-        if problem is not None:
-            raise CommandError(problem)
+            if problem is not None:
+                raise CommandError(problem)
+            if not args.force:
+                prepared = mended(prepared, Path(folder), bar.update)
         with OneFileServer(prepared.path, ui, port=args.port) as server:
             _announce(args, prepared, server)
             if not args.no_browser and not _open_browser(server.address) and not args.json:
@@ -95,7 +101,11 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
                 return OK
     if not handed_over:
         kept = args.output is not None or prepared.merge is None
-        otherwise = _by_hand(prepared.path) if kept else f"merge with -o, and drag the result onto {PERFETTO_UI}"
+        otherwise = (
+            _by_hand(prepared.path)
+            if kept
+            else f"write it with tracekit merge -o FILE, and drag that onto {PERFETTO_UI}"
+        )
         raise CommandError(f"nobody came for the trace in {args.timeout:g} s; run it again, or {otherwise}")
     if not (args.json or args.quiet):
         print("Perfetto has the trace")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tracekit.errors import ConfigError
+from tracekit.errors import ConfigError, TraceFormatError
+from tracekit.formats.trace_reader import TraceReader
 from tracekit.merge import MergeReport, merge_traces
 from tracekit.merge.inputs import SUFFIXES
 from tracekit.storage import basename, download, expand, is_remote, same_file
@@ -14,7 +15,10 @@ from tracekit.storage import basename, download, expand, is_remote, same_file
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Prepared", "prepare"]
+__all__ = ["Prepared", "mended", "prepare"]
+
+_HARMLESS: Final = {"cut_file", "cut_event"}
+"""What Perfetto takes in an array of events, as a recording that goes on or was killed leaves it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +72,38 @@ def prepare(
     target = output or str(folder / "merged.json.gz")
     report = merge_traces(target, inputs, overwrite=overwrite, progress=progress)
     return Prepared(Path(target), report)
+
+
+def mended(prepared: Prepared, folder: Path, progress: Callable[[float, str], None] | None = None) -> Prepared:
+    """Return a trace as it is, or a repaired copy where Perfetto would refuse it, or never end with it.
+
+    NaN in a counter makes Perfetto's engine loop for ever; a cut object, a cut gzip file and some escapes make it refuse all.
+
+    Args:
+        prepared: The trace; what a merge wrote is fine. Not unboundedly large: it is read to its end.
+        folder: For the copy.
+        progress: As for `prepare`.
+
+    Raises:
+        TracekitError: It cannot be read, or not be repaired.
+    """
+    if prepared.merge is not None or not _is_damaged(str(prepared.path), progress):
+        return prepared
+    target = folder / "repaired.json.gz"
+    return Prepared(target, merge_traces(str(target), [str(prepared.path)], progress=progress))
+
+
+def _is_damaged(path: str, progress: Callable[[float, str], None] | None) -> bool:
+    try:
+        with TraceReader(path) as reader:
+            if reader.native:
+                return False
+            for _ in reader.runs():
+                if progress is not None:
+                    progress(0.0, f"checking {basename(path)}")
+            found = {finding.kind for finding in (*reader.repairs, *reader.drops)}
+            as_recorded = reader.form == "array" and not reader.compressed and found <= _HARMLESS
+            return bool(found) and not as_recorded
+    except TraceFormatError:
+        # Perfetto knows more formats: archives, systrace, Fuchsia's ...
+        return False
