@@ -194,7 +194,16 @@ def test_several_traces_have_the_same_words(tmp_path: Path) -> None:
         (tmp_path / f"{name}.json").write_text(
             json.dumps([{"ph": "M", "name": "m", "args": {"host": "h", "f": f"/x/{name}", "g": "/x/a"}}])
         )
-    anonymise_traces([(str(tmp_path / f"{name}.json"), str(tmp_path / f"{name}.anonymous.json")) for name in "ab"])
+    told: list[tuple[float, str]] = []
+    anonymise_traces(
+        [(str(tmp_path / f"{name}.json"), str(tmp_path / f"{name}.anonymous.json")) for name in "ab"],
+        progress=lambda share, what: told.append((share, what)),
+    )
+    assert [what for _, what in told] == [
+        "reading a.json", "reading b.json", "writing a.anonymous.json", "writing b.anonymous.json", "done",
+    ]  # fmt: skip
+    assert told == sorted(told)
+    assert told[-1][0] == 1
     first, second = (json.loads((tmp_path / f"{name}.anonymous.json").read_text())[0]["args"] for name in "ab")
     assert first["host"] == second["host"] == "host-1"
     assert first["f"] == first["g"] == second["g"] != second["f"]

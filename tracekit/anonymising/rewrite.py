@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from tracekit.anonymising.aliases import Aliases
@@ -30,6 +31,7 @@ __all__ = ["AnonymousTrace", "anonymise_traces"]
 _TEXT: Final = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"(\s*:)?', re.DOTALL)
 _MOST_KNOWN: Final = 100_000
 _LONGEST_KNOWN: Final = 300
+_SOME_BYTES: Final = 64_000_000
 _TEXT_FIELDS: Final = ("name", "args", "cat", "id", "id2", "bind_id", "scope", "stack", "cname", "sf")
 _NAMES_SOMEBODY: Final = re.compile(rb"host|user|home|node|\\", re.IGNORECASE)
 _UNREADABLE: Final = b'"text"'
@@ -90,16 +92,20 @@ def anonymise_traces(
     aliases = Aliases(names=names)
     tell = progress or (lambda share, what: None)
     for number, (source, _) in enumerate(pairs):
-        tell(number / len(pairs) / 2, f"reading {basename(source)}")
-        _learn(source, aliases)
+        _learn(source, aliases, partial(_tell, tell, number, 2 * len(pairs), f"reading {basename(source)}"))
     aliases.finish_learning()
     written = []
     for number, (source, output) in enumerate(pairs):
-        tell(0.5 + number / len(pairs) / 2, f"writing {basename(output)}")
+        share = partial(_tell, tell, len(pairs) + number, 2 * len(pairs), f"writing {basename(output)}")
         with atomic_write(output, overwrite=overwrite) as file:
-            written.append(_write(source, output, file, aliases))
+            written.append(_write(source, output, file, aliases, share))
     tell(1.0, "done")
     return written, aliases.counts
+
+
+def _tell(tell: Callable[[float, str], None], number: int, count: int, what: str, done_bytes: int) -> None:
+    # How much a packed file unpacks to is not known: approach the end without reaching it.
+    tell((number + done_bytes / (done_bytes + _SOME_BYTES)) / count, what)
 
 
 class _Texts:
@@ -192,7 +198,7 @@ def _raw_fields(event: Event) -> Iterator[tuple[str, bytes]]:
             yield field, bytes(raw)
 
 
-def _learn(source: str, aliases: Aliases) -> None:
+def _learn(source: str, aliases: Aliases, progress: Callable[[int], None]) -> None:
     texts = _Texts(aliases)
     with TraceReader(source) as reader:
         for run in reader.runs():
@@ -200,10 +206,13 @@ def _learn(source: str, aliases: Aliases) -> None:
                 texts.learn_event(event)
                 if event.extra is not UNSET:
                     texts.learn(encode_json(event.extra))
+            progress(reader.bytes_read)
         texts.learn(encode_json(reader.header))
 
 
-def _write(source: str, output: str, file: BinaryIO, aliases: Aliases) -> AnonymousTrace:
+def _write(
+    source: str, output: str, file: BinaryIO, aliases: Aliases, progress: Callable[[int], None]
+) -> AnonymousTrace:
     texts = _Texts(aliases)
     with TraceReader(source) as reader, GzipWriter(file) if output.endswith(".gz") else nullcontext(file) as sink:
         early = dict(reader.header)
@@ -219,6 +228,7 @@ def _write(source: str, output: str, file: BinaryIO, aliases: Aliases) -> Anonym
                 texts.clean_event(event)
             sink.write(between + encode_events(run))
             between = b",\n"
+            progress(reader.bytes_read)
         late = {key: value for key, value in reader.header.items() if key not in early}
         sink.write(b"\n]")
         if reader.form == "object":

@@ -34,8 +34,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="a trace, which is opened as it is, or repaired if Perfetto would not take it; or several, or folders, globs or URLs, "
-        "which are merged first",
+        help="a trace, which is opened as it is, or repaired if Perfetto would not take it; or several, or folders, globs or "
+        "URLs, which are merged first",
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="keep the merged trace here (default: while this runs)")
     parser.add_argument(
