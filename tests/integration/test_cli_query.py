@@ -186,3 +186,14 @@ def test_the_query_may_come_from_standard_input(
     assert main(["query", str(trace), "-"]) == 0
     assert asked == [(str(trace), "select 1")]
     assert capsys.readouterr().out == "n\n-\n1\n"
+
+
+def test_a_program_in_the_path_is_taken(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "trace_processor_shell"
+    program.write_text("#!/bin/sh\necho it was me >&2\nexit 1\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert main(["query", str(trace), "select 1"]) == 1
+    assert "it was me" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from typing import TYPE_CHECKING, Final
 
@@ -37,8 +38,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace-processor",
         metavar="PATH",
-        help="the program trace_processor_shell (default: $TRACEKIT_TRACE_PROCESSOR, else the one that the package perfetto "
-        "downloads when it is first used)",
+        help="the program trace_processor_shell (default: $TRACEKIT_TRACE_PROCESSOR, else the one in the PATH, else the one that "
+        "the package perfetto downloads when it is first used)",
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="show no progress")
     parser.epilog = "Exit code: 0 there are the rows, if any; 1 failed; 2 wrong usage."
@@ -62,7 +63,9 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         rows = query(
             args.file,
             sql,
-            trace_processor=args.trace_processor or os.environ.get("TRACEKIT_TRACE_PROCESSOR") or None,
+            trace_processor=args.trace_processor
+            or os.environ.get("TRACEKIT_TRACE_PROCESSOR")
+            or shutil.which("trace_processor_shell"),
             progress=bar.update,
         )
     content = FORMATS[form](rows)

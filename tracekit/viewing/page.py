@@ -23,11 +23,13 @@ _PAGE: Final = """<!doctype html>
   code { overflow-wrap: anywhere }
   @media (prefers-color-scheme: dark) { body { color: #e6e6e6; background: #16181c } a { color: #8ab4f8 } }
 </style>
+<main>
 <h1>%(title)s</h1>
-<p><button id="open" type="button" autofocus>Open in Perfetto</button></p>
+<p><button id="open" type="button">Open in Perfetto</button></p>
 <p id="status" role="status">Getting the trace ready.</p>
 <p>It stays on this machine. If the button does not work: %(other)sopen
 <a href="%(ui)s" rel="noreferrer noopener" target="_blank">%(ui)s</a> and drag this file onto it: <code>%(path)s</code></p>
+</main>
 <script type="application/json" id="given">%(given)s</script>
 <script nonce="%(nonce)s">
 'use strict';
