@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import re
 import socket
 from typing import TYPE_CHECKING
@@ -248,6 +249,18 @@ def test_a_port_in_use_is_said(server: OneFileServer, trace: Path) -> None:
 def test_a_trace_that_is_not_there_is_said_before_anything_is_opened(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"nothing\.json: cannot be read: No such file"):
         OneFileServer(tmp_path / "nothing.json", UI, port=0)
+
+
+def test_a_name_that_is_no_text_is_served_too(tmp_path: Path) -> None:
+    trace = tmp_path / "rank\udcff.json"
+    try:
+        trace.write_bytes(CONTENT)
+    except OSError:
+        pytest.skip("this file system takes no such names")
+    with OneFileServer(trace, UI, port=0) as server:
+        page = ask(server, root(server))[2].decode()
+        given = json.loads(page.partition('id="given">')[2].partition("</script>")[0])
+        assert ask(server, given["trace"])[2] == CONTENT
 
 
 def test_a_trace_that_goes_meanwhile_gives_nothing(server: OneFileServer, trace: Path) -> None:

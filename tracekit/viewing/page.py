@@ -115,4 +115,4 @@ def opening_page(
             "other": "" if direct is None else _OTHER_WAY % html.escape(direct),
             "nonce": nonce,
         }
-    ).encode()
+    ).encode("utf-8", "replace")

@@ -118,7 +118,8 @@ class OneFileServer:
         for candidate in (PERFETTO_PORT, 0) if port is None else (port,):
             with contextlib.suppress(OSError, OverflowError):
                 return _Server((HOST, candidate), Handler)
-        raise StorageError(f"cannot listen at {HOST}:{port}: it is in use, or not allowed; choose another --port")
+        where = f"{HOST}, at any port" if port is None else f"{HOST}:{port}"
+        raise StorageError(f"cannot listen at {where}: it is in use, or not allowed; choose another --port")
 
     def __enter__(self) -> OneFileServer:
         self._thread.start()
@@ -162,7 +163,7 @@ class OneFileServer:
 
     @property
     def _trace_path(self) -> str:
-        return f"{self._root}trace/{quote(self._trace.name, safe='')}"
+        return f"{self._root}trace/{quote(self._trace.name, safe='', errors='replace')}"
 
     def wait(self, idle_s: float) -> bool:
         """Wait until the UI has the trace; return whether it has.
