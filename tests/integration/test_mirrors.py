@@ -150,7 +150,7 @@ def names(profiled):
 def session():
     return profile(activities=[ProfilerActivity.CPU])
 
-with Profiler([RecordFunctionMirror()], rank=0) as profiler:
+with Profiler([RecordFunctionMirror()], rank=0, flush_interval=3600) as profiler:
     markers = [profiler.marker(f"mine {number}") for number in range(50)]
     with session() as first:
         for marker in markers:
