@@ -26,6 +26,7 @@ with Profiler([JSONTraceHandler(), memory], cyclic_schedule(active=2)) as profil
             reveal_type(entered)  # expect: Marker
         profiler.step(samples=len(batch))
     reveal_type(profiler.timestamp)  # expect: Timestamp
+    reveal_type(profiler.counts)  # expect: str
     reveal_type(profiler.stats.dropped)  # expect: Mapping[str, int]
 
 capture = on_demand("control")
