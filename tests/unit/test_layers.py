@@ -33,6 +33,7 @@ ROOMS = {
     "notices": "values",
     "privacy": "values",
     "statistics": "values",
+    "spill": "storage",
     "storage": "storage",
     "timestamp": "values",
     "timestring": "values",

@@ -11,7 +11,7 @@ from tests.integration.test_cli_merge import rank_trace, slice_
 from tracekit.errors import MergeError, StorageError
 from tracekit.merge import merge_traces
 from tracekit.merge import remote_parts as rooms
-from tracekit.merge.spill import Run
+from tracekit.spill import Run
 from tracekit.storage import exists, filesystem_of, open_read, remove_all
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ A track holds slices that nest. Perfetto before v57 drops an ``X`` that begins i
 it (``slice_drop_overlapping_complete_event``), later versions move it aside; GPU streams, threads with rounded times, and
 a marker and an operator measured by two clocks have such slices. They go to a second track, so that nothing is lost.
 
-Times are kept as columns of 64-bit integers, in a file when there are many (`tracekit.merge.spill`).
+Times are kept as columns of 64-bit integers, in a file when there are many (`tracekit.spill`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from tracekit.merge.spill import RowSorter, Run, columns, merged, window_rows
+from tracekit.spill import RowSorter, Run, columns, merged, window_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tracekit.merge.spill import Row
+    from tracekit.spill import Row
 
 __all__ = ["ANY", "BEGIN", "DROPPED", "END", "INVALID", "Moves", "Slices", "all_stay", "assign_lanes"]
 

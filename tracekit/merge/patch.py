@@ -18,13 +18,13 @@ from tracekit.merge.ids import NAMESPACE, move_arg_ids
 from tracekit.merge.lanes import DROPPED
 from tracekit.merge.plain import PLAIN_COUNTER
 from tracekit.merge.scan import EPOCH_NS, NAMED_METADATA, times_of
-from tracekit.merge.spill import MAX_ROWS, Lookup
+from tracekit.spill import MAX_ROWS, Lookup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tracekit.merge.namespaces import InputMap, Track
-    from tracekit.merge.spill import Row
+    from tracekit.spill import Row
 
 __all__ = ["Lanes", "Patcher"]
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tracekit.merge.namespaces import InputMap, RankTrack
     from tracekit.merge.parts import PartJob, PartResult
     from tracekit.merge.scan import InputScan
-    from tracekit.merge.spill import Run
+    from tracekit.spill import Run
 
 __all__ = ["RemoteWorkshop", "workshop_for"]
 

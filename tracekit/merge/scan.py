@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tracekit.merge.clocks.collectives import Collective
-    from tracekit.merge.spill import Row
+    from tracekit.spill import Row
 
 __all__ = [
     "EPOCH_NS",

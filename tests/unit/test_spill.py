@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tracekit import spill
 from tracekit.errors import MergeError
-from tracekit.merge import spill
 from tracekit.merge.lanes import BEGIN, END, Slices, assign_lanes
-from tracekit.merge.spill import Lookup, RowSorter, Run, merged
+from tracekit.spill import Lookup, RowSorter, Run, merged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

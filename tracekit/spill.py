@@ -136,7 +136,7 @@ def _writing(path: str) -> Iterator[None]:
     except OSError as error:
         # Not as StorageError: the input is not to blame, and must not be left out.
         raise MergeError(
-            f"{path}: cannot be written: {error.strerror or error}; the merge keeps there what does not fit into its memory"
+            f"{path}: cannot be written: {error.strerror or error}; what does not fit into memory is kept there"
         ) from error
 
 
