@@ -1,0 +1,94 @@
+"""Which slice lies in which: from rows in order of time to self times, and to the time in which nothing was going on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tracekit.analysis.markers import TRANSPARENT, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from tracekit.spill import Row
+
+__all__ = ["MOST_DEPTH", "MOST_LANES", "Slice", "nested"]
+
+MOST_DEPTH: Final = 512
+"""Slices that lie deeper are counted, but taken for nobody's children: Perfetto shows no more."""
+MOST_LANES: Final = 16
+"""Slices of one track that reach into each other without nesting lie side by side in so many lanes."""
+
+
+Slice = tuple[int, int, int, int, int, int, int]
+"""Start, end, number of the marker, self time (what no direct child covers), how many enclosing slices there are (frames and
+steps not counted), the kinds of all enclosing slices, joined, and its own. Times are ns."""
+
+_FRAME: Final = int(Kind.FRAME)
+_LOOKED_THROUGH: Final = int(TRANSPARENT)
+
+
+def nested(
+    windows: Iterable[list[Row]],
+    kinds: Sequence[int],
+    shift_ns: int = 0,
+    longest_ns: int = 1 << 62,
+    gap: Callable[[int, int, int, int], None] | None = None,
+) -> Iterator[Slice]:
+    """Yield the slices of a track when they end.
+
+    Args:
+        windows: Rows (start, -end, number of the event, marker) in order; the first of equal slices is the outer one.
+        kinds: The kind of each marker.
+        shift_ns: What to add to their times.
+        longest_ns: What takes longer is a frame, whatever its kind: it encloses whole steps.
+        gap: Called with (from, to, marker before, marker after) for each stretch without any slice.
+    """
+    # An open slice is [end, start, marker, time of its children, depth within, kinds within, its own kind].
+    lanes: list[list[list[int]]] = [[]]
+    covered, before = None, -1
+    for window in windows:
+        for start, minus_end, _, marker in window:
+            start += shift_ns  # noqa: PLW2901 - the time that counts from here on
+            end = shift_ns - minus_end
+            own = kinds[marker]
+            if end - start > longest_ns:
+                own |= _FRAME
+            seen = not own & _LOOKED_THROUGH
+            if seen:
+                if covered is None or start > covered:
+                    if covered is not None and gap is not None:
+                        gap(covered, start, before, marker)
+                    covered, before = end, marker
+                elif end > covered:
+                    covered, before = end, marker
+            for stack in lanes:
+                while stack and stack[-1][0] <= start:
+                    # A slice without a length lies in one that begins at the same time, and after one that ends there.
+                    yield _close(stack)
+                if not stack or stack[-1][0] >= end:
+                    break
+            else:
+                if len(lanes) >= MOST_LANES:
+                    yield start, end, marker, end - start, 0, 0, own
+                    continue
+                stack = []
+                lanes.append(stack)
+            depth = around = 0
+            if stack:
+                top = stack[-1]
+                depth, around = top[4], top[5]
+                if len(stack) >= MOST_DEPTH:
+                    yield start, end, marker, end - start, depth, around, own
+                    continue
+                top[3] += end - start
+            stack.append([end, start, marker, 0, depth + seen, around | own, own])
+    for stack in lanes:
+        while stack:
+            yield _close(stack)
+
+
+def _close(stack: list[list[int]]) -> Slice:
+    end, start, marker, children, _, _, own = stack.pop()
+    if stack:
+        return start, end, marker, end - start - children, stack[-1][4], stack[-1][5], own
+    return start, end, marker, end - start - children, 0, 0, own

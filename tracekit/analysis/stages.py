@@ -1,0 +1,148 @@
+"""The stages of a step: what the training thread does one after the other, and how long each takes in each step."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tracekit.analysis.markers import DEVICE, TRANSPARENT, Kind
+
+if TYPE_CHECKING:
+    from tracekit.analysis.nesting import Slice
+    from tracekit.analysis.reading import Track
+    from tracekit.analysis.steps import Steps
+
+__all__ = ["OTHER_STAGES", "Stage", "StageTable", "steps_kept"]
+
+MOST_STAGES: Final = 64
+MOST_STEPS: Final = 20_000
+_MOST_CELLS: Final = 8_000_000
+_TYPICAL_STAGES: Final = 16
+OTHER_STAGES: Final = -1
+"""The number of all stages beyond the first `MOST_STAGES`."""
+
+_NO_STAGE: Final = int(TRANSPARENT | DEVICE | Kind.SHADOW)
+_STEP: Final = int(Kind.STEP)
+_COLLECTIVE: Final = int(Kind.COLLECTIVE)
+_LOADING: Final = int(Kind.LOADING)
+
+
+class Stage(NamedTuple):
+    """What a stage is known by.
+
+    Attributes:
+        marker: Number of its marker.
+        within: Number of the marker around it for a collective, which is a stage of its own; -1 for any other.
+    """
+
+    marker: int
+    within: int
+
+
+def steps_kept(ranks: int) -> int:
+    """Return of how many steps of each of so many ranks the single stages are kept."""
+    return min(MOST_STEPS, max(200, _MOST_CELLS // (_TYPICAL_STAGES * max(ranks, 1))))
+
+
+class StageTable:
+    """The stages on one track. Hand it all slices of the track, as they end.
+
+    A stage is a slice that no other encloses, steps and functions of Python not counted. A collective inside of one is taken
+    out of it and is a stage of its own, since what a rank does and how long it waits for the others are different things.
+
+    Args:
+        track: The thread.
+        steps: Those of its rank.
+        most_steps: How many steps are told one by one.
+
+    Attributes:
+        covered_ns: How long any stage was going on; the training thread is the one on which this is longest.
+        cells: Of each stage, how long it took in each step.
+        loading_count, loading_ns, loading_longest_ns: Times of waiting for the data loader, and of the part that is in steps,
+            `loading_in_steps_ns`.
+    """
+
+    def __init__(self, track: Track, steps: Steps, most_steps: int) -> None:
+        self.track = track
+        self.steps = steps
+        self.covered_ns = 0
+        self.in_steps_ns: dict[Stage, int] = {}
+        self.cells: dict[Stage, array[int]] = {}
+        self.loading_count = self.loading_ns = self.loading_longest_ns = self.loading_in_steps_ns = 0
+        self._has_steps = False
+        self._kept = min(len(steps), most_steps)
+        self._offsets: dict[Stage, tuple[int, int]] = {}
+        self._inside: dict[int, tuple[int, int]] = {}
+
+    @property
+    def standing(self) -> tuple[bool, bool, int]:
+        """The higher it is, the more the track seems to be that of the training thread.
+
+        Its process tells of steps (one that loads data may be busier), it is that on which torch.profiler's steps are, and
+        stages take most of its time.
+        """
+        return bool(self.track.process.batches[0]), self._has_steps, self.covered_ns
+
+    @property
+    def kept(self) -> int:
+        """How many steps are told one by one."""
+        return self._kept
+
+    def take(self, slice_: Slice, step: int) -> None:
+        """Take the slice that has ended next.
+
+        Args:
+            slice_: The slice.
+            step: In which it began.
+        """
+        start, end, marker, _, depth, around, kind = slice_
+        if kind & _LOADING and not around & _LOADING:
+            self.loading_count += 1
+            self.loading_ns += end - start
+            self.loading_longest_ns = max(self.loading_longest_ns, end - start)
+            if step >= 0:
+                self.loading_in_steps_ns += end - start
+        if kind & _NO_STAGE:
+            self._has_steps = self._has_steps or bool(kind & _STEP)
+            return
+        if depth:
+            if kind & _COLLECTIVE and not around & _COLLECTIVE:
+                began, length = self._inside.get(marker, (start, 0))
+                self._inside[marker] = min(began, start), length + end - start
+            return
+        self.covered_ns += end - start
+        own = end - start
+        for inner, (began, length) in self._inside.items():
+            self._add(Stage(inner, marker), began, length, step)
+            own -= length
+        self._inside.clear()
+        self._add(Stage(marker, -1), start, own, step)
+
+    def _add(self, stage: Stage, start: int, length: int, step: int) -> None:
+        if step < 0:
+            return
+        cells = self.cells.get(stage)
+        if cells is None:
+            if len(self.cells) >= MOST_STAGES:
+                stage = Stage(OTHER_STAGES, -1)
+            cells = self.cells.setdefault(stage, array("q", bytes(8 * self._kept)))
+        self.in_steps_ns[stage] = self.in_steps_ns.get(stage, 0) + length
+        total, count = self._offsets.get(stage, (0, 0))
+        self._offsets[stage] = total + start - self.steps.starts[step], count + 1
+        if step < self._kept:
+            cells[step] += length
+
+    @property
+    def stages(self) -> list[Stage]:
+        """The stages in the order in which they begin within a step, on average."""
+
+        def offset(stage: Stage) -> tuple[float, Stage]:
+            total, count = self._offsets[stage]
+            return total / count, stage
+
+        return sorted(self.cells, key=offset)
+
+    @property
+    def unrecorded_ns(self) -> int:
+        """How much of the steps is no stage; slices that reach beyond the end of their step can make it too small."""
+        return max(0, sum(self.steps.durations) - sum(self.in_steps_ns.values()))

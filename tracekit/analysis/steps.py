@@ -1,0 +1,56 @@
+"""The training steps of a rank, and in which of them a time lies."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tracekit.analysis.reading import Reading
+
+__all__ = ["Steps", "steps_of_ranks"]
+
+
+class Steps:
+    """Steps of one rank, in order of time, apart from each other. Times are ns since the epoch, as far as files tell.
+
+    Args:
+        spans: Start, end and number of each, in any order; of those that overlap, the first is taken.
+
+    Attributes:
+        starts, ends, numbers: Of each step.
+    """
+
+    def __init__(self, spans: list[tuple[int, int, int]]) -> None:
+        self.starts, self.ends, self.numbers = array("q"), array("q"), array("q")
+        for start, end, number in sorted(spans):
+            if not self.ends or start >= self.ends[-1]:
+                self.starts.append(start)
+                self.ends.append(end)
+                self.numbers.append(number)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def durations(self) -> list[int]:
+        """How long each took, ns."""
+        return [end - start for start, end in zip(self.starts, self.ends, strict=True)]
+
+    def at(self, time: int) -> int:
+        """Return in which step a time lies, counted from 0; -1 when in none."""
+        found = bisect_right(self.starts, time) - 1
+        return found if found >= 0 and time < self.ends[found] else -1
+
+
+def steps_of_ranks(reading: Reading) -> dict[int, Steps]:
+    """Return the steps of each rank: what tracekit recorded of them, or else torch.profiler. The two are not mixed."""
+    batches: dict[int, list[tuple[int, int, int]]] = {rank: [] for rank in reading.ranks}
+    of_profiler: dict[int, list[tuple[int, int, int]]] = {rank: [] for rank in reading.ranks}
+    for process in reading.processes:
+        base = reading.files[process.file].base_ns
+        for columns, spans in ((process.batches, batches), (process.profiler_steps, of_profiler)):
+            for start, end, number in zip(*columns, strict=True):
+                spans.setdefault(process.rank, []).append((base + start, base + end, number))
+    return {rank: Steps(spans or of_profiler[rank]) for rank, spans in batches.items() if rank in of_profiler}

@@ -1,0 +1,307 @@
+"""Where the time of a run goes: markers, steps, devices, waiting for data, gaps, of each rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tracekit.analysis.durations import Durations, DurationStore
+from tracekit.analysis.intervals import DeviceTime, Longest, device_time
+from tracekit.analysis.markers import DEVICE, TRANSPARENT, Markers
+from tracekit.analysis.nesting import nested
+from tracekit.analysis.ordered_rows import OrderedRows, Scratch
+from tracekit.analysis.reading import Reading, Track, read_traces
+from tracekit.analysis.stages import OTHER_STAGES, Stage, StageTable, steps_kept
+from tracekit.analysis.steps import Steps, steps_of_ranks
+from tracekit.analysis.summary_report import (
+    DeviceSummary,
+    GapSummary,
+    LoadingSummary,
+    MarkerSummary,
+    RankSummary,
+    StageSummary,
+    StepTable,
+    TraceSummary,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["stage_name", "summarize_traces", "training_stages"]
+
+_PERCENTS: Final = (50, 95, 99)
+_DEVICE: Final = int(DEVICE)
+_READING_SHARE: Final = 0.6
+_LONGEST_GAPS: Final = 10
+_MOST_DEVICES: Final = 10_000
+
+
+class _Tally:
+    """What is added up of one marker of one rank."""
+
+    __slots__ = ("count", "durations", "in_steps_ns", "self_ns", "total_ns")
+
+    def __init__(self, durations: Durations) -> None:
+        self.count = self.total_ns = self.self_ns = self.in_steps_ns = 0
+        self.durations = durations
+
+
+def summarize_traces(
+    inputs: Sequence[str],
+    *,
+    inside: Sequence[str] = (),
+    progress: Callable[[float, str], None] | None = None,
+) -> TraceSummary:
+    """Say where the time goes in traces.
+
+    Memory stays bounded whatever their size; what does not fit lies in a temporary folder. Nothing is estimated: the
+    percentiles are exact.
+
+    Args:
+        inputs: Files, folders, globs or URLs: rank traces, torch.profiler's traces, merged traces; JSON or Perfetto's own,
+            plain or gzip.
+        inside: Names of markers that enclose the stages of a step, and are to be looked through.
+        progress: Called with the share of the work that is done, 0 to 1, and what is being done.
+
+    Returns:
+        The summary. All times are ns.
+
+    Raises:
+        ConfigError: Nothing was named.
+        StorageError: Something cannot be read, or there is no room for temporary data.
+        TraceFormatError: A file that was named is no trace.
+    """
+    with Scratch() as scratch:
+        share = None if progress is None else lambda done, what: progress(done * _READING_SHARE, what)
+        reading = read_traces(inputs, scratch, share)
+        reading.markers.look_through(inside)
+        return _Summarizer(reading).result(progress)
+
+
+def training_stages(reading: Reading, steps: dict[int, Steps]) -> dict[int, StageTable]:
+    """Return the stages on the training thread of each rank that has steps."""
+    found: dict[int, StageTable] = {}
+    kept = steps_kept(len(steps))
+    for track in reading.tracks:
+        own = steps.get(track.process.rank)
+        if track.tid is None or not own:
+            continue
+        table = StageTable(track, own, kept)
+        for slice_ in nested(track.slices.windows(), reading.markers.kinds, reading.base_ns(track), max(own.durations)):
+            table.take(slice_, own.at(slice_[0]))
+        keep_training_thread(found, table)
+    return found
+
+
+def keep_training_thread(found: dict[int, StageTable], table: StageTable) -> bool:
+    """Keep a rank's table if it is that of the training thread so far."""
+    rank = table.track.process.rank
+    best = found.get(rank)
+    if not table.covered_ns or (best is not None and best.standing >= table.standing):
+        return False
+    found[rank] = table
+    return True
+
+
+def stage_name(stage: Stage, markers: Markers) -> str:
+    """Return how a stage is called: "backward", or "backward > all_reduce" for a collective inside of it."""
+    if stage.marker == OTHER_STAGES:
+        return "(all other stages)"
+    own = markers.table[stage.marker].name
+    return own if stage.within < 0 else f"{markers.table[stage.within].name} > {own}"
+
+
+class _Summarizer:
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._steps = steps_of_ranks(reading)
+        self._kept = steps_kept(len(self._steps))
+        self._durations = DurationStore(reading.scratch.path + "-durations")
+        self._tallies: dict[int, dict[int, _Tally]] = {}
+        self._tables: dict[int, StageTable] = {}
+        self._gaps: dict[int, Longest] = {}
+        self._devices: dict[tuple[int, object], OrderedRows] = {}
+        self._first: dict[int, int] = {}
+        self._last: dict[int, int] = {}
+
+    def result(self, progress: Callable[[float, str], None] | None) -> TraceSummary:
+        reading = self._reading
+        for number, track in enumerate(reading.tracks):
+            if progress is not None:
+                done = number / len(reading.tracks)
+                progress(_READING_SHARE + (1 - _READING_SHARE) * done, f"rank {track.process.rank}: {track.name}")
+            self._take(track)
+            reading.scratch.forget(track.slices)
+        markers = [
+            self._marker(rank, number, tally)
+            for rank, tallies in sorted(self._tallies.items())
+            for number, tally in tallies.items()
+        ]
+        markers.sort(key=lambda marker: (marker.rank, -marker.total_ns, marker.name, marker.category))
+        gaps: list[GapSummary] = []
+        devices = {
+            key: self._device(key, rows, gaps)
+            for key, rows in sorted(self._devices.items(), key=lambda item: (item[0][0], str(item[0][1])))
+        }
+        for rank, longest in self._gaps.items():
+            gaps += self._named_gaps(rank, f"{self._tables[rank].track.name}" if rank in self._tables else "", longest)
+        gaps.sort(key=lambda gap: (-gap.length_ns, gap.rank, gap.where, gap.start_ns))
+        return TraceSummary(
+            files=[(file.path, file.events) for file in reading.files],
+            ranks=[self._rank(rank, devices) for rank in reading.ranks],
+            markers=markers,
+            gaps=gaps[:_LONGEST_GAPS],
+            notes=self._notes(),
+            incomplete=reading.incomplete,
+        )
+
+    def _take(self, track: Track) -> None:
+        reading = self._reading
+        rank = track.process.rank
+        steps = self._steps[rank]
+        tallies = self._tallies.setdefault(rank, {})
+        table = StageTable(track, steps, self._kept)
+        longest = Longest(_LONGEST_GAPS)
+        device: OrderedRows | None = None
+        first, last = 1 << 62, -(1 << 62)
+        added = activities = 0
+        in_order = track.tid is not None
+        slices = nested(
+            track.slices.windows(),
+            reading.markers.kinds,
+            reading.base_ns(track),
+            max(steps.durations, default=1 << 62),
+            longest.take if in_order else None,
+        )
+        for slice_ in slices:
+            start, end, number, self_ns, _, _, kind = slice_
+            tally = tallies.get(number)
+            if tally is None:
+                tally = tallies[number] = _Tally(self._durations.new())
+            tally.count += 1
+            tally.total_ns += end - start
+            tally.self_ns += self_ns if in_order else end - start
+            tally.durations.values.append(end - start)
+            first, last = min(first, start), max(last, end)
+            step = steps.at(start) if steps else -1
+            if step >= 0:
+                tally.in_steps_ns += end - start
+            if kind & _DEVICE:
+                if device is None:
+                    device = self._device_rows(track)
+                device.rows.append((start, -end, kind & _DEVICE, number))
+                activities += 1
+            elif in_order:
+                table.take(slice_, step)
+            added += 1
+            if added >= 1 << 14:
+                self._durations.added(added)
+                reading.scratch.added(activities)
+                added = activities = 0
+        self._durations.added(added)
+        reading.scratch.added(activities)
+        self._first[rank] = min(first, self._first.get(rank, first))
+        self._last[rank] = max(last, self._last.get(rank, last))
+        if in_order and table.covered_ns and device is None:
+            self._keep(rank, table, longest)
+
+    def _keep(self, rank: int, table: StageTable, longest: Longest) -> None:
+        """Keep the stages and gaps of the training thread."""
+        if keep_training_thread(self._tables, table):
+            self._gaps[rank] = longest
+
+    def _device_rows(self, track: Track) -> OrderedRows:
+        key = track.process.rank, track.process.name or track.process.pid
+        key = key if key in self._devices or len(self._devices) < _MOST_DEVICES else (track.process.rank, "others")
+        if key not in self._devices:
+            self._devices[key] = self._reading.scratch.track()
+        return self._devices[key]
+
+    def _marker(self, rank: int, number: int, tally: _Tally) -> MarkerSummary:
+        marker = self._reading.markers.table[number]
+        steps_ns = sum(self._steps[rank].durations)
+        p50, p95, p99 = tally.durations.percentiles(_PERCENTS)
+        return MarkerSummary(
+            rank=rank,
+            name=marker.name,
+            category=marker.category,
+            count=tally.count,
+            total_ns=tally.total_ns,
+            self_ns=tally.self_ns,
+            p50_ns=p50,
+            p95_ns=p95,
+            p99_ns=p99,
+            share_of_steps=tally.in_steps_ns / steps_ns if steps_ns else None,
+            frame=bool(self._reading.markers.kinds[number] & TRANSPARENT),
+        )
+
+    def _device(self, key: tuple[int, object], rows: OrderedRows, gaps: list[GapSummary]) -> tuple[str, DeviceTime]:
+        rank, name = key
+        longest = Longest(_LONGEST_GAPS)
+        found = device_time(rows.windows(), longest)
+        where = name if isinstance(name, str) and name else f"device {name}"
+        gaps += self._named_gaps(rank, where, longest)
+        self._reading.scratch.forget(rows)
+        return where, found
+
+    def _named_gaps(self, rank: int, where: str, longest: Longest) -> list[GapSummary]:
+        table = self._reading.markers.table
+        steps = self._steps[rank]
+        named = []
+        for gap in longest.gaps:
+            step = steps.at(gap.start_ns)
+            named.append(
+                GapSummary(
+                    rank=rank,
+                    where=where,
+                    start_ns=gap.start_ns,
+                    length_ns=gap.length_ns,
+                    after=table[gap.before].name,
+                    before=table[gap.after].name,
+                    step=steps.numbers[step] if step >= 0 else None,
+                )
+            )
+        return named
+
+    def _rank(self, rank: int, devices: dict[tuple[int, object], tuple[str, DeviceTime]]) -> RankSummary:
+        steps, table = self._steps[rank], self._tables.get(rank)
+        durations = steps.durations
+        totals: dict[str, int] = {}
+        each: dict[str, list[int]] = {}
+        if table is not None:
+            for stage in table.stages:
+                # Two categories of one name are one stage to a reader.
+                name, cells = stage_name(stage, self._reading.markers), table.cells[stage].tolist()
+                totals[name] = totals.get(name, 0) + table.in_steps_ns[stage]
+                each[name] = [sum(pair) for pair in zip(each[name], cells, strict=True)] if name in each else cells
+        loading = None
+        if table is not None and table.loading_count:
+            share = table.loading_in_steps_ns / sum(durations) if durations else None
+            loading = LoadingSummary(table.loading_count, table.loading_ns, table.loading_longest_ns, share)
+        kept = min(len(steps), self._kept)
+        return RankSummary(
+            rank=rank,
+            span_ns=max(0, self._last.get(rank, 0) - self._first.get(rank, 0)),
+            thread="" if table is None else table.track.name,
+            step_durations_ns=durations,
+            stages=[StageSummary(name, total, total / sum(durations)) for name, total in totals.items()],
+            unrecorded_ns=0 if table is None else table.unrecorded_ns,
+            loading=loading,
+            devices=[DeviceSummary(name, time) for (of, _), (name, time) in devices.items() if of == rank],
+            steps=StepTable(steps.numbers[:kept].tolist(), durations[:kept], each),
+        )
+
+    def _notes(self) -> list[str]:
+        reading = self._reading
+        notes = list(reading.notes)
+        for count, what in (
+            (reading.lost, "places in the files cannot be read, and what stood there is not counted"),
+            (reading.unusable, "slices have no usable time or duration and are not counted"),
+            (reading.unfinished, "slices begin and never end, and are not counted"),
+            (reading.refused, "slices are on tracks beyond the first 100,000 and are not counted"),
+            (reading.markers.refused, "slices have names beyond the first 100,000 and are counted as one marker"),
+        ):
+            if count:
+                notes.append(f"{count:,} {what}")
+        if any(len(steps) > self._kept for steps in self._steps.values()):
+            notes.append(f"only the first {self._kept:,} steps of each rank are told one by one")
+        return notes

@@ -1,0 +1,190 @@
+"""A summary as lines for a terminal. Names stand in them as they are in the trace: whoever prints them must clean them."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import TYPE_CHECKING, Final
+
+from tracekit.analysis.summary_report import percentile
+from tracekit.analysis.text import counted, duration, share, shortened, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tracekit.analysis.summary_report import RankSummary, TraceSummary
+
+__all__ = ["summary_lines"]
+
+_SAME: Final = 0.02
+_MOST_RANKS: Final = 16
+
+
+def summary_lines(summary: TraceSummary, top: int) -> Iterator[str]:
+    """Yield the lines of a summary.
+
+    Args:
+        summary: What to show.
+        top: How many markers, and how many stages.
+    """
+    events = sum(count for _, count in summary.files)
+    ranks = counted(len(summary.ranks), "rank")
+    yield f"{counted(len(summary.files), 'file')}, {counted(events, 'event')}, {ranks}"
+    timed = [rank for rank in summary.ranks if rank.step_durations_ns]
+    if timed:
+        yield from _steps(timed)
+        yield from _slowest(summary)
+        yield from _stages(timed, top)
+    elif summary.ranks:
+        yield "no steps: the traces hold neither batches of tracekit nor ProfilerStep#N of torch.profiler"
+    yield from _devices(summary.ranks)
+    yield from _markers(summary, top)
+    if summary.gaps:
+        yield ""
+        yield "longest gaps: nothing recorded on the training thread, or a device without work"
+        rows = [
+            (
+                duration(gap.length_ns),
+                str(gap.rank),
+                shortened(gap.where, 24),
+                "-" if gap.step is None else str(gap.step),
+                shortened(gap.after, 32),
+                shortened(gap.before, 32),
+            )
+            for gap in summary.gaps
+        ]
+        yield from table(("length", "rank", "where", "step", "after", "before"), rows, left=6)
+    for note in summary.notes:
+        yield f"note: {note}"
+
+
+def _steps(timed: list[RankSummary]) -> Iterator[str]:
+    yield ""
+    yield "steps"
+    rows = []
+    for rank in _most_telling(timed):
+        durations = rank.step_durations_ns
+        loading = rank.loading
+        rows.append(
+            (
+                str(rank.rank),
+                f"{len(durations):,}",
+                duration(rank.step_mean_ns),
+                *(duration(percentile(durations, percent)) for percent in (50, 95, 99)),
+                duration(max(durations)),
+                "-" if loading is None else share(loading.share_of_steps),
+                share(rank.unrecorded_ns / rank.steps_ns if rank.steps_ns else None),
+            )
+        )
+    head = ("rank", "steps", "mean", "p50", "p95", "p99", "longest", "loading", "unrecorded")
+    yield from table(head, rows)
+    if len(timed) > len(rows):
+        yield f"  and {counted(len(timed) - len(rows), 'rank')} with shorter steps"
+
+
+def _most_telling(timed: list[RankSummary]) -> list[RankSummary]:
+    """Return the ranks to show: all, or those with the longest steps."""
+    longest = sorted(timed, key=lambda rank: (-rank.step_mean_ns, rank.rank))[:_MOST_RANKS]
+    return sorted(longest, key=lambda rank: rank.rank)
+
+
+def _slowest(summary: TraceSummary) -> Iterator[str]:
+    slowest = summary.slowest
+    if slowest is None:
+        return
+    more = slowest.step_mean_ns - slowest.median_ns
+    text = (
+        f"slowest rank: {slowest.rank}, {duration(slowest.step_mean_ns)} a step, "
+        f"{duration(more)} more than the median of the ranks"
+    )
+    if more < _SAME * slowest.median_ns:
+        text += "; all take about the same time, as ranks do that wait for each other: see tracekit stragglers"
+    yield text
+
+
+def _stages(timed: list[RankSummary], top: int) -> Iterator[str]:
+    names = dict.fromkeys(stage.name for rank in timed for stage in rank.stages)
+    means = {
+        name: [
+            (
+                sum(stage.total_ns for stage in rank.stages if stage.name == name) / len(rank.step_durations_ns),
+                rank.rank,
+            )
+            for rank in timed
+        ]
+        for name in names
+    }
+    whole = fmean(rank.step_mean_ns for rank in timed)
+    # In the order within a step; of many, those that take longest.
+    shown = set(sorted(means, key=lambda name: -fmean(mean for mean, _ in means[name]))[:top])
+    if not shown:
+        return
+    yield ""
+    yield "stages of a step (training thread, mean of all ranks)"
+    rows = []
+    for name in names:
+        if name in shown:
+            mean = fmean(value for value, _ in means[name])
+            longest, rank = max(means[name], key=lambda pair: (pair[0], -pair[1]))
+            rows.append(
+                (shortened(name), duration(mean), share(mean / whole if whole else None), duration(longest), str(rank))
+            )
+    yield from table(("stage", "mean", "share", "longest", "on rank"), rows)
+    if len(names) > len(rows):
+        yield f"  and {counted(len(names) - len(rows), 'shorter stage')}"
+
+
+def _devices(ranks: list[RankSummary]) -> Iterator[str]:
+    rows = []
+    for rank in ranks:
+        for device in rank.devices:
+            time = device.time
+            whole = time.span_ns or 1
+            rows.append(
+                (
+                    str(rank.rank),
+                    shortened(device.name, 24),
+                    duration(time.span_ns),
+                    share(time.busy_ns / whole),
+                    share(time.idle_ns / whole),
+                    share(time.compute_ns / whole),
+                    share(time.communication_ns / whole),
+                    share(time.hidden_ns / time.communication_ns if time.communication_ns else None),
+                    share(time.memory_ns / whole),
+                )
+            )
+    if rows:
+        yield ""
+        yield "devices (hidden: the part of communication during which kernels compute)"
+        head = ("rank", "device", "span", "busy", "idle", "compute", "communication", "hidden", "copies")
+        yield from table(head, rows[: 2 * _MOST_RANKS], left=2)
+        if len(rows) > 2 * _MOST_RANKS:
+            yield f"  and {counted(len(rows) - 2 * _MOST_RANKS, 'device')} more; --json has all"
+
+
+def _markers(summary: TraceSummary, top: int) -> Iterator[str]:
+    markers = [marker for marker in summary.markers if not marker.frame]
+    if not markers:
+        return
+    longest = sorted(markers, key=lambda marker: (-marker.total_ns, marker.rank, marker.name))[:top]
+    yield ""
+    yield "markers (by total time)"
+    rows = [
+        (
+            shortened(marker.name),
+            shortened(marker.category, 16),
+            str(marker.rank),
+            f"{marker.count:,}",
+            duration(marker.total_ns),
+            duration(marker.self_ns),
+            duration(marker.mean_ns),
+            duration(marker.p50_ns),
+            duration(marker.p95_ns),
+            duration(marker.p99_ns),
+            share(marker.share_of_steps),
+        )
+        for marker in longest
+    ]
+    head = ("name", "category", "rank", "count", "total", "self", "mean", "p50", "p95", "p99", "of steps")
+    yield from table(head, rows, left=2)
+    if len(markers) > len(rows):
+        yield f"  and {len(markers) - len(rows):,} more; --top N shows N, --json all"
