@@ -21,6 +21,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tracekit.analysis import TraceSummary, summarize_traces
     from tracekit.clock import ClockOffset
     from tracekit.errors import (
         CommandError,
@@ -103,6 +104,7 @@ __all__ = [
     "TorchProfiler",
     "TraceFormatError",
     "TraceHandler",
+    "TraceSummary",
     "TracekitError",
     "ValidationReport",
     "__version__",
@@ -113,10 +115,12 @@ __all__ = [
     "merge_traces",
     "on_demand",
     "recover_trace",
+    "summarize_traces",
     "validate_trace",
 ]
 
 _HOME = {
+    "tracekit.analysis": ("TraceSummary", "summarize_traces"),
     "tracekit.clock": ("ClockOffset",),
     "tracekit.errors": (
         "CommandError",

@@ -1,1 +1,8 @@
 """From traces to answers: where the time goes, which rank holds the others up, what has become slower."""
+
+from __future__ import annotations
+
+from tracekit.analysis.summary import summarize_traces
+from tracekit.analysis.summary_report import TraceSummary
+
+__all__ = ["TraceSummary", "summarize_traces"]

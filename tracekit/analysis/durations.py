@@ -66,8 +66,9 @@ class Durations:
 
     def settle(self) -> None:
         """Move the values out of memory."""
-        self._runs.append(Run([array("q", sorted(self.values))]).store(self._path))
-        self.values = array("q")
+        if self.values:
+            self._runs.append(Run([array("q", sorted(self.values))]).store(self._path))
+            self.values = array("q")
 
     def percentiles(self, percents: Sequence[int]) -> list[int]:
         """Return the least of the durations that at least so many percent of them do not exceed (the nearest rank).

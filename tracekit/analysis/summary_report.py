@@ -227,6 +227,7 @@ class TraceSummary:
         """Return the summary for JSON."""
         slowest = self.slowest
         return {
+            "format_version": 1,
             "files": [{"file": file, "events": events} for file, events in self.files],
             "ranks": [_rank(rank) for rank in self.ranks],
             "slowest_rank": None

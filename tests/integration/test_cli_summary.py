@@ -1,0 +1,154 @@
+"""``tracekit summary`` as a person and as a script meets it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import pytest
+
+from tracekit.cli import main
+from tracekit.formats.schema import compile_schema
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EVIL = "\x1b[2J\x1b]0;owned\x07\u202eevil\r\n"
+
+
+def rank_trace(rank: int, name: str = "forward", length: int = 50) -> str:
+    pid = 100 + rank
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "tracekit_metadata", "pid": pid, "tid": pid, "args": {"rank": rank, "pid": pid}},
+        {"ph": "M", "name": "thread_name", "pid": pid, "tid": pid, "args": {"name": "MainThread"}},
+    ]
+    for step in range(4):
+        at = 1000 * step
+        batch = {"ph": "X", "name": "batch", "cat": "training loop", "args": {"batch": step}}
+        events += [
+            {**batch, "pid": pid, "tid": 9, "ts": at, "dur": 1000},
+            {"ph": "X", "name": "dataloader", "cat": "", "pid": pid, "tid": pid, "ts": at, "dur": 100 + rank},
+            {"ph": "X", "name": name, "cat": "", "pid": pid, "tid": pid, "ts": at + 200, "dur": length * (1 + rank)},
+        ]
+    return json.dumps(events)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "rank0.json").write_text(rank_trace(0))
+    (folder / "rank1.json.gz").write_bytes(gzip.compress(rank_trace(1).encode()))
+    return folder
+
+
+def test_a_person_is_told_of_steps_stages_markers_and_gaps(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["summary", str(folder)]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.splitlines()[0] == "2 files, 28 events, 2 ranks"
+    for words in (
+        "  0         4  1.00 ms  1.00 ms  1.00 ms  1.00 ms  1.00 ms    10.0%       85.0%",
+        "slowest rank: 0, 1.00 ms a step, 0 ns more than the median of the ranks; all take about the same time",
+        "  forward     75.0 µs   7.5%  100 µs        1",
+        "longest gaps",
+        "MainThread",
+    ):
+        assert words in out
+
+
+def test_json_is_one_document_that_fits_its_schema(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["summary", "--json", str(folder / "*")]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert compile_schema("summary")(document) is None
+    assert [rank["stages"][1]["total_ns"] for rank in document["ranks"]] == [200_000, 400_000]
+
+
+def test_what_is_shown_can_be_limited(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["summary", "--top", "1", str(folder)]) == 0
+    assert "and 3 more; --top N shows N, --json all" in capsys.readouterr().out
+
+
+def test_a_url_is_read_like_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = fsspec.filesystem("memory")
+    for path in folder.iterdir():
+        files.pipe(f"/summary/{path.name}", path.read_bytes())
+    try:
+        assert main(["summary", "memory://summary/"]) == 0
+        remote = capsys.readouterr().out
+    finally:
+        files.rm("/summary", recursive=True)
+    assert main(["summary", str(folder)]) == 0
+    assert remote == capsys.readouterr().out
+
+
+def test_nothing_in_a_trace_is_obeyed_by_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "evil.json").write_text(rank_trace(0, name=EVIL))
+    assert main(["summary", str(tmp_path / "evil.json")]) == 0
+    out = capsys.readouterr().out
+    assert "evil" in out
+    assert all(char.isprintable() for char in out.replace("\n", ""))
+
+
+def test_damage_is_told_and_is_exit_code_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cut.json").write_text(rank_trace(0)[:-700] + "garbage }{ ]]")
+    assert main(["summary", str(tmp_path / "cut.json")]) == 3
+    assert "cannot be read, and what stood there is not counted" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "empty"),
+        ("hello", "this is no trace"),
+        ('{"a": 1}', "this is no trace"),
+    ],
+)
+def test_what_is_no_trace_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, words: str
+) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(content)
+    assert main(["summary", str(path)]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("tracekit: ")
+    assert err.count("\n") == 1
+    assert words in err
+
+
+def test_wrong_usage_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["summary"]) == 2
+    assert main(["summary", "--top", "0", "x.json"]) == 2
+    assert main(["summary", "--top", "٣", "x.json"]) == 2
+    capsys.readouterr()
+    assert main(["summary", "missing.json"]) == 1
+
+
+def test_a_bomb_of_nesting_in_gzip_ends_in_bounded_memory(tmp_path: Path) -> None:
+    # 120,000 slices in each other, each of its own name: deeper than Perfetto would show, and on one track.
+    path = tmp_path / "bomb.json.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(b"[\n")
+        for start in range(0, 120_000, 10_000):
+            file.write(
+                b",\n".join(
+                    b'{"ph":"X","name":"n%d","pid":1,"tid":1,"ts":%d,"dur":%d}' % (at, at, 240_000 - 2 * at)
+                    for at in range(start, start + 10_000)
+                )
+                + b",\n"
+            )
+        file.write(b"{}]")
+    code = (
+        "import resource, sys; from tracekit.cli import main; code = main(['summary', sys.argv[1]]); "
+        "print(code, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    exit_code, megabytes = map(int, done.stderr.split())
+    assert exit_code in (0, 3)
+    assert megabytes < 400
+    assert "(all other names)" in done.stdout or "names beyond the first" in done.stdout

@@ -1,0 +1,427 @@
+"""The parts of which the analysis of traces is made."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tracekit.analysis import summarize_traces
+from tracekit.analysis.durations import DurationStore
+from tracekit.analysis.intervals import DeviceTime, Longest, device_time
+from tracekit.analysis.markers import OTHERS, Kind, Markers
+from tracekit.analysis.nesting import MOST_DEPTH, MOST_LANES, nested
+from tracekit.analysis.ordered_rows import Scratch
+from tracekit.analysis.reading import read_traces
+from tracekit.analysis.text import duration, shortened, table
+from tracekit.errors import ConfigError, StorageError, TraceFormatError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tracekit.analysis.summary_report import MarkerSummary, TraceSummary
+    from tracekit.spill import Row
+
+
+def x(name: str, ts: float, dur: float, tid: Any = 1, pid: Any = 1, cat: str = "m", **more: Any) -> dict[str, Any]:
+    return {"ph": "X", "name": name, "cat": cat, "ts": ts, "dur": dur, "pid": pid, "tid": tid, **more}
+
+
+def mark(ph: str, name: str | None, ts: float, **more: Any) -> dict[str, Any]:
+    event = {"ph": ph, "cat": "m", "ts": ts, "pid": 1, "tid": 1, **more}
+    return event if name is None else {**event, "name": name}
+
+
+def trace(path: Path, *events: dict[str, Any], **header: Any) -> str:
+    path.write_text(json.dumps({"schemaVersion": 1, **header, "traceEvents": list(events)}))
+    return str(path)
+
+
+def summary_of(tmp_path: Path, *events: dict[str, Any], **header: Any) -> TraceSummary:
+    return summarize_traces([trace(tmp_path / "trace.json", *events, **header)])
+
+
+def by_name(summary: TraceSummary) -> dict[str, MarkerSummary]:
+    return {marker.name: marker for marker in summary.markers}
+
+
+# Kinds.
+
+
+@pytest.mark.parametrize(
+    ("name", "category", "kind"),
+    [
+        ("ProfilerStep#12", "user_annotation", Kind.STEP),
+        ("batch", "training loop", Kind.STEP),
+        ("epoch", "training loop", Kind.FRAME),
+        ("batch", "", Kind(0)),
+        ("ProfilerStep#12", "gpu_user_annotation", Kind.SHADOW),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "kernel", Kind.COMMUNICATION),
+        ("void gemm", "kernel", Kind.COMPUTE),
+        ("Memcpy HtoD", "gpu_memcpy", Kind.MEMORY),
+        ("dataloader", "", Kind.LOADING),
+        ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "user_annotation", Kind.LOADING),
+        ("gloo:all_reduce", "user_annotation", Kind.COLLECTIVE),
+        ("threading.py(1): run", "python_function", Kind.FRAME),
+        ("forward", "", Kind(0)),
+    ],
+)
+def test_what_a_marker_stands_for(name: str, category: str, kind: Kind) -> None:
+    markers = Markers()
+    number = markers[json.dumps(name).encode(), json.dumps(category).encode()]
+    assert markers.table[number].kind == kind == markers.kinds[number]
+
+
+def test_names_beyond_the_first_are_one_marker_and_counted() -> None:
+    markers = Markers(most=2)
+    numbers = markers.numbers([(b'"a"', b""), (b'"b"', b""), (b'"c"', b""), (b'"a"', b""), (b'"d"', b"")])
+    assert numbers == [0, 1, 2, 0, 2]
+    assert (markers.table[2].name, markers.refused) == (OTHERS, 2)
+
+
+def test_a_very_long_name_is_shortened_and_not_kept() -> None:
+    markers = Markers()
+    long = b'"' + b"x" * 5_000_000 + b'"'
+    assert markers[long, b""] == markers[long, b""] == 0
+    assert (len(markers.table[0].name), len(markers)) == (500, 0)
+
+
+# Rows in order.
+
+
+def test_rows_that_are_too_many_come_in_order_from_the_disk() -> None:
+    with Scratch(most_rows=3000) as scratch:
+        track, other = scratch.track(), scratch.track()
+        for start in range(20_000):
+            track.rows.append((start * 7919 % 20_000, start))
+            if start % 100 == 0:
+                other.rows.append((start, 0))
+            scratch.added(1)
+        assert len(track.rows) <= 3000
+        found = [row for window in track.windows() for row in window]
+        assert found == sorted((start * 7919 % 20_000, start) for start in range(20_000))
+        assert [row for window in other.windows() for row in window] == [(at, 0) for at in range(0, 20_000, 100)]
+
+
+def test_many_small_tracks_leave_memory_too() -> None:
+    with Scratch(most_rows=500) as scratch:
+        tracks = [scratch.track() for _ in range(100)]
+        for number in range(10):
+            for track in tracks:
+                track.rows.append((-number, 1))
+                scratch.added(1)
+        assert sum(len(track.rows) for track in tracks) <= 500
+        assert [row for window in tracks[7].windows() for row in window] == [(at, 1) for at in range(-9, 1)]
+
+
+def test_percentiles_are_exact_from_memory_and_from_the_disk() -> None:
+    values = [at * 7919 % 50_000 for at in range(50_000)]
+    with Scratch() as scratch:
+        for most in (10**9, 10_000):
+            store = DurationStore(scratch.path, most)
+            durations = store.new()
+            for start in range(0, len(values), 1000):
+                durations.values.extend(values[start : start + 1000])
+                store.added(1000)
+            assert len(durations.values) <= most
+            assert durations.percentiles([1, 50, 95, 99, 100]) == [499, 24_999, 47_499, 49_499, 49_999]
+
+
+# Nesting.
+
+
+def nest(rows: list[Row], kinds: list[int] | None = None) -> dict[int, tuple[int, int]]:
+    """Return self time and depth of each slice by its marker."""
+    found = nested([sorted(rows)], kinds or [0] * 10_000)
+    return {marker: (self_ns, depth) for _, _, marker, self_ns, depth, _, _ in found}
+
+
+def test_self_time_is_what_no_direct_child_covers() -> None:
+    rows = [(0, -100, 0, 0), (10, -50, 1, 1), (20, -30, 2, 2), (60, -100, 3, 3), (100, -110, 4, 4)]
+    assert nest(rows) == {0: (20, 0), 1: (30, 1), 2: (10, 2), 3: (40, 1), 4: (10, 0)}
+
+
+def test_of_equal_slices_the_first_in_the_file_is_the_outer_one() -> None:
+    assert nest([(0, -5, 7, 0), (0, -5, 3, 1)]) == {1: (0, 0), 0: (5, 1)}
+
+
+def test_slices_without_a_length_lie_in_what_begins_with_them_and_after_what_ends() -> None:
+    assert nest([(0, -10, 0, 0), (0, 0, 1, 1), (10, -10, 2, 2)]) == {0: (10, 0), 1: (0, 1), 2: (0, 0)}
+
+
+def test_slices_that_reach_into_each_other_lie_side_by_side() -> None:
+    # Each goes to the first lane with room, as in a merged trace.
+    assert nest([(0, -10, 0, 0), (5, -15, 1, 1), (6, -8, 2, 2), (9, -14, 3, 3)]) == {
+        0: (8, 0),
+        2: (2, 1),
+        1: (10 - 5, 0),
+        3: (5, 1),
+    }
+
+
+def test_more_lanes_and_a_greater_depth_than_bearable_are_counted_and_not_nested() -> None:
+    stairs = nest([(at, -at - 1000, at, at) for at in range(MOST_LANES + 5)])
+    assert stairs == dict.fromkeys(range(MOST_LANES + 5), (1000, 0))
+    deep = nest([(at, -10_000 + at, at, at) for at in range(MOST_DEPTH + 3)])
+    assert len(deep) == MOST_DEPTH + 3
+    assert deep[MOST_DEPTH - 1][1] == MOST_DEPTH - 1
+    assert deep[MOST_DEPTH + 2] == (10_000 - 2 * (MOST_DEPTH + 2), MOST_DEPTH)
+
+
+def test_frames_are_looked_through_for_depth_and_gaps() -> None:
+    gaps: list[tuple[int, ...]] = []
+    rows = [(0, -100, 0, 0), (10, -20, 1, 1), (15, -18, 2, 1), (40, -50, 3, 1)]
+    found = list(nested([rows], [int(Kind.STEP), 0], gap=lambda *gap: gaps.append(gap)))
+    assert [(start, depth) for start, _, _, _, depth, _, _ in found] == [(15, 1), (10, 0), (40, 0), (0, 0)]
+    assert gaps == [(20, 40, 1, 1)]
+
+
+def test_what_is_longer_than_the_longest_step_is_a_frame() -> None:
+    found = list(nested([[(0, -100, 0, 0), (10, -20, 1, 1)]], [0, 0], longest_ns=99))
+    assert [(marker, depth, own) for _, _, marker, _, depth, _, own in found] == [(1, 0, 0), (0, 0, Kind.FRAME)]
+
+
+# Devices.
+
+
+def test_what_a_device_does_at_once_counts_once() -> None:
+    compute, talk, copy = int(Kind.COMPUTE), int(Kind.COMMUNICATION), int(Kind.MEMORY)
+    rows: list[Row] = [(0, -10, compute, 0), (5, -20, talk, 1), (8, -12, compute, 2), (30, -35, copy, 3)]
+    longest = Longest(10)
+    assert device_time([rows], longest) == DeviceTime(35, 25, 12, 15, 7, 5)
+    assert [tuple(gap) for gap in longest.gaps] == [(10, 20, 1, 3)]
+
+
+def test_only_the_longest_gaps_are_kept() -> None:
+    longest = Longest(2)
+    for at, length in enumerate((5, 9, 1, 7)):
+        longest.take(100 * at, 100 * at + length, 0, 0)
+    assert [gap.length_ns for gap in longest.gaps] == [9, 7]
+
+
+# Reading.
+
+
+def test_begins_and_ends_are_slices_wherever_they_stand_in_the_file(tmp_path: Path) -> None:
+    summary = summary_of(
+        tmp_path,
+        mark("E", None, 10),  # ends b
+        mark("B", "a", 0, args={"x": 1}),
+        mark("B", "b", 4),
+        mark("E", "a", 12),
+        mark("B", "never", 20),
+        mark("E", "unknown", 21),
+    )
+    found = by_name(summary)
+    assert {name: (one.count, one.total_ns, one.self_ns) for name, one in found.items()} == {
+        "a": (1, 12_000, 6000),
+        "b": (1, 6000, 6000),
+    }
+    assert summary.notes == ["1 slices begin and never end, and are not counted"]
+
+
+def test_asynchronous_slices_are_paired_by_category_and_id(tmp_path: Path) -> None:
+    summary = summary_of(
+        tmp_path,
+        mark("b", "a", 0, id=1),
+        mark("b", "a", 5, id2={"local": 2}),
+        mark("e", "a", 30, id=1),
+        mark("e", "a", 8, id2={"local": 2}),
+        mark("e", "a", 9, id=3),
+    )
+    assert [(one.count, one.total_ns, one.self_ns) for one in summary.markers] == [(2, 33_000, 33_000)]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        x("a", 1, -1),
+        x("a", 1e300, 1),
+        x("a", 1, 1e18),
+        {**x("a", 1, 1), "ts": None},
+        {**x("a", 1, 1), "dur": "much"},
+        {"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 5},
+        {"ph": "B", "name": "a", "pid": 1, "tid": 1},
+    ],
+)
+def test_what_has_no_usable_time_is_left_out_and_told(tmp_path: Path, event: dict[str, Any]) -> None:
+    summary = summary_of(tmp_path, x("good", 0, 5), event)
+    assert [(one.name, one.total_ns) for one in summary.markers] == [("good", 5000)]
+    assert summary.incomplete
+    assert summary.notes == ["1 slices have no usable time or duration and are not counted"]
+
+
+def test_steps_of_tracekit_go_before_those_of_torch(tmp_path: Path) -> None:
+    summary = summary_of(
+        tmp_path,
+        x("batch", 0, 10, tid=9, cat="training loop", args={"batch": 41}),
+        x("batch", 10, 30, tid=9, cat="training loop", args={"batch": 42}),
+        x("ProfilerStep#7", 0, 40, cat="user_annotation"),
+        x("forward", 1, 5),
+        x("forward", 12, 20),
+    )
+    rank = summary.ranks[0]
+    assert (rank.steps.numbers, rank.steps.durations_ns) == ([41, 42], [10_000, 30_000])
+    assert rank.steps.stages_ns == {"forward": [5000, 20_000]}
+    assert rank.unrecorded_ns == 15_000
+    assert by_name(summary)["forward"].share_of_steps == 25 / 40
+
+
+def test_steps_written_as_begin_and_end_keep_their_numbers(tmp_path: Path) -> None:
+    loop = {"cat": "training loop", "tid": 9}
+    summary = summary_of(
+        tmp_path,
+        mark("B", "batch", 0, args={"batch": 5}, **loop),
+        mark("E", None, 10, **loop),
+        mark("B", "batch", 10, args={"batch": 6}, **loop),
+        mark("E", None, 30, **loop),
+        mark("E", None, 15),
+        mark("B", "a", 12),
+    )
+    assert summary.ranks[0].steps.numbers == [5, 6]
+    assert summary.ranks[0].steps.stages_ns == {"a": [0, 3000]}
+
+
+def test_a_collective_is_a_stage_of_its_own(tmp_path: Path) -> None:
+    summary = summary_of(
+        tmp_path,
+        x("ProfilerStep#0", 0, 100, cat="user_annotation"),
+        x("backward", 10, 50),
+        x("sync", 20, 30),
+        x("all_reduce", 25, 20),
+        x("nccl:all_reduce", 26, 18, cat="user_annotation"),
+    )
+    assert summary.ranks[0].steps.stages_ns == {"backward": [30_000], "backward > all_reduce": [20_000]}
+
+
+def test_markers_that_enclose_the_stages_are_looked_through(tmp_path: Path) -> None:
+    path = trace(
+        tmp_path / "trace.json",
+        x("ProfilerStep#0", 0, 100, cat="user_annotation"),
+        x("train_step", 5, 90),
+        x("forward", 10, 20),
+    )
+    assert summarize_traces([path]).ranks[0].steps.stages_ns == {"train_step": [90_000]}
+    assert summarize_traces([path], inside=["train_step"]).ranks[0].steps.stages_ns == {"forward": [20_000]}
+
+
+def test_waiting_for_data_counts_once_where_it_nests_and_only_on_the_training_thread(tmp_path: Path) -> None:
+    summary = summary_of(
+        tmp_path,
+        x("ProfilerStep#0", 0, 100, cat="user_annotation"),
+        x("dataloader", 0, 30),
+        x("enumerate(DataLoader)#Iter.__next__", 5, 20, cat="user_annotation"),
+        x("dataloader", 90, 20),
+        x("dataloader prefetch", 0, 95, tid=2),
+    )
+    loading = summary.ranks[0].loading
+    assert loading is not None
+    assert (loading.count, loading.total_ns, loading.longest_ns) == (2, 50_000, 30_000)
+    assert loading.share_of_steps == 0.5
+
+
+# Whose it is.
+
+
+def test_ranks_are_taken_from_inside_from_the_name_or_assumed(tmp_path: Path) -> None:
+    trace(tmp_path / "a.json", x("a", 0, 1), distributedInfo={"rank": 2})
+    trace(tmp_path / "rank_1.json", x("a", 0, 1))
+    trace(tmp_path / "other.json", x("a", 0, 1))
+    summary = summarize_traces([str(tmp_path)])
+    assert [rank.rank for rank in summary.ranks] == [0, 1, 2]
+    assert summary.notes == [f"{tmp_path / 'other.json'} does not state its rank; it is called rank 0"]
+
+
+def test_the_slowest_rank_is_named(tmp_path: Path) -> None:
+    for rank, length in enumerate((10, 11, 15)):
+        trace(tmp_path / f"rank{rank}.json", x("ProfilerStep#1", 0, length, cat="user_annotation"))
+    slowest = summarize_traces([str(tmp_path)]).slowest
+    assert slowest is not None
+    assert (slowest.rank, slowest.step_mean_ns, slowest.median_ns) == (2, 15_000, 11_000)
+
+
+def test_what_is_no_trace_among_the_files_of_a_folder_is_left_out_and_told(tmp_path: Path) -> None:
+    trace(tmp_path / "rank0.json", x("a", 0, 1))
+    (tmp_path / "report.json").write_text('{"loss": 1}')
+    summary = summarize_traces([str(tmp_path)])
+    assert [rank.rank for rank in summary.ranks] == [0]
+    assert len(summary.notes) == 1
+    assert "report.json is left out: this is no trace" in summary.notes[0]
+    with pytest.raises(TraceFormatError, match="this is no trace"):
+        summarize_traces([str(tmp_path / "report.json"), str(tmp_path / "rank0.json")])
+
+
+def test_a_merged_trace_that_lies_among_its_inputs_is_not_counted_twice(tmp_path: Path) -> None:
+    trace(tmp_path / "rank0.json", x("a", 0, 1))
+    trace(tmp_path / "merged.json", x("a", 0, 1), tracekit={"merge": {}, "processes": [{"pid": 1, "rank": 0}]})
+    assert by_name(summarize_traces([str(tmp_path)]))["a"].count == 1
+    assert summarize_traces([str(tmp_path / "merged.json")]).markers[0].count == 1
+
+
+def test_nothing_and_nobody_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="no trace is named"):
+        summarize_traces([])
+    with pytest.raises(StorageError, match="no such file"):
+        summarize_traces(["missing.json"])
+
+
+def test_progress_only_grows(tmp_path: Path) -> None:
+    told: list[float] = []
+    path = trace(tmp_path / "rank0.json", *(x("a", at, 1, tid=at % 3) for at in range(1000)))
+    summarize_traces([path], progress=lambda share, _: told.append(share))
+    assert told == sorted(told)
+    assert 0 < told[-1] <= 1
+
+
+# Malicious input.
+
+
+def test_a_million_tracks_are_bounded_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracekit.analysis.reading.MOST_TRACKS", 50)
+    summary = summary_of(tmp_path, *(x("a", at, 1, tid=f"t{at}") for at in range(500)))
+    assert summary.markers[0].count == 50
+    assert summary.incomplete
+    assert "450 slices are on tracks beyond the first" in summary.notes[0]
+
+
+def test_deeply_nested_arguments_and_begins_without_end_are_no_problem(tmp_path: Path) -> None:
+    path = tmp_path / "deep.json"
+    deep = "[" * 100_000 + "]" * 100_000
+    begins = ",".join(f'{{"ph":"B","name":"a","pid":1,"tid":1,"ts":{at}}}' for at in range(30_000))
+    path.write_text(f'[{{"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":1,"args":{{"x":{deep}}}}},{begins}]')
+    summary = summarize_traces([str(path)])
+    assert "slices begin and never end" in " ".join(summary.notes)
+
+
+def test_rows_of_odd_ids_are_read(tmp_path: Path) -> None:
+    odd = [None, 1.0, "1", -5, 2**70, "\x1b[31m"]
+    with Scratch() as scratch:
+        path = trace(tmp_path / "odd.json", *(x("a", at, 1, tid=tid, pid=tid) for at, tid in enumerate(odd)))
+        reading = read_traces([path], scratch)
+        assert sum(len(track.slices.rows) for track in reading.tracks) + reading.unusable + reading.lost >= 5
+
+
+# Words.
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [
+        (0, "0 ns"),
+        (999, "999 ns"),
+        (1000, "1.00 µs"),
+        (99_949, "99.9 µs"),
+        (999_600, "1.00 ms"),
+        (123_456_789, "123 ms"),
+        (5_000_000_000_000, "5,000 s"),
+        (-1500, "-1.50 µs"),
+    ],
+)
+def test_times_have_three_digits_that_count(ns: int, text: str) -> None:
+    assert duration(ns) == text
+
+
+def test_tables_line_up() -> None:
+    assert table(("name", "n"), [("a", "1"), ("long", "100")]) == ["  name    n", "  a       1", "  long  100"]
+    assert shortened("a" * 40 + "b" * 40, 20) == "a" * 13 + "…" + "b" * 6
