@@ -62,11 +62,13 @@ MAY_USE = {
     "integrations": SOURCES,
     "timers": SOURCES,
     "notebook": RECORDING,
+    # Which kernels and calls of several ranks are one collective.
+    "collectives": FOUNDATION,
     # Offline tools: they work where nothing was recorded, and import nothing of the recording.
-    "merge": FOUNDATION,
+    "merge": FOUNDATION | {"collectives"},
     "recovery": FOUNDATION,
     "validation": FOUNDATION,
-    "analysis": FOUNDATION,
+    "analysis": FOUNDATION | {"collectives"},
     "viewing": FOUNDATION | {"merge"},
     "diagnosis": FOUNDATION,
     "anonymising": FOUNDATION,

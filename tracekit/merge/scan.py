@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import compress
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.collectives.parts import CollectiveCollector, thinned
 from tracekit.errors import TraceFormatError
 from tracekit.formats.decimal_time import parse_us
 from tracekit.formats.kineto import is_kineto
@@ -24,7 +25,6 @@ from tracekit.formats.rank_trace import (
 from tracekit.formats.time_columns import parse_all_us, parse_column_us
 from tracekit.formats.trace_reader import UNSET, Event, Finding, Raw, TraceReader, decode_or_none, encode_json
 from tracekit.formats.xprof import ANCHOR_EVENT, ProfileStart, is_xprof_process, start_in_xplane, start_of_anchors
-from tracekit.merge.clocks.collectives import CollectiveCollector, thinned
 from tracekit.merge.lanes import ANY, BEGIN, END, INVALID, Slices
 from tracekit.merge.losses import ACCOUNTS, Accounts
 from tracekit.merge.plain import PlainRuns
@@ -32,7 +32,7 @@ from tracekit.merge.plain import PlainRuns
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tracekit.merge.clocks.collectives import Collective
+    from tracekit.collectives.parts import Collective
     from tracekit.spill import Row
 
 __all__ = [

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tracekit.merge.clocks.collectives import by_group
-from tracekit.merge.clocks.matching import match_near
+from tracekit.collectives.matching import match_near
+from tracekit.collectives.parts import by_group
 from tracekit.merge.report import Causality
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracekit.merge.clocks.collectives import Collective
+    from tracekit.collectives.parts import Collective
     from tracekit.merge.clocks.links import CollectiveLog
     from tracekit.merge.clocks.placement import Placement
     from tracekit.merge.clocks.words import RankClock

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.collectives.matching import match
+from tracekit.collectives.parts import by_group
 from tracekit.merge.clocks.clock_map import ClockMap
-from tracekit.merge.clocks.collectives import by_group
 from tracekit.merge.clocks.domains import monotonic_base_ns
 from tracekit.merge.clocks.estimate import ClockEstimate, SyncPoint, estimate_from_ends, estimate_from_sync
 from tracekit.merge.clocks.graph import Evidence, Link
-from tracekit.merge.clocks.matching import match
 from tracekit.merge.clocks.words import stated
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from tracekit.merge.clocks.collectives import Collective
+    from tracekit.collectives.parts import Collective
     from tracekit.merge.clocks.domains import ClockDomain
     from tracekit.merge.clocks.words import RankClock
     from tracekit.merge.inputs import Input

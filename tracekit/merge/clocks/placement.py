@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.collectives.parts import read_collectives
 from tracekit.errors import ConfigError
 from tracekit.formats.late_times import EXACT_NS
 from tracekit.formats.rank_trace import base_time_ns
 from tracekit.merge.clocks.clock_map import ClockMap
-from tracekit.merge.clocks.collectives import read_collectives
 from tracekit.merge.clocks.domains import find_domains
 from tracekit.merge.clocks.links import (
     CollectiveLog,
@@ -28,7 +28,7 @@ from tracekit.merge.clocks.solution import solve, span_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tracekit.merge.clocks.collectives import Collective
+    from tracekit.collectives.parts import Collective
     from tracekit.merge.clocks.domains import ClockDomain
     from tracekit.merge.clocks.graph import Link
     from tracekit.merge.clocks.solution import PlacedDomain

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from tracekit.merge.clocks.collectives import Collective, Label, kind_of
-from tracekit.merge.clocks.matching import match, match_near
+from tracekit.collectives.matching import match, match_near
+from tracekit.collectives.parts import Collective, Label, kind_of
 
 MS = 1_000_000
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from tracekit.merge.clocks.collectives import Collective
+    from tracekit.collectives.parts import Collective
 
     Key = Callable[[Collective], Hashable]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tracekit.merge.clocks.collectives import Collective, read_collectives, thinned
+from tracekit.collectives.parts import Collective, read_collectives, thinned
 
 if TYPE_CHECKING:
     from pathlib import Path
