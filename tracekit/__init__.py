@@ -21,7 +21,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tracekit.analysis import TraceSummary, summarize_traces
+    from tracekit.analysis import StragglerReport, TraceSummary, find_stragglers, summarize_traces
     from tracekit.clock import ClockOffset
     from tracekit.errors import (
         CommandError,
@@ -92,6 +92,7 @@ __all__ = [
     "SliceEnd",
     "Source",
     "StorageError",
+    "StragglerReport",
     "Summary",
     "SystemProfiler",
     "Time",
@@ -111,6 +112,7 @@ __all__ = [
     "active_profiler",
     "cyclic_schedule",
     "ensure_time",
+    "find_stragglers",
     "marker",
     "merge_traces",
     "on_demand",
@@ -120,7 +122,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "tracekit.analysis": ("TraceSummary", "summarize_traces"),
+    "tracekit.analysis": ("StragglerReport", "TraceSummary", "find_stragglers", "summarize_traces"),
     "tracekit.clock": ("ClockOffset",),
     "tracekit.errors": (
         "CommandError",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from tracekit.analysis.stragglers import find_stragglers
+from tracekit.analysis.stragglers_report import StragglerReport
 from tracekit.analysis.summary import summarize_traces
 from tracekit.analysis.summary_report import TraceSummary
 
-__all__ = ["TraceSummary", "summarize_traces"]
+__all__ = ["StragglerReport", "TraceSummary", "find_stragglers", "summarize_traces"]

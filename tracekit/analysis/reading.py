@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.analysis.inputs import base_of, find_traces, merged_ranks, stated_rank
 from tracekit.analysis.markers import Kind, Markers
 from tracekit.analysis.pairs import AsyncPairs, pair_marks
+from tracekit.collectives.parts import CollectiveCollector
 from tracekit.errors import StorageError, TraceFormatError
 from tracekit.formats.decimal_time import parse_us
 from tracekit.formats.rank_trace import METADATA_EVENT
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from tracekit.analysis.ordered_rows import OrderedRows, Scratch
+    from tracekit.collectives.parts import Collective
     from tracekit.spill import Row
 
 __all__ = ["Process", "Reading", "TraceFile", "Track", "read_traces"]
@@ -30,6 +32,7 @@ __all__ = ["Process", "Reading", "TraceFile", "Track", "read_traces"]
 StepColumns = tuple["array[int]", "array[int]", "array[int]"]
 
 MOST_TRACKS: Final = 100_000
+_MOST_COLLECTIVES: Final = 20_000
 _MOST_TIME_NS: Final = 2**61
 _STEP: Final = int(Kind.STEP)
 _NAMES: Final = {"process_name": "name", "process_labels": "labels", "thread_name": "name"}
@@ -93,6 +96,7 @@ class TraceFile:
         merged: Whether it is the result of a merge.
         base_ns: What its times are relative to.
         events: How many it holds.
+        collectives: Those that were looked for, by rank; of a trace that is not merged, under None.
     """
 
     path: str
@@ -100,6 +104,7 @@ class TraceFile:
     merged: bool = False
     base_ns: int = 0
     events: int = 0
+    collectives: dict[int | None, list[Collective]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -140,13 +145,25 @@ class Reading:
         """The ranks that have slices."""
         return sorted({track.process.rank for track in self.tracks})
 
+    def collectives(self) -> dict[int, list[Collective]]:
+        """Return the collectives of each rank, in the order of their ends."""
+        found: dict[int, list[Collective]] = {}
+        for file in self.files:
+            for rank, own in file.collectives.items():
+                found.setdefault(file.rank if rank is None and file.rank is not None else rank or 0, []).extend(own)
+        return found
+
     def base_ns(self, track: Track) -> int:
         """Return what the times of a track are relative to."""
         return self.files[track.process.file].base_ns
 
 
 def read_traces(
-    patterns: Sequence[str], scratch: Scratch, progress: Callable[[float, str], None] | None = None
+    patterns: Sequence[str],
+    scratch: Scratch,
+    progress: Callable[[float, str], None] | None = None,
+    *,
+    collectives: bool = False,
 ) -> Reading:
     """Read the slices of traces.
 
@@ -154,6 +171,7 @@ def read_traces(
         patterns: Files, folders, globs or URLs; merged traces or those of single ranks, JSON or Perfetto's own, plain or gzip.
         scratch: Where rows go that are too many for memory; it must stay open as long as the result is used.
         progress: Called with the share that has been read, and the file.
+        collectives: Whether to look for the collectives in torch's traces, too; of each process the first 20,000.
 
     Raises:
         ConfigError: Nothing was named.
@@ -173,7 +191,7 @@ def read_traces(
                 if merged and not named and len(found) > 1:
                     reading.notes.append(f"{reader.path} is left out: it is the result of a merge; name it to read it")
                     continue
-                file = _FileReading(reading, reader)
+                file = _FileReading(reading, reader, CollectiveCollector(_MOST_COLLECTIVES) if collectives else None)
                 for share in file.read():
                     if progress is not None:
                         progress(min(1.0, (done + share * size) / whole), basename(path))
@@ -207,13 +225,15 @@ def _assume_ranks(reading: Reading) -> None:
         taken.add(free)
         if len(reading.files) > 1:
             reading.notes.append(f"{reading.files[number].path} does not state its rank; it is called rank {free}")
+        reading.files[number].rank = free
         for process in reading.processes:
             if process.file == number:
                 process.rank = free
 
 
 class _FileReading:
-    def __init__(self, reading: Reading, reader: TraceReader) -> None:
+    def __init__(self, reading: Reading, reader: TraceReader, collectives: CollectiveCollector | None) -> None:
+        self._collectives = collectives
         self._all = reading
         self._reader = reader
         self._number = len(reading.files)
@@ -230,6 +250,8 @@ class _FileReading:
         size = _size(reader.path) or 1
         for run in reader.runs():
             self._take(run)
+            if self._collectives is not None:
+                self._collectives.take(run)
             yield min(1.0, reader.bytes_read / (size * (10 if reader.compressed else 1)))
         if not self._tracks and not self._metadata and reader.drops and not reader.events:
             raise TraceFormatError(reader.path, "no event in it can be read", offset_bytes=reader.drops[0].offset_bytes)
@@ -241,6 +263,8 @@ class _FileReading:
             base_ns=base_of(reader.header, self._metadata),
             events=reader.events,
         )
+        if self._collectives is not None:
+            file.collectives = self._collectives.result(ranks)
         all_.files.append(file)
         all_.lost += sum(drop.count for drop in reader.drops)
         all_.unfinished += self._async.unfinished

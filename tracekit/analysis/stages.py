@@ -135,12 +135,12 @@ class StageTable:
     @property
     def stages(self) -> list[Stage]:
         """The stages in the order in which they begin within a step, on average."""
+        return sorted(self.cells, key=lambda stage: (self.offset(stage), stage))
 
-        def offset(stage: Stage) -> tuple[float, Stage]:
-            total, count = self._offsets[stage]
-            return total / count, stage
-
-        return sorted(self.cells, key=offset)
+    def offset(self, stage: Stage) -> float:
+        """Return how long after the begin of a step a stage begins, on average."""
+        total, count = self._offsets[stage]
+        return total / count
 
     @property
     def unrecorded_ns(self) -> int:

@@ -31,6 +31,7 @@ VERBS: Final = {
     "query": "ask a trace a question in Perfetto's SQL",
     "recover": "make a clean trace of a cut or damaged one",
     "split": "cut a trace into parts by time or rank",
+    "stragglers": "say which rank holds the others up, and in which stage",
     "summary": "say where the time goes: markers, steps, devices, waiting for data, gaps",
     "trim": "take a part of a trace",
     "upload": "upload what a recording could not",

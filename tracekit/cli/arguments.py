@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-__all__ = ["add_inputs", "positive"]
+__all__ = ["add_common", "add_inputs", "percentage", "positive"]
 
 
 def add_inputs(parser: argparse.ArgumentParser) -> None:
@@ -36,3 +36,14 @@ def positive(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or not 0 < int(text[:10]) < 10**9:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
     return int(text)
+
+
+def percentage(text: str) -> float:
+    """Return a share, given as 5% or 0.05."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share from 0 to below 100%, such as 5% or 0.05")
+    return value

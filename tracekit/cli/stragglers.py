@@ -1,0 +1,54 @@
+"""``tracekit stragglers INPUT...``: says which rank holds the others up."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from tracekit.analysis.stragglers import find_stragglers
+from tracekit.analysis.stragglers_text import straggler_lines
+from tracekit.cli.arguments import add_inputs, percentage
+from tracekit.cli.progress import ProgressBar
+from tracekit.cli.terminal import printable
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["prepare_parser", "run"]
+
+_FOUND: Final = 3
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``tracekit stragglers``."""
+    add_inputs(parser)
+    parser.add_argument(
+        "--at-least",
+        type=percentage,
+        default=0.01,
+        metavar="SHARE",
+        help="what share of a step a delay must be to be named, such as 2%% (default: 1%%)",
+    )
+    parser.add_argument(
+        "--sure",
+        type=percentage,
+        default=0.99,
+        metavar="SHARE",
+        help="how likely it must be that a delay is none of chance (default: 99%%)",
+    )
+    parser.epilog = "Exit code: 0 no rank holds the others up, 1 failed, 2 wrong usage, 3 a straggler is named."
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Run ``tracekit stragglers``; return its exit code."""
+    del parser
+    with ProgressBar(enabled=True) as bar:
+        report = find_stragglers(
+            args.inputs, inside=args.inside, at_least=args.at_least, sure=args.sure, progress=bar.update
+        )
+    if args.json:
+        print(json.dumps(report.as_dict(), indent=2))
+    else:
+        for line in straggler_lines(report):
+            print(printable(line))
+    return _FOUND if report.stragglers else 0
