@@ -21,7 +21,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tracekit.analysis import StragglerReport, TraceSummary, find_stragglers, summarize_traces
+    from tracekit.analysis import (
+        StragglerReport,
+        TraceDiff,
+        TraceSummary,
+        diff_traces,
+        find_stragglers,
+        summarize_traces,
+    )
     from tracekit.clock import ClockOffset
     from tracekit.errors import (
         CommandError,
@@ -103,6 +110,7 @@ __all__ = [
     "Timestamp",
     "TorchMemoryProfiler",
     "TorchProfiler",
+    "TraceDiff",
     "TraceFormatError",
     "TraceHandler",
     "TraceSummary",
@@ -111,6 +119,7 @@ __all__ = [
     "__version__",
     "active_profiler",
     "cyclic_schedule",
+    "diff_traces",
     "ensure_time",
     "find_stragglers",
     "marker",
@@ -122,7 +131,14 @@ __all__ = [
 ]
 
 _HOME = {
-    "tracekit.analysis": ("StragglerReport", "TraceSummary", "find_stragglers", "summarize_traces"),
+    "tracekit.analysis": (
+        "StragglerReport",
+        "TraceDiff",
+        "TraceSummary",
+        "diff_traces",
+        "find_stragglers",
+        "summarize_traces",
+    ),
     "tracekit.clock": ("ClockOffset",),
     "tracekit.errors": (
         "CommandError",

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
-from statistics import NormalDist, fmean, stdev
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import NormalDist, fmean, median, stdev
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["chance_above_zero", "normal_of_t"]
+__all__ = ["LEAST_VALUES", "Comparison", "chance_above_zero", "compare", "normal_of_t"]
+
+LEAST_VALUES: Final = 5
+"""So many values tell something of their spread."""
+
+_MOST_BLOCKS: Final = 20
+_LEAST_IN_BLOCK: Final = 8
 
 _NORMAL = NormalDist()
 
@@ -61,3 +69,59 @@ def _signed_ranks(values: Sequence[float]) -> float:
     spread = math.sqrt(count * (count + 1) * (2 * count + 1) / 24 - ties / 48)
     # Half a rank less: the sum is a whole number, the normal distribution is not.
     return 1.0 - _NORMAL.cdf((above - 0.5 - count * (count + 1) / 4) / spread)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two series of positive values beside each other.
+
+    Attributes:
+        ratio: The second to the first: of the middle of what is typical for each.
+        low, high: Between these the true ratio lies with 95 % probability.
+        chance: How likely so large a difference is by chance, in either direction.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    chance: float
+
+
+def compare(first: Sequence[float], second: Sequence[float]) -> Comparison | None:
+    """Compare two series of positive values, each in the order of time.
+
+    Each is cut into blocks, and the medians of these are compared, as logarithms, by Welch's test: single outliers do not
+    count, and values that depend on their neighbours, as on a machine that is busy for a while, do not seem surer than they
+    are.
+
+    Returns:
+        The comparison; None where there are fewer than `LEAST_VALUES` in one of them.
+    """
+    if min(len(first), len(second)) < LEAST_VALUES:
+        return None
+    ours, theirs = _blocks(first), _blocks(second)
+    difference = fmean(theirs) - fmean(ours)
+    parts = [stdev(ours) ** 2 / len(ours), stdev(theirs) ** 2 / len(theirs)]
+    error = math.sqrt(sum(parts))
+    if error <= 1e-12:
+        ratio = math.exp(difference)
+        return Comparison(ratio, ratio, ratio, 1.0 if abs(difference) <= 1e-12 else 0.0)
+    freedom = sum(parts) ** 2 / sum(
+        part**2 / (len(blocks) - 1) for part, blocks in zip(parts, (ours, theirs), strict=True)
+    )
+    chance = 2 * (1.0 - _NORMAL.cdf(normal_of_t(abs(difference) / error, freedom)))
+    reach = error * _t_of_normal(_NORMAL.inv_cdf(0.975), freedom)
+    return Comparison(math.exp(difference), math.exp(difference - reach), math.exp(difference + reach), chance)
+
+
+def _blocks(values: Sequence[float]) -> list[float]:
+    """Return the logarithms of the medians of blocks of neighbours."""
+    count = min(_MOST_BLOCKS, max(LEAST_VALUES, len(values) // _LEAST_IN_BLOCK))
+    edges = [at * len(values) // count for at in range(count + 1)]
+    return [math.log(median(values[start:end])) for start, end in pairwise(edges)]
+
+
+def _t_of_normal(deviate: float, freedom: float) -> float:
+    """Return Student's t for a normal deviate: `normal_of_t` backwards."""
+    scale = (8 * freedom + 1) / (8 * freedom + 3)
+    return math.sqrt(freedom * math.expm1((deviate / scale) ** 2 / freedom))

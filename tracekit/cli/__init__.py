@@ -25,6 +25,7 @@ VERBS: Final = {
     "anonymise": "take the names of people, machines and files out of a trace",
     "capture": "have a running job record a few batches, and say where they are",
     "convert": "write a trace in another format",
+    "diff": "say what became slower between two runs, or two ranks",
     "doctor": "say what tracekit finds on this machine, and what is wrong with it",
     "merge": "merge the traces of all ranks into one for Perfetto",
     "open": "show traces in Perfetto in a browser",
