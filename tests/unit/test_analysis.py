@@ -333,6 +333,25 @@ def test_ranks_are_taken_from_inside_from_the_name_or_assumed(tmp_path: Path) ->
     assert summary.notes == [f"{tmp_path / 'other.json'} does not state its rank; it is called rank 0"]
 
 
+def test_several_files_of_one_thread_are_one_thread(tmp_path: Path) -> None:
+    # Segments of one rank trace, and a torch trace of the same process with a base of its own.
+    whole = {"rank": 0, "pid": 1}
+    for number in range(3):
+        at = 100 * number
+        events: list[dict[str, Any]] = [
+            {"ph": "M", "name": "tracekit_metadata", "pid": 1, "tid": 1, "args": {**whole, "baseTimeNanoseconds": 5000}},
+            x("batch", at, 100, tid=9, cat="training loop", args={"batch": number}),
+            x("forward", at + 10, 50, cat=""),
+        ]
+        (tmp_path / f"rank0.{number}.json").write_text(json.dumps(events))
+    trace(tmp_path / "torch_rank0.json", x("aten::mm", 25, 20, cat="cpu_op"), baseTimeNanoseconds=1000)
+    summary = summarize_traces([str(tmp_path)])
+    assert summary.ranks[0].steps.stages_ns == {"forward": [50_000] * 3}
+    found = by_name(summary)
+    assert found["forward"].self_ns == 150_000 - 20_000
+    assert [gap.length_ns for gap in summary.gaps] == [50_000, 50_000]
+
+
 def test_the_slowest_rank_is_named(tmp_path: Path) -> None:
     for rank, length in enumerate((10, 11, 15)):
         trace(tmp_path / f"rank{rank}.json", x("ProfilerStep#1", 0, length, cat="user_annotation"))

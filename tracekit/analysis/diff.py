@@ -12,7 +12,7 @@ from tracekit.analysis.evidence import LEAST_VALUES, compare
 from tracekit.analysis.markers import TRANSPARENT
 from tracekit.analysis.nesting import nested
 from tracekit.analysis.ordered_rows import Scratch
-from tracekit.analysis.reading import Reading, Track, read_traces
+from tracekit.analysis.reading import Reading, Thread, read_traces
 from tracekit.analysis.steps import Steps, steps_of_ranks
 from tracekit.errors import ConfigError
 
@@ -179,9 +179,10 @@ def _read(
         skipped = 1 if least > _WARM_UP_LEAST else 0
         kept = min(least - skipped, most)
         series: dict[int, _Series] = {}
-        for track in reading.tracks:
-            if track.process.rank in ranks:
-                _take(reading, track, steps.get(track.process.rank), skipped, kept, series)
+        for thread in reading.threads():
+            if thread.rank in ranks:
+                _take(reading, thread, steps.get(thread.rank), skipped, kept, series)
+            reading.forget(thread)
         side = _Side([file.path for file in reading.files], ranks, kept, {}, list(reading.notes))
         for number, own in series.items():
             marker = reading.markers.table[number]
@@ -198,12 +199,10 @@ def _read(
 
 
 def _take(
-    reading: Reading, track: Track, steps: Steps | None, skipped: int, kept: int, series: dict[int, _Series]
+    reading: Reading, thread: Thread, steps: Steps | None, skipped: int, kept: int, series: dict[int, _Series]
 ) -> None:
-    """Add up the slices of a track."""
-    for start, end, number, self_ns, _, _, _ in nested(
-        track.slices.windows(), reading.markers.kinds, reading.base_ns(track)
-    ):
+    """Add up the slices of a thread."""
+    for start, end, number, self_ns, _, _, _ in nested(thread.windows(), reading.markers.kinds, thread.base_ns):
         own = series.get(number)
         if own is None:
             own = series[number] = _Series(values=array("q", bytes(8 * kept)))
@@ -217,7 +216,7 @@ def _take(
             own.values[place] += length
         own.count += 1
         own.total_ns += length
-        own.self_ns += self_ns if track.tid is not None else length
+        own.self_ns += self_ns if thread.nests else length
 
 
 def _compare(ours: _Side, theirs: _Side) -> tuple[list[Change], int]:

@@ -93,6 +93,11 @@ class OrderedRows:
         self._runs: list[tuple[Row, Run]] = []
         self.rows: list[Row] = []
 
+    @property
+    def first(self) -> Row | None:
+        """The first row in order; None of none."""
+        return min([first for first, _ in self._runs] + ([min(self.rows)] if self.rows else []), default=None)
+
     def settle(self) -> None:
         """Move the rows out of memory."""
         if self.rows:

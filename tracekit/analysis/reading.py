@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.analysis.inputs import base_of, find_traces, merged_ranks, stated_rank
 from tracekit.analysis.markers import Kind, Markers
+from tracekit.analysis.ordered_rows import merged_windows
 from tracekit.analysis.pairs import AsyncPairs, pair_marks
 from tracekit.collectives.parts import CollectiveCollector
 from tracekit.errors import StorageError, TraceFormatError
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from tracekit.collectives.parts import Collective
     from tracekit.spill import Row
 
-__all__ = ["Process", "Reading", "TraceFile", "Track", "read_traces"]
+__all__ = ["Process", "Reading", "Thread", "TraceFile", "Track", "read_traces"]
 
 StepColumns = tuple["array[int]", "array[int]", "array[int]"]
 
@@ -80,10 +81,60 @@ class Track:
     slices: OrderedRows
     marks: OrderedRows | None = None
 
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """A thread or stream with all of its tracks: several files may tell of it, one after the other or of different things.
+
+    Attributes:
+        tracks: One of each file.
+        bases_ns: What the times of each are relative to.
+    """
+
+    tracks: list[Track]
+    bases_ns: list[int]
+
+    @property
+    def base_ns(self) -> int:
+        """What the times of `windows` are relative to."""
+        return self.bases_ns[0]
+
+    @property
+    def process(self) -> Process:
+        """Its process, as the file tells of it that knows most of steps."""
+        return max((track.process for track in self.tracks), key=lambda process: len(process.batches[0]))
+
+    @property
+    def rank(self) -> int:
+        """Whose it is."""
+        return self.tracks[0].process.rank
+
+    @property
+    def nests(self) -> bool:
+        """Whether its slices lie in each other; asynchronous ones do not."""
+        return self.tracks[0].tid is not None
+
     @property
     def name(self) -> str:
-        """The thread's name, else its number."""
-        return self.process.thread_names.get(self.tid) or f"thread {self.tid}"
+        """Its name, else its number."""
+        names = [track.process.thread_names.get(track.tid) for track in self.tracks]
+        return next((name for name in names if name), f"thread {self.tracks[0].tid}")
+
+    def windows(self) -> Iterator[list[Row]]:
+        """Return the rows of its slices in order, a list at a time."""
+        if len(self.tracks) == 1:
+            return self.tracks[0].slices.windows()
+        sources = []
+        for track, base_ns in zip(self.tracks, self.bases_ns, strict=True):
+            first, by_ns = track.slices.first, base_ns - self.base_ns
+            if first is not None:
+                sources.append(((first[0] + by_ns, first[1] - by_ns, *first[2:]), _shifted(track.slices, by_ns)))
+        return merged_windows(sources)
+
+
+def _shifted(slices: OrderedRows, by_ns: int) -> Iterator[list[Row]]:
+    for window in slices.windows():
+        yield [(start + by_ns, minus_end - by_ns, order, marker) for start, minus_end, order, marker in window]
 
 
 @dataclass(slots=True)
@@ -153,9 +204,19 @@ class Reading:
                 found.setdefault(file.rank if rank is None and file.rank is not None else rank or 0, []).extend(own)
         return found
 
-    def base_ns(self, track: Track) -> int:
-        """Return what the times of a track are relative to."""
-        return self.files[track.process.file].base_ns
+    def threads(self) -> list[Thread]:
+        """Return the threads and streams: what has one rank, pid and tid is one, whatever file tells of it."""
+        found: dict[tuple[int, Any, Any], Thread] = {}
+        for track in self.tracks:
+            thread = found.setdefault((track.process.rank, track.process.pid, track.tid), Thread([], []))
+            thread.tracks.append(track)
+            thread.bases_ns.append(self.files[track.process.file].base_ns)
+        return list(found.values())
+
+    def forget(self, thread: Thread) -> None:
+        """Let go of what a thread that has been looked at has in memory."""
+        for track in thread.tracks:
+            self.scratch.forget(track.slices)
 
 
 def read_traces(

@@ -6,13 +6,15 @@ from array import array
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tracekit.analysis.markers import DEVICE, TRANSPARENT, Kind
+from tracekit.analysis.nesting import nested
 
 if TYPE_CHECKING:
+    from tracekit.analysis.markers import Markers
     from tracekit.analysis.nesting import Slice
-    from tracekit.analysis.reading import Track
+    from tracekit.analysis.reading import Reading, Thread
     from tracekit.analysis.steps import Steps
 
-__all__ = ["OTHER_STAGES", "Stage", "StageTable", "steps_kept"]
+__all__ = ["OTHER_STAGES", "Stage", "StageTable", "keep_training_thread", "stage_name", "steps_kept", "training_stages"]
 
 MOST_STAGES: Final = 64
 MOST_STEPS: Final = 20_000
@@ -45,13 +47,13 @@ def steps_kept(ranks: int) -> int:
 
 
 class StageTable:
-    """The stages on one track. Hand it all slices of the track, as they end.
+    """The stages on one thread. Hand it all of its slices, as they end.
 
     A stage is a slice that no other encloses, steps and functions of Python not counted. A collective inside of one is taken
     out of it and is a stage of its own, since what a rank does and how long it waits for the others are different things.
 
     Args:
-        track: The thread.
+        thread: The thread.
         steps: Those of its rank.
         most_steps: How many steps are told one by one.
 
@@ -62,8 +64,8 @@ class StageTable:
             `loading_in_steps_ns`.
     """
 
-    def __init__(self, track: Track, steps: Steps, most_steps: int) -> None:
-        self.track = track
+    def __init__(self, thread: Thread, steps: Steps, most_steps: int) -> None:
+        self.thread = thread
         self.steps = steps
         self.covered_ns = 0
         self.in_steps_ns: dict[Stage, int] = {}
@@ -76,12 +78,12 @@ class StageTable:
 
     @property
     def standing(self) -> tuple[bool, bool, int]:
-        """The higher it is, the more the track seems to be that of the training thread.
+        """The higher it is, the more the thread seems to be that which trains.
 
         Its process tells of steps (one that loads data may be busier), it is that on which torch.profiler's steps are, and
         stages take most of its time.
         """
-        return bool(self.track.process.batches[0]), self._has_steps, self.covered_ns
+        return bool(self.thread.process.batches[0]), self._has_steps, self.covered_ns
 
     @property
     def kept(self) -> int:
@@ -146,3 +148,36 @@ class StageTable:
     def unrecorded_ns(self) -> int:
         """How much of the steps is no stage; slices that reach beyond the end of their step can make it too small."""
         return max(0, sum(self.steps.durations) - sum(self.in_steps_ns.values()))
+
+
+def training_stages(reading: Reading, steps: dict[int, Steps]) -> dict[int, StageTable]:
+    """Return the stages on the training thread of each rank that has steps."""
+    found: dict[int, StageTable] = {}
+    kept = steps_kept(len(steps))
+    for thread in reading.threads():
+        own = steps.get(thread.rank)
+        if not thread.nests or not own:
+            continue
+        table = StageTable(thread, own, kept)
+        for slice_ in nested(thread.windows(), reading.markers.kinds, thread.base_ns, max(own.durations)):
+            table.take(slice_, own.at(slice_[0]))
+        keep_training_thread(found, table)
+        reading.forget(thread)
+    return found
+
+
+def keep_training_thread(found: dict[int, StageTable], table: StageTable) -> bool:
+    """Keep a rank's table if it is that of the training thread so far."""
+    best = found.get(table.thread.rank)
+    if not table.covered_ns or (best is not None and best.standing >= table.standing):
+        return False
+    found[table.thread.rank] = table
+    return True
+
+
+def stage_name(stage: Stage, markers: Markers) -> str:
+    """Return how a stage is called: "backward", or "backward > all_reduce" for a collective inside of it."""
+    if stage.marker == OTHER_STAGES:
+        return "(all other stages)"
+    own = markers.table[stage.marker].name
+    return own if stage.within < 0 else f"{markers.table[stage.within].name} > {own}"

@@ -9,7 +9,7 @@ from tracekit.analysis.frontier import Frontier, find_frontier
 from tracekit.analysis.markers import Kind
 from tracekit.analysis.ordered_rows import Scratch
 from tracekit.analysis.reading import Reading, read_traces
-from tracekit.analysis.stages import OTHER_STAGES
+from tracekit.analysis.stages import OTHER_STAGES, stage_name, training_stages
 from tracekit.analysis.steps import steps_of_ranks
 from tracekit.analysis.stragglers_report import (
     CollectiveReport,
@@ -18,7 +18,6 @@ from tracekit.analysis.stragglers_report import (
     Straggler,
     StragglerReport,
 )
-from tracekit.analysis.summary import stage_name, training_stages
 from tracekit.analysis.waits import Waits, find_waits
 from tracekit.errors import ConfigError
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Final
 
 from tracekit.analysis.durations import Durations, DurationStore
 from tracekit.analysis.intervals import DeviceTime, Longest, device_time
-from tracekit.analysis.markers import DEVICE, TRANSPARENT, Markers
+from tracekit.analysis.markers import DEVICE, TRANSPARENT
 from tracekit.analysis.nesting import nested
 from tracekit.analysis.ordered_rows import OrderedRows, Scratch
-from tracekit.analysis.reading import Reading, Track, read_traces
-from tracekit.analysis.stages import OTHER_STAGES, Stage, StageTable, steps_kept
-from tracekit.analysis.steps import Steps, steps_of_ranks
+from tracekit.analysis.reading import Reading, Thread, read_traces
+from tracekit.analysis.stages import StageTable, keep_training_thread, stage_name, steps_kept
+from tracekit.analysis.steps import steps_of_ranks
 from tracekit.analysis.summary_report import (
     DeviceSummary,
     GapSummary,
@@ -26,7 +26,7 @@ from tracekit.analysis.summary_report import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["stage_name", "summarize_traces", "training_stages"]
+__all__ = ["summarize_traces"]
 
 _PERCENTS: Final = (50, 95, 99)
 _DEVICE: Final = int(DEVICE)
@@ -77,39 +77,6 @@ def summarize_traces(
         return _Summarizer(reading).result(progress)
 
 
-def training_stages(reading: Reading, steps: dict[int, Steps]) -> dict[int, StageTable]:
-    """Return the stages on the training thread of each rank that has steps."""
-    found: dict[int, StageTable] = {}
-    kept = steps_kept(len(steps))
-    for track in reading.tracks:
-        own = steps.get(track.process.rank)
-        if track.tid is None or not own:
-            continue
-        table = StageTable(track, own, kept)
-        for slice_ in nested(track.slices.windows(), reading.markers.kinds, reading.base_ns(track), max(own.durations)):
-            table.take(slice_, own.at(slice_[0]))
-        keep_training_thread(found, table)
-    return found
-
-
-def keep_training_thread(found: dict[int, StageTable], table: StageTable) -> bool:
-    """Keep a rank's table if it is that of the training thread so far."""
-    rank = table.track.process.rank
-    best = found.get(rank)
-    if not table.covered_ns or (best is not None and best.standing >= table.standing):
-        return False
-    found[rank] = table
-    return True
-
-
-def stage_name(stage: Stage, markers: Markers) -> str:
-    """Return how a stage is called: "backward", or "backward > all_reduce" for a collective inside of it."""
-    if stage.marker == OTHER_STAGES:
-        return "(all other stages)"
-    own = markers.table[stage.marker].name
-    return own if stage.within < 0 else f"{markers.table[stage.within].name} > {own}"
-
-
 class _Summarizer:
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
@@ -125,12 +92,13 @@ class _Summarizer:
 
     def result(self, progress: Callable[[float, str], None] | None) -> TraceSummary:
         reading = self._reading
-        for number, track in enumerate(reading.tracks):
+        threads = reading.threads()
+        for number, thread in enumerate(threads):
             if progress is not None:
-                done = number / len(reading.tracks)
-                progress(_READING_SHARE + (1 - _READING_SHARE) * done, f"rank {track.process.rank}: {track.name}")
-            self._take(track)
-            reading.scratch.forget(track.slices)
+                done = number / len(threads)
+                progress(_READING_SHARE + (1 - _READING_SHARE) * done, f"rank {thread.rank}: {thread.name}")
+            self._take(thread)
+            reading.forget(thread)
         markers = [
             self._marker(rank, number, tally)
             for rank, tallies in sorted(self._tallies.items())
@@ -143,7 +111,7 @@ class _Summarizer:
             for key, rows in sorted(self._devices.items(), key=lambda item: (item[0][0], str(item[0][1])))
         }
         for rank, longest in self._gaps.items():
-            gaps += self._named_gaps(rank, f"{self._tables[rank].track.name}" if rank in self._tables else "", longest)
+            gaps += self._named_gaps(rank, self._tables[rank].thread.name if rank in self._tables else "", longest)
         gaps.sort(key=lambda gap: (-gap.length_ns, gap.rank, gap.where, gap.start_ns))
         return TraceSummary(
             files=[(file.path, file.events) for file in reading.files],
@@ -154,21 +122,21 @@ class _Summarizer:
             incomplete=reading.incomplete,
         )
 
-    def _take(self, track: Track) -> None:
+    def _take(self, thread: Thread) -> None:
         reading = self._reading
-        rank = track.process.rank
+        rank = thread.rank
         steps = self._steps[rank]
         tallies = self._tallies.setdefault(rank, {})
-        table = StageTable(track, steps, self._kept)
+        table = StageTable(thread, steps, self._kept)
         longest = Longest(_LONGEST_GAPS)
         device: OrderedRows | None = None
         first, last = 1 << 62, -(1 << 62)
         added = activities = 0
-        in_order = track.tid is not None
+        in_order = thread.nests
         slices = nested(
-            track.slices.windows(),
+            thread.windows(),
             reading.markers.kinds,
-            reading.base_ns(track),
+            thread.base_ns,
             max(steps.durations, default=1 << 62),
             longest.take if in_order else None,
         )
@@ -187,7 +155,7 @@ class _Summarizer:
                 tally.in_steps_ns += end - start
             if kind & _DEVICE:
                 if device is None:
-                    device = self._device_rows(track)
+                    device = self._device_rows(thread)
                 device.rows.append((start, -end, kind & _DEVICE, number))
                 activities += 1
             elif in_order:
@@ -209,9 +177,9 @@ class _Summarizer:
         if keep_training_thread(self._tables, table):
             self._gaps[rank] = longest
 
-    def _device_rows(self, track: Track) -> OrderedRows:
-        key = track.process.rank, track.process.name or track.process.pid
-        key = key if key in self._devices or len(self._devices) < _MOST_DEVICES else (track.process.rank, "others")
+    def _device_rows(self, thread: Thread) -> OrderedRows:
+        key = thread.rank, thread.process.name or thread.process.pid
+        key = key if key in self._devices or len(self._devices) < _MOST_DEVICES else (thread.rank, "others")
         if key not in self._devices:
             self._devices[key] = self._reading.scratch.track()
         return self._devices[key]
@@ -281,7 +249,7 @@ class _Summarizer:
         return RankSummary(
             rank=rank,
             span_ns=max(0, self._last.get(rank, 0) - self._first.get(rank, 0)),
-            thread="" if table is None else table.track.name,
+            thread="" if table is None else table.thread.name,
             step_durations_ns=durations,
             stages=[StageSummary(name, total, total / sum(durations)) for name, total in totals.items()],
             unrecorded_ns=0 if table is None else table.unrecorded_ns,
