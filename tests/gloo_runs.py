@@ -92,7 +92,7 @@ def drawn_runs(count: int, seed: int) -> list[Run]:
             seed=random.randrange(1 << 30),
             rank=random.randrange(RANKS),
             stage=random.choice(list(STAGES_MS)),
-            delay_ms=random.uniform(1.5, 4.0),
+            delay_ms=random.uniform(3.0, 6.0),
             often=random.choice([1.0, 1.0, 0.6]),
             nested=bool(number % 2),
         )

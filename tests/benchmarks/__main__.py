@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # In the order of the table. What merging needs is imported when it is measured: psutil is not everywhere.
 RECORDING: list[Any] = [marker_cost, threads, end_to_end, memory, garbage, training_loop, import_time]
-MERGE = ("merge-speed", "merge-peers", "merge-memory", "merge-growth")
+MERGE = ("merge-speed", "merge-peers", "merge-memory", "merge-growth", "summary")
 HALVES = ("recording", "merge")
 
 DOCUMENT = Path(__file__).with_name("README.md")
@@ -64,11 +64,11 @@ def main() -> None:
 
 
 def _merge_rows(effort: Effort, only: list[str] | None, folder: Path | None) -> Iterator[Row]:
-    from tests.benchmarks import merge_beside, merge_growth, merge_memory, merge_speed
+    from tests.benchmarks import merge_beside, merge_growth, merge_memory, merge_speed, summary_speed
     from tests.benchmarks.merge_inputs import Inputs
 
     with Inputs(folder=folder) as inputs:
-        for benchmark in (merge_speed, merge_beside, merge_memory, merge_growth):
+        for benchmark in (merge_speed, merge_beside, merge_memory, merge_growth, summary_speed):
             if not only or benchmark.NAME in only:
                 yield from benchmark.rows(effort, inputs)
 

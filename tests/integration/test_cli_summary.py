@@ -53,7 +53,7 @@ def test_a_person_is_told_of_steps_stages_markers_and_gaps(folder: Path, capsys:
     assert out.splitlines()[0] == "2 files, 28 events, 2 ranks"
     for words in (
         "  0         4  1.00 ms  1.00 ms  1.00 ms  1.00 ms  1.00 ms    10.0%       85.0%",
-        "slowest rank: 0, 1.00 ms a step, 0 ns more than the median of the ranks; all take about the same time",
+        "slowest rank: 1, which is behind the others in forward by 50.0 µs a step (5.0% of it): see tracekit stragglers",
         "  forward     75.0 µs   7.5%   100 µs        1",
         "longest gaps",
         "MainThread",

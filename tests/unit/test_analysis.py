@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.benchmarks.merge_inputs import Inputs
+from tests.benchmarks.summary_speed import measure
 from tracekit.analysis import summarize_traces
 from tracekit.analysis.durations import DurationStore
 from tracekit.analysis.intervals import DeviceTime, Longest, device_time
@@ -14,6 +17,7 @@ from tracekit.analysis.markers import OTHERS, Kind, Markers
 from tracekit.analysis.nesting import MOST_DEPTH, MOST_LANES, nested
 from tracekit.analysis.ordered_rows import Scratch
 from tracekit.analysis.reading import read_traces
+from tracekit.analysis.summary import _Summarizer
 from tracekit.analysis.text import duration, shortened, table
 from tracekit.errors import ConfigError, StorageError, TraceFormatError
 
@@ -339,7 +343,13 @@ def test_several_files_of_one_thread_are_one_thread(tmp_path: Path) -> None:
     for number in range(3):
         at = 100 * number
         events: list[dict[str, Any]] = [
-            {"ph": "M", "name": "tracekit_metadata", "pid": 1, "tid": 1, "args": {**whole, "baseTimeNanoseconds": 5000}},
+            {
+                "ph": "M",
+                "name": "tracekit_metadata",
+                "pid": 1,
+                "tid": 1,
+                "args": {**whole, "baseTimeNanoseconds": 5000},
+            },
             x("batch", at, 100, tid=9, cat="training loop", args={"batch": number}),
             x("forward", at + 10, 50, cat=""),
         ]
@@ -391,6 +401,32 @@ def test_progress_only_grows(tmp_path: Path) -> None:
     summarize_traces([path], progress=lambda share, _: told.append(share))
     assert told == sorted(told)
     assert 0 < told[-1] <= 1
+
+
+# Memory.
+
+
+def test_what_goes_by_the_disk_is_the_same(traces: Path) -> None:
+    paths = [str(traces / "dlrm_8gpu")]
+    with Scratch(most_rows=700) as scratch, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tracekit.analysis.summary.DurationStore", lambda path: DurationStore(path, 700))
+        patch.setattr("tracekit.analysis.durations._LEAST_RUN", 10)
+        patch.setattr("tracekit.analysis.ordered_rows._LEAST_RUN_ROWS", 20)
+        found = _Summarizer(read_traces(paths, scratch)).result(None)
+        stored = [run for track in scratch._tracks for run in track._runs]
+    assert found == summarize_traces(paths)
+    assert stored == []  # all was let go of
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:
+    peaks = []
+    with Inputs(folder=tmp_path) as inputs:
+        for size in (30_000_000, 240_000_000):
+            (path,) = inputs.torch(size, 1).paths
+            peaks.append(measure([sys.executable, "-m", "tracekit", "summary", str(path)]).peak_mb)
+    assert max(peaks) < 250
+    assert peaks[1] < peaks[0] + 80
 
 
 # Malicious input.

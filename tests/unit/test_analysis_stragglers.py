@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.collective_traces import MS, SECOND, START_NS, Done, seen, torch_trace, write_ranks
-from tracekit.analysis import find_stragglers
+from tracekit.analysis import find_stragglers, summarize_traces
 from tracekit.analysis.evidence import chance_above_zero, normal_of_t
 from tracekit.analysis.frontier import find_frontier
 from tracekit.analysis.stragglers_text import straggler_lines
+from tracekit.analysis.summary_text import summary_lines
 from tracekit.errors import ConfigError
+from tracekit.formats.schema import compile_schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -169,9 +171,17 @@ def test_a_straggler_is_named_with_its_stage_its_cost_and_where_to_look(tmp_path
     assert one.sure > 0.999
     assert len(one.look_at) == 3
     assert report.together_after == "sync"
+    assert summarize_traces([str(tmp_path)]).stragglers == report.stragglers
     text = "\n".join(straggler_lines(report))
     assert "rank 2 is slow in forward: " in text
     assert f"tracekit merge --ranks 2 --steps {one.look_at[0]}:{one.look_at[0] + 1}" in text
+
+
+def test_the_summary_names_the_slowest_rank(tmp_path: Path) -> None:
+    summary = summarize_traces([write(tmp_path, run(1, slow={(2, 1): 3.0}))])
+    text = "\n".join(summary_lines(summary, 20))
+    assert "slowest rank: 2, which is behind the others in forward by " in text
+    assert compile_schema("summary")(json.loads(json.dumps(summary.as_dict()))) is None
 
 
 def test_clocks_that_are_apart_by_seconds_change_nothing(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from tracekit.analysis.markers import DEVICE, TRANSPARENT
 from tracekit.analysis.nesting import nested
 from tracekit.analysis.ordered_rows import OrderedRows, Scratch
 from tracekit.analysis.reading import Reading, Thread, read_traces
+from tracekit.analysis.stage_comparison import AT_LEAST, SURE, StageComparison
 from tracekit.analysis.stages import StageTable, keep_training_thread, stage_name, steps_kept
 from tracekit.analysis.steps import steps_of_ranks
 from tracekit.analysis.summary_report import (
@@ -119,6 +120,7 @@ class _Summarizer:
             markers=markers,
             gaps=gaps[:_LONGEST_GAPS],
             notes=self._notes(),
+            stragglers=StageComparison(self._tables, reading.markers).stragglers(AT_LEAST, SURE),
             incomplete=reading.incomplete,
         )
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tracekit.analysis.intervals import DeviceTime
+    from tracekit.analysis.stragglers_report import Straggler
 
 __all__ = [
     "DeviceSummary",
@@ -201,6 +202,7 @@ class TraceSummary:
         markers: By rank, and then by their total time, longest first.
         gaps: The ten longest of all ranks, longest first.
         notes: What the reader should know: what is not counted, and why.
+        stragglers: Who holds the others up, from the times of stages: see `find_stragglers`, which tells more.
         incomplete: Whether something that stands in the files could not be read or counted.
     """
 
@@ -209,13 +211,14 @@ class TraceSummary:
     markers: list[MarkerSummary]
     gaps: list[GapSummary]
     notes: list[str]
+    stragglers: list[Straggler] = field(default_factory=list)
     incomplete: bool = False
 
     @property
     def slowest(self) -> SlowestRank | None:
         """The rank with the longest steps; None where fewer than two ranks tell of steps.
 
-        Ranks that wait for each other all take the same time: who holds up whom, `find_stragglers` says.
+        Ranks that wait for each other all take the same time: who holds up the others, `stragglers` says.
         """
         timed = [rank for rank in self.ranks if rank.step_durations_ns]
         if len(timed) < 2:
@@ -237,6 +240,7 @@ class TraceSummary:
                 "step_mean_ns": slowest.step_mean_ns,
                 "median_of_ranks_ns": slowest.median_ns,
             },
+            "stragglers": [asdict(straggler) for straggler in self.stragglers],
             "markers": [
                 {
                     "rank": marker.rank,

@@ -92,13 +92,22 @@ def _slowest(summary: TraceSummary) -> Iterator[str]:
     if slowest is None:
         return
     more = slowest.step_mean_ns - slowest.median_ns
-    text = (
-        f"slowest rank: {slowest.rank}, {duration(slowest.step_mean_ns)} a step, "
-        f"{duration(more)} more than the median of the ranks"
-    )
-    if more < _SAME * slowest.median_ns:
-        text += "; all take about the same time, as ranks do that wait for each other: see tracekit stragglers"
-    yield text
+    if summary.stragglers:
+        worst = summary.stragglers[0]
+        yield (
+            f"slowest rank: {worst.rank}, which is behind the others in {worst.stage} by {duration(worst.mean_ns)} a step "
+            f"({share(worst.share_of_step)} of it): see tracekit stragglers"
+        )
+    elif more >= _SAME * slowest.median_ns:
+        yield (
+            f"slowest rank: {slowest.rank}, {duration(slowest.step_mean_ns)} a step, {duration(more)} more than the median "
+            "of the ranks"
+        )
+    else:
+        yield (
+            f"slowest rank: {slowest.rank}, but all take about the same time: {duration(slowest.step_mean_ns)} a step, "
+            f"{duration(more)} more than the median of the ranks"
+        )
 
 
 def _stages(timed: list[RankSummary], top: int) -> Iterator[str]:

@@ -1,0 +1,102 @@
+"""How fast ``tracekit summary`` reads a merged trace, and in how much memory, beside unpacking it and having jq read it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.benchmarks.measure import Spread
+from tests.benchmarks.merge_runs import ROOT, Job, NotMeasuredError, run
+from tests.benchmarks.table import Row, number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.benchmarks.measure import Effort
+    from tests.benchmarks.merge_inputs import Inputs
+
+NAME = "summary"
+MOST_MB = 500.0
+JQ = '[.traceEvents[] | select(.ph == "X")] | group_by(.name) | map([.[0].name, length, (map(.dur) | add)])'
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """What a command took: seconds on the clock and of the processor, and the most memory of its largest process."""
+
+    seconds: float
+    cpu_seconds: float
+    peak_mb: float
+
+
+def rows(effort: Effort, inputs: Inputs) -> Iterator[Row]:
+    """Summarise one merged trace, plain and packed; then a smaller one beside jq, which holds all of it."""
+    large, small = inputs.folder / "summary.json", inputs.folder / "summary_small.json"
+    try:
+        run(Job(inputs.torch(effort.merge_bytes, effort.merge_files)), inputs.folder, keep=large)
+        run(Job(inputs.torch(effort.peer_bytes, effort.peer_files)), inputs.folder, keep=small)
+    except NotMeasuredError as error:
+        yield Row(NAME, "summary", None, remarks=str(error))
+        return
+    packed = large.with_suffix(".json.gz")
+    with packed.open("xb") as file:
+        subprocess.run(["gzip", "-1", "-c", str(large)], stdout=file, check=True)
+    tracekit = [sys.executable, "-m", "tracekit", "summary", "--json"]
+    commands = {
+        "gzip -dc": ["gzip", "-dc", str(packed)],
+        "plain": [*tracekit, str(large)],
+        "packed": [*tracekit, str(packed)],
+        "small": [*tracekit, str(small)],
+    }
+    if shutil.which("jq") is not None:
+        commands["jq"] = ["jq", "-c", JQ, str(small)]
+    taken: dict[str, list[Took]] = {name: [] for name in commands}
+    for _ in range(min(3, effort.merge_rounds)):
+        for name, command in commands.items():
+            taken[name].append(measure(command))
+    megabytes = {name: (small if name in ("small", "jq") else large).stat().st_size / 1e6 for name in commands}
+
+    def row(what: str, name: str, at_least: float | None = None) -> Row:
+        rate = Spread.of([megabytes[name] / one.seconds for one in taken[name]])
+        cpu = Spread.of([megabytes[name] / one.cpu_seconds for one in taken[name]]).median
+        peak = max(one.peak_mb for one in taken[name])
+        return Row(
+            NAME,
+            what,
+            rate,
+            " MB/s",
+            at_least=at_least,
+            remarks=f"{number(cpu)} MB a second of CPU time, {number(peak)} MB of memory, of {number(megabytes[name])} MB",
+        )
+
+    yield row("gzip -dc of a merged trace", "gzip -dc")
+    yield row("summary of it, plain", "plain")
+    yield row("summary of it, packed", "packed")
+    yield row("summary of a smaller one", "small")
+    if "jq" in commands:
+        yield row("jq: count and total of each name of it", "jq")
+    else:
+        yield Row(NAME, "jq", None, remarks="jq is not installed")
+    peaks = Spread.of([one.peak_mb for one in taken["plain"]])
+    yield Row(
+        NAME, "most memory of a summary", peaks, " MB", at_most=MOST_MB, remarks=f"of {number(megabytes['plain'])} MB"
+    )
+    for path in (large, small, packed):
+        path.unlink()
+
+
+def measure(command: list[str]) -> Took:
+    """Run a command, its output thrown away."""
+    began = time.perf_counter()
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    seconds = time.perf_counter() - began
+    if process.returncode not in (0, 3):
+        raise NotMeasuredError(f"{command[0]} ended with {process.returncode}")
+    return Took(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e6)
