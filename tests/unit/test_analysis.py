@@ -10,7 +10,7 @@ import pytest
 
 from tests.benchmarks.merge_inputs import Inputs
 from tests.benchmarks.summary_speed import measure
-from tracekit.analysis import summarize_traces
+from tracekit.analysis import diff_traces, find_stragglers, summarize_traces
 from tracekit.analysis.durations import DurationStore
 from tracekit.analysis.intervals import DeviceTime, Longest, device_time
 from tracekit.analysis.markers import OTHERS, Kind, Markers
@@ -447,6 +447,41 @@ def test_deeply_nested_arguments_and_begins_without_end_are_no_problem(tmp_path:
     path.write_text(f'[{{"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":1,"args":{{"x":{deep}}}}},{begins}]')
     summary = summarize_traces([str(path)])
     assert "slices begin and never end" in " ".join(summary.notes)
+
+
+def test_numbers_at_the_edge_of_64_bits_do_not_overflow(tmp_path: Path) -> None:
+    most_us = 2**61 // 1000
+    whole = [
+        x("batch", 100 * at, 100 if at < 11 else most_us, tid=9, cat="training loop", args={"batch": 2**80})
+        for at in range(12)
+    ]
+    long = [x("a", 1100 + at, most_us - 3000, tid=1) for at in range(1, 12)]
+    paths = []
+    for rank in range(2):
+        paths.append(
+            trace(
+                tmp_path / f"rank{rank}.json",
+                *whole,
+                *long,
+                *(x("b", 100 * at, 50, tid=1) for at in range(11)),
+                distributedInfo={"rank": rank},
+                baseTimeNanoseconds=2**62 - 1,
+            )
+        )
+    summary = summarize_traces(paths)
+    assert by_name(summary)["a"].total_ns == 11 * (most_us - 3000) * 1000
+    json.dumps(summary.as_dict(), allow_nan=False)
+    json.dumps(find_stragglers(paths).as_dict(), allow_nan=False)
+    json.dumps(diff_traces(paths[:1], paths[1:]).as_dict(), allow_nan=False)
+
+
+def test_many_begins_that_fit_no_end_take_no_time_to_speak_of(tmp_path: Path) -> None:
+    # Looking through all of them for each end would be a thousand million comparisons.
+    events = [mark("B", "a", at) for at in range(20_000)] + [mark("E", "b", 50_000 + at) for at in range(50_000)]
+    events += [mark("b", "a", at, id=1) for at in range(50_000)] + [mark("e", "b", 90_000, id=1) for _ in range(50_000)]
+    summary = summary_of(tmp_path, *events)
+    assert by_name(summary)["a"].count == 50_000
+    assert summary.notes == ["20,000 slices begin and never end, and are not counted"]
 
 
 def test_rows_of_odd_ids_are_read(tmp_path: Path) -> None:

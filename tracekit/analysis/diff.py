@@ -26,6 +26,7 @@ _MOST_CELLS: Final = 8_000_000
 _LEAST_STEPS: Final = 50
 _WARM_UP_LEAST: Final = 10
 _MOST_VALUES: Final = 4096
+_MOST_NS: Final = 2**62  # beyond all sense, and still an integer of 64 bits with a sign
 _SHARE_OF_STEP: Final = 0.001
 
 Key = tuple[str, str]
@@ -192,7 +193,7 @@ def _read(
             whole = _Series(values=array("q", bytes(8 * kept)))
             for found in steps.values():
                 for place, length in enumerate(found.durations[skipped : skipped + kept]):
-                    whole.values[place] += length
+                    whole.values[place] = min(whole.values[place] + length, _MOST_NS)
             whole.count, whole.total_ns = kept * len(steps), sum(whole.values)
             side.series[STEP, ""] = whole
         return side
@@ -213,7 +214,7 @@ def _take(
             place = steps.at(start) - skipped
             if not 0 <= place < kept:
                 continue
-            own.values[place] += length
+            own.values[place] = min(own.values[place] + length, _MOST_NS)
         own.count += 1
         own.total_ns += length
         own.self_ns += self_ns if thread.nests else length

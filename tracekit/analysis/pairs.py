@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.formats.trace_reader import UNSET, decode_or_none
+from tracekit.formats.trace_reader import UNSET
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +19,8 @@ __all__ = ["AsyncPairs", "pair_marks"]
 MOST_OPEN: Final = 10_000
 """So many slices may be open at once on a track; what begins beyond that counts as never ended."""
 _MOST_OPEN_ASYNC: Final = 200_000
+_FAR: Final = 100
+"""So far back the begin of an end is looked for, so that no file can make that take for ever."""
 
 
 def pair_marks(
@@ -62,7 +64,7 @@ def pair_marks(
 def _matching(open_: list[tuple[int, int, int]], table: list[Marker], number: int) -> int | None:
     """Return which of the open slices an end with this marker ends."""
     end = table[number]
-    for at in range(len(open_) - 1, -1, -1):
+    for at in range(len(open_) - 1, max(-1, len(open_) - 1 - _FAR), -1):
         begun = table[open_[at][1]]
         if (not end.name or end.name == begun.name) and (not end.category or end.category == begun.category):
             return at
@@ -98,9 +100,9 @@ class AsyncPairs:
         waiting = self._open.get(key)
         if not waiting:
             return None
-        name = decode_or_none(event.name)
-        same = [at for at, (_, begun) in enumerate(waiting) if begun == number]
-        start, begun = waiting.pop(same[-1] if same and name else -1)
+        last = len(waiting) - 1
+        same = (at for at in range(last, max(-1, last - _FAR), -1) if waiting[at][1] == number)
+        start, begun = waiting.pop(next(same, last))
         if not waiting:
             del self._open[key]
         self._count -= 1

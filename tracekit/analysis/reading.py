@@ -33,6 +33,7 @@ __all__ = ["Process", "Reading", "Thread", "TraceFile", "Track", "read_traces"]
 StepColumns = tuple["array[int]", "array[int]", "array[int]"]
 
 MOST_TRACKS: Final = 100_000
+_MOST_BATCHES: Final = 500_000
 _MOST_COLLECTIVES: Final = 20_000
 _MOST_TIME_NS: Final = 2**61
 _STEP: Final = int(Kind.STEP)
@@ -304,6 +305,7 @@ class _FileReading:
         self._async = AsyncPairs()
         self._batches: dict[tuple[Any, Any, int], int | None] = {}
         self._order = 0
+        self._thread_names = 0
 
     def read(self) -> Iterator[float]:
         """Read the file; yields which share of it is read, as far as that is known."""
@@ -344,7 +346,7 @@ class _FileReading:
         def closed(row: Row) -> None:
             start, minus_end, _, number = row
             if all_.markers.kinds[number] & _STEP:
-                batch = self._batches.get((track.process.pid, track.tid, start))
+                batch = self._batches.pop((track.process.pid, track.tid, start), None)
                 self._note_step(track.process, start, -minus_end, number, batch)
 
         all_.unfinished += pair_marks(marks, track.slices, all_.markers, all_.scratch, closed)
@@ -437,7 +439,7 @@ class _FileReading:
         number = all_.markers[_label(event)]
         self._order += 1
         track.marks.rows.append((time, self._order, 2 * number + is_end))
-        if not is_end and all_.markers.kinds[number] & _STEP:
+        if not is_end and all_.markers.kinds[number] & _STEP and len(self._batches) < _MOST_BATCHES:
             # The arguments stand at the begin; when it ends is known when all are in order.
             self._batches[track.process.pid, track.tid, time] = _batch(event)
 
@@ -470,10 +472,10 @@ class _FileReading:
             if process is not None:
                 self._name(process, event, name, args[_NAMES[name]].strip()[:_MOST_CHARACTERS])
 
-    @staticmethod
-    def _name(process: Process, event: Event, what: str, name: str) -> None:
+    def _name(self, process: Process, event: Event, what: str, name: str) -> None:
         if what == "thread_name":
-            if len(process.thread_names) < MOST_TRACKS:
+            if self._thread_names < MOST_TRACKS:
+                self._thread_names += 1
                 process.thread_names[_number(event.tid)] = name
         elif what == "process_labels" or not process.label:
             process.name = name

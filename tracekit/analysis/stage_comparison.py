@@ -24,7 +24,7 @@ SURE: Final = 0.99
 """How likely it must be that it is none of chance, as a rule."""
 
 UNRECORDED: Final = "(unrecorded)"
-_MOST_CELLS: Final = 4_000_000
+_MOST_CELLS: Final = 1_000_000
 _LEAST_STEPS: Final = 50
 _WARM_UP_LEAST: Final = 10
 _STEPS_TO_LOOK_AT: Final = 3

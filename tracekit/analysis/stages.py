@@ -23,6 +23,7 @@ _TYPICAL_STAGES: Final = 16
 OTHER_STAGES: Final = -1
 """The number of all stages beyond the first `MOST_STAGES`."""
 
+_MOST_NS: Final = 2**62  # beyond all sense, and still an integer of 64 bits with a sign
 _NO_STAGE: Final = int(TRANSPARENT | DEVICE | Kind.SHADOW)
 _STEP: Final = int(Kind.STEP)
 _COLLECTIVE: Final = int(Kind.COLLECTIVE)
@@ -132,7 +133,7 @@ class StageTable:
         total, count = self._offsets.get(stage, (0, 0))
         self._offsets[stage] = total + start - self.steps.starts[step], count + 1
         if step < self._kept:
-            cells[step] += length
+            cells[step] = min(cells[step] + length, _MOST_NS)
 
     @property
     def stages(self) -> list[Stage]:

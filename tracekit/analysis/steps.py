@@ -7,7 +7,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tracekit.analysis.reading import Reading
+    from tracekit.analysis.reading import Process, Reading
 
 __all__ = ["Steps", "steps_of_ranks"]
 
@@ -24,7 +24,8 @@ class Steps:
 
     def __init__(self, spans: list[tuple[int, int, int]]) -> None:
         self.starts, self.ends, self.numbers = array("q"), array("q"), array("q")
-        for start, end, number in sorted(spans):
+        spans.sort()
+        for start, end, number in spans:
             if not self.ends or start >= self.ends[-1]:
                 self.starts.append(start)
                 self.ends.append(end)
@@ -46,11 +47,21 @@ class Steps:
 
 def steps_of_ranks(reading: Reading) -> dict[int, Steps]:
     """Return the steps of each rank: what tracekit recorded of them, or else torch.profiler. The two are not mixed."""
-    batches: dict[int, list[tuple[int, int, int]]] = {rank: [] for rank in reading.ranks}
-    of_profiler: dict[int, list[tuple[int, int, int]]] = {rank: [] for rank in reading.ranks}
+    processes: dict[int, list[Process]] = {rank: [] for rank in reading.ranks}
     for process in reading.processes:
-        base = reading.files[process.file].base_ns
-        for columns, spans in ((process.batches, batches), (process.profiler_steps, of_profiler)):
-            for start, end, number in zip(*columns, strict=True):
-                spans.setdefault(process.rank, []).append((base + start, base + end, number))
-    return {rank: Steps(spans or of_profiler[rank]) for rank, spans in batches.items() if rank in of_profiler}
+        if process.rank in processes:
+            processes[process.rank].append(process)
+    return {rank: _steps_of(own, reading) for rank, own in processes.items()}
+
+
+def _steps_of(processes: list[Process], reading: Reading) -> Steps:
+    for kind in ("batches", "profiler_steps"):
+        spans = [
+            (base + start, base + end, number)
+            for process in processes
+            for base in (reading.files[process.file].base_ns,)
+            for start, end, number in zip(*getattr(process, kind), strict=True)
+        ]
+        if spans:
+            return Steps(spans)
+    return Steps([])
