@@ -23,6 +23,7 @@ PREPARE = """
 drop table if exists s;
 create perfetto table s as
 select slice.id, slice.ts, slice.dur, slice.ts + slice.dur as te, coalesce(slice.name, '') as name,
+  coalesce(extract_arg(slice.arg_set_id, 'args.batch'), cast(substr(slice.name, 14) as int)) as number,
   coalesce(slice.category, '') as cat, slice.parent_id, slice.track_id, thread.name as thread, thread.tid as tid,
   coalesce(process.pid, own.pid) as pid, coalesce(process.pid, own.pid) / 1000 as rank,
   thread_track.id is not null as nests
@@ -34,7 +35,7 @@ left join process own on own.upid = process_track.upid
 where slice.dur >= 0 and not (slice.dur = 0 and slice.name in ({instants}));
 drop table if exists steps;
 create perfetto table steps as
-select rank, ts, te, dur from s
+select rank, ts, te, dur, number from s
 where (name = 'batch' and cat = 'training loop')
   or (name glob 'ProfilerStep#*' and cat = 'user_annotation'
       and rank not in (select rank from s where name = 'batch' and cat = 'training loop'))
@@ -54,7 +55,13 @@ select rank, name, cat, count(), sum(dur), sum(own),
   sum(case when in_step then dur else 0 end)
 from numbered group by 1, 2, 3
 """
-STEPS = "select rank, count(), sum(dur), min(dur), max(dur) from steps group by 1"
+STEPS = """
+with placed as (select *, row_number() over (partition by rank order by dur) as n, count() over (partition by rank) as c
+  from steps)
+select rank, count(), sum(dur), max(dur), max(case when n = (50 * c + 99) / 100 then dur end),
+  max(case when n = (95 * c + 99) / 100 then dur end), max(case when n = (99 * c + 99) / 100 then dur end)
+from placed group by 1
+"""
 SPANS = "select rank, max(te) - min(ts) from s group by 1"
 IS_COMMUNICATION = "(lower(name) like '%nccl%' or lower(name) like '%rccl%')"
 # How many of each are going on, from one change to the next.
@@ -103,11 +110,11 @@ with recursive inner_of(id, stage, talking, counts, dur, name) as (
   from inner_of i join on_thread o on o.parent = i.id)
 select * from inner_of where counts;
 with taken as (select stage, sum(dur) as ns from down where id != stage group by 1)
-select top.rank, case when down.id = top.id then top.name else top.name || ' > ' || down.name end,
+select top.rank, case when down.id = top.id then top.name else top.name || ' > ' || down.name end, steps.number,
   sum(case when down.id = top.id then down.dur - coalesce(taken.ns, 0) else down.dur end)
 from down join on_thread top on top.id = down.stage left join taken on taken.stage = top.id
-where exists (select 1 from steps where steps.rank = top.rank and top.ts >= steps.ts and top.ts < steps.te)
-group by 1, 2
+join steps on steps.rank = top.rank and top.ts >= steps.ts and top.ts < steps.te
+group by 1, 2, 3
 """
 DROPPED = {"slice_drop_overlapping_complete_event", "misplaced_end_event", "slice_negative_duration"}
 
@@ -116,23 +123,23 @@ def compare(path: Path, trace: LoadedTrace) -> TraceSummary:
     """Compare the summary of a merged trace with what SQL says of it."""
     summary = summarize_traces([str(path)])
     # To the engine an instant is a slice of no duration.
-    events = json.loads(path.read_text())["traceEvents"]
+    document = json.loads(path.read_text())
+    events = document["traceEvents"]
     instants = ", ".join(sorted({f"'{event['name']}'" for event in events if event["ph"] in "iI"})) or "''"
     assert DROPPED.isdisjoint(name for name, *_ in trace.errors())
     for statement in PREPARE.format(instants=instants).split(";"):
         trace.rows(statement)
     steps = {rank: figures for rank, *figures in trace.rows(STEPS)}
-    own = {
-        rank.rank: [
-            len(rank.step_durations_ns),
-            rank.steps_ns,
-            min(rank.step_durations_ns),
-            max(rank.step_durations_ns),
-        ]
-        for rank in summary.ranks
-        if rank.step_durations_ns
+    keys = ("count", "total_ns", "longest_ns", "p50_ns", "p95_ns", "p99_ns")
+    own = {rank["rank"]: [rank["steps"][key] for key in keys] for rank in summary.as_dict()["ranks"]}
+    assert {rank: figures for rank, figures in own.items() if figures[0]} == steps
+    one_by_one = {
+        rank.rank: list(zip(rank.steps.numbers, rank.steps.durations_ns, strict=True)) for rank in summary.ranks
     }
-    assert own == steps
+    expected_steps: dict[int, list[tuple[int, int]]] = {rank.rank: [] for rank in summary.ranks}
+    for rank, number, dur in trace.rows("select rank, number, dur from steps order by ts"):
+        expected_steps[rank].append((number, dur))
+    assert one_by_one == expected_steps
     assert {rank.rank: rank.span_ns for rank in summary.ranks} == dict(trace.rows(SPANS))
     slowest = max(steps, key=lambda rank: steps[rank][1] / steps[rank][0]) if len(steps) > 1 else None
     assert (None if summary.slowest is None else summary.slowest.rank) == slowest
@@ -162,11 +169,11 @@ def compare(path: Path, trace: LoadedTrace) -> TraceSummary:
         for device in rank.devices
     ]
     assert Counter(devices) == Counter((rank, *figures) for rank, _, *figures in trace.rows(DEVICES))
-    compare_training_threads(summary, trace)
+    compare_training_threads(summary, trace, document.get("baseTimeNanoseconds", 0))
     return summary
 
 
-def compare_training_threads(summary: TraceSummary, trace: LoadedTrace) -> None:
+def compare_training_threads(summary: TraceSummary, trace: LoadedTrace, base_ns: int) -> None:
     threads = {rank.rank: rank.thread for rank in summary.ranks if rank.thread}
     where = " or ".join(
         f"(rank = {rank} and (trim(thread) = '{name}' or 'thread ' || tid = '{name}'))"
@@ -177,10 +184,30 @@ def compare_training_threads(summary: TraceSummary, trace: LoadedTrace) -> None:
     assert Counter((gap.rank, gap.length_ns) for gap in summary.gaps if gap.length_ns > gaps[-1][2]) == Counter(
         (rank, length) for rank, _, length in gaps if length > gaps[-1][2]
     )
-    stages = {(rank.rank, stage.name): stage.total_ns for rank in summary.ranks for stage in rank.stages}
-    expected = {(rank, name): total for rank, name, total in trace.rows(STAGES.format(threads=where or "false"))}
+    for gap in summary.gaps:
+        begin = gap.start_ns - base_ns  # the engine knows nothing of a base
+        places = where if gap.where in threads.values() else "cat in ('kernel', 'gpu_memcpy', 'gpu_memset')"
+        for name, moment, edge in ((gap.after, begin, "te"), (gap.before, begin + gap.length_ns, "ts")):
+            there = f"select name from s where rank = {gap.rank} and ({places}) and {edge} = {moment}"
+            assert name in {shown(found) for (found,) in trace.rows(there)}
+    stages = {
+        (rank.rank, name, number): length
+        for rank in summary.ranks
+        for name, lengths in rank.steps.stages_ns.items()
+        for number, length in zip(rank.steps.numbers, lengths, strict=True)
+        if length
+    }
+    expected = {
+        (rank, name, number): length
+        for rank, name, number, length in trace.rows(STAGES.format(threads=where or "false"))
+        if length
+    }
     if all(len(rank.stages) < 64 for rank in summary.ranks):
         assert stages == expected
+    totals: Counter[tuple[int, str]] = Counter()
+    for (rank, name, _), length in stages.items():
+        totals[rank, name] += length
+    assert totals == {(rank.rank, stage.name): stage.total_ns for rank in summary.ranks for stage in rank.stages}
     loading = {rank.rank: rank.loading.total_ns for rank in summary.ranks if rank.loading}
     waits = trace.rows(
         f"""select rank, sum(dur) from s where nests and ({where or "false"})

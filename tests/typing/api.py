@@ -11,9 +11,12 @@ from tracekit import (
     Time,
     Timestamp,
     cyclic_schedule,
+    diff_traces,
+    find_stragglers,
     marker,
     merge_traces,
     on_demand,
+    summarize_traces,
     validate_trace,
 )
 
@@ -76,3 +79,8 @@ async def use() -> None:
     async with profiler.marker("x") as entered:
         reveal_type(entered)  # expect: Marker
     reveal_type(await coroutine(1))  # expect: bytes
+
+
+reveal_type(summarize_traces(["run"], inside=["train_step"]).ranks[0].step_mean_ns)  # expect: float
+reveal_type(find_stragglers(["run"]).stragglers[0].rank)  # expect: int
+reveal_type(diff_traces(["before"], ["after"]).slower_by(0.05)[0].name)  # expect: str
