@@ -352,6 +352,18 @@ def test_the_loop_may_say_how_long_a_batch_took(duration: timedelta | None, expe
         assert bool(one.stats.failures) is (duration is not None and duration < timedelta(0))
 
 
+def test_what_was_no_training_is_left_out_of_a_batch_that_is_restarted() -> None:
+    clock, memory = FakeClock(), MemoryTraceHandler()
+    with profiler(memory, clock=clock.clock, record_batches=True) as one:
+        clock.advance(5_000_000_000)
+        one.restart_batch()
+        clock.advance(2_000_000_000)
+        one.step()
+        assert one.timestamp.batch_wct == one.timestamp.total_wct == timedelta(seconds=2)
+    ((start, end),) = memory.slices
+    assert end.wall_clock_time_ns - start.wall_clock_time_ns == 2_000_000_000
+
+
 def test_a_resumed_run_counts_its_schedule_from_where_it_was_resumed_in_that_epoch_only() -> None:
     source = RecordingSource()
     resumed = Timestamp(epoch=1, batch=13, batch_in_epoch=3)

@@ -429,6 +429,13 @@ class Profiler:
             self._buffer.look_after(now_ns)
         self._failures.raise_pending()
 
+    def restart_batch(self) -> None:
+        """Begin the batch that runs only now: what came before it was no training (a setup, an evaluation).
+
+        Its slice and its duration in the `Timestamp` then leave that out.
+        """
+        self._batch_start_ns = self._clock.monotonic_ns()
+
     def next_epoch(self) -> None:
         """Pass to the next epoch; call it after the last `step` of each."""
         now_ns = self._next("to_next_epoch")
