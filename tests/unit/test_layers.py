@@ -85,6 +85,7 @@ DOORS = {
     "isal": {"tracekit.formats.gzip_codec"},
     "jax": {"tracekit.integrations.jax.trace"},
     "jsonschema": {"tracekit.formats.schema"},
+    "lightning": {"tracekit.integrations.lightning.framework"},
     "msgspec": {"tracekit.formats.trace_reader"},
     "nvtx": {"tracekit.handlers.mirrors.nvtx"},
     "opentelemetry": {"tracekit.handlers.mirrors.opentelemetry"},
@@ -102,6 +103,9 @@ DOORS = {
         "tracekit.sources.torch_profiler",
     },
     "transformers": {"tracekit.integrations.transformers"},
+    "pytorch_lightning": {"tracekit.integrations.lightning.framework"},
+    # Not a second door for profiling: it only tells torch.compile about markers, and only once somebody imported torch.
+        "tracekit.integrations.lightning.framework",
 }
 
 # What `import tracekit` must not cost anybody.
@@ -113,6 +117,7 @@ HEAVY = [
     "isal",
     "jax",
     "jsonschema",
+    "lightning",
     "msgspec",
     "numpy",
     "nvtx",

@@ -1,0 +1,170 @@
+"""The names that Lightning gives to what it does, and the slices and the table that are made of them."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import pytest
+
+from tracekit import MemoryTraceHandler, Profiler
+from tracekit.integrations.lightning.action_slices import ActionSlices
+from tracekit.integrations.lightning.actions import action_of, logger_action
+from tracekit.testing import FakeClock
+
+CHECKPOINT = "[Callback]ModelCheckpoint{'monitor': None, 'mode': 'min', 'every_n_train_steps': 0}.on_train_batch_end"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "categories", "part"),
+    [
+        ("[LightningModule]Net.training_step", "Net.training_step", ("lightning", "module"), "callbacks"),
+        ("[LightningModule]Net.train_dataloader", "Net.train_dataloader", ("lightning", "module"), "data loading"),
+        ("[LightningDataModule]Data.setup", "Data.setup", ("lightning", "datamodule"), "callbacks"),
+        ("[Strategy]DDPStrategy.batch_to_device", "DDPStrategy.batch_to_device", ("lightning", "strategy"), "transfer"),
+        ("[Strategy]DDPStrategy.backward", "DDPStrategy.backward", ("lightning", "strategy"), None),
+        (CHECKPOINT, "ModelCheckpoint.on_train_batch_end", ("lightning", "callback"), "callbacks"),
+        ("save_checkpoint", "save_checkpoint", ("lightning",), "checkpointing"),
+        ("run_training_epoch", "run_training_epoch", ("lightning",), None),
+        (
+            "[_TrainingEpochLoop].train_dataloader_next",
+            "train_dataloader_next",
+            ("lightning", "trainingepochloop"),
+            "data loading",
+        ),
+        ("[_PredictionLoop].predict_next", "predict_next", ("lightning", "predictionloop"), "data loading"),
+        ("my own action", "my own action", ("lightning",), None),
+        ("", "", ("lightning",), None),
+    ],
+)
+def test_names_are_read(text: str, name: str, categories: tuple[str, ...], part: str | None) -> None:
+    action = action_of(text)
+    assert (action.name, action.categories, action.part, action.own) == (name, categories, part, False)
+
+
+def test_hooks_of_tracekit_itself_are_known() -> None:
+    assert action_of("[Callback]tracekit.TimeProfiler.on_train_batch_start").own
+    assert action_of("[Callback]tracekit.MyProfiler{'a': 1}.on_train_batch_start").own
+    assert not action_of("[Callback]TimeProfiler.on_train_batch_start").own
+    assert action_of(logger_action({}, "log_metrics")).part == "logging"
+
+
+def slices_of(memory: MemoryTraceHandler) -> list[tuple[str, str | None]]:
+    return [(begin.label.name, (end.label.args or {}).get("exception")) for begin, end in memory.slices]
+
+
+def test_actions_nest_and_may_be_open_several_times() -> None:
+    memory, clock = MemoryTraceHandler(), FakeClock()
+    with Profiler(memory, rank=0):
+        slices = ActionSlices(clock.clock)
+        for name in ("a", "b", "a"):
+            slices.start(name)
+            clock.advance(1_000_000_000)
+        for name in ("a", "b", "a"):
+            slices.stop(name)
+    assert [name for name, _ in slices_of(memory)] == ["a", "b", "a"]
+    durations = slices.durations()
+    assert (durations["a"].count, durations["a"].total_ns, durations["b"].total_ns) == (2, 4_000_000_000, 2_000_000_000)
+
+
+def test_actions_that_overlap_are_both_kept() -> None:
+    memory = MemoryTraceHandler()
+    with Profiler(memory, rank=0):
+        slices = ActionSlices()
+        slices.start("a")
+        slices.start("b")
+        slices.stop("a")
+        slices.stop("b")
+    assert {name for name, _ in slices_of(memory)} == {"a", "b"}
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    memory = MemoryTraceHandler()
+    slices, together = ActionSlices(), threading.Barrier(4)
+
+    def work() -> None:
+        for _ in range(300):
+            slices.start("work")
+            together.wait()
+            slices.stop("work")
+
+    with Profiler(memory, rank=0):
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(memory.slices) == slices.durations()["work"].count == 1200
+
+
+def test_an_exception_that_ends_an_action_is_told_by_its_slice_alone() -> None:
+    memory = MemoryTraceHandler()
+    slices = ActionSlices()
+
+    def profiled(name: str, *, fail: bool) -> None:
+        slices.start(name)
+        try:
+            if fail:
+                raise ArithmeticError
+        finally:
+            slices.stop(name)
+
+    with Profiler(memory, rank=0):
+        try:
+            profiled("fails", fail=True)
+        except ArithmeticError:
+            profiled("cleans up", fail=False)
+    assert slices_of(memory) == [("fails", "ArithmeticError"), ("cleans up", None)]
+
+
+def test_a_stop_without_a_start_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    slices = ActionSlices()
+    for _ in range(3):
+        slices.stop("never started")
+    slices.stop("[Callback]tracekit.TimeProfiler.setup")
+    (record,) = caplog.records
+    assert "never started" in record.getMessage()
+
+
+def test_what_is_open_at_the_end_is_ended() -> None:
+    memory = MemoryTraceHandler()
+    with Profiler(memory, rank=0):
+        slices = ActionSlices()
+        slices.start("outer")
+        slices.start("inner")
+        slices.end_all()
+    assert slices_of(memory) == [("inner", None), ("outer", None)]
+
+
+def test_hooks_of_tracekit_itself_get_no_slice() -> None:
+    memory = MemoryTraceHandler()
+    with Profiler(memory, rank=0):
+        slices = ActionSlices()
+        slices.start("[Callback]tracekit.TimeProfiler.setup")
+        slices.stop("[Callback]tracekit.TimeProfiler.setup")
+    assert slices_of(memory) == []
+
+
+def test_the_table_states_units_and_puts_the_largest_first() -> None:
+    clock = FakeClock()
+    slices = ActionSlices(clock.clock)
+    assert slices.summary() == ""
+    for name, seconds, times in (("[LightningModule]Net.small", 1, 2), ("large", 6, 1)):
+        for _ in range(times):
+            slices.start(name)
+            clock.advance(seconds * 1_000_000_000)
+            slices.stop(name)
+    header, _, *lines = [" ".join(line.split()) for line in slices.summary().splitlines()]
+    assert header == "Action Calls Total (s) Mean (s) p50 (s) p95 (s) Max (s) Percentage %"
+    assert lines[0] == f"large 1 {'6.000000 ' * 5}75.00"
+    assert lines[1] == f"[LightningModule]Net.small 2 2.000000 {'1.000000 ' * 4}25.00"
+
+
+def test_it_can_be_sent_to_another_process_without_what_it_measured() -> None:
+    slices = ActionSlices()
+    slices.start("a")
+    slices.stop("a")
+    sent = pickle.loads(pickle.dumps(slices))
+    assert sent.durations() == {}
+    sent.start("b")
+    sent.stop("b")
+    assert sent.durations()["b"].count == 1

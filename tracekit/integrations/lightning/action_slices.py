@@ -1,0 +1,146 @@
+"""What Lightning does, as slices in the trace of the active tracekit profiler, and as a table."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.clock import SYSTEM_CLOCK
+from tracekit.integrations.lightning.actions import action_of
+from tracekit.integrations.lightning.table import Row, table
+from tracekit.recording.lifecycle import marker
+from tracekit.statistics import DurationStatistics
+
+if TYPE_CHECKING:
+    from tracekit.clock import Clock
+    from tracekit.recording.marker import Marker
+
+__all__ = ["ActionSlices"]
+
+logger = logging.getLogger("tracekit")
+
+_AT_ONCE: Final = 256
+"""Durations that are counted together: one by one costs several times as much."""
+
+
+@dataclass(slots=True)
+class _Kind:
+    """One kind of action on one thread: its slices, and how long they took."""
+
+    marker: Marker | None
+    waiting_ns: list[int] = field(default_factory=list)
+    statistics: DurationStatistics = field(default_factory=DurationStatistics)
+
+    def settle(self) -> DurationStatistics:
+        waiting_ns, self.waiting_ns = self.waiting_ns, []
+        self.statistics.add_all(waiting_ns)
+        return self.statistics
+
+
+@dataclass(slots=True)
+class _Thread:
+    """What runs on one thread: (name, kind, start, the exception that was being handled then), the innermost last."""
+
+    open: list[tuple[str, _Kind, int, BaseException | None]] = field(default_factory=list)
+    kinds: dict[str, _Kind] = field(default_factory=dict)
+
+
+class ActionSlices:
+    """Records a slice from the start to the stop of each action.
+
+    Actions nest, and may be open several times, on any number of threads. One that is ended by an exception says so in
+    its slice. A stop without a start on its thread is ignored, and told of once.
+
+    Args:
+        clock: The clock for the table; slices have that of their profiler.
+    """
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._now_ns = clock.monotonic_ns
+        self._threads: dict[int, _Thread] = {}
+        self._first_ns: int | None = None
+        self._last_ns = 0
+        self._told = False
+
+    def start(self, action_name: str) -> None:
+        """Begin a slice."""
+        ident = threading.get_ident()
+        thread = self._threads.get(ident)
+        if thread is None:
+            thread = self._threads[ident] = _Thread()
+        kind = thread.kinds.get(action_name)
+        if kind is None:
+            action = action_of(action_name)
+            kind = thread.kinds[action_name] = _Kind(None if action.own else marker(action.name, action.categories))
+        now_ns = self._now_ns()
+        if self._first_ns is None:
+            self._first_ns = now_ns
+        thread.open.append((action_name, kind, now_ns, sys.exc_info()[1]))
+        if kind.marker is not None:
+            kind.marker.__enter__()
+
+    def stop(self, action_name: str) -> None:
+        """End the innermost slice of this name on this thread."""
+        thread = self._threads.get(threading.get_ident())
+        place = _last(thread.open, action_name) if thread is not None else None
+        if thread is None or place is None:
+            if not action_of(action_name).own:  # which begins before it listens
+                self._report(action_name)
+            return
+        _, kind, start_ns, handled = thread.open.pop(place)
+        if kind.marker is not None:
+            # Lightning stops actions in ``finally``, so an exception that ends one is known there.
+            error = sys.exc_info()[1]
+            kind.marker.__exit__(None if error is None or error is handled else type(error), None, None)
+        self._last_ns = self._now_ns()
+        kind.waiting_ns.append(self._last_ns - start_ns)
+        if len(kind.waiting_ns) >= _AT_ONCE:
+            kind.settle()
+
+    def end_all(self) -> None:
+        """End what is open on this thread: a run that failed has left it, or Lightning tells no more."""
+        thread = self._threads.get(threading.get_ident())
+        for name, *_ in reversed(thread.open if thread is not None else []):
+            self.stop(name)
+
+    def durations(self) -> dict[str, DurationStatistics]:
+        """Return how long each action took, over all threads, by its name; those of one that is still open come later."""
+        found: dict[str, DurationStatistics] = {}
+        for thread in list(self._threads.values()):
+            for name, kind in list(thread.kinds.items()):
+                found.setdefault(name, DurationStatistics()).merge(kind.settle())
+        return {name: statistics for name, statistics in found.items() if statistics.count}
+
+    def summary(self) -> str:
+        """Return a table of all actions, those that took most first; empty where there was none.
+
+        Actions lie within each other, so that the percentages add up to more than 100.
+        """
+        if self._first_ns is None:
+            return ""
+        whole_ns = self._last_ns - self._first_ns
+        rows = [Row(name, statistics, whole_ns) for name, statistics in self.durations().items()]
+        return table("Action", rows)
+
+    def _report(self, action_name: str) -> None:
+        if not self._told:
+            self._told = True
+            logger.warning(
+                "tracekit: the action %r was stopped on a thread that had not started it; it is left out, and so are all "
+                "others of which this is true",
+                action_name,
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Lightning sends the profiler to the processes that it spawns; what was measured stays here.
+        return {**self.__dict__, "_threads": {}, "_first_ns": None}
+
+
+def _last(open_actions: list[tuple[str, _Kind, int, BaseException | None]], name: str) -> int | None:
+    for place in reversed(range(len(open_actions))):
+        if open_actions[place][0] == name:
+            return place
+    return None

@@ -1,0 +1,307 @@
+"""TracekitCallback: records the runs of Lightning's Trainer, and tells the profiler how far training has come."""
+
+from __future__ import annotations
+
+import logging
+import os
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from tracekit.distributed import detect_process
+from tracekit.errors import ConfigError, TracekitError
+from tracekit.handlers.chrome_json import DEFAULT_NAME, JSONTraceHandler
+from tracekit.integrations.batches import samples_in, tokens_in
+from tracekit.integrations.lightning.action_slices import ActionSlices
+from tracekit.integrations.lightning.actions import OWN_PREFIX
+from tracekit.integrations.lightning.framework import Callback, profiler_of
+from tracekit.integrations.lightning.profiler import TracekitProfiler
+from tracekit.integrations.lightning.tap import listen, stop_listening
+from tracekit.naming import following_names
+from tracekit.recording.lifecycle import active_profiler
+from tracekit.recording.on_demand import OnDemand
+from tracekit.recording.profiler import Profiler
+from tracekit.timestamp import Timestamp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tracekit.handlers.base import TraceHandler
+    from tracekit.integrations.lightning.framework import LightningModule, Trainer
+    from tracekit.recording.schedule import Schedule
+    from tracekit.recording.source import Source
+
+__all__ = ["TracekitCallback", "records_hooks"]
+
+logger = logging.getLogger("tracekit")
+
+
+class TracekitCallback(Callback):
+    """Records every run of a Trainer: one line gives a trace of all that Lightning does.
+
+    Example::
+
+        trainer = Trainer(callbacks=[TracekitCallback("traces/{run_id}/rank{rank}.json")])
+
+        TracekitCallback(
+            "traces/{run_id}/rank{rank}.json",
+            schedule=cyclic_schedule(wait=1, warmup=1, active=3),
+            sources=[TorchProfiler("traces/{run_id}/torch-rank{rank}-{batch}.json.gz")],
+        )
+
+    Each ``fit``, ``validate``, ``test`` and ``predict`` is a recording of its own, from its setup to its end, also when that is
+    an exception; the second one gets ``-2`` into its name, and so on. Where a `tracekit.Profiler` runs already, and
+    nothing is said here about where to record, that one is used, and left running.
+
+    The `Timestamp`: a **batch** is a step of the optimizer, as in Composer, so that with accumulated gradients one batch has the
+    samples and tokens of all micro-batches since the last. With manual optimization, or without an optimizer, it is a batch of
+    the loader. A checkpoint carries the timestamp, and a run that is resumed from it counts on. In a ``validate``, ``test`` or
+    ``predict`` of its own each batch of the loader is a batch, counted from 0, which no checkpoint knows of; validation within
+    training counts nowhere. Samples and tokens are those of this rank, or, with ``counts="global"``, those times the
+    number of ranks that get data of their own.
+
+    Wrong arguments raise, here or in the setup of the first run. After that no failure of tracekit ends a run.
+
+    Args:
+        trace: Name of the trace, or a function that makes the trace handlers: it is called for every recording, and once to
+            see whether they can be made. None is the default name of `JSONTraceHandler`, where no profiler runs.
+        schedule: As for `Profiler`. One made by `on_demand` serves one recording; later runs are not recorded.
+        sources: As for `Profiler`.
+        samples: Counts the samples of a batch.
+        tokens: Counts its tokens.
+        hooks: Whether everything that Lightning does gets a slice: hooks of callbacks, module and strategy, data loading,
+            logging, checkpointing. With ``Trainer(profiler=TracekitProfiler())`` they get it from there.
+        **options: More arguments of `Profiler`: ``counts="global"``, ``flush_interval=``, ``run_id=`` ...
+
+    Raises:
+        ConfigError: An argument is wrong.
+    """
+
+    def __init__(
+        self,
+        trace: str | os.PathLike[str] | Callable[[], TraceHandler | Sequence[TraceHandler]] | None = None,
+        schedule: Schedule | None = None,
+        *,
+        sources: Source | Sequence[Source] = (),
+        samples: Callable[[Any], int] = samples_in,
+        tokens: Callable[[Any], int] = tokens_in,
+        hooks: bool = True,
+        **options: Any,
+    ) -> None:
+        if trace is not None and not isinstance(trace, str | os.PathLike) and not callable(trace):
+            raise ConfigError(
+                "TracekitCallback: trace is a file name, or a function that makes trace handlers for every run of the "
+                f"Trainer, such as lambda: [JSONTraceHandler(...), ...], not {trace!r}"
+            )
+        self._trace = trace
+        self._schedule = schedule
+        self._sources = sources
+        self._samples = samples
+        self._tokens = tokens
+        self._hooks = hooks
+        self._begins_at: Timestamp = options.pop("timestamp", None) or Timestamp()
+        self._options = options
+        self._recordings = 0
+        # What is wrong is to be known now, and not when the cluster has given the job its turn.
+        checked = None if isinstance(schedule, OnDemand) else schedule
+        Profiler(self._handlers(), checked, sources=sources, timestamp=self._begins_at, **options)
+        self.profiler: Profiler | None = None
+        """The profiler of the run that is going on."""
+        self._timestamp = self._begins_at  # of training
+        self._own = False
+        self._stage = ""
+        self._counts_evaluation = False
+        self._slices: ActionSlices | None = None
+        self._steps = 0
+        self._waiting = (0, 0)  # samples and tokens of micro-batches whose step is still to come
+
+    @property
+    def state_key(self) -> str:
+        """What Lightning calls this callback."""
+        return f"{OWN_PREFIX}{type(self).__qualname__}"
+
+    @property
+    def hooks(self) -> bool:
+        """Whether everything that Lightning does gets a slice."""
+        return self._hooks
+
+    # ---- the run --------------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Begin to record."""
+        self._end(trainer, None)  # a run that another callback has kept from telling that it failed
+        self._stage = stage
+        self._waiting = (0, 0)
+        if trainer.global_step == 0:  # otherwise the same training goes on
+            self._timestamp = self._begins_at
+        found = active_profiler() if self._trace is None else None
+        self._own = found is None
+        self.profiler = found or self._started(trainer, self._timestamp if stage == "fit" else Timestamp())
+        if self.profiler is None:
+            return
+        self._counts_evaluation = stage != "fit" and int(self.profiler.timestamp.batch) == 0
+        if self._hooks and not isinstance(profiler_of(trainer), TracekitProfiler):
+            self._slices = ActionSlices()
+            listen(trainer, self._slices, outermost=True)  # other slices begin and end within actions
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Complete the recording."""
+        self._end(trainer, None)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Complete the recording of a run that fails, and tell the handlers why."""
+        self._end(trainer, exception)
+
+    def _started(self, trainer: Trainer, timestamp: Timestamp) -> Profiler | None:
+        options = dict(self._options)
+        if trainer.world_size > 1 and not options.get("run_id"):
+            # Lightning starts its ranks by itself, and tells them nothing from which they could agree on a name.
+            options["run_id"] = trainer.strategy.broadcast(detect_process().run_id)
+        try:
+            profiler = Profiler(self._handlers(), self._schedule, sources=self._sources, timestamp=timestamp, **options)
+            profiler.start()
+        except TracekitError as error:
+            if not self._recordings:
+                raise
+            logger.warning("tracekit: trainer.%s is not recorded: %s", self._stage, error)
+            return None
+        self._recordings += 1
+        self._options["run_id"] = profiler.process.run_id  # what this process records is one run
+        return profiler
+
+    def _handlers(self) -> TraceHandler | Sequence[TraceHandler]:
+        if callable(self._trace):
+            return self._trace()
+        name = DEFAULT_NAME if self._trace is None else os.fspath(self._trace)
+        return JSONTraceHandler(next(islice(following_names(name), self._recordings, None)))
+
+    def _end(self, trainer: Trainer, error: BaseException | None) -> None:
+        profiler, self.profiler = self.profiler, None
+        slices, self._slices = self._slices, None
+        if slices is not None:
+            stop_listening(trainer, slices)
+            slices.end_all()
+        if profiler is not None and self._own:
+            profiler.__exit__(None if error is None else type(error), error, None)
+
+    # ---- training -------------------------------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin to count: setup, checkpoint and sanity check are over."""
+        self._steps = trainer.global_step
+        if self.profiler is not None:
+            self.profiler.restart_batch()
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Pass to this epoch, if the run was resumed at the very end of the last one."""
+        if self.profiler is not None and int(self.profiler.timestamp.batch_in_epoch):
+            self.profiler.next_epoch()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Pass to the next batch, if the optimizer has made a step."""
+        self._count(trainer, batch)
+        before, self._steps = self._steps, trainer.global_step
+        if self._steps != before or not pl_module.automatic_optimization:
+            self._step()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Pass to the next epoch."""
+        if self.profiler is not None:
+            self.profiler.next_epoch()
+            self._timestamp = self.profiler.timestamp
+
+    def _count(self, trainer: Trainer, batch: Any) -> None:
+        if self.profiler is None:
+            return
+        try:
+            samples, tokens = self._samples(batch), self._tokens(batch)
+        except Exception as error:  # noqa: BLE001 - a user's function; its failure must not end training
+            self.profiler.report_failure("TracekitCallback", error)
+            return
+        if self.profiler.counts == "global":
+            replicas = _replicas(trainer)
+            samples, tokens = samples * replicas, tokens * replicas
+        self._waiting = (self._waiting[0] + samples, self._waiting[1] + tokens)
+
+    def _step(self) -> None:
+        if self.profiler is not None:
+            samples, tokens = self._waiting
+            self._waiting = (0, 0)
+            self.profiler.step(samples=samples, tokens=tokens)
+            if self._stage == "fit":
+                self._timestamp = self.profiler.timestamp
+
+    # ---- evaluation of its own ------------------------------------------------------------------------------------------
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        """Pass to the next batch, where there is no training."""
+        if self._counts_evaluation:
+            self._count(trainer, batch)
+            self._step()
+
+    on_test_batch_end = on_validation_batch_end
+    on_predict_batch_end = on_validation_batch_end
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin to count, where there is no training."""
+        if self._counts_evaluation and self.profiler is not None:
+            self.profiler.restart_batch()
+
+    on_test_epoch_start = on_validation_epoch_start
+    on_predict_epoch_start = on_validation_epoch_start
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave a validation in the middle of training out of the batch around it."""
+        if self._stage == "fit" and self.profiler is not None:
+            self.profiler.restart_batch()
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Complete the recording window of the schedule, where there is no training."""
+        if self._counts_evaluation and self.profiler is not None:
+            self.profiler.next_epoch()
+
+    on_test_epoch_end = on_validation_epoch_end
+
+    def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Do the same."""
+        self.on_validation_epoch_end(trainer, pl_module)
+
+    # ---- checkpoints ----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the training time, as plain numbers."""
+        return {"timestamp": self._timestamp.state_dict(), "waiting": list(self._waiting)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Count on from the training time of a checkpoint, if training goes on from it."""
+        if self._stage != "fit" or self.profiler is None:
+            return
+        try:
+            self._timestamp = Timestamp.from_state_dict(state_dict["timestamp"])
+            samples, tokens = state_dict["waiting"]
+        except (KeyError, ValueError) as error:
+            logger.warning("tracekit: training time begins anew, because the checkpoint does not tell it: %s", error)
+            return
+        self._waiting = (samples, tokens)
+        self.profiler.resume_at(self._timestamp)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Lightning sends its callbacks to the processes that it spawns; each of them records by itself.
+        return {**self.__dict__, "profiler": None, "_slices": None}
+
+
+def records_hooks(trainer: Trainer) -> bool:
+    """Tell whether everything that Lightning does gets a slice already."""
+    return isinstance(profiler_of(trainer), TracekitProfiler) or any(
+        isinstance(callback, TracekitCallback) and callback.hooks
+        for callback in trainer.callbacks  # type: ignore[attr-defined]  # as for the profiler
+    )
+
+
+def _replicas(trainer: Trainer) -> int:
+    """Return how many ranks get data of their own: not all of them where a model is spread over several."""
+    kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
+    return int(kwargs.get("num_replicas", trainer.world_size))
