@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+
 import pytest
 
 from tracekit import MemoryTraceHandler, Profiler

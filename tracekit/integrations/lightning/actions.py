@@ -15,8 +15,13 @@ __all__ = ["OWN_PREFIX", "Action", "action_of", "logger_action"]
 _NAME: Final = re.compile(r"(?:\[(?P<owner>\w+)\])?(?P<rest>.*)", re.DOTALL)
 _STATE: Final = re.compile(r"\{.*\}", re.DOTALL)  # "ModelCheckpoint{'monitor': None, ...}.on_train_batch_end"
 
-_OF_DATA: Final = ("_dataloader", "prepare_data", "on_before_batch_transfer")
-_OF_TRANSFER: Final = ("batch_to_device", "transfer_batch_to_device", "on_after_batch_transfer")
+_OF_DATA: Final = ("_dataloader", "prepare_data")
+_OF_TRANSFER: Final = (
+    "on_before_batch_transfer",
+    "batch_to_device",
+    "transfer_batch_to_device",
+    "on_after_batch_transfer",
+)
 OWN_PREFIX: Final = "tracekit."
 """How the state keys of tracekit's callbacks begin, by which Lightning names their hooks."""
 

@@ -142,17 +142,22 @@ class Ledger:
         if self._batch_since_ns is not None:
             self._since_ns, self._batch_since_ns = self._batch_since_ns, None
 
-    def begin_action(self, name: str, part: str | None = None) -> None:
+    def begin_action(self, name: str, part: str | None = None) -> bool:
         """Begin something that takes time between batches.
 
         Args:
             name: What it is, for its end.
             part: To which part of the downtime it belongs; None leaves it to what runs around it. Within one of the named
                 parts everything belongs to that, but what is within callbacks may have a part of its own.
+
+        Returns:
+            Whether a part begins with it that was not there around it.
         """
         self._pass()
         around = self._actions[-1][1] if self._actions else OTHER
-        self._actions.append((name, part if part is not None and around in (OTHER, CALLBACKS) else around))
+        begins = part not in (None, around) and around in (OTHER, CALLBACKS)
+        self._actions.append((name, part if part is not None and begins else around))
+        return begins
 
     def end_action(self, name: str) -> None:
         """End it, and what was begun within it. Where it was not begun, nothing happens."""

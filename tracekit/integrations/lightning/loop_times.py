@@ -166,8 +166,8 @@ class LoopTimes:
             resumed: As for `begin_epoch`; needed here, because Lightning does not tell that an epoch begins in its middle.
         """
         action = action_of(action_name)
-        self._ledger.begin_action(action_name, action.part)
-        if self._slices_of_parts and action.part not in (None, CALLBACKS, OTHER):
+        begins = self._ledger.begin_action(action_name, action.part)
+        if begins and self._slices_of_parts and action.part not in (CALLBACKS, OTHER):
             self._begin_slice(str(action.part), action_name)
         if action_name == "run_training_epoch":
             if self._epoch is None:

@@ -1,0 +1,87 @@
+"""A training loop for the tests of the Lightning integration: everything in it takes a known time, on a clock that is set."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from tracekit.integrations.lightning.framework import LightningModule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tracekit.testing import FakeClock
+
+SECOND = 1_000_000_000
+
+
+class SlowSGD(torch.optim.SGD):
+    """Takes 0.5 s for a step, besides what its closure takes."""
+
+    def __init__(self, parameters: Any, clock: FakeClock) -> None:
+        super().__init__(parameters, lr=0.01)
+        self._clock = clock
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        self._clock.advance(SECOND // 2)
+        return loss
+
+
+class Net(LightningModule):
+    """Forward 1 s, backward 2 s, optimizer 0.5 s; a batch of validation 1 s."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.layer = torch.nn.Linear(2, 1)
+
+    def loss(self, batch: Any) -> Any:
+        x = batch["x"] if isinstance(batch, dict) else batch[0]
+        self.clock.advance(SECOND)
+        return self.layer(x).square().mean()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        self.log("loss", loss, batch_size=8)
+        return loss
+
+    def backward(self, loss: Any, *args: Any, **kwargs: Any) -> None:
+        super().backward(loss, *args, **kwargs)
+        self.clock.advance(2 * SECOND)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.loss(batch)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.loss(batch)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.loss(batch)
+
+    def configure_optimizers(self) -> Any:
+        return SlowSGD(self.parameters(), self.clock)
+
+
+def loader(
+    clock: FakeClock, batches: int, seconds: float, make: Callable[[Any, Any], Any] = lambda x, y: (x, y)
+) -> Any:
+    """Return a loader of batches of 8, each of which takes some seconds."""
+
+    def collate(samples: Any) -> Any:
+        clock.advance(round(seconds * SECOND))
+        return make(*map(torch.stack, zip(*samples, strict=True)))
+
+    return DataLoader(
+        TensorDataset(torch.ones(8 * batches, 2), torch.ones(8 * batches)), batch_size=8, collate_fn=collate
+    )
+
+
+def train_loader(clock: FakeClock, batches: int = 4, **options: Any) -> Any:
+    return loader(clock, batches, 0.5, **options)
+
+
+def val_loader(clock: FakeClock, batches: int = 2) -> Any:
+    return loader(clock, batches, 0.1)
