@@ -132,7 +132,7 @@ def test_what_is_open_at_the_end_is_ended() -> None:
         slices = ActionSlices()
         slices.start("outer")
         slices.start("inner")
-        slices.end_all()
+        slices.close()
     assert slices_of(memory) == [("inner", None), ("outer", None)]
 
 

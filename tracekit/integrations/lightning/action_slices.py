@@ -100,7 +100,7 @@ class ActionSlices:
         if len(kind.waiting_ns) >= _AT_ONCE:
             kind.settle()
 
-    def end_all(self) -> None:
+    def close(self) -> None:
         """End what is open on this thread: a run that failed has left it, or Lightning tells no more."""
         thread = self._threads.get(threading.get_ident())
         for name, *_ in reversed(thread.open if thread is not None else []):

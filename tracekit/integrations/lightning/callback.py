@@ -15,7 +15,7 @@ from tracekit.integrations.lightning.action_slices import ActionSlices
 from tracekit.integrations.lightning.actions import OWN_PREFIX
 from tracekit.integrations.lightning.framework import Callback, profiler_of
 from tracekit.integrations.lightning.profiler import TracekitProfiler
-from tracekit.integrations.lightning.tap import listen, stop_listening
+from tracekit.integrations.lightning.tap import close_slices, listen, stop_listening
 from tracekit.naming import following_names
 from tracekit.recording.lifecycle import active_profiler
 from tracekit.recording.on_demand import OnDemand
@@ -129,16 +129,16 @@ class TracekitCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin to record."""
         self._end(trainer, None)  # a run that another callback has kept from telling that it failed
-        self._stage = stage
+        self._stage = getattr(stage, "value", stage)  # an enum, whose name is another
         self._waiting = (0, 0)
         if trainer.global_step == 0:  # otherwise the same training goes on
             self._timestamp = self._begins_at
         found = active_profiler() if self._trace is None else None
         self._own = found is None
-        self.profiler = found or self._started(trainer, self._timestamp if stage == "fit" else Timestamp())
+        self.profiler = found or self._started(trainer, self._timestamp if self._stage == "fit" else Timestamp())
         if self.profiler is None:
             return
-        self._counts_evaluation = stage != "fit" and int(self.profiler.timestamp.batch) == 0
+        self._counts_evaluation = self._stage != "fit" and int(self.profiler.timestamp.batch) == 0
         if self._hooks and not isinstance(profiler_of(trainer), TracekitProfiler):
             self._slices = ActionSlices()
             listen(trainer, self._slices, outermost=True)  # other slices begin and end within actions
@@ -177,9 +177,11 @@ class TracekitCallback(Callback):
     def _end(self, trainer: Trainer, error: BaseException | None) -> None:
         profiler, self.profiler = self.profiler, None
         slices, self._slices = self._slices, None
+        if profiler is not None and self._own:
+            close_slices(trainer)
         if slices is not None:
+            slices.close()
             stop_listening(trainer, slices)
-            slices.end_all()
         if profiler is not None and self._own:
             profiler.__exit__(None if error is None else type(error), error, None)
 

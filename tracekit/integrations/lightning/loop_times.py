@@ -29,16 +29,16 @@ class LoopTimes:
 
     Args:
         clock: The clock to read.
-        wait: Called before the clock is read for a batch, a backward pass or a step; waits for the device, if anything.
+        wait: Called before the clock is read for a batch, a backward pass or a step; waits for the device.
         slices_of_parts: Whether data loading, transfer, logging and checkpointing get slices; not needed where all
             actions of Lightning have some.
     """
 
     def __init__(
-        self, clock: Clock = SYSTEM_CLOCK, wait: Callable[[], None] = lambda: None, *, slices_of_parts: bool = True
+        self, clock: Clock = SYSTEM_CLOCK, wait: Callable[[], None] | None = None, *, slices_of_parts: bool = True
     ) -> None:
         self._now_ns = clock.monotonic_ns
-        self._wait = wait
+        self._wait = wait or _no_wait
         self._ledger = Ledger(clock)
         self._slices_of_parts = slices_of_parts
         self._epoch: EpochTimes | None = None  # the one that is open
@@ -203,3 +203,7 @@ class LoopTimes:
         found = self._open.pop(key, None)
         if found is not None:
             found.finish()
+
+
+def _no_wait() -> None:
+    """Wait for nothing."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tracekit.integrations.lightning.framework import Trainer
 
-__all__ = ["Listener", "listen", "stop_listening"]
+__all__ = ["Listener", "close_slices", "listen", "stop_listening"]
 
 _ATTRIBUTE: Final = "_tracekit_tap"
 _LOGGER_METHODS: Final = ("log_metrics", "save")
@@ -33,6 +33,9 @@ class Listener(Protocol):
 
     def stop(self, action_name: str) -> None:
         """It ends it."""
+
+    def close(self) -> None:
+        """The recording ends: end the slices that are open."""
 
 
 def listen(trainer: Trainer, listener: Listener, *, outermost: bool = False) -> None:
@@ -56,6 +59,13 @@ def stop_listening(trainer: Trainer, listener: Listener) -> None:
         tap.listeners = tuple(other for other in tap.listeners if other is not listener)
         if not tap.listeners:
             tap.remove()
+
+
+def close_slices(trainer: Trainer) -> None:
+    """Have all who listen end the slices that they have open, the inner ones first: the recording ends."""
+    tap = getattr(profiler_of(trainer), _ATTRIBUTE, None)
+    for listener in reversed(tap.listeners if tap is not None else ()):
+        listener.close()
 
 
 class _Tap:

@@ -129,7 +129,7 @@ class TimeProfiler(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin to listen to the trainer."""
-        wait = device_waits(trainer.strategy.root_device) if self._synchronize else lambda: None
+        wait = device_waits(trainer.strategy.root_device) if self._synchronize else None
         self._times = LoopTimes(self._clock, wait, slices_of_parts=not records_hooks(trainer))
         self._thread = threading.get_ident()
         self._resumed = None
@@ -139,7 +139,7 @@ class TimeProfiler(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Let go of it."""
         stop_listening(trainer, self)
-        self._times.close()
+        self.close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Do the same for a run that fails, which Lightning does not tear down."""
@@ -154,6 +154,10 @@ class TimeProfiler(Callback):
         """Take note of something that it ends."""
         if threading.get_ident() == self._thread:
             self._times.end_action(action_name)
+
+    def close(self) -> None:
+        """End the slices that are open."""
+        self._times.close()
 
     # ---- training -------------------------------------------------------------------------------------------------------
 

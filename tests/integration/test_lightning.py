@@ -1,0 +1,554 @@
+"""A real Trainer with the callback and the profiler: its traces in Perfetto's engine, its training time, its failures."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("lightning", reason="lightning is not installed")
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+
+from tests.lightning_loop import SECOND, Net, SlowSGD, train_loader, val_loader
+from tracekit import (
+    ConfigError,
+    JSONTraceHandler,
+    MemoryTraceHandler,
+    Profiler,
+    Timestamp,
+    TorchProfiler,
+    cyclic_schedule,
+    merge_traces,
+    on_demand,
+    validate_trace,
+)
+from tracekit.integrations.lightning import TimeProfiler, TracekitCallback, TracekitProfiler
+from tracekit.integrations.lightning.framework import device_waits
+from tracekit.testing import FakeClock
+
+if TYPE_CHECKING:
+    from tests.perfetto import Engine
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+TWO_RANKS = Path(__file__).resolve().parents[1] / "lightning_two_ranks.py"
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
+    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
+    pytest.mark.filterwarnings("ignore:The number of training batches"),
+    pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`"),
+]
+
+
+def trainer(folder: Path, *callbacks: Any, **options: Any) -> Trainer:
+    options = {"max_epochs": 1, "logger": False, "enable_checkpointing": False, "log_every_n_steps": 1} | options
+    return Trainer(
+        accelerator="cpu",
+        devices=1,
+        default_root_dir=folder,
+        callbacks=list(callbacks),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+
+
+class Memories:
+    """Makes a handler for every recording, and keeps them."""
+
+    def __init__(self) -> None:
+        self.made: list[MemoryTraceHandler] = []
+
+    def __call__(self) -> MemoryTraceHandler:
+        self.made.append(MemoryTraceHandler())
+        return self.made[-1]
+
+    @property
+    def recorded(self) -> list[MemoryTraceHandler]:
+        """Those that a recording was made with; the first is made to see whether it can be."""
+        return self.made[1:]
+
+
+class Sees(Callback):
+    """Keeps the training time after every batch and every epoch, as the profiler has it."""
+
+    def __init__(self, callback: TracekitCallback) -> None:
+        self.callback = callback
+        self.batches: list[tuple[int, int, int, int]] = []
+        self.epochs: list[int] = []
+
+    def _now(self) -> Timestamp:
+        assert self.callback.profiler is not None
+        return self.callback.profiler.timestamp
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        now = self._now()
+        self.batches.append((int(now.epoch), int(now.batch), int(now.sample), int(now.token)))
+
+    def on_train_epoch_end(self, *args: Any) -> None:
+        self.epochs.append(int(self._now().epoch))
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def memories() -> Memories:
+    return Memories()
+
+
+def names(memory: MemoryTraceHandler) -> dict[str, int]:
+    found = [begin.label.name for begin, _ in memory.slices]
+    return {name: found.count(name) for name in found}
+
+
+HOOKS = """
+select slice.name, count(*) from slice join thread_track on thread_track.id = track_id join thread using (utid)
+where thread.name = 'MainThread' group by slice.name
+"""
+
+
+# ---- traces -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("profiled", [False, True], ids=["callback alone", "with the profiler"])
+def test_a_run_with_everything_loads_in_perfetto(
+    profiled: bool, clock: FakeClock, tmp_path: Path, engine: Engine
+) -> None:
+    callbacks = [TimeProfiler(clock=clock.clock), TracekitCallback(tmp_path / "rank{rank}.json")]
+    one = trainer(
+        tmp_path,
+        *callbacks,
+        ModelCheckpoint(tmp_path, every_n_train_steps=1),
+        enable_checkpointing=True,
+        logger=CSVLogger(tmp_path),
+        max_epochs=2,
+        accumulate_grad_batches=2,
+        profiler=TracekitProfiler() if profiled else None,
+    )
+    one.fit(Net(clock), train_loader(clock), val_loader(clock))
+    path = tmp_path / "rank0.json"
+    assert validate_trace(str(path)).counts == {}
+    with engine.load(path) as trace:
+        assert trace.errors() == []
+        found = dict(trace.rows(HOOKS))
+        # 2 epochs of 4 micro-batches, 2 steps each; validation of 2 batches after each, and before as a sanity check.
+        expected = {
+            "train epoch": 2,
+            "run_training_epoch": 2,
+            "train batch": 8,
+            "run_training_batch": 8,
+            "Net.optimizer_step": 4,
+            "optimizer step": 4,
+            "train_dataloader_next": 8,
+            "val_next": 6,
+            "validation batch": 4,
+            "SingleDeviceStrategy.backward": 8,
+            "save_checkpoint": 4,
+            "CSVLogger.log_metrics": 6,
+            "ModelCheckpoint.on_train_batch_end": 8,
+        }
+        assert {name: found.get(name) for name in expected} == expected
+        assert not [name for name in found if "tracekit" in name or "TimeProfiler" in name or "data loading" in name]
+        batches = "select count(*) from slice where name = 'batch'"
+        assert trace.scalar(batches) == 4, "steps of the optimizer"
+        assert trace.rows("select distinct name from thread where name like '%overlap%'") == [], "all slices nest"
+        within = """
+            select count(*) from slice child join slice parent on child.parent_id = parent.id
+            where child.name = 'optimizer step' and parent.name in
+              ('Net.optimizer_step')"""
+        assert trace.scalar(within) == 4
+
+
+def test_the_profiler_records_into_whatever_profiler_runs_and_makes_a_table(clock: FakeClock, tmp_path: Path) -> None:
+    memory, profiler = MemoryTraceHandler(), TracekitProfiler(tmp_path, "report")
+    with Profiler(memory, rank=0):
+        trainer(tmp_path, profiler=profiler).fit(Net(clock), train_loader(clock), val_loader(clock))
+    found = names(memory)
+    assert (found["run_training_batch"], found["SingleDeviceStrategy.training_step"], found["val_next"]) == (4, 4, 4)
+    assert profiler.durations()["run_training_batch"].count == 4
+    assert "FIT Profiler Report" in profiler.summary()
+    assert "[Strategy]SingleDeviceStrategy.training_step" in profiler.summary()
+    assert (tmp_path / "fit-report.txt").read_text("utf-8") == profiler.summary()
+
+
+def test_the_profiler_without_a_recording_has_its_table(clock: FakeClock, tmp_path: Path) -> None:
+    profiler = TracekitProfiler()
+    assert profiler.summary() == ""
+    trainer(tmp_path, profiler=profiler).fit(Net(clock), train_loader(clock), val_loader(clock))
+    with profiler.profile("an action of the user's own"):
+        pass
+    assert "an action of the user's own" in profiler.summary()
+
+
+def test_both_can_be_sent_to_the_processes_that_lightning_spawns(tmp_path: Path) -> None:
+    profiler = TracekitProfiler()
+    profiler.start("a")
+    profiler.stop("a")
+    assert pickle.loads(pickle.dumps(profiler)).durations() == {}
+    sent = pickle.loads(pickle.dumps(TracekitCallback(tmp_path / "rank{rank}.json", cyclic_schedule())))
+    assert sent.profiler is None
+    assert sent.state_key == "tracekit.TracekitCallback"
+    assert pickle.loads(pickle.dumps(TimeProfiler("backward"))).keys == TimeProfiler("backward").keys
+
+
+# ---- training time ----------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_a_step_of_the_optimizer(clock: FakeClock, tmp_path: Path, memories: Memories) -> None:
+    callback = TracekitCallback(memories, tokens=lambda batch: 100)
+    sees = Sees(callback)
+    one = trainer(tmp_path, callback, sees, accumulate_grad_batches=2, max_epochs=2)
+    one.fit(Net(clock), train_loader(clock, 3), val_loader(clock))
+    # Micro-batches of 8; Lightning makes a step with the last one as well.
+    assert sees.batches == [
+        (0, 0, 0, 0),
+        (0, 1, 16, 200),
+        (0, 2, 24, 300),
+        (1, 2, 24, 300),
+        (1, 3, 40, 500),
+        (1, 4, 48, 600),
+    ]
+    assert sees.epochs == [1, 2]
+    assert callback.profiler is None
+
+
+def test_a_batch_of_manual_optimization_is_one_of_the_loader(
+    clock: FakeClock, tmp_path: Path, memories: Memories
+) -> None:
+    class Manual(Net):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            for optimizer in self.optimizers():
+                self.manual_backward(self.loss(batch))
+                optimizer.step()
+
+        def configure_optimizers(self) -> Any:
+            return [SlowSGD(self.parameters(), self.clock) for _ in range(2)]
+
+    callback = TracekitCallback(memories)
+    sees = Sees(callback)
+    trainer(tmp_path, callback, sees).fit(Manual(clock), train_loader(clock), val_loader(clock))
+    assert [batch for _, batch, _, _ in sees.batches] == [1, 2, 3, 4]
+
+
+def test_samples_of_all_ranks_are_those_of_this_one_times_their_number(
+    clock: FakeClock, tmp_path: Path, memories: Memories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    callback = TracekitCallback(memories, counts="global")
+    sees = Sees(callback)
+    one = trainer(tmp_path, callback, sees)
+    monkeypatch.setattr(type(one.strategy), "distributed_sampler_kwargs", {"num_replicas": 3}, raising=False)
+    one.fit(Net(clock), train_loader(clock), val_loader(clock))
+    assert [sample for _, _, sample, _ in sees.batches] == [24, 48, 72, 96]
+    assert memories.recorded[0].recording is not None
+    assert memories.recorded[0].recording.counts == "global"
+
+
+def test_a_count_that_fails_is_reported_and_training_goes_on(
+    clock: FakeClock, tmp_path: Path, memories: Memories
+) -> None:
+    callback = TracekitCallback(memories, samples=lambda batch: batch["none"])
+    trainer(tmp_path, callback).fit(Net(clock), train_loader(clock), val_loader(clock))
+    stats = memories.recorded[0].stats
+    assert stats is not None
+    assert stats.failures == {"TracekitCallback": 4}
+
+
+def test_neither_setup_nor_validation_is_part_of_a_batch(clock: FakeClock, tmp_path: Path, memories: Memories) -> None:
+    class SlowSetup(Net):
+        def setup(self, stage: str) -> None:
+            self.clock.advance(1000 * SECOND)
+
+    callback = TracekitCallback(memories, clock=clock.clock)
+    one = trainer(tmp_path, callback, val_check_interval=2, max_epochs=2)
+    one.fit(SlowSetup(clock), train_loader(clock), val_loader(clock))
+    durations = [
+        (end.wall_clock_time_ns - begin.wall_clock_time_ns) / SECOND
+        for begin, end in memories.recorded[0].slices
+        if begin.label.name == "batch"
+    ]
+    assert durations == pytest.approx([4.0] * 8)
+
+
+class Stops(Callback):
+    """Saves a checkpoint after so many batches, and fails."""
+
+    def __init__(self, after: int, path: Path) -> None:
+        self.after, self.path = after, path
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.fit_loop.total_batch_idx + 1 == self.after:
+            trainer.save_checkpoint(self.path)
+            raise ArithmeticError("the node is gone")
+
+
+@pytest.mark.parametrize(("after", "left"), [(2, [(0, 3, 24, 0), (0, 4, 32, 0)]), (6, [(1, 7, 56, 0), (1, 8, 64, 0)])])
+def test_a_checkpoint_carries_the_training_time(
+    after: int, left: list[Any], clock: FakeClock, tmp_path: Path, memories: Memories
+) -> None:
+    first = TracekitCallback(memories)
+    with pytest.raises(ArithmeticError):
+        trainer(tmp_path, first, Stops(after, tmp_path / "stopped.ckpt"), max_epochs=2).fit(
+            Net(clock), train_loader(clock), val_loader(clock)
+        )
+    later = TracekitCallback(memories)
+    sees = Sees(later)
+    one = trainer(tmp_path, later, sees, max_epochs=2)
+    one.fit(Net(clock), train_loader(clock), val_loader(clock), ckpt_path=tmp_path / "stopped.ckpt")
+    assert sees.batches[:2] == left
+    assert sees.batches[-1] == (1, 8, 64, 0)
+    assert sees.epochs[-1] == 2
+
+
+def test_micro_batches_before_a_checkpoint_count_in_the_step_after_it(
+    clock: FakeClock, tmp_path: Path, memories: Memories
+) -> None:
+    with pytest.raises(ArithmeticError):
+        trainer(tmp_path, TracekitCallback(memories), Stops(1, tmp_path / "1.ckpt"), accumulate_grad_batches=2).fit(
+            Net(clock), train_loader(clock), val_loader(clock)
+        )
+    later = TracekitCallback(memories)
+    sees = Sees(later)
+    trainer(tmp_path, later, sees, accumulate_grad_batches=2).fit(
+        Net(clock), train_loader(clock), val_loader(clock), ckpt_path=tmp_path / "1.ckpt"
+    )
+    assert sees.batches[0] == (0, 1, 16, 0)
+
+
+def test_a_checkpoint_of_the_end_of_an_epoch_goes_on_with_the_next(
+    clock: FakeClock, tmp_path: Path, memories: Memories
+) -> None:
+    """Checkpoints that are saved by a validation at the end of an epoch come before Lightning ends that epoch."""
+    saves = ModelCheckpoint(tmp_path / "saved", save_on_train_epoch_end=False)
+    callback = TracekitCallback(memories)
+    trainer(tmp_path, callback, saves, enable_checkpointing=True).fit(
+        Net(clock), train_loader(clock), val_loader(clock)
+    )
+    later = TracekitCallback(memories)
+    sees = Sees(later)
+    one = trainer(tmp_path, later, sees, max_epochs=2)
+    one.fit(Net(clock), train_loader(clock), val_loader(clock), ckpt_path=saves.best_model_path)
+    assert sees.batches == [(1, 5, 40, 0), (1, 6, 48, 0), (1, 7, 56, 0), (1, 8, 64, 0)]
+    assert sees.epochs[-1] == 2
+
+
+def test_a_state_that_is_no_training_time_is_told_of_and_left(
+    clock: FakeClock, tmp_path: Path, memories: Memories, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Loads(Net):
+        def on_fit_start(self) -> None:
+            callback.load_state_dict({"timestamp": {"epoch": -1}})
+
+    callback = TracekitCallback(memories)
+    sees = Sees(callback)
+    trainer(tmp_path, callback, sees).fit(Loads(clock), train_loader(clock), val_loader(clock))
+    assert sees.batches[0] == (0, 1, 8, 0)
+    assert "training time begins anew" in caplog.text
+
+
+# ---- runs -------------------------------------------------------------------------------------------------------------
+
+
+def test_every_run_of_a_trainer_has_a_trace_of_its_own(clock: FakeClock, tmp_path: Path, engine: Engine) -> None:
+    callback = TracekitCallback(tmp_path / "{run_id}" / "rank{rank}.json", timestamp=Timestamp(epoch=5, batch=50))
+    sees = Sees(callback)
+    one, net = trainer(tmp_path, callback, sees), Net(clock)
+    one.fit(net, train_loader(clock), val_loader(clock))
+    one.fit_loop.max_epochs = 2
+    one.fit(net, train_loader(clock), val_loader(clock))
+    assert sees.batches[3:5] == [(5, 54, 32, 0), (6, 55, 40, 0)], "the second run goes on with the same training"
+    one.validate(net, val_loader(clock), verbose=False)
+    one.test(net, val_loader(clock), verbose=False)
+    one.predict(net, val_loader(clock))
+    (folder,) = [path for path in tmp_path.iterdir() if path.is_dir()]
+    found = {path.name for path in folder.iterdir()}
+    assert found == {"rank0.json", "rank0-2.json", "rank0-3.json", "rank0-4.json", "rank0-5.json"}
+    merge_traces(str(tmp_path / "merged.json"), [str(folder)])
+    with engine.load(tmp_path / "merged.json") as trace:
+        assert trace.errors() == []
+        assert trace.scalar("select count(*) from slice where name = 'batch'") == 4 + 4 + 2 + 2 + 2
+    state = callback.state_dict()["timestamp"]
+    assert (state["epoch"], state["batch"]) == (7, 58), "evaluation is no training"
+
+
+def test_a_schedule_and_torch_profiler_go_by_the_steps(clock: FakeClock, tmp_path: Path) -> None:
+    callback = TracekitCallback(
+        tmp_path / "rank{rank}.json",
+        cyclic_schedule(wait=1, warmup=1, active=1),
+        sources=[TorchProfiler(str(tmp_path / "torch-rank{rank}-{batch}.json.gz"), activities=["cpu"])],
+    )
+    one, net = trainer(tmp_path, callback, max_epochs=2), Net(clock)
+    one.fit(net, train_loader(clock), val_loader(clock))
+    one.test(net, val_loader(clock, 4), verbose=False)
+    events = json.loads((tmp_path / "rank0.json").read_text("utf-8"))
+    batches = [event["args"]["batch"] for event in events if event["name"] == "run_training_batch"]
+    assert batches == [1, 2, 5, 6]
+    found = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("torch"))
+    assert found == ["torch-rank0-2.1.json.gz", "torch-rank0-2.json.gz", "torch-rank0-6.json.gz"]
+
+
+def test_a_profiler_of_the_users_own_is_stepped_and_left_running(clock: FakeClock, tmp_path: Path) -> None:
+    memory = MemoryTraceHandler()
+    with Profiler(memory, rank=0) as profiler:
+        trainer(tmp_path, TracekitCallback()).fit(Net(clock), train_loader(clock), val_loader(clock))
+        assert profiler.started
+        assert (int(profiler.timestamp.batch), int(profiler.timestamp.epoch)) == (4, 1)
+        trainer(tmp_path, TracekitCallback()).test(Net(clock), val_loader(clock), verbose=False)
+        assert int(profiler.timestamp.batch) == 4, "training time does not count a test after it"
+    assert names(memory)["batch"] == 4
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_without_hooks_there_are_batches_and_what_others_record(
+    clock: FakeClock, tmp_path: Path, memories: Memories
+) -> None:
+    trainer(tmp_path, TracekitCallback(memories, hooks=False)).fit(Net(clock), train_loader(clock), val_loader(clock))
+    assert names(memories.recorded[0]) == {"batch": 4}
+
+
+def test_a_run_that_fails_is_recorded_until_then(clock: FakeClock, tmp_path: Path, engine: Engine) -> None:
+    ended_by: list[Any] = []
+
+    class Hears(MemoryTraceHandler):
+        def stopping(self, error: BaseException | None) -> None:
+            ended_by.append(error)
+
+    class Fails(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if batch_idx == 2:
+                raise ArithmeticError("not a number")
+            return super().training_step(batch, batch_idx)
+
+    callback = TracekitCallback(lambda: [JSONTraceHandler(tmp_path / f"{len(ended_by)}.json"), Hears()])
+    one = trainer(tmp_path, callback, TimeProfiler(clock=clock.clock))
+    for _ in range(2):
+        with pytest.raises(ArithmeticError):
+            one.fit(Fails(clock), train_loader(clock), val_loader(clock))
+    assert [str(error) for error in ended_by] == ["not a number"] * 2
+    with engine.load(tmp_path / "0.json") as trace:
+        assert trace.errors() == []
+        assert trace.scalar("select count(*) from slice where name = 'batch'") == 2
+        assert trace.scalar("select count(*) from slice where dur < 0") == 0, "none is left open"
+        failed = """
+            select distinct slice.name from slice join args using (arg_set_id)
+            where key = 'args.exception' and string_value = 'ArithmeticError'"""
+        assert {name for (name,) in trace.rows(failed)} == {
+            "SingleDeviceStrategy.training_step",
+            "Fails.optimizer_step",
+            "run_training_batch",
+            "run_training_epoch",
+        }
+
+
+def test_a_later_run_that_cannot_be_recorded_is_no_failure(
+    clock: FakeClock, tmp_path: Path, memories: Memories, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, net = trainer(tmp_path, TracekitCallback(memories, on_demand(tmp_path / "control"))), Net(clock)
+    one.fit(net, train_loader(clock), val_loader(clock))
+    one.test(net, val_loader(clock), verbose=False)
+    assert "trainer.test is not recorded: on_demand" in caplog.text
+
+
+def test_wrong_arguments_raise_where_they_are_given(clock: FakeClock, tmp_path: Path) -> None:
+    for wrong in (
+        lambda: TracekitCallback(JSONTraceHandler()),
+        lambda: TracekitCallback("trace.txt"),
+        lambda: TracekitCallback(flush_interval=-1),
+        lambda: TracekitCallback(schedule="always"),
+        lambda: TracekitCallback(sources=[1]),
+        lambda: TimeProfiler("epochs"),
+        lambda: TimeProfiler(reduce="median"),
+    ):
+        with pytest.raises(ConfigError):
+            wrong()
+    (tmp_path / "rank0.json").write_text("[]")
+    with pytest.raises(ConfigError, match="exists"):
+        trainer(tmp_path, TracekitCallback(tmp_path / "rank{rank}.json")).fit(
+            Net(clock), train_loader(clock), val_loader(clock)
+        )
+
+
+# ---- several ranks, the other package, the example ----------------------------------------------------------------------
+
+
+def run(script: Path, folder: Path) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)}
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_two_ranks_of_pytorch_lightning_share_one_run_and_one_set_of_values(tmp_path: Path, engine: Engine) -> None:
+    """A real run of 2 processes with gloo, in which everything takes rank 1 twice as long."""
+    pytest.importorskip("pytorch_lightning", reason="pytorch_lightning is not installed")
+    run(TWO_RANKS, tmp_path)
+    ranks = [json.loads((tmp_path / f"values{rank}.json").read_text("utf-8")) for rank in (0, 1)]
+    assert [found["module"] for found in ranks] == ["pytorch_lightning"] * 2
+    values, others = (found["values"] for found in ranks)
+    assert values == others
+    assert values["train batch"] == (3.5 + 7.0) / 2
+    assert values["avg train downtime"] == (0.0625 + 0.125) / 2
+    assert values["backward"] == 2.0, "of the one rank that has it"
+    assert "validation batch" not in values
+    metrics = [found["metrics"] for found in ranks]
+    assert [found["Both/train batch"] for found in metrics] == [5.25, 5.25]
+    assert [found["Slowest/train batch"] for found in metrics] == [7.0, 7.0]
+    assert [found["Own/train batch"] for found in metrics] == [3.5, 7.0]
+    (folder,) = (tmp_path / "traces").iterdir()
+    assert sorted(path.name for path in folder.iterdir()) == ["rank0.json", "rank1.json"]
+    report = merge_traces(str(tmp_path / "merged.json"), [str(folder)])
+    assert [rank.processes for rank in report.ranks] == [["rank 0"], ["rank 1"]]
+    with engine.load(tmp_path / "merged.json") as trace:
+        assert trace.errors() == []
+        assert trace.scalar("select count(*) from slice where name = 'batch'") == 8
+        assert trace.scalar("select count(*) from slice where name = 'run_training_batch'") == 8
+
+
+def test_the_example_is_short_and_its_trace_opens(tmp_path: Path, engine: Engine) -> None:
+    example = EXAMPLES / "lightning_trainer.py"
+    assert len(example.read_text("utf-8").splitlines()) <= 30
+    assert "optimizer step" in run(example, tmp_path)
+    (path,) = (tmp_path / "traces").glob("*/rank0.json")
+    assert validate_trace(str(path)).counts == {}
+    with engine.load(path) as trace:
+        assert trace.errors() == []
+        assert trace.scalar("select count(*) from slice where name = 'batch'") == 32
+        assert trace.scalar("select count(*) from slice where name = 'Net.optimizer_step'") == 32
+
+
+def test_a_device_that_cannot_be_waited_for_is_not_waited_for() -> None:
+    for name in ("cpu", "meta"):
+        device_waits(torch.device(name))()
+
+
+def test_the_device_is_waited_for_where_that_is_asked_for(
+    clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "synchronize", lambda device: clock.advance(10 * SECOND))
+    timed = TimeProfiler("optimizer step", synchronize=True, clock=clock.clock)
+    trainer(tmp_path, timed).fit(Net(clock), train_loader(clock), val_loader(clock))
+    assert timed.values["optimizer step"] == 10.5
