@@ -484,6 +484,29 @@ def test_wrong_arguments_raise_where_they_are_given(clock: FakeClock, tmp_path: 
         )
 
 
+@pytest.mark.parametrize("private", [False, True])
+def test_the_name_that_the_ranks_agree_on_is_rank_0s_and_can_be_private(
+    private: bool, clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "MASTER_ADDR": "secret.example",
+        "MASTER_PORT": "29500",
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+    }.items():
+        monkeypatch.setenv(name, value)
+    told: list[str] = []
+    callback = TracekitCallback(tmp_path / "{run_id}" / "rank{rank}.json", private=private)
+    one = trainer(tmp_path)
+    monkeypatch.setattr(type(one), "world_size", 2)
+    monkeypatch.setattr(one.strategy, "broadcast", lambda run_id: told.append(run_id) or run_id)
+    callback.setup(one, Net(clock), "fit")
+    callback.teardown(one, Net(clock), "fit")
+    (run_id,) = told
+    assert ("secret" in run_id) is not private
+    assert (tmp_path / run_id / "rank0.json").exists()
+
+
 # ---- several ranks, the other package, the example ----------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -246,6 +247,31 @@ def test_the_device_is_waited_for_where_the_clock_is_read_for_work_on_it() -> No
     assert values["optimizer step"] == 10.5
     assert values["train batch"] == 3.5 + 5 * 10, "at the end of the batch and around what lies in it"
     assert values["total train downtime"] == 0.5 + 10, "and at its start, for what was launched before it"
+
+
+def test_setting_the_wall_clock_changes_nothing() -> None:
+    loop = Loop()
+
+    def body(loop: Loop) -> None:
+        for step_s in (3600, -3600, 0, 86_400):
+            loop.clock.wall_ns += step_s * S
+            loop.train()
+        loop.validate()
+
+    assert loop.epoch(body) == Loop().epoch(plain)
+
+
+def test_memory_does_not_grow_with_the_batches() -> None:
+    def stored(batches: int) -> int:
+        loop = Loop()
+        loop.times.begin_epoch()
+        for _ in range(batches):
+            loop.train()
+        epoch = loop.times.until_now()
+        assert epoch is not None
+        return len(pickle.dumps(epoch))
+
+    assert stored(3000) < stored(30) + 100, "numbers with more digits"
 
 
 def test_an_epoch_that_was_interrupted_goes_on_with_its_times_and_without_the_pause() -> None:

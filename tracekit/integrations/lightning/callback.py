@@ -7,6 +7,7 @@ import os
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from tracekit import privacy
 from tracekit.distributed import detect_process
 from tracekit.errors import ConfigError, TracekitError
 from tracekit.handlers.chrome_json import DEFAULT_NAME, JSONTraceHandler
@@ -155,7 +156,10 @@ class TracekitCallback(Callback):
         options = dict(self._options)
         if trainer.world_size > 1 and not options.get("run_id"):
             # Lightning starts its ranks by itself, and tells them nothing from which they could agree on a name.
-            options["run_id"] = trainer.strategy.broadcast(detect_process().run_id)
+            process = detect_process()
+            if privacy.is_wanted(options.get("private")):
+                process = privacy.anonymous(process)
+            options["run_id"] = trainer.strategy.broadcast(process.run_id)
         try:
             profiler = Profiler(self._handlers(), self._schedule, sources=self._sources, timestamp=timestamp, **options)
             profiler.start()
