@@ -66,7 +66,11 @@ class Net(LightningModule):
 
 
 def loader(
-    clock: FakeClock, batches: int, seconds: float, make: Callable[[Any, Any], Any] = lambda x, y: (x, y)
+    clock: FakeClock,
+    batches: int,
+    seconds: float,
+    make: Callable[[Any, Any], Any] = lambda x, y: (x, y),
+    **options: Any,
 ) -> Any:
     """Return a loader of batches of 8, each of which takes some seconds."""
 
@@ -74,9 +78,8 @@ def loader(
         clock.advance(round(seconds * SECOND))
         return make(*map(torch.stack, zip(*samples, strict=True)))
 
-    return DataLoader(
-        TensorDataset(torch.ones(8 * batches, 2), torch.ones(8 * batches)), batch_size=8, collate_fn=collate
-    )
+    data = TensorDataset(torch.ones(8 * batches, 2), torch.ones(8 * batches))
+    return DataLoader(data, batch_size=8, collate_fn=collate, **options)
 
 
 def train_loader(clock: FakeClock, batches: int = 4, **options: Any) -> Any:

@@ -484,6 +484,33 @@ def test_wrong_arguments_raise_where_they_are_given(clock: FakeClock, tmp_path: 
         )
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_the_workers_of_a_loader_record_beside_their_rank(
+    clock: FakeClock, tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PL_SEED_WORKERS", "1")
+    callback = TracekitCallback(tmp_path / "traces" / "rank{rank}.json")
+    loader = train_loader(clock, num_workers=2)
+    one = trainer(tmp_path, callback, max_epochs=2)
+    one.fit(Net(clock), loader, val_loader(clock))
+    assert loader.worker_init_fn.func.__name__ == "pl_worker_init_function", "Lightning seeds them"
+    assert "_get_iterator" not in vars(loader)
+    assert "process_dataloader" not in vars(one.strategy)
+    report = merge_traces(str(tmp_path / "merged.json"), [str(tmp_path / "traces")])
+    assert set(report.ranks[0].processes) == {"rank 0", "rank 0 · worker 0", "rank 0 · worker 1"}
+    with engine.load(tmp_path / "merged.json") as trace:
+        assert trace.errors() == []
+        assert trace.scalar("select count(*) from slice where name = 'fetch'") == 8
+
+
+def test_workers_may_be_left_alone(clock: FakeClock, tmp_path: Path, memories: Memories) -> None:
+    callback = TracekitCallback(memories, workers=False)
+    one = trainer(tmp_path, callback)
+    callback.setup(one, Net(clock), "fit")
+    assert "process_dataloader" not in vars(one.strategy)
+    callback.teardown(one, Net(clock), "fit")
+
+
 @pytest.mark.parametrize("private", [False, True])
 def test_the_name_that_the_ranks_agree_on_is_rank_0s_and_can_be_private(
     private: bool, clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

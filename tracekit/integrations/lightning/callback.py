@@ -15,6 +15,7 @@ from tracekit.integrations.batches import samples_in, tokens_in
 from tracekit.integrations.lightning.action_slices import ActionSlices
 from tracekit.integrations.lightning.actions import OWN_PREFIX
 from tracekit.integrations.lightning.framework import Callback, profiler_of
+from tracekit.integrations.lightning.loader_workers import LoaderWorkers
 from tracekit.integrations.lightning.profiler import TracekitProfiler
 from tracekit.integrations.lightning.tap import close_slices, listen, stop_listening
 from tracekit.naming import following_names
@@ -71,6 +72,7 @@ class TracekitCallback(Callback):
         tokens: Counts its tokens.
         hooks: Whether everything that Lightning does gets a slice: hooks of callbacks, module and strategy, data loading,
             logging, checkpointing. With ``Trainer(profiler=TracekitProfiler())`` they get it from there.
+        workers: Whether the workers of data loaders record as well, each into a trace beside that of its rank.
         **options: More arguments of `Profiler`: ``counts="global"``, ``flush_interval=``, ``run_id=`` ...
 
     Raises:
@@ -86,6 +88,7 @@ class TracekitCallback(Callback):
         samples: Callable[[Any], int] = samples_in,
         tokens: Callable[[Any], int] = tokens_in,
         hooks: bool = True,
+        workers: bool = True,
         **options: Any,
     ) -> None:
         if trace is not None and not isinstance(trace, str | os.PathLike) and not callable(trace):
@@ -99,6 +102,7 @@ class TracekitCallback(Callback):
         self._samples = samples
         self._tokens = tokens
         self._hooks = hooks
+        self._workers = workers
         self._begins_at: Timestamp = options.pop("timestamp", None) or Timestamp()
         self._options = options
         self._recordings = 0
@@ -112,6 +116,7 @@ class TracekitCallback(Callback):
         self._stage = ""
         self._counts_evaluation = False
         self._slices: ActionSlices | None = None
+        self._loader_workers: LoaderWorkers | None = None
         self._steps = 0
         self._waiting = (0, 0)  # samples and tokens of micro-batches whose step is still to come
 
@@ -139,6 +144,8 @@ class TracekitCallback(Callback):
         self.profiler = found or self._started(trainer, self._timestamp if self._stage == "fit" else Timestamp())
         if self.profiler is None:
             return
+        if self._workers:
+            self._loader_workers = LoaderWorkers(trainer, self.profiler)
         self._counts_evaluation = self._stage != "fit" and int(self.profiler.timestamp.batch) == 0
         if self._hooks and not isinstance(profiler_of(trainer), TracekitProfiler):
             self._slices = ActionSlices()
@@ -181,6 +188,9 @@ class TracekitCallback(Callback):
     def _end(self, trainer: Trainer, error: BaseException | None) -> None:
         profiler, self.profiler = self.profiler, None
         slices, self._slices = self._slices, None
+        workers, self._loader_workers = self._loader_workers, None
+        if workers is not None:
+            workers.close()
         if profiler is not None and self._own:
             close_slices(trainer)
         if slices is not None:
@@ -296,7 +306,7 @@ class TracekitCallback(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         # Lightning sends its callbacks to the processes that it spawns; each of them records by itself.
-        return {**self.__dict__, "profiler": None, "_slices": None}
+        return {**self.__dict__, "profiler": None, "_slices": None, "_loader_workers": None}
 
 
 def records_hooks(trainer: Trainer) -> bool:
