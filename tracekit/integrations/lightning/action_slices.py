@@ -15,13 +15,19 @@ from tracekit.recording.lifecycle import marker
 from tracekit.statistics import DurationStatistics
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from tracekit.clock import Clock
     from tracekit.recording.marker import Marker
+
+    _Open: TypeAlias = "tuple[str, _Kind, int, BaseException | None]"
 
 __all__ = ["ActionSlices"]
 
 logger = logging.getLogger("tracekit")
 
+_get_ident = threading.get_ident
+_exc_info = sys.exc_info
 _AT_ONCE: Final = 256
 """Durations that are counted together: one by one costs several times as much."""
 
@@ -44,7 +50,7 @@ class _Kind:
 class _Thread:
     """What runs on one thread: (name, kind, start, the exception that was being handled then), the innermost last."""
 
-    open: list[tuple[str, _Kind, int, BaseException | None]] = field(default_factory=list)
+    open: list[_Open] = field(default_factory=list)
     kinds: dict[str, _Kind] = field(default_factory=dict)
 
 
@@ -67,38 +73,51 @@ class ActionSlices:
 
     def start(self, action_name: str) -> None:
         """Begin a slice."""
-        ident = threading.get_ident()
-        thread = self._threads.get(ident)
-        if thread is None:
-            thread = self._threads[ident] = _Thread()
-        kind = thread.kinds.get(action_name)
-        if kind is None:
-            action = action_of(action_name)
-            kind = thread.kinds[action_name] = _Kind(None if action.own else marker(action.name, action.categories))
-        now_ns = self._now_ns()
-        if self._first_ns is None:
-            self._first_ns = now_ns
-        thread.open.append((action_name, kind, now_ns, sys.exc_info()[1]))
+        # Lightning calls this, and `stop`, a hundred times for each batch: what is seldom needed is done elsewhere.
+        try:
+            thread = self._threads[_get_ident()]
+            kind = thread.kinds[action_name]
+        except KeyError:
+            thread, kind = self._new(action_name)
+        thread.open.append((action_name, kind, self._now_ns(), _exc_info()[1]))
         if kind.marker is not None:
             kind.marker.__enter__()
 
     def stop(self, action_name: str) -> None:
         """End the innermost slice of this name on this thread."""
-        thread = self._threads.get(threading.get_ident())
-        place = _last(thread.open, action_name) if thread is not None else None
-        if thread is None or place is None:
-            if not action_of(action_name).own:  # which begins before it listens
-                self._report(action_name)
+        try:
+            found = self._threads[_get_ident()].open.pop()
+            if found[0] != action_name:
+                found = self._take(found, action_name)
+        except LookupError:
+            self._report(action_name)
             return
-        _, kind, start_ns, handled = thread.open.pop(place)
+        _, kind, start_ns, handled = found
+        self._last_ns = now_ns = self._now_ns()
         if kind.marker is not None:
             # Lightning stops actions in ``finally``, so an exception that ends one is known there.
-            error = sys.exc_info()[1]
+            error = _exc_info()[1]
             kind.marker.__exit__(None if error is None or error is handled else type(error), None, None)
-        self._last_ns = self._now_ns()
-        kind.waiting_ns.append(self._last_ns - start_ns)
+        kind.waiting_ns.append(now_ns - start_ns)
         if len(kind.waiting_ns) >= _AT_ONCE:
             kind.settle()
+
+    def _new(self, action_name: str) -> tuple[_Thread, _Kind]:
+        if self._first_ns is None:
+            self._first_ns = self._now_ns()
+        action = action_of(action_name)
+        thread = self._threads.setdefault(_get_ident(), _Thread())
+        kind = _Kind(None if action.own else marker(action.name, action.categories))
+        return thread, thread.kinds.setdefault(action_name, kind)
+
+    def _take(self, last: _Open, action_name: str) -> _Open:
+        """Return the innermost of that name, which is not the last that was started; raise `LookupError` if there is none."""
+        started = self._threads[_get_ident()].open
+        started.append(last)
+        for place in reversed(range(len(started))):
+            if started[place][0] == action_name:
+                return started.pop(place)
+        raise LookupError(action_name)
 
     def close(self) -> None:
         """End what is open on this thread: a run that failed has left it, or Lightning tells no more."""
@@ -126,7 +145,7 @@ class ActionSlices:
         return table("Action", rows)
 
     def _report(self, action_name: str) -> None:
-        if not self._told:
+        if not self._told and not action_of(action_name).own:  # which begins before it listens
             self._told = True
             logger.warning(
                 "tracekit: the action %r was stopped on a thread that had not started it; it is left out, and so are all "
@@ -137,10 +156,3 @@ class ActionSlices:
     def __getstate__(self) -> dict[str, Any]:
         # Lightning sends the profiler to the processes that it spawns; what was measured stays here.
         return {**self.__dict__, "_threads": {}, "_first_ns": None}
-
-
-def _last(open_actions: list[tuple[str, _Kind, int, BaseException | None]], name: str) -> int | None:
-    for place in reversed(range(len(open_actions))):
-        if open_actions[place][0] == name:
-            return place
-    return None

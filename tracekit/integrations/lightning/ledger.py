@@ -153,7 +153,8 @@ class Ledger:
         Returns:
             Whether a part begins with it that was not there around it.
         """
-        self._pass()
+        if self._batch_since_ns is None:  # within a batch it makes no difference
+            self._pass()
         around = self._actions[-1][1] if self._actions else OTHER
         begins = part not in (None, around) and around in (OTHER, CALLBACKS)
         self._actions.append((name, part if part is not None and begins else around))
@@ -161,7 +162,8 @@ class Ledger:
 
     def end_action(self, name: str) -> None:
         """End it, and what was begun within it. Where it was not begun, nothing happens."""
-        self._pass()
+        if self._batch_since_ns is None:
+            self._pass()
         for place in reversed(range(len(self._actions))):
             if self._actions[place][0] == name:
                 del self._actions[place:]

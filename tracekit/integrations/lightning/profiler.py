@@ -13,12 +13,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tracekit.clock import Clock
-    from tracekit.statistics import DurationStatistics
 
 __all__ = ["TracekitProfiler"]
 
 
-class TracekitProfiler(LightningProfiler):
+class TracekitProfiler(ActionSlices, LightningProfiler):
     """Records every hook and action of Lightning as a slice in the trace of the active tracekit profiler.
 
     Example::
@@ -41,23 +40,11 @@ class TracekitProfiler(LightningProfiler):
     def __init__(
         self, dirpath: str | Path | None = None, filename: str | None = None, *, clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        super().__init__(dirpath=dirpath, filename=filename)
-        self._slices = ActionSlices(clock)
-
-    def start(self, action_name: str) -> None:
-        """Begin a slice."""
-        self._slices.start(action_name)
-
-    def stop(self, action_name: str) -> None:
-        """End it."""
-        self._slices.stop(action_name)
-
-    def durations(self) -> dict[str, DurationStatistics]:
-        """Return how long each action took until now, by Lightning's name for it."""
-        return self._slices.durations()
+        LightningProfiler.__init__(self, dirpath=dirpath, filename=filename)
+        ActionSlices.__init__(self, clock)
 
     def summary(self) -> str:
         """Return a table of all actions, those that took most first, in seconds; empty where there was none."""
-        found = self._slices.summary()
+        found = ActionSlices.summary(self)
         stage = f"{self._stage.upper()} " if self._stage is not None else ""
         return f"{stage}Profiler Report{os.linesep}{os.linesep}{found}{os.linesep}" if found else ""
