@@ -445,6 +445,7 @@ def test_a_run_that_fails_is_recorded_until_then(clock: FakeClock, tmp_path: Pat
         assert trace.errors() == []
         assert trace.scalar("select count(*) from slice where name = 'batch'") == 2
         assert trace.scalar("select count(*) from slice where dur < 0") == 0, "none is left open"
+        assert trace.rows("select name from thread where name like '%overlap%'") == [], "and all of them nest"
         failed = """
             select distinct slice.name from slice join args using (arg_set_id)
             where key = 'args.exception' and string_value = 'ArithmeticError'"""

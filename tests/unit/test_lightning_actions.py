@@ -42,6 +42,17 @@ def test_names_are_read(text: str, name: str, categories: tuple[str, ...], part:
     assert (action.name, action.categories, action.part, action.own) == (name, categories, part, False)
 
 
+def test_tables_name_the_kind_of_an_owner_and_not_its_arguments() -> None:
+    assert action_of(CHECKPOINT).title == "[Callback]ModelCheckpoint.on_train_batch_end"
+    assert action_of("run_training_epoch").title == "run_training_epoch"
+    slices = ActionSlices()
+    for action in (CHECKPOINT, CHECKPOINT.replace("min", "max")):
+        slices.start(action)
+        slices.stop(action)
+    (row,) = slices.summary().splitlines()[2:]
+    assert row.split()[:2] == ["[Callback]ModelCheckpoint.on_train_batch_end", "2"]
+
+
 def test_hooks_of_tracekit_itself_are_known() -> None:
     assert action_of("[Callback]tracekit.TimeProfiler.on_train_batch_start").own
     assert action_of("[Callback]tracekit.MyProfiler{'a': 1}.on_train_batch_start").own

@@ -136,13 +136,16 @@ class ActionSlices:
     def summary(self) -> str:
         """Return a table of all actions, those that took most first; empty where there was none.
 
-        Actions lie within each other, so that the percentages add up to more than 100.
+        Actions lie within each other, so that the percentages add up to more than 100. Callbacks that differ only in their
+        arguments share a row.
         """
         if self._first_ns is None:
             return ""
+        rows: dict[str, DurationStatistics] = {}
+        for name, durations in self.durations().items():
+            rows.setdefault(action_of(name).title, DurationStatistics()).merge(durations)
         whole_ns = self._last_ns - self._first_ns
-        rows = [Row(name, statistics, whole_ns) for name, statistics in self.durations().items()]
-        return table("Action", rows)
+        return table("Action", [Row(title, durations, whole_ns) for title, durations in rows.items()])
 
     def _report(self, action_name: str) -> None:
         if not self._told and not action_of(action_name).own:  # which begins before it listens

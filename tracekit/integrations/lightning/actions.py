@@ -32,6 +32,7 @@ class Action:
 
     Attributes:
         name: What its slices are called: without the owner's kind, and without the arguments of a callback.
+        title: Lightning's name without the arguments of a callback; for tables.
         categories: Of its slices.
         hook: The last part of the name: "training_step", "save_checkpoint" ...
         part: To which part of the downtime it belongs; None for what runs a stage or a batch.
@@ -39,6 +40,7 @@ class Action:
     """
 
     name: str
+    title: str
     categories: tuple[str, ...]
     hook: str
     part: str | None
@@ -54,7 +56,7 @@ def action_of(text: str) -> Action:
     name = _STATE.sub("", match["rest"]).lstrip(".") or text
     hook = name.rpartition(".")[2]
     own = owner == "Callback" and name.startswith(OWN_PREFIX)
-    return Action(name, _categories(owner), hook, _part(owner, hook), own)
+    return Action(name, _STATE.sub("", text), _categories(owner), hook, _part(owner, hook), own)
 
 
 def logger_action(logger: object, method: str) -> str:

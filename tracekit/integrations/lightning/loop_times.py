@@ -181,6 +181,10 @@ class LoopTimes:
         hook = action_of(action_name).hook
         if hook == "optimizer_step":
             self.end_step()
+        elif (
+            action_name == "run_training_epoch"
+        ):  # also by an exception, after which no hook tells of the end of a batch
+            self._end_slices(but="train epoch")
         self._end_slice(action_name)
         self._ledger.end_action(action_name)
         if hook == "on_validation_model_zero_grad":
@@ -188,8 +192,7 @@ class LoopTimes:
 
     def close(self) -> None:
         """End the slices that are still open."""
-        for name in reversed(list(self._open)):
-            self._end_slice(name)
+        self._end_slices()
 
     # ---- slices ---------------------------------------------------------------------------------------------------------
 
@@ -198,6 +201,11 @@ class LoopTimes:
         self._end_slice(key)
         self._open[key] = found = marker(name, _CATEGORIES)
         found.start()
+
+    def _end_slices(self, but: str = "") -> None:
+        for key in reversed(list(self._open)):
+            if key != but:
+                self._end_slice(key)
 
     def _end_slice(self, key: str) -> None:
         found = self._open.pop(key, None)
