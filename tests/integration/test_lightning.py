@@ -186,6 +186,18 @@ def test_the_profiler_records_into_whatever_profiler_runs_and_makes_a_table(cloc
     assert (tmp_path / "fit-report.txt").read_text("utf-8") == profiler.summary()
 
 
+def test_one_line_for_each_is_enough_and_loggers_are_heard_of(
+    clock: FakeClock, tmp_path: Path, memories: Memories
+) -> None:
+    profiler = TracekitProfiler()
+    one = trainer(tmp_path, TracekitCallback(memories), profiler=profiler, logger=CSVLogger(tmp_path))
+    one.fit(Net(clock), train_loader(clock), val_loader(clock))
+    found = names(memories.recorded[0])
+    assert (found["batch"], found["run_training_batch"], found["CSVLogger.log_metrics"]) == (4, 4, 4)
+    assert profiler.durations()["[Logger]CSVLogger.log_metrics"].count == 4
+    assert "log_metrics" not in vars(one.logger)
+
+
 def test_the_profiler_without_a_recording_has_its_table(clock: FakeClock, tmp_path: Path) -> None:
     profiler = TracekitProfiler()
     assert profiler.summary() == ""

@@ -17,7 +17,7 @@ from tracekit.integrations.lightning.actions import OWN_PREFIX
 from tracekit.integrations.lightning.framework import Callback, profiler_of
 from tracekit.integrations.lightning.loader_workers import LoaderWorkers
 from tracekit.integrations.lightning.profiler import TracekitProfiler
-from tracekit.integrations.lightning.tap import close_slices, listen, stop_listening
+from tracekit.integrations.lightning.tap import Deaf, close_slices, listen, stop_listening
 from tracekit.naming import following_names
 from tracekit.recording.lifecycle import active_profiler
 from tracekit.recording.on_demand import OnDemand
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from tracekit.handlers.base import TraceHandler
     from tracekit.integrations.lightning.framework import LightningModule, Trainer
+    from tracekit.integrations.lightning.tap import Listener
     from tracekit.recording.schedule import Schedule
     from tracekit.recording.source import Source
 
@@ -115,7 +116,7 @@ class TracekitCallback(Callback):
         self._own = False
         self._stage = ""
         self._counts_evaluation = False
-        self._slices: ActionSlices | None = None
+        self._listener: Listener | None = None
         self._loader_workers: LoaderWorkers | None = None
         self._steps = 0
         self._waiting = (0, 0)  # samples and tokens of micro-batches whose step is still to come
@@ -147,9 +148,10 @@ class TracekitCallback(Callback):
         if self._workers:
             self._loader_workers = LoaderWorkers(trainer, self.profiler)
         self._counts_evaluation = self._stage != "fit" and int(self.profiler.timestamp.batch) == 0
-        if self._hooks and not isinstance(profiler_of(trainer), TracekitProfiler):
-            self._slices = ActionSlices()
-            listen(trainer, self._slices, outermost=True)  # other slices begin and end within actions
+        if self._hooks:
+            has_slices = isinstance(profiler_of(trainer), TracekitProfiler)
+            self._listener = Deaf() if has_slices else ActionSlices()
+            listen(trainer, self._listener, outermost=True)  # other slices begin and end within actions
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Complete the recording."""
@@ -187,15 +189,15 @@ class TracekitCallback(Callback):
 
     def _end(self, trainer: Trainer, error: BaseException | None) -> None:
         profiler, self.profiler = self.profiler, None
-        slices, self._slices = self._slices, None
+        listener, self._listener = self._listener, None
         workers, self._loader_workers = self._loader_workers, None
         if workers is not None:
             workers.close()
         if profiler is not None and self._own:
             close_slices(trainer)
-        if slices is not None:
-            slices.close()
-            stop_listening(trainer, slices)
+        if listener is not None:
+            listener.close()
+            stop_listening(trainer, listener)
         if profiler is not None and self._own:
             profiler.__exit__(None if error is None else type(error), error, None)
 
@@ -306,7 +308,7 @@ class TracekitCallback(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         # Lightning sends its callbacks to the processes that it spawns; each of them records by itself.
-        return {**self.__dict__, "profiler": None, "_slices": None, "_loader_workers": None}
+        return {**self.__dict__, "profiler": None, "_listener": None, "_loader_workers": None}
 
 
 def records_hooks(trainer: Trainer) -> bool:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tracekit.integrations.lightning.framework import Trainer
 
-__all__ = ["Listener", "close_slices", "listen", "stop_listening"]
+__all__ = ["Deaf", "Listener", "close_slices", "listen", "stop_listening"]
 
 _ATTRIBUTE: Final = "_tracekit_tap"
 _LOGGER_METHODS: Final = ("log_metrics", "save")
@@ -36,6 +36,18 @@ class Listener(Protocol):
 
     def close(self) -> None:
         """The recording ends: end the slices that are open."""
+
+
+class Deaf:
+    """Who is told of everything, and does nothing: for a profiler that is to hear of the loggers, too."""
+
+    def start(self, action_name: str) -> None:
+        """Do nothing."""
+
+    stop = start
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 def listen(trainer: Trainer, listener: Listener, *, outermost: bool = False) -> None:
