@@ -116,6 +116,12 @@ class Run:
         for start in range(0, self.length, count):
             yield self.rows(start, start + count, width)
 
+    def column_windows(self, count: int) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the first two numbers of the rows, ``count`` rows at a time, as columns of 64-bit integers."""
+        for start in range(0, self.length, count):
+            first, second = self._read(start, min(start + count, self.length), 2)
+            yield first.tobytes(), second.tobytes()
+
     def _read(self, start: int, end: int, width: int | None) -> list[array[int]]:
         if self._columns is not None:
             return [column[start:end] for column in self._columns[:width]]

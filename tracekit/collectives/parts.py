@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 __all__ = [
+    "NAMES_OF_COLLECTIVES",
     "SYNCHRONISING",
     "Collective",
     "CollectiveCollector",
@@ -53,7 +54,9 @@ _KINDS: Final = (
 _EVEN: Final = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
 """Kinds whose sizes are the same for every member as a rule."""
 
-_INTERESTING: Final = (b'\n"nccl', b'\n"gloo:', b'\n"record_param_comms', b'\n"ProfilerStep#')
+NAMES_OF_COLLECTIVES: Final = (b'"nccl', b'"gloo:', b'"record_param_comms', b'"ProfilerStep#')
+"""How the names begin, as JSON, of all events that `CollectiveCollector` looks at."""
+
 _KERNELS: Final = (b'"ncclKernel', b'"ncclDevKernel')
 _CALLS: Final = (b'"nccl:', b'"gloo:')
 _ANNOTATION: Final = b'"user_annotation"'
@@ -169,11 +172,11 @@ class CollectiveCollector:
             names = b"\n".join([b"" if event.name is UNSET else event.name for event in run])
         names = b"\n" + names
         found = []
-        for word in _INTERESTING:
-            at = names.find(word)
+        for word in NAMES_OF_COLLECTIVES:
+            at = names.find(b"\n" + word)
             while at >= 0:
                 found.append(at)
-                at = names.find(word, at + 1)
+                at = names.find(b"\n" + word, at + 1)
         number = after = 0
         for at in sorted(found):
             number += names.count(b"\n", after, at)

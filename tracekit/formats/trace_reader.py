@@ -66,6 +66,8 @@ _GUESSED_BETWEEN: Final = re.compile(
     rb'\n[ \t]*\}[ \t]*,[ \t\r]*\n\s*\{|\}[ \t]*,[ \t\r]*\n?[ \t]*\{[ \t]*"(?:ph|name|cat|pid|tid|ts|args)"'
 )
 _SEPARATOR: Final = re.compile(rb"[\s,]*")
+_BETWEEN_EVENTS: Final = b" \t\r\n,"
+_BEFORE_EVENT: Final = re.compile(rb"[ \t\r\n,]*")
 _BETWEEN: Final = re.compile(rb'\s*,\s*\{(?:[ \t]*"[^"\\]{1,20}")?')
 _BETWEEN_LINES: Final = re.compile(rb"[ \t\r]*,[ \t\r]*\n\s*\{")
 _EVENT_START: Final = re.compile(rb'\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|args)"\s*:')
@@ -298,7 +300,19 @@ class TraceReader:
         Raises:
             StorageError: The file can no longer be read.
         """
-        return cast("Iterator[list[Event]]", self._close_after(self._runs(None)))
+        return cast("Iterator[list[Event]]", self._close_after(self._runs(None, None)))
+
+    def runs_or_taken(self, take: Callable[[bytes], int]) -> Iterator[list[Event] | bytes]:
+        """Yield the same runs as `runs`, but as they stand in the file where ``take`` did what there is to do.
+
+        Args:
+            take: Given a run as it stands in the file, before it is decoded. It returns how many events that are, or 0 if it
+                does not accept the run; what it accepts must be what `decode_run` decodes.
+
+        Raises:
+            StorageError: The file can no longer be read.
+        """
+        return self._close_after(self._runs(None, take))
 
     def runs_or_text(self, is_text: Callable[[int], bool]) -> Iterator[list[Event] | bytes]:
         """Yield the same runs as `runs`, but some of them as they stand in the file, not decoded.
@@ -310,7 +324,7 @@ class TraceReader:
         Raises:
             StorageError: The file can no longer be read.
         """
-        return self._close_after(self._runs(is_text))
+        return self._close_after(self._runs(is_text, None))
 
     def _close_after(self, runs: Iterator[list[Event] | bytes]) -> Iterator[list[Event] | bytes]:
         try:
@@ -405,7 +419,9 @@ class TraceReader:
 
     # The events.
 
-    def _runs(self, is_text: Callable[[int], bool] | None) -> Iterator[list[Event] | bytes]:
+    def _runs(
+        self, is_text: Callable[[int], bool] | None, take: Callable[[bytes], int] | None
+    ) -> Iterator[list[Event] | bytes]:
         wanted = 0
         count = 0
         more = final = True
@@ -417,7 +433,7 @@ class TraceReader:
             if more and len(self._buffer) < wanted:
                 continue
             cut = len(self._buffer) if final else self._cut()
-            run = self._take(cut, final=final, as_text=is_text is not None and is_text(count))
+            run = self._take(cut, take, final=final, as_text=is_text is not None and is_text(count))
             if run:
                 yield run
                 count += 1
@@ -428,32 +444,40 @@ class TraceReader:
             what = self._stream.damage or f"the {self.form} is not closed"
             self._note("cut_file", self._offset, what)
 
-    def _take(self, cut: int, *, final: bool, as_text: bool) -> list[Event] | bytes:
+    def _take(
+        self, cut: int, take: Callable[[bytes], int] | None, *, final: bool, as_text: bool
+    ) -> list[Event] | bytes:
         """Return the events of the buffer up to ``cut``; what does not form events yet stays in the buffer."""
-        text = self._buffer[:cut]
         self.run_offset_bytes = self._offset
         self.run_text = None
-        body = text.strip(b" \t\r\n,")
+        between = _BEFORE_EVENT.match(self._buffer)
+        body = self._buffer[between.end() if between else 0 : cut].rstrip(_BETWEEN_EVENTS)
         if as_text and body:
             self._skip(cut)
             return body
         used = cut
         body, kinds = repair_text(body)
-        events = None
+        run: list[Event] | bytes | None = None
+        count = 0
         if not kinds:  # what is repaired is told by event and byte, so it is read event by event
-            with contextlib.suppress(*_REFUSED):
-                events = decode_run(body)
-                self.run_text = body
-        if events is None:
-            events, used = self._read_one_by_one(text, final=final)
+            if take is not None and body:
+                count = take(body)
+            if count:
+                run = body
+            else:
+                with contextlib.suppress(*_REFUSED):
+                    run = decode_run(body)
+                    self.run_text = body
+        if run is None:
+            run, used = self._read_one_by_one(self._buffer[:cut], final=final)
         else:
             self._in_step = True
             self._reach_bytes = _SHORT_REACH_BYTES
             self._misses = 0
         self._reading = None
         self._skip(used)
-        self.events += len(events)
-        return events
+        self.events += count or len(run)
+        return run
 
     def _cut(self) -> int:
         """Return where the last event in the buffer that is known to be complete ends, or the end of the buffer."""

@@ -9,10 +9,12 @@ Times are kept as columns of 64-bit integers, in a file when there are many (`tr
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
+from tracekit import core
 from tracekit.spill import RowSorter, Run, columns, merged, window_rows
 
 if TYPE_CHECKING:
@@ -36,13 +38,16 @@ DROPPED: Final = -1
 """In place of a lane: an ``E`` without its ``B``."""
 
 _NEVER_ENDS: Final = 2**63 - 1
+_ENDLESS: Final = 2**64
+"""Later than any time."""
+
 _NEVER: Final = -(2**63)
 
 
 class Slices:
     """The slice events (``X``, ``B``, ``E``) of one track of one file, in the order of the file.
 
-    Events are appended to ``rows``; `settle` takes them from there.
+    Events are appended to ``rows``, or given to `take` as columns; `settle` takes them from there.
 
     Attributes:
         rows: An ``X`` as (start, -end), ns in the file's own time. A ``B`` or ``E`` as (time, name, category, `BEGIN` or
@@ -55,10 +60,14 @@ class Slices:
         pairs: Each ``B`` and ``E``, as (time, index, BEGIN or END, name, category).
     """
 
-    __slots__ = ("_count", "_in_order", "_last", "_open", "high", "low", "mixed", "nest", "pairs", "rows", "whole")
+    __slots__ = (
+        "_columns", "_count", "_in_order", "_last", "_open", "high", "low", "mixed", "nest", "pairs", "rows", "whole"
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
+        # Starts and negated ends that come before `rows`.
+        self._columns: tuple[array[int], array[int]] | None = None
         self.mixed = False
         self.low = _NEVER_ENDS
         self.high = _NEVER
@@ -69,11 +78,27 @@ class Slices:
         self._in_order = True
         self._last: Row = (_NEVER, _NEVER)
         # Ends of what is open, negated; the first never ends.
-        self._open = [-_NEVER_ENDS]
+        self._open = [-_ENDLESS]
+
+    def take(self, starts: bytes, minus_ends: bytes) -> None:
+        """Append ``X`` events as columns of 64-bit integers; only where there is a compiled core."""
+        if self.rows:
+            self.rows += zip(array("q", starts), array("q", minus_ends), strict=True)
+            return
+        if self._columns is None:
+            self._columns = array("q"), array("q")
+        for column, more in zip(self._columns, (starts, minus_ends), strict=True):
+            column.frombytes(more)
 
     def settle(self, path: str | None = None) -> None:
         """Take over what was appended, sorted, to a file where a path is given."""
         rows = self.rows
+        if self._columns is not None:
+            if not rows:
+                self._settle_columns(*self._columns, path)
+            else:
+                rows[:0] = zip(*self._columns, strict=True)
+            self._columns = None
         if not rows:
             return
         first, self._count = self._count, self._count + len(rows)
@@ -92,6 +117,27 @@ class Slices:
                 self.nest = _nest(rows, self._open)
         self.mixed = False
         self.rows.clear()
+
+    def _settle_columns(self, starts: array[int], minus_ends: array[int], path: str | None) -> None:
+        """Do the same for columns of nothing but ``X``, without an object for each number."""
+        assert core.merge is not None
+        if not starts:
+            return
+        first, self._count = self._count, self._count + len(starts)
+        found = core.merge.sort_rows(starts.tobytes(), minus_ends.tobytes(), first)
+        values, known = [starts, minus_ends], first
+        if found is not None:
+            values, known = [array("q", column) for column in found], None
+        starts, minus_ends = values[:2]
+        self.low = min(self.low, starts[0])
+        self.high = max(self.high, -min(minus_ends))
+        self._in_order = self._in_order and (starts[0], minus_ends[0]) >= self._last
+        self._last = starts[-1], minus_ends[-1]
+        if self.nest and self._in_order:
+            open_ = core.merge.nest(starts.tobytes(), minus_ends.tobytes(), array("q", self._open[1:]).tobytes())
+            self.nest = open_ is not None
+            self._open = [-_ENDLESS, *array("q", open_ or b"")]
+        self.whole.append(Run(values, known).store(path))
 
     def _settle_mixed(self, first: int, path: str | None) -> list[Row]:
         """Do the same where not all is ``X``; returns what is, in order."""
@@ -116,12 +162,38 @@ class Slices:
         """Settle, and find out whether all slices nest where that could not be seen on the way."""
         self.settle(path)
         if self.nest and not self._in_order:
-            open_ = [-_NEVER_ENDS]
             self.sort(path)
-            count = window_rows(len(self.whole))
-            windows = merged([run.windows(count, width=2) for run in self.whole])
-            self.nest = all(_nest(rows, open_) for rows in windows)
+            self.nest = self._nest_compiled() if core.merge is not None else self._nest_all()
         self._open = []
+
+    def _nest_all(self) -> bool:
+        """Tell whether the rows of all runs, which are in order, nest."""
+        open_ = [-_ENDLESS]
+        count = window_rows(len(self.whole))
+        windows = merged([run.windows(count, width=2) for run in self.whole])
+        return all(_nest(rows, open_) for rows in windows)
+
+    def _nest_compiled(self) -> bool:
+        """Do the same without an object for each number."""
+        assert core.merge is not None
+        count = window_rows(len(self.whole))
+        sources = [run.column_windows(count) for run in self.whole]
+        windows = [(*next(source), 0) for source in sources]
+        open_: bytes | None = b""
+        while windows:
+            places, open_ = core.merge.nest_merged(windows, open_)
+            if open_ is None:
+                return False
+            for number in range(len(windows) - 1, -1, -1):
+                starts, minus_ends, _ = windows[number]
+                windows[number] = (starts, minus_ends, places[number])
+                if places[number] * 8 == len(starts):
+                    following = next(sources[number], None)
+                    if following is None:
+                        del windows[number], sources[number]
+                    else:
+                        windows[number] = (*following, 0)
+        return True
 
     def sort(self, path: str | None = None) -> None:
         """Bring the rows of each run in order."""

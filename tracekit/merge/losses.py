@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tracekit.formats.trace_reader import Event
     from tracekit.merge.inputs import Input
 
-__all__ = ["ACCOUNTS", "CUT", "DROPPED", "FAILED", "Accounts", "RecordingLoss", "for_metadata", "recording_losses"]
+__all__ = ["ACCOUNTS", "CUT", "DROPPED", "FAILED", "GAP_NAME", "Accounts", "RecordingLoss", "for_metadata", "recording_losses"]
 
 ACCOUNTS: Final = frozenset({SUMMARY_EVENT, LOSS_EVENT, DUMP_EVENT})
 """Metadata events that tell what a file lacks."""
@@ -24,7 +24,9 @@ DROPPED: Final = "dropped"
 FAILED: Final = "failed"
 CUT: Final = "cut"
 
-_GAP: Final = f'"{GAP_EVENT}"'.encode()
+GAP_NAME: Final = f'"{GAP_EVENT}"'.encode()
+"""The name of a gap as JSON."""
+
 _UNWRITTEN: Final = "events that could not be written, at least"
 _NO_SUMMARY: Final = "the file ends without its summary"
 _VIEWER_LIMIT: Final = f"events after the first {MOST_EVENTS:,}, which only the xplane.pb beside it holds"
@@ -77,7 +79,7 @@ class Accounts:
 
     def note_instant(self, event: Event) -> None:
         """Take in an instant, which may be a gap."""
-        if event.name is not UNSET and bytes(event.name) == _GAP:
+        if event.name is not UNSET and bytes(event.name) == GAP_NAME:
             args = decode_or_none(event.args)
             self.gap_events += _count(args.get(LOST_EVENTS_KEY)) if isinstance(args, dict) else 0
 

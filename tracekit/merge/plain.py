@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit import core
 from tracekit.formats.time_columns import format_all_us, have_three_decimals, parse_column_us
 from tracekit.formats.trace_reader import UNSET, decode_json, encode_json
 from tracekit.merge.ids import add_to_column, move_arg_ids
@@ -65,21 +67,29 @@ class PlainRuns:
             counts: How many there are of each phase.
             times: The time of each, ns.
         """
-        if text is None or not 0 < len(run) <= _MOST_EVENTS or not _is_plain(text, run, counts):
+        plain = text is not None and _is_plain(text, run, counts)
+        self.note_counts(counts, sum(times) & _SUM_MASK if plain else None)  # type: ignore[arg-type]
+
+    def note_counts(self, counts: dict[str, int], checksum: int | None) -> None:
+        """Note the next run by how many events it has of each phase and the sum of their times; None: it is not plain."""
+        if checksum is None or not 0 < sum(counts.values()) <= _MOST_EVENTS:
             self._phases.extend([0] * len(_PHASES))
             self._sums.append(0)
         else:
             self._phases.extend([counts.get(phase, 0) for phase in _PHASES])
-            self._sums.append(sum(times) & _SUM_MASK)  # type: ignore[arg-type]
+            self._sums.append(checksum)
 
     def is_plain(self, number: int) -> bool:
         """Tell whether a run may be rewritten as text."""
         return number < len(self._sums) and bool(self.phases(number))
 
+    def counts(self, number: int) -> array[int]:
+        """Return how many events of each of the phases ``XstfiIC`` a run has."""
+        return self._phases[number * len(_PHASES) : (number + 1) * len(_PHASES)]
+
     def phases(self, number: int) -> dict[str, int]:
         """Return how many events of each phase a run has."""
-        counts = self._phases[number * len(_PHASES) : (number + 1) * len(_PHASES)]
-        return {phase: count for phase, count in zip(_PHASES, counts, strict=True) if count}
+        return {phase: count for phase, count in zip(_PHASES, self.counts(number), strict=True) if count}
 
     def checksum(self, number: int) -> int:
         """Return the sum of the times of a run."""
@@ -122,6 +132,8 @@ class TextPatcher:
         self._plain = plain
         self._places: dict[bytes, bytes] = {}
         self._lanes: dict[bytes, Lanes] = {}
+        self._core = _make_core(patcher)
+        self._numbered: list[Lanes] = []
 
     def patch(self, text: bytes, number: int) -> bytes | None:
         """Return the events of a run as they go into the merged trace; None when they must go the general way.
@@ -131,6 +143,40 @@ class TextPatcher:
             number: Which run it is.
         """
         phases = self._plain.phases(number)
+        moved = self._patch_compiled(text, number, phases) or self._patch_columns(text, number, phases)
+        if moved is not None:
+            self._patcher.written.update(phases)
+        return moved
+
+    def _patch_compiled(self, text: bytes, number: int, phases: dict[str, int]) -> bytes | None:
+        """Do what `_patch_columns` does, faster; None also where only this does not understand the run."""
+        if self._core is None:
+            return None
+        counts, checksum = tuple(self._plain.counts(number)), self._plain.checksum(number)
+        while type(moved := self._core.patch(text, counts, checksum)) is tuple:
+            if not self._add_place(*moved):
+                return None
+        if moved is None or not self._numbered:
+            return moved
+        found = [(lanes, count) for lanes, count in zip(self._numbered, self._core.lane_counts(), strict=True) if count]
+        return moved if self._pass_lanes(found, slices_only=phases.keys() == {"X"}) else None
+
+    def _add_place(self, pid: bytes, tid: bytes) -> bool:
+        """Tell the core where a track goes; returns whether that is known."""
+        found = self._patcher.place(decode_json(pid), decode_json(tid))
+        if found is None:
+            return False
+        new_pid, new_tid = found
+        number = -1
+        if not isinstance(new_tid, int):
+            lanes, new_tid = new_tid, new_tid.tid
+            if lanes not in self._numbered:
+                self._numbered.append(lanes)
+            number = self._numbered.index(lanes)
+        self._core.add_place(pid, tid, new_pid, new_tid, number)
+        return True
+
+    def _patch_columns(self, text: bytes, number: int, phases: dict[str, int]) -> bytes | None:
         count = sum(phases.values())
         pieces: list[Any] = _PLACE.split(text)
         places = pieces[1::3]
@@ -148,12 +194,14 @@ class TextPatcher:
             if with_ids is None:
                 return None
             moved = with_ids
-        if self._lanes and not self._pass_lanes(places, slices_only=phases.keys() == {"X"}):
-            return None
-        if self._patcher.moves_arg_ids:
-            moved = move_arg_ids(moved, offset)
-        self._patcher.written.update(phases)
-        return moved
+        if self._lanes:
+            met = Counter(places)
+            found: dict[Lanes, int] = {}
+            for place in self._lanes.keys() & met.keys():
+                found[self._lanes[place]] = found.get(self._lanes[place], 0) + met[place]
+            if not self._pass_lanes(list(found.items()), slices_only=phases.keys() == {"X"}):
+                return None
+        return move_arg_ids(moved, offset) if self._patcher.moves_arg_ids else moved
 
     def _move_times(self, texts: list[bytes], checksum: int) -> list[bytes] | None:
         column = b"[%b]" % b",".join(texts)
@@ -186,19 +234,27 @@ class TextPatcher:
             known[place] = b'pid"%b%d%b%d%b' % (match[1], pid, match[3], tid, place[match.end(4) :])
         return [known[place] for place in places]
 
-    def _pass_lanes(self, places: list[bytes], *, slices_only: bool) -> bool:
-        """Pass by the slices of tracks of which some leave; returns whether none of these does."""
-        found = [(self._lanes[place], places.count(place)) for place in self._lanes.keys() & set(places)]
+    @staticmethod
+    def _pass_lanes(found: list[tuple[Lanes, int]], *, slices_only: bool) -> bool:
+        """Pass by so many slices of tracks of which some leave; returns whether none of these does."""
         if not found:
             return True
         # The number of slices is that of the events only where there is nothing else.
-        if not slices_only or len({id(lanes) for lanes, _ in found}) < len(found):
-            return False
-        if not all(lanes.stay(count) for lanes, count in found):
+        if not slices_only or not all(lanes.stay(count) for lanes, count in found):
             return False
         for lanes, count in found:
             lanes.skip(count)
         return True
+
+
+def _make_core(patcher: Patcher) -> Any:
+    if core.merge is None:
+        return None
+    try:
+        return core.merge.Patcher(patcher.shift_ns, patcher.least_ns, patcher.offset, patcher.moves_arg_ids)
+    except OverflowError:
+        # Beyond 64 bits, where no time of the file has a place.
+        return None
 
 
 def _move_flow_ids(text: bytes, offset: int, flows: int) -> bytes | None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from itertools import compress
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.collectives.parts import CollectiveCollector, thinned
+from tracekit import core
+from tracekit.collectives.parts import NAMES_OF_COLLECTIVES, CollectiveCollector, thinned
 from tracekit.errors import TraceFormatError
 from tracekit.formats.decimal_time import parse_us
 from tracekit.formats.kineto import is_kineto
@@ -23,10 +24,19 @@ from tracekit.formats.rank_trace import (
     METADATA_EVENT,
 )
 from tracekit.formats.time_columns import parse_all_us, parse_column_us
-from tracekit.formats.trace_reader import UNSET, Event, Finding, Raw, TraceReader, decode_or_none, encode_json
+from tracekit.formats.trace_reader import (
+    UNSET,
+    Event,
+    Finding,
+    Raw,
+    TraceReader,
+    decode_or_none,
+    decode_run,
+    encode_json,
+)
 from tracekit.formats.xprof import ANCHOR_EVENT, ProfileStart, is_xprof_process, start_in_xplane, start_of_anchors
 from tracekit.merge.lanes import ANY, BEGIN, END, INVALID, Slices
-from tracekit.merge.losses import ACCOUNTS, Accounts
+from tracekit.merge.losses import ACCOUNTS, GAP_NAME, Accounts
 from tracekit.merge.plain import PlainRuns
 
 if TYPE_CHECKING:
@@ -63,6 +73,9 @@ _MOST_UNSETTLED: Final = 1 << 17
 """So many slices are in memory at most, about 20 MB. The more, the fewer parts must be compared with each other in the end."""
 _ANCHOR: Final = f'"{ANCHOR_EVENT}"'.encode()
 _NO_DURATION: Final = Raw(b"0.000")  # written so that it does not spoil the column it stands in
+
+_LOOKED_AT: Final = (*NAMES_OF_COLLECTIVES, GAP_NAME, ANCHOR_EVENT)
+"""Beginnings of names by which events are found that say more than when and where."""
 
 _EASY_PHASES: Final = frozenset("XstfiICbenSTFpNODPRvcM")
 """Phases that are slices with a start and a duration, or none at all."""
@@ -209,8 +222,9 @@ def scan(path: str, progress: Callable[[int], None] | None = None, scratch: str 
     """
     with TraceReader(path) as reader:
         scanner = _Scanner(scratch)
-        for run in reader.runs():
-            scanner.take(run, reader.run_text)
+        for run in reader.runs_or_taken(scanner.take_text):
+            if not isinstance(run, bytes):
+                scanner.take(run, reader.run_text)
             if progress is not None:
                 progress(reader.bytes_read)
     scanner.finish()
@@ -306,6 +320,40 @@ class _Scanner:
         self.is_xprof = False
         self.anchors: list[tuple[int, int, dict[str, Any]]] = []
         self._tracks: dict[tuple[Any, Any], list[Row]] = {}
+        self._core = None if core.merge is None else core.merge.Scanner(_LOOKED_AT, EPOCH_NS)
+        self._numbered: dict[int, Slices] = {}
+
+    def take_text(self, text: bytes) -> int:
+        """Look at a run as it stands in the file; returns how many events it has, 0 when it must be decoded for `take`."""
+        found = None if self._core is None else self._core.scan(text)
+        if found is None:
+            return 0
+        counts, checksum, low, high, epoch_lowest, firsts, rows, named, metadata = found
+        self.phases.update(counts)
+        for event in _events_at(text, metadata):
+            self._metadata(event)
+        events = _events_at(text, named)
+        if not self.metadata:
+            self.collectives.take(events)
+        else:
+            for event in events:
+                if event.ph == "i":
+                    self.accounts.note_instant(event)
+        if self.is_xprof:
+            self._note_anchors(events, times_of(events))
+        if low is not None:
+            self._span([low, high] if epoch_lowest is None else [low, epoch_lowest, high])
+        for start, end, number in firsts:
+            [event] = decode_run(text[start:end])
+            if (event.pid, event.tid) not in self._tracks:
+                self._first(event)
+            self._numbered[number] = self.processes[event.pid].threads[event.tid].slices
+        for number, starts, minus_ends in rows:
+            self._numbered[number].take(starts, minus_ends)
+        self.plain.note_counts(counts, None if UNSET in self.processes else checksum)
+        count = sum(counts.values())
+        self._settle_after(count)
+        return count
 
     def take(self, run: list[Event], text: bytes | None) -> None:
         """Look at a run of events; ``text`` is what it was decoded from, None when it was read event by event."""
@@ -342,7 +390,11 @@ class _Scanner:
         # An event without a pid makes it impossible to tell by their number which ones stand where.
         plain = easy and UNSET not in self.processes and "M" not in counts
         self.plain.note(text if plain else None, run, counts, times)
-        self._unsettled += len(run)
+        self._settle_after(len(run))
+
+    def _settle_after(self, count: int) -> None:
+        """Have the slices leave this memory now and then."""
+        self._unsettled += count
         if self._unsettled > _MOST_UNSETTLED:
             for slices in self._all_slices():
                 slices.settle(self._scratch)
@@ -492,6 +544,10 @@ class _Scanner:
 
     def _declared(self, process: ProcessScan, raw: Any) -> ThreadScan:
         return process.threads.get(raw) or self._thread(process, raw)
+
+
+def _events_at(text: bytes, spans: list[tuple[int, int]]) -> list[Event]:
+    return decode_run(b",".join([text[start:end] for start, end in spans])) if spans else []
 
 
 def _text(raw: Any) -> str:
