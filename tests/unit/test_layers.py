@@ -52,6 +52,8 @@ MAY_USE = {
     "values": {"errors"},
     "storage": {"errors", "values"},
     "formats": {"errors", "values", "storage"},
+    # In C what the merge does in Python; it knows nothing of either.
+    "core": set[str](),
     "outbox": FOUNDATION,
     "handlers": FOUNDATION | {"outbox"},
     # The protocol between a running job and whoever presses its button, which both sides use.
@@ -65,7 +67,7 @@ MAY_USE = {
     # Which kernels and calls of several ranks are one collective.
     "collectives": FOUNDATION,
     # Offline tools: they work where nothing was recorded, and import nothing of the recording.
-    "merge": FOUNDATION | {"collectives"},
+    "merge": FOUNDATION | {"collectives", "core"},
     "recovery": FOUNDATION,
     "validation": FOUNDATION,
     "analysis": FOUNDATION | {"collectives"},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -25,12 +26,12 @@ def _load() -> ModuleType | None:
         _log.debug("pure Python, as %s says", _PURE)
         return None
     try:
-        from tracekit.core import _merge
+        found = import_module(f"{__name__}._merge")
     except ImportError as error:
         _log.debug("pure Python: %s", error)
         return None
-    _log.debug("compiled core: %s", _merge.__file__)
-    return _merge
+    _log.debug("compiled core: %s", found.__file__)
+    return found
 
 
 merge: ModuleType | None = _load()

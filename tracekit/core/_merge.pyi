@@ -1,7 +1,5 @@
 """The inner loops of the merge in C: see merge.c. Columns are bytes of 64-bit integers as ``array("q")`` holds them."""
 
-__file__: str
-
 class Scanner:
     """Reads the runs of one input for the first pass. From one thread at a time (RuntimeError otherwise).
 

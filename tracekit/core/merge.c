@@ -3,6 +3,11 @@
 #include "rows.h"
 #include "tracks.h"
 
+#ifdef TRACEKIT_FAILING_MEMORY
+/* Which request for memory fails, counted from here on; 0: none does. */
+__attribute__((visibility("default"))) long tracekit_requests_left;
+#endif
+
 static PyMethodDef functions[] = {
     {"sort_rows", sort_rows, METH_VARARGS, "See _merge.pyi."},
     {"nest", nest, METH_VARARGS, "See _merge.pyi."},

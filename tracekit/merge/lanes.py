@@ -125,9 +125,7 @@ class Slices:
             return
         first, self._count = self._count, self._count + len(starts)
         found = core.merge.sort_rows(starts.tobytes(), minus_ends.tobytes(), first)
-        values, known = [starts, minus_ends], first
-        if found is not None:
-            values, known = [array("q", column) for column in found], None
+        values = [starts, minus_ends] if found is None else [array("q", column) for column in found]
         starts, minus_ends = values[:2]
         self.low = min(self.low, starts[0])
         self.high = max(self.high, -min(minus_ends))
@@ -137,7 +135,7 @@ class Slices:
             open_ = core.merge.nest(starts.tobytes(), minus_ends.tobytes(), array("q", self._open[1:]).tobytes())
             self.nest = open_ is not None
             self._open = [-_ENDLESS, *array("q", open_ or b"")]
-        self.whole.append(Run(values, known).store(path))
+        self.whole.append(Run(values, first if found is None else None).store(path))
 
     def _settle_mixed(self, first: int, path: str | None) -> list[Row]:
         """Do the same where not all is ``X``; returns what is, in order."""
@@ -344,12 +342,17 @@ def _pair(slices: Slices, shift: int, number: int, spans: RowSorter, moves: RowS
                 start, begin, begin_name, begin_category = open_[position]
                 if name in (ANY, begin_name) and category in (ANY, begin_category):
                     del open_[position]
-                    spans.add((start + shift, -(time + shift), number, begin, index))
+                    spans.add((_held(start + shift), -_held(time + shift), number, begin, index))
                     break
             else:
                 moves.add((index, DROPPED))
     for start, begin, _, _ in open_:
-        spans.add((start + shift, -_NEVER_ENDS, number, begin, -1))
+        spans.add((_held(start + shift), -_NEVER_ENDS, number, begin, -1))
+
+
+def _held(time: int) -> int:
+    """Return a time, or the nearest one that a column holds."""
+    return max(-_NEVER_ENDS, min(time, _NEVER_ENDS))
 
 
 def _find_lane(lanes: list[list[int]], start: int, end: int) -> int:

@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from tracekit.formats.trace_reader import Event
     from tracekit.merge.inputs import Input
 
-__all__ = ["ACCOUNTS", "CUT", "DROPPED", "FAILED", "GAP_NAME", "Accounts", "RecordingLoss", "for_metadata", "recording_losses"]
+__all__ = [
+    "ACCOUNTS",
+    "CUT",
+    "DROPPED",
+    "FAILED",
+    "GAP_NAME",
+    "Accounts",
+    "RecordingLoss",
+    "for_metadata",
+    "recording_losses",
+]
 
 ACCOUNTS: Final = frozenset({SUMMARY_EVENT, LOSS_EVENT, DUMP_EVENT})
 """Metadata events that tell what a file lacks."""

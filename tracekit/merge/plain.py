@@ -23,6 +23,7 @@ from tracekit.formats.trace_reader import UNSET, decode_json, encode_json
 from tracekit.merge.ids import add_to_column, move_arg_ids
 
 if TYPE_CHECKING:
+    from tracekit.core import _merge
     from tracekit.formats.trace_reader import Event
     from tracekit.merge.patch import Lanes, Patcher
 
@@ -132,7 +133,7 @@ class TextPatcher:
         self._plain = plain
         self._places: dict[bytes, bytes] = {}
         self._lanes: dict[bytes, Lanes] = {}
-        self._core = _make_core(patcher)
+        self._core: _merge.Patcher | None = _make_core(patcher)
         self._numbered: list[Lanes] = []
 
     def patch(self, text: bytes, number: int) -> bytes | None:
@@ -153,15 +154,15 @@ class TextPatcher:
         if self._core is None:
             return None
         counts, checksum = tuple(self._plain.counts(number)), self._plain.checksum(number)
-        while type(moved := self._core.patch(text, counts, checksum)) is tuple:
-            if not self._add_place(*moved):
+        while isinstance(moved := self._core.patch(text, counts, checksum), tuple):
+            if not self._add_place(self._core, *moved):
                 return None
         if moved is None or not self._numbered:
             return moved
         found = [(lanes, count) for lanes, count in zip(self._numbered, self._core.lane_counts(), strict=True) if count]
         return moved if self._pass_lanes(found, slices_only=phases.keys() == {"X"}) else None
 
-    def _add_place(self, pid: bytes, tid: bytes) -> bool:
+    def _add_place(self, compiled: _merge.Patcher, pid: bytes, tid: bytes) -> bool:
         """Tell the core where a track goes; returns whether that is known."""
         found = self._patcher.place(decode_json(pid), decode_json(tid))
         if found is None:
@@ -173,7 +174,7 @@ class TextPatcher:
             if lanes not in self._numbered:
                 self._numbered.append(lanes)
             number = self._numbered.index(lanes)
-        self._core.add_place(pid, tid, new_pid, new_tid, number)
+        compiled.add_place(pid, tid, new_pid, new_tid, number)
         return True
 
     def _patch_columns(self, text: bytes, number: int, phases: dict[str, int]) -> bytes | None:
@@ -247,14 +248,17 @@ class TextPatcher:
         return True
 
 
-def _make_core(patcher: Patcher) -> Any:
+def _make_core(patcher: Patcher) -> _merge.Patcher | None:
     if core.merge is None:
         return None
     try:
-        return core.merge.Patcher(patcher.shift_ns, patcher.least_ns, patcher.offset, patcher.moves_arg_ids)
+        made: _merge.Patcher = core.merge.Patcher(
+            patcher.shift_ns, patcher.least_ns, patcher.offset, patcher.moves_arg_ids
+        )
     except OverflowError:
         # Beyond 64 bits, where no time of the file has a place.
         return None
+    return made
 
 
 def _move_flow_ids(text: bytes, offset: int, flows: int) -> bytes | None:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tracekit.collectives.parts import Collective
+    from tracekit.core import _merge
     from tracekit.spill import Row
 
 __all__ = [
@@ -72,9 +73,10 @@ NAMED_METADATA: Final = frozenset(
 _MOST_UNSETTLED: Final = 1 << 17
 """So many slices are in memory at most, about 20 MB. The more, the fewer parts must be compared with each other in the end."""
 _ANCHOR: Final = f'"{ANCHOR_EVENT}"'.encode()
+_LATEST_END: Final = -(2**63 - 1)  # negated: what does not fit 64 bits ends there
 _NO_DURATION: Final = Raw(b"0.000")  # written so that it does not spoil the column it stands in
 
-_LOOKED_AT: Final = (*NAMES_OF_COLLECTIVES, GAP_NAME, ANCHOR_EVENT)
+_LOOKED_AT: Final = (*NAMES_OF_COLLECTIVES, GAP_NAME, _ANCHOR)
 """Beginnings of names by which events are found that say more than when and where."""
 
 _EASY_PHASES: Final = frozenset("XstfiICbenSTFpNODPRvcM")
@@ -320,7 +322,7 @@ class _Scanner:
         self.is_xprof = False
         self.anchors: list[tuple[int, int, dict[str, Any]]] = []
         self._tracks: dict[tuple[Any, Any], list[Row]] = {}
-        self._core = None if core.merge is None else core.merge.Scanner(_LOOKED_AT, EPOCH_NS)
+        self._core: _merge.Scanner | None = None if core.merge is None else core.merge.Scanner(_LOOKED_AT, EPOCH_NS)
         self._numbered: dict[int, Slices] = {}
 
     def take_text(self, text: bytes) -> int:
@@ -341,8 +343,7 @@ class _Scanner:
                     self.accounts.note_instant(event)
         if self.is_xprof:
             self._note_anchors(events, times_of(events))
-        if low is not None:
-            self._span([low, high] if epoch_lowest is None else [low, epoch_lowest, high])
+        self._span([time for time in (low, epoch_lowest, high) if time is not None])
         for start, end, number in firsts:
             [event] = decode_run(text[start:end])
             if (event.pid, event.tid) not in self._tracks:
@@ -352,7 +353,7 @@ class _Scanner:
             self._numbered[number].take(starts, minus_ends)
         self.plain.note_counts(counts, None if UNSET in self.processes else checksum)
         count = sum(counts.values())
-        self._settle_after(count)
+        self._settle_after(count - len(metadata))
         return count
 
     def take(self, run: list[Event], text: bytes | None) -> None:
@@ -424,6 +425,8 @@ class _Scanner:
         if durations is None:
             return False
         minus_ends = [-start - duration for start, duration in zip(times, durations, strict=True)]  # type: ignore[operator]
+        if min(minus_ends) < _LATEST_END:
+            minus_ends = [max(end, _LATEST_END) for end in minus_ends]
         rows: Iterator[Row] = zip(times, minus_ends, strict=True)  # type: ignore[assignment]
         if keys.count(keys[0]) == len(keys):
             self._tracks[keys[0]].extend(rows)
@@ -444,7 +447,7 @@ class _Scanner:
                 slices.rows.append(INVALID)
             elif phase == "X":
                 duration = None if event.dur is UNSET else parse_us(bytes(event.dur))
-                slices.rows.append((time, -time - max(duration or 0, 0)))
+                slices.rows.append((time, max(-time - max(duration or 0, 0), _LATEST_END)))
                 continue
             else:
                 labels = self._label(event.name), self._label(event.cat)

@@ -1,0 +1,225 @@
+"""Fuzzing of the compiled core beside pure Python; ``--sanitize`` builds it with sanitizers first (see scripts/sanitize).
+
+Four kinds of rounds take turns: whole merges and scans of odd traces, which must be the same in C and in Python; runs of events
+from real and odd traces, damaged, which must be refused or read without touching memory that is not theirs; sorting and
+nesting of rows; and memory that fails at the N-th request, which must end in MemoryError and leave everything usable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gzip
+import importlib.machinery
+import importlib.util
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from array import array
+from pathlib import Path
+from typing import Any
+
+from tests import both_cores
+from tests.bad_traces import BAD_OWN_TRACES, BAD_TRACES, GOOD_TRACES
+from tracekit import core
+from tracekit.merge.lanes import _ENDLESS, _nest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "tracekit" / "core"
+CANNOT = 77
+FLAGS = [
+    "-shared", "-fPIC", "-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
+    "-DTRACEKIT_FAILING_MEMORY",
+]  # fmt: skip
+WORDS = (b'"nccl', b'"step')
+
+
+def build(folder: Path, compiler: str) -> tuple[Path, str]:
+    """Build the core with sanitizers; returns it, and the library that must be loaded before everything else."""
+    output = folder / "_merge.so"
+    sources = [str(path) for path in sorted(FOLDER.glob("*.c"))]
+    include = f"-I{sysconfig.get_paths()['include']}"
+    subprocess.run([compiler, *FLAGS, include, *sources, "-o", str(output)], check=True)
+    found = subprocess.run([compiler, "-print-file-name=libasan.so"], check=True, capture_output=True, text=True)
+    return output, found.stdout.strip()
+
+
+def sanitize(arguments: list[str]) -> int:
+    """Build the core with sanitizers and run this program with it."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        print("no C compiler is here")
+        return CANNOT
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            built, library = build(Path(folder), compiler)
+        except subprocess.CalledProcessError as error:
+            print(f"the core cannot be built with sanitizers: {error}")
+            return CANNOT
+        # Python leaves memory behind at its end; its own allocator would hide from the sanitizer where an object ends.
+        environment = os.environ | {"LD_PRELOAD": library, "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
+        command = [sys.executable, "-m", "tests.faults.core_fuzz", "--core", str(built), *arguments]
+        return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+
+
+def load(path: str) -> Any:
+    """Load a core that was built elsewhere, in place of the one of the package."""
+    loader = importlib.machinery.ExtensionFileLoader("_merge", path)
+    spec = importlib.util.spec_from_file_location("_merge", path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def corpus() -> list[bytes]:
+    """Return texts to damage: traces that are bad by purpose, and real ones where they are."""
+    found = [bad.data for bad in (*BAD_TRACES, *BAD_OWN_TRACES)] + list(GOOD_TRACES.values())
+    folder = Path(os.environ.get("TRACEKIT_TRACES") or ROOT.parent / "shared" / "traces")
+    for path in sorted(folder.rglob("*.json*")):
+        data = path.read_bytes()
+        found.append(gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data)
+    return found
+
+
+def same_merge(source: random.Random, folder: Path) -> None:
+    """Scan and merge odd traces in both ways."""
+    paths = [folder / f"rank{number}.json" for number in range(source.randrange(1, 3))]
+    for path in paths:
+        path.write_bytes(both_cores.trace(source))
+    with both_cores.small_pieces(source.choice([300, 700, 5000])):
+        found = both_cores.scanned(paths[0], folder / "scratch"), both_cores.merged(paths, folder / "merged.json")
+        with both_cores.pure():
+            other = both_cores.scanned(paths[0], folder / "scratch"), both_cores.merged(paths, folder / "merged.json")
+    assert found == other
+
+
+def run_of(source: random.Random, texts: list[bytes]) -> bytes:
+    """Return what may be a run of events: a piece of a trace, whole events mostly, often damaged."""
+    if source.random() < 0.3:
+        run = ",".join(
+            both_cores.event(source, 0.02, 1000 * number) for number in range(source.randrange(1, 20))
+        ).encode()
+    else:
+        text = source.choice(texts)
+        at = source.randrange(len(text) + 1)
+        start = text.find(b"{", text.find(b"traceEvents") + 1 if source.random() < 0.3 else at)
+        end = text.rfind(b"}", start, start + source.randrange(1, 6000))
+        run = text[max(start, 0) : end + 1]
+    return both_cores.damaged(source, run) if source.random() < 0.6 else run
+
+
+def use(run: bytes, scanner: Any, patcher: Any) -> None:
+    """Read and rewrite a run."""
+    found = scanner.scan(run)
+    if found is None:
+        patcher.patch(run, (1, 0, 0, 0, 0, 0, 0), 0)
+        return
+    counts = tuple(found[0].get(phase, 0) for phase in "XstfiIC")
+    checksum = found[1] or 0
+    while isinstance(moved := patcher.patch(run, counts, checksum), tuple):
+        patcher.add_place(*moved, 1001, 2**32 - 1, len(moved[0]) % 3 - 1)
+    patcher.lane_counts()
+    for _, starts, minus_ends in found[6]:
+        order(starts, minus_ends)
+
+
+def order(starts: bytes, minus_ends: bytes) -> None:
+    """Sort rows and see whether they nest, in both ways."""
+    compiled: Any = core.merge
+    rows = list(zip(array("q", starts), array("q", minus_ends), strict=True))
+    ordered = sorted(rows)
+    found = compiled.sort_rows(starts, minus_ends, 5)
+    assert (found is None) == (rows == ordered)
+    if found is not None:
+        starts, minus_ends = found[:2]
+        assert list(zip(array("q", starts), array("q", minus_ends), strict=True)) == ordered
+        assert [rows[index - 5] for index in array("q", found[2])] == ordered
+    open_ = [-_ENDLESS]
+    nests = _nest(ordered, open_)
+    assert compiled.nest(starts, minus_ends, b"") == (array("q", open_[1:]).tobytes() if nests else None)
+    if rows:
+        half = len(rows) // 2 * 8
+        windows = [(starts[::], minus_ends[::], 0), (starts[half:], minus_ends[half:], 0)]
+        compiled.nest_merged(windows, b"")
+
+
+def odd_rows(source: random.Random) -> tuple[bytes, bytes]:
+    """Return columns of numbers, some at the limits."""
+    limits = [0, 1, -1, 2**63 - 1, -(2**63), 2**62]
+    count = source.randrange(40)
+    columns = [
+        [source.choice(limits) if source.random() < 0.1 else source.randrange(-50, 50) for _ in range(count)]
+        for _ in range(2)
+    ]
+    if source.random() < 0.5:
+        columns[0].sort()
+    return struct.pack(f"{count}q", *columns[0]), struct.pack(f"{count}q", *columns[1])
+
+
+def fail_memory(source: random.Random, texts: list[bytes], left: Any) -> None:
+    """Have each request for memory fail in turn."""
+    compiled: Any = core.merge
+    run = run_of(source, texts)
+    for number in range(1, 60):
+        left.value = number
+        try:
+            scanner, patcher = compiled.Scanner(WORDS, 10**18), compiled.Patcher(5, 0, 10**10, True)
+            use(run, scanner, patcher)
+        except MemoryError:
+            left.value = 0
+            use(run, scanner, patcher)
+        else:
+            failed = left.value == 0
+            left.value = 0
+            if not failed:
+                return
+
+
+def main() -> int:
+    """Run for some time; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sanitize", action="store_true", help="build the core with sanitizers and use that")
+    parser.add_argument("--core", help="a core built elsewhere")
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    told = parser.parse_args()
+    if told.sanitize:
+        return sanitize(["--seconds", str(told.seconds), "--seed", str(told.seed)])
+    left = None
+    if told.core is not None:
+        core.merge = load(told.core)
+        left = ctypes.c_long.in_dll(ctypes.CDLL(told.core), "tracekit_requests_left")
+    if core.merge is None:
+        print("the compiled core is not built here")
+        return CANNOT
+    texts = corpus()
+    end = time.monotonic() + told.seconds
+    seed = told.seed
+    with tempfile.TemporaryDirectory() as folder:
+        while time.monotonic() < end:
+            try:
+                same_merge(random.Random(seed), Path(folder))
+                source = random.Random(seed)
+                scanner, patcher = core.merge.Scanner(WORDS, 10**18), core.merge.Patcher(7, 0, 10**10, True)
+                for _ in range(50):
+                    use(run_of(source, texts), scanner, patcher)
+                    order(*odd_rows(source))
+                if left is not None:
+                    fail_memory(source, texts, left)
+            except BaseException:
+                print(f"at seed {seed}", file=sys.stderr)
+                raise
+            seed += 1
+    print(f"{seed - told.seed} rounds, {len(texts)} texts: nothing found")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""The compiled core and pure Python are the same, to the byte: what a first pass finds, what a merge writes and says."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests import both_cores
+from tests.bad_traces import BAD_OWN_TRACES, BAD_TRACES, GOOD_TRACES
+from tests.both_cores import merged, pure, scanned, small_pieces
+from tracekit import core
+
+pytestmark = pytest.mark.skipif(core.merge is None, reason="the compiled core is not built here")
+
+DAMAGED = {bad.name: bad.data for bad in (*BAD_TRACES, *BAD_OWN_TRACES)} | GOOD_TRACES
+
+
+def check_scans(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path, scratch = Path(folder) / "rank0.json", Path(folder) / "scratch"
+        path.write_bytes(data)
+        found = scanned(path, scratch)
+        with pure():
+            assert found == scanned(path, scratch)
+
+
+def check_merges(files: list[bytes], **options: object) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"rank{number}.json" for number in range(len(files))]
+        for path, data in zip(paths, files, strict=True):
+            path.write_bytes(data)
+        output = Path(folder) / "merged.json"
+        found = merged(paths, output, **options)
+        with pure():
+            assert found == merged(paths, output, **options)
+
+
+@settings(max_examples=150, suppress_health_check=list(HealthCheck), deadline=None)
+@given(st.integers(0, 2**64), st.sampled_from([300, 700, 5_000]))
+def test_both_find_the_same_in_a_file(seed: int, piece_bytes: int) -> None:
+    with small_pieces(piece_bytes):
+        check_scans(both_cores.trace(random.Random(seed)))
+
+
+@settings(max_examples=150, suppress_health_check=list(HealthCheck), deadline=None)
+@given(st.integers(0, 2**64), st.sampled_from([300, 700, 5_000]))
+def test_both_write_the_same_merge(seed: int, piece_bytes: int) -> None:
+    source = random.Random(seed)
+    with small_pieces(piece_bytes):
+        check_merges([both_cores.trace(source) for _ in range(source.randrange(1, 4))])
+
+
+@pytest.mark.parametrize("data", DAMAGED.values(), ids=DAMAGED)
+def test_both_do_the_same_with_bad_and_good_traces(data: bytes) -> None:
+    check_scans(data)
+    check_merges([data, data])
+
+
+def test_both_do_the_same_with_real_traces(tmp_path: Path, traces: Path) -> None:
+    folders = sorted({path.parent for path in traces.rglob("*.json*")})
+    for number, folder in enumerate(folders):
+        paths = sorted(path for path in folder.iterdir() if ".json" in path.name)[:4]
+        for path in paths:
+            found = scanned(path, tmp_path / "scratch")
+            with pure():
+                assert found == scanned(path, tmp_path / "scratch"), path
+        output = tmp_path / f"{number}.json"
+        found_merge = merged(paths, output)
+        with pure():
+            assert found_merge == merged(paths, output), folder
