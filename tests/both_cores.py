@@ -38,8 +38,8 @@ ODD_TIMES = [
 NAMES = [
     "aten::add", "", "π", "\U0001f600", "pid", "id", "g", "x pid", "{", "}, {", "\\\\", "\\u0070id", "\\\\u", "nccl:all_reduce",
     'a \\"pid\\": 3, \\"tid\\": 3, \\"ts\\": 4.000', "ncclDevKernel_AllReduce", "ProfilerStep#3", "gloo:all_reduce",
-    "tracekit.gap", "record_param_comms", "a" * 15, "a" * 16, "a" * 17, "b" * 300, "\\/\\b\\f\\n\\r\\t", "\\x", "\\ud83d\\ude00", "\\ud83d",
-    "\x01", "\x7f",
+    "tracekit.gap", "record_param_comms", "a" * 15, "a" * 16, "a" * 17, "b" * 300, "\\/\\b\\f\\n\\r\\t", "\\x", "\\ud83d\\ude00",
+    "\\ud83d", "\x01", "\x7f",
 ]  # fmt: skip
 IDS = ["1", "99", "123456789", "1234567890", "0", "00", '"0x1f"', "1.0", "-4", "null", "2e1", '{"local": 1}']
 KEYS = [

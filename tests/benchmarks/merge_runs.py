@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE_S = 0.01
+PURE_PYTHON = "TRACEKIT_PURE_PYTHON"
 
 
 class NotMeasuredError(Exception):
@@ -41,12 +43,14 @@ class Job:
         how: ``tracekit``, or a function of `tests.benchmarks.merge_peers`.
         suffix: What the name of the output ends with.
         workers: In how many processes tracekit merges; 1 is the process itself.
+        pure: Whether it must do without its compiled core.
     """
 
     dataset: Dataset
     how: str = "tracekit"
     suffix: str = ".json"
     workers: int = 1
+    pure: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +93,15 @@ def run(job: Job, folder: Path, *, keep: Path | None = None) -> Outcome:
         "inputs": [str(path) for path in job.dataset.paths],
     }
     command = [sys.executable, "-m", "tests.benchmarks.merge_job"]
+    environment = os.environ | {PURE_PYTHON: "1" if job.pure else "0"}
     with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         watch = _Watch(process.pid)
         answer, complaint = process.communicate(json.dumps(described))

@@ -10,6 +10,7 @@ from tests.benchmarks.measure import Spread
 from tests.benchmarks.merge_runs import Job, Measured, NotMeasuredError, run
 from tests.benchmarks.table import Row, number
 from tests.perfetto import Engine, EngineError, UnavailableError
+from tracekit import core
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,11 +34,13 @@ def rows(effort: Effort, inputs: Inputs) -> Iterator[Row]:
         "cat": Job(plain, "cat"),
         "one": Job(plain),
         "unshifted": Job(level),
+        "pure": Job(plain, pure=True),
         "two": Job(plain, workers=WORKERS),
         "gz": Job(inputs.packed(plain), suffix=".json.gz"),
         "pftrace": Job(plain, suffix=".pftrace"),
         "cat own": Job(own, "cat"),
         "own": Job(own),
+        "own pure": Job(own, pure=True),
     }
     found = Measured(jobs, inputs.folder, effort.merge_rounds)
     size = f"{number(plain.megabytes)} MB in {effort.merge_files} files"
@@ -50,12 +53,15 @@ def rows(effort: Effort, inputs: Inputs) -> Iterator[Row]:
     def rates(name: str) -> str:
         return f"{found.rate(name):,.0f} MB/s, {found.median(name).cpu_rate:,.0f} a second of CPU time"
 
-    more = f"; cat {rates('cat')}; {size}"
-    yield row("JSON in, JSON out, each time shifted", "one", "cat", " x cat", 0.18, more)
+    compiled = "pure Python: the compiled core is not built here" if core.merge is None else "compiled core"
+    more = f"; {compiled}; cat {rates('cat')}; {size}"
+    yield row("JSON in, JSON out, each time shifted", "one", "cat", " x cat", 0.5, more)
+    yield row("the same in pure Python", "pure", "cat", " x cat", 0.18)
     yield row("the same, no time shifted", "unshifted", "cat", " x cat")
     yield row(f"the same in {WORKERS} processes", "two", "one", " x one process", 1.6)
     yield row("gzip in, gzip out", "gz", "one", " x plain", 0.7)
     yield row("rank traces of tracekit, one base", "own", "cat own", " x cat", 0.5)
+    yield row("the same in pure Python", "own pure", "cat own", " x cat")
     megabytes = {
         name: found.median(name).output_bytes / 1e6 for name in ("one", "pftrace") if name not in found.missing
     }

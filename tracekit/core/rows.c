@@ -86,13 +86,15 @@ PyObject *sort_rows(PyObject *module, PyObject *args)
         Py_RETURN_NONE;
     Row *rows = tracekit_calloc(count, 2 * sizeof *rows);
     size_t *ends = tracekit_calloc(stretches, sizeof *ends);
-    char *columns = tracekit_calloc(count, 3 * sizeof(int64_t));
-    if (rows == NULL || ends == NULL || columns == NULL) {
-        free(rows);
-        free(ends);
-        free(columns);
-        return PyErr_NoMemory();
+    PyObject *result = NULL, *columns[3] = {NULL, NULL, NULL};
+    if (rows == NULL || ends == NULL) {
+        PyErr_NoMemory();
+        goto end;
     }
+    for (int i = 0; i < 3; i++)
+        if ((columns[i] = PyBytes_FromStringAndSize(NULL, size)) == NULL)
+            goto end;
+    char *texts[] = {PyBytes_AsString(columns[0]), PyBytes_AsString(columns[1]), PyBytes_AsString(columns[2])};
     Py_BEGIN_ALLOW_THREADS
     size_t stretch = 0;
     for (size_t i = 0; i < count; i++) {
@@ -103,15 +105,17 @@ PyObject *sort_rows(PyObject *module, PyObject *args)
     ends[stretch] = count;
     const Row *sorted = sort(rows, rows + count, ends, stretches);
     for (size_t i = 0; i < count; i++) {
-        put_number(columns, i, sorted[i].start);
-        put_number(columns, count + i, sorted[i].minus_end);
-        put_number(columns, 2 * count + i, (int64_t)((uint64_t)first + (uint64_t)sorted[i].index));
+        put_number(texts[0], i, sorted[i].start);
+        put_number(texts[1], i, sorted[i].minus_end);
+        put_number(texts[2], i, (int64_t)((uint64_t)first + (uint64_t)sorted[i].index));
     }
     Py_END_ALLOW_THREADS
-    PyObject *result = Py_BuildValue("y#y#y#", columns, size, columns + size, size, columns + 2 * size, size);
+    result = PyTuple_Pack(3, columns[0], columns[1], columns[2]);
+end:
+    for (int i = 0; i < 3; i++)
+        Py_XDECREF(columns[i]);
     free(rows);
     free(ends);
-    free(columns);
     return result;
 }
 

@@ -66,8 +66,8 @@ class Slices:
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
-        # Starts and negated ends that come before `rows`.
-        self._columns: tuple[array[int], array[int]] | None = None
+        # Starts and negated ends that come before `rows`, in pieces.
+        self._columns: tuple[list[bytes], list[bytes]] = [], []
         self.mixed = False
         self.low = _NEVER_ENDS
         self.high = _NEVER
@@ -85,20 +85,19 @@ class Slices:
         if self.rows:
             self.rows += zip(array("q", starts), array("q", minus_ends), strict=True)
             return
-        if self._columns is None:
-            self._columns = array("q"), array("q")
-        for column, more in zip(self._columns, (starts, minus_ends), strict=True):
-            column.frombytes(more)
+        self._columns[0].append(starts)
+        self._columns[1].append(minus_ends)
 
     def settle(self, path: str | None = None) -> None:
         """Take over what was appended, sorted, to a file where a path is given."""
         rows = self.rows
-        if self._columns is not None:
+        if self._columns[0]:
+            starts, minus_ends = (b"".join(pieces) for pieces in self._columns)
+            self._columns = [], []
             if not rows:
-                self._settle_columns(*self._columns, path)
-            else:
-                rows[:0] = zip(*self._columns, strict=True)
-            self._columns = None
+                self._settle_columns(starts, minus_ends, path)
+                return
+            rows[:0] = zip(array("q", starts), array("q", minus_ends), strict=True)
         if not rows:
             return
         first, self._count = self._count, self._count + len(rows)
@@ -118,23 +117,23 @@ class Slices:
         self.mixed = False
         self.rows.clear()
 
-    def _settle_columns(self, starts: array[int], minus_ends: array[int], path: str | None) -> None:
+    def _settle_columns(self, starts: bytes, minus_ends: bytes, path: str | None) -> None:
         """Do the same for columns of nothing but ``X``, without an object for each number."""
         assert core.merge is not None
-        if not starts:
-            return
-        first, self._count = self._count, self._count + len(starts)
-        found = core.merge.sort_rows(starts.tobytes(), minus_ends.tobytes(), first)
-        values = [starts, minus_ends] if found is None else [array("q", column) for column in found]
-        starts, minus_ends = values[:2]
-        self.low = min(self.low, starts[0])
-        self.high = max(self.high, -min(minus_ends))
-        self._in_order = self._in_order and (starts[0], minus_ends[0]) >= self._last
-        self._last = starts[-1], minus_ends[-1]
+        first, self._count = self._count, self._count + len(starts) // 8
+        found = core.merge.sort_rows(starts, minus_ends, first)
+        if found is not None:
+            starts, minus_ends = found[:2]
+        lowest, latest = array("q", starts[:8] + minus_ends[:8]), array("q", starts[-8:] + minus_ends[-8:])
+        self._in_order = self._in_order and tuple(lowest) >= self._last
+        self._last = tuple(latest)
+        self.low = min(self.low, lowest[0])
         if self.nest and self._in_order:
-            open_ = core.merge.nest(starts.tobytes(), minus_ends.tobytes(), array("q", self._open[1:]).tobytes())
+            open_ = core.merge.nest(starts, minus_ends, array("q", self._open[1:]).tobytes())
             self.nest = open_ is not None
             self._open = [-_ENDLESS, *array("q", open_ or b"")]
+        values = [array("q", column) for column in found or (starts, minus_ends)]
+        self.high = max(self.high, -min(values[1]))
         self.whole.append(Run(values, first if found is None else None).store(path))
 
     def _settle_mixed(self, first: int, path: str | None) -> list[Row]:

@@ -70,8 +70,8 @@ NAMED_METADATA: Final = frozenset(
 )
 """Metadata that the merge writes anew for every process and thread."""
 
-_MOST_UNSETTLED: Final = 1 << 17
-"""So many slices are in memory at most, about 20 MB. The more, the fewer parts must be compared with each other in the end."""
+_MOST_UNSETTLED: Final = 1 << 15
+"""So many slices are in memory at most, about 5 MB. The more, the fewer parts must be compared with each other in the end."""
 _ANCHOR: Final = f'"{ANCHOR_EVENT}"'.encode()
 _LATEST_END: Final = -(2**63 - 1)  # negated: what does not fit 64 bits ends there
 _NO_DURATION: Final = Raw(b"0.000")  # written so that it does not spoil the column it stands in
