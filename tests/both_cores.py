@@ -114,7 +114,7 @@ def value(random: Random, odd: float, depth: int = 0) -> str:
     )
 
 
-def event(random: Random, odd: float, at_ns: int) -> str:
+def event(random: Random, odd: float, at_ns: int, space: str = " ", phases: str = "XXXXXXsfiC") -> str:
     """Return an event as JSON: as writers write it, or with a chance of ``odd`` for each of its parts not."""
 
     def strange() -> bool:
@@ -123,7 +123,7 @@ def event(random: Random, odd: float, at_ns: int) -> str:
     def time_of(ns: int) -> str:
         return random.choice(ODD_TIMES) if strange() else f"{ns // 1000}.{ns % 1000:03}"
 
-    phase = random.choice(PHASES) if strange() else random.choice("XXXXXXsfiC")
+    phase = random.choice(PHASES) if strange() else random.choice(phases)
     fields = {"ph": f'"{phase}"', "cat": '"c"', "name": f'"{random.choice(NAMES) if strange() else "step"}"'}
     if phase in "stfben" or strange():
         fields["id"] = random.choice(IDS) if strange() else str(random.randrange(1000))
@@ -152,7 +152,7 @@ def event(random: Random, odd: float, at_ns: int) -> str:
         random.shuffle(pairs)
     if random.random() < odd / 4:
         del pairs[random.randrange(len(pairs))]
-    space = random.choice(SPACES) if strange() else " "
+    space = random.choice(SPACES) if strange() else space
     return "{" + f",{space}".join(f'"{key}":{space}{text}' for key, text in pairs) + space + "}"
 
 
@@ -160,11 +160,14 @@ def trace(random: Random, most_events: int = 60) -> bytes:
     """Return a trace: some are all usual, some have something odd here and there, some everywhere; few are damaged."""
     odd = random.choice([0.0, 0.0, 0.003, 0.01, 0.05, 0.3])
     between = random.choice([",", ",\n", ", ", "\n,\n  "])
+    space = random.choice(["", "", " ", "\n "])
+    phases = random.choice(["XXXXXXsfiC", "XXXXXXsfiCM", "X"])
     clock = random.choice([0, 0, 1_000_000, 10**15, 1_712_345_678 * 10**9])
     texts = []
     for _ in range(random.randrange(1, most_events)):
         clock += random.randrange(3_000)
-        texts.append(event(random, odd, clock if random.random() > 0.02 else max(0, clock - 10**6)))
+        at_ns = clock if random.random() > 0.02 else max(0, clock - 10**6)
+        texts.append(event(random, odd, at_ns, space, phases))
     body = between.join(texts)
     own = random.choice(["", '{"ph":"M","name":"tracekit_metadata","pid":5,"args":{"rank":0}}' + between])
     head = random.choice(['{"baseTimeNanoseconds": 1712345678000000000, "traceEvents": [', '{"traceEvents": ['])

@@ -77,7 +77,7 @@ def written(event: dict[str, Any], layout: str) -> str:
     if list(event)[:1] not in ([], ["ph"]):
         order.reverse()
     order += [key for key in fields if key not in order]
-    between, colon = {"compact": (",", ":"), "spaced": (", ", ": "), "lines": (",\n    ", ": ")}[layout]
+    between, colon = {"spaced": (", ", ": "), "lines": (",\n    ", ": ")}.get(layout, (",", ":"))
     body = between.join(f'"{key}"{colon}{fields[key]}' for key in order)
     return "\n  {\n    " + body + "\n  }" if layout == "lines" else "{" + body + "}"
 
@@ -125,7 +125,7 @@ def small_pieces() -> Any:
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(
     st.lists(events(), min_size=1, max_size=30),
-    st.sampled_from(["compact", "spaced", "lines"]),
+    st.sampled_from(["compact", "spaced", "lines", "an event a line"]),
     st.sampled_from([0, 1_000, 123_456_789, -40_000, 10**15 + 7]),
     st.integers(0, 2),
 )
@@ -133,7 +133,8 @@ def small_pieces() -> Any:
 def test_text_and_events_give_the_same(found: list[dict[str, Any]], layout: str, shift_ns: int, number: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rank0.json"
-        path.write_text('{"traceEvents": [' + ",".join(written(event, layout) for event in found) + "]}")
+        between = ",\n" if layout == "an event a line" else ","
+        path.write_text('{"traceEvents": [' + between.join(written(event, layout) for event in found) + "]}")
         item = make_item(path, scan(str(path)), shift_ns, number)
         assert rewritten(item) == rewritten(replace(item, plain=PlainRuns()))
 
@@ -182,6 +183,28 @@ def test_the_usual_events_are_rewritten_as_text(tmp_path: Path, layout: str) -> 
         },
     ]
     assert found[-1] == {"ph": "s", "name": "b", "id": 20_000_000_059, "pid": 1000, "tid": 1, "ts": "59.005"}
+
+
+def test_metadata_on_lines_of_its_own_does_not_make_the_others_slow(tmp_path: Path) -> None:
+    lines = [f'{{"ph":"X","name":"a","pid":50,"tid":7,"ts":{number}.000,"dur":1.000}}' for number in range(60)]
+    lines[20:20] = ['{"ts":20.000,"ph":"M","name":"tracekit_timestamp","pid":50,"tid":7,"args":{"batch":2}}']
+    path = tmp_path / "rank0.json"
+    path.write_text("[\n" + ",\n".join(lines) + "\n]")
+    item = make_item(path, scan(str(path)), 5, 2)
+    with mock.patch("tracekit.merge.patch.encode_events", side_effect=encode_events) as encode:
+        found, result = rewritten(item)
+    assert [[event.ph for event in call.args[0]] for call in encode.call_args_list] == [["M"], ["X"]]
+    assert result.written == {"X": 60, "M": 1}
+    [moved] = [event for event in found if event["ph"] == "M"]
+    assert moved == {
+        "ph": "M",
+        "name": "tracekit_timestamp",
+        "pid": 1000,
+        "tid": 1,
+        "ts": "20.005",
+        "args": {"batch": 2},
+    }
+    assert len(found) == 61
 
 
 def test_a_key_that_stands_twice_in_an_event_does_not_mislead(tmp_path: Path) -> None:

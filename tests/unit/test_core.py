@@ -87,7 +87,7 @@ def test_what_a_scan_tells() -> None:
     )  # fmt: skip
     text += b",\n" + metadata
     counts, checksum, *_, spans = make_scanner().scan(text)
-    assert (counts["M"], checksum, spans) == (1, None, [(text.index(metadata), len(text))])
+    assert (counts["M"], checksum, spans) == (1, 5000, [(text.index(metadata), len(text))])
 
 
 @needs_core

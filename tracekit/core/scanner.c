@@ -155,7 +155,7 @@ static enum outcome scan_text(Scanner *self, const char *text, const char *end)
     }
     if (!column_is_usable(&durations))
         return GIVEN_BACK;
-    if (self->phases['M'] || reader->escape_u || ((self->phases['i'] || self->phases['I']) && reader->quoted_g))
+    if (reader->escape_u || ((self->phases['i'] || self->phases['I']) && reader->quoted_g))
         self->plain = 0;
     return sort_by_track(self) ? DONE : NO_MEMORY;
 }

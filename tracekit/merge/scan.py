@@ -389,7 +389,7 @@ class _Scanner:
         if not easy:
             self._take_each(run, keys, times)
         # An event without a pid makes it impossible to tell by their number which ones stand where.
-        plain = easy and UNSET not in self.processes and "M" not in counts
+        plain = easy and UNSET not in self.processes
         self.plain.note(text if plain else None, run, counts, times)
         self._settle_after(len(run))
 
