@@ -37,34 +37,46 @@ FLAGS = [
     "-shared", "-fPIC", "-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
     "-DTRACEKIT_FAILING_MEMORY",
 ]  # fmt: skip
+VARIANTS: list[list[str]] = [[], ["-U__SSE2__"]]
+"""With the instructions of x86-64, and as on other processors."""
 WORDS = (b'"nccl', b'"step')
 
 
-def build(folder: Path, compiler: str) -> tuple[Path, str]:
+def build(folder: Path, compiler: str, more: list[str]) -> tuple[Path, str]:
     """Build the core with sanitizers; returns it, and the library that must be loaded before everything else."""
     output = folder / "_merge.so"
     sources = [str(path) for path in sorted(FOLDER.glob("*.c"))]
     include = f"-I{sysconfig.get_paths()['include']}"
-    subprocess.run([compiler, *FLAGS, include, *sources, "-o", str(output)], check=True)
+    subprocess.run([compiler, *FLAGS, *more, include, *sources, "-o", str(output)], check=True)
     found = subprocess.run([compiler, "-print-file-name=libasan.so"], check=True, capture_output=True, text=True)
     return output, found.stdout.strip()
 
 
-def sanitize(arguments: list[str]) -> int:
-    """Build the core with sanitizers and run this program with it."""
+def sanitize(seconds: float, seed: int) -> int:
+    """Build the core with sanitizers, in all variants, and run this program with each for its share of the time."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         print("no C compiler is here")
         return CANNOT
+    for number, more in enumerate(VARIANTS):
+        code = sanitize_variant(compiler, more, seconds / len(VARIANTS), seed + number * 1_000_000)
+        if code:
+            return code
+    return 0
+
+
+def sanitize_variant(compiler: str, more: list[str], seconds: float, seed: int) -> int:
+    """Build the core with sanitizers and some more options, and run this program with it."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            built, library = build(Path(folder), compiler)
+            built, library = build(Path(folder), compiler, more)
         except subprocess.CalledProcessError as error:
             print(f"the core cannot be built with sanitizers: {error}")
             return CANNOT
         # Python leaves memory behind at its end; its own allocator would hide from the sanitizer where an object ends.
         environment = os.environ | {"LD_PRELOAD": library, "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
-        command = [sys.executable, "-m", "tests.faults.core_fuzz", "--core", str(built), *arguments]
+        command = [sys.executable, "-m", "tests.faults.core_fuzz", "--core", str(built)]
+        command += ["--seconds", str(seconds), "--seed", str(seed)]
         return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
@@ -191,7 +203,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     told = parser.parse_args()
     if told.sanitize:
-        return sanitize(["--seconds", str(told.seconds), "--seed", str(told.seed)])
+        return sanitize(told.seconds, told.seed)
     left = None
     if told.core is not None:
         core.merge = load(told.core)

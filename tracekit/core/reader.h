@@ -1,0 +1,338 @@
+/* JSON as text: strict, read from the first byte to the last, nothing copied.
+
+   Every function takes a place in a text that ends with a NUL (as the content of a bytes object does) and returns the place
+   behind what it read, or NULL where it does not understand it: then the caller gives the text back to Python. NUL is
+   no part of any JSON, so that nothing reads on behind it; only where 16 bytes are looked at in one step is the end asked for.
+   What is accepted here is accepted by msgspec too; what is not may still be. */
+
+#ifndef TRACEKIT_READER_H
+#define TRACEKIT_READER_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline, unused))
+#define MOST_NESTED 60      /* levels of objects and arrays in a value: one bit each */
+#define MOST_EDITS 256      /* numbers of an event that may change */
+#define MOST_EXPONENT 2     /* digits */
+#define MOST_NUMBER 64      /* characters */
+#define MOST_KNOWN 96       /* characters of a known place */
+#define KNOWN_PLACES 8
+
+enum edit_kind { EDIT_PID, EDIT_TID, EDIT_TS, EDIT_ID, EDIT_ARG };
+
+typedef struct {
+    const char *at, *end;
+} Span;
+
+typedef struct {
+    enum edit_kind kind;
+    Span span;
+    uint64_t number;
+} Edit;
+
+/* What stood from a key pid to the value of ts, where pid and tid are numbers: the next event begins its place with the
+   same text as one of the last few, mostly. */
+typedef struct {
+    char text[MOST_KNOWN];
+    unsigned char size, pid_at, pid_end, tid_at, tid_end;
+    int64_t track; /* -1: to be found */
+} KnownPlace;
+
+typedef struct {
+    const char *end;
+    uint64_t pid_quotes, id_quotes; /* how often pid" and "id" stand in the text */
+    unsigned char escape_u, quoted_g; /* whether \u and "g" do */
+    unsigned char edits_wanted, arg_ids; /* whether edits are noted, and those of ids in arguments */
+    unsigned next_known;
+    int edit_count;
+    Edit edits[MOST_EDITS];
+    KnownPlace known[KNOWN_PLACES];
+} Reader;
+
+INLINE int is_space(char c)
+{
+    return c == ' ' || c == '\n' || c == '\t' || c == '\r';
+}
+
+INLINE const char *skip_space(const Reader *r, const char *p)
+{
+    /* Mostly there is none, or one. */
+    if (!is_space(*p) || !is_space(*++p))
+        return p;
+#if defined(__SSE2__)
+    while (r->end - p >= 16) {
+        __m128i some = _mm_loadu_si128((const __m128i *)(const void *)p);
+        __m128i space = _mm_or_si128(_mm_cmpeq_epi8(some, _mm_set1_epi8(' ')), _mm_cmpeq_epi8(some, _mm_set1_epi8('\n')));
+        space = _mm_or_si128(space, _mm_cmpeq_epi8(some, _mm_set1_epi8('\t')));
+        space = _mm_or_si128(space, _mm_cmpeq_epi8(some, _mm_set1_epi8('\r')));
+        unsigned other = ~(unsigned)_mm_movemask_epi8(space) & 0xFFFF;
+        if (other)
+            return p + __builtin_ctz(other);
+        p += 16;
+    }
+#endif
+    while (is_space(*p))
+        p++;
+    return p;
+}
+
+INLINE int is_digit(char c)
+{
+    return (unsigned char)(c - '0') < 10;
+}
+
+/* Returns how many digits stand here, at most 16, and their number. */
+INLINE int read_digits(const Reader *r, const char *p, uint64_t *number)
+{
+    uint64_t found = 0;
+    int count = 0;
+#if defined(__SSE2__)
+    if (r->end - p >= 16) {
+        __m128i some = _mm_sub_epi8(_mm_loadu_si128((const __m128i *)(const void *)p), _mm_set1_epi8('0'));
+        __m128i digits = _mm_cmpeq_epi8(_mm_min_epu8(some, _mm_set1_epi8(9)), some);
+        count = __builtin_ctz(~(unsigned)_mm_movemask_epi8(digits));
+        uint64_t low = 0, high = 0;
+        _mm_storel_epi64((__m128i *)(void *)&low, some);
+        _mm_storel_epi64((__m128i *)(void *)&high, _mm_srli_si128(some, 8));
+        if (count == 0)
+            return 0;
+        /* The first digit is the lowest byte. Two neighbours become one, three times. */
+        low <<= count < 8 ? 64 - 8 * count : 0;
+        low = low * 2561 >> 8 & 0x00FF00FF00FF00FF;
+        low = low * 6553601 >> 16 & 0x0000FFFF0000FFFF;
+        low = low * 42949672960001 >> 32;
+        if (count > 8) {
+            static const uint64_t powers[] = {1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000};
+            high <<= count < 16 ? 128 - 8 * count : 0;
+            high = high * 2561 >> 8 & 0x00FF00FF00FF00FF;
+            high = high * 6553601 >> 16 & 0x0000FFFF0000FFFF;
+            high = high * 42949672960001 >> 32;
+            low = low * powers[count - 8] + high;
+        }
+        *number = low;
+        return count;
+    }
+#endif
+    while (count < 16 && is_digit(p[count]))
+        found = found * 10 + (uint64_t)(p[count++] - '0');
+    *number = found;
+    return count;
+}
+
+INLINE int is_hex(char c)
+{
+    return is_digit(c) || (unsigned char)((c | 32) - 'a') < 6;
+}
+
+#if defined(__SSE2__)
+/* Returns which of 16 characters may not stand in a string as they are: a bit for each. */
+INLINE unsigned string_stops(const char *p)
+{
+    __m128i some = _mm_loadu_si128((const __m128i *)(const void *)p);
+    __m128i stop = _mm_or_si128(_mm_cmpeq_epi8(some, _mm_set1_epi8('"')), _mm_cmpeq_epi8(some, _mm_set1_epi8('\\')));
+    stop = _mm_or_si128(stop, _mm_cmpeq_epi8(_mm_min_epu8(some, _mm_set1_epi8(31)), some));
+    return (unsigned)_mm_movemask_epi8(stop);
+}
+#endif
+
+/* p is behind the opening quote; returns the place of the closing one. */
+static const char *find_quote(Reader *r, const char *p)
+{
+    for (;;) {
+#if defined(__SSE2__)
+        while (r->end - p >= 16) {
+            unsigned mask = string_stops(p);
+            if (mask) {
+                p += __builtin_ctz(mask);
+                break;
+            }
+            p += 16;
+        }
+#endif
+        while (*p != '"' && *p != '\\' && (unsigned char)*p >= 32)
+            p++;
+        if (*p == '"')
+            return p;
+        if (*p != '\\')
+            return NULL;
+        switch (p[1]) {
+        case 'u':
+            for (int i = 2; i < 6; i++)
+                if (!is_hex(p[i]))
+                    return NULL;
+            r->escape_u = 1;
+            p += 6;
+            break;
+        case '\\':
+            r->escape_u |= p[2] == 'u'; /* as a search for the two characters would find it */
+            p += 2;
+            break;
+        case '"': case '/': case 'b': case 'f': case 'n': case 'r': case 't':
+            p += 2;
+            break;
+        default:
+            return NULL;
+        }
+    }
+}
+
+/* p is at the opening quote; returns the place of the closing one. */
+INLINE const char *find_string_end(Reader *r, const char *p)
+{
+    const char *quote;
+#if defined(__SSE2__)
+    unsigned mask = 0;
+    if (r->end - p > 16 && (mask = string_stops(p + 1)) != 0 && p[1 + __builtin_ctz(mask)] == '"')
+        quote = p + 1 + __builtin_ctz(mask);
+    else
+#endif
+    if ((quote = find_quote(r, p + 1)) == NULL)
+        return NULL;
+    /* A string is never the first character of a text, so there are two characters before its content. */
+    if (quote[-1] == 'd' && quote[-2] == 'i') {
+        r->pid_quotes += quote[-3] == 'p';
+        r->id_quotes += quote[-3] == '"';
+    } else if (quote[-1] == 'g') {
+        r->quoted_g |= quote[-2] == '"';
+    }
+    return quote;
+}
+
+INLINE const char *skip_number(const char *p)
+{
+    const char *from = p;
+    p += *p == '-';
+    if (!is_digit(*p))
+        return NULL;
+    if (*p == '0')
+        p++;
+    else
+        while (is_digit(*p))
+            p++;
+    if (*p == '.') {
+        if (!is_digit(*++p))
+            return NULL;
+        while (is_digit(*p))
+            p++;
+    }
+    if (*p == 'e' || *p == 'E') {
+        p++;
+        p += *p == '+' || *p == '-';
+        const char *digits = p;
+        while (is_digit(*p))
+            p++;
+        if (p == digits || p - digits > MOST_EXPONENT)
+            return NULL;
+    }
+    return p - from > MOST_NUMBER || is_digit(*p) ? NULL : p;
+}
+
+static const char *skip_scalar(Reader *r, const char *p)
+{
+    switch (*p) {
+    case '"':
+        p = find_string_end(r, p);
+        return p == NULL ? NULL : p + 1;
+    case 't':
+        return strncmp(p, "true", 4) == 0 ? p + 4 : NULL;
+    case 'f':
+        return strncmp(p, "false", 5) == 0 ? p + 5 : NULL;
+    case 'n':
+        return strncmp(p, "null", 4) == 0 ? p + 4 : NULL;
+    default:
+        return skip_number(p);
+    }
+}
+
+/* Notes the number behind a key of arguments that ties events together: see tracekit.merge.ids. */
+INLINE int note_arg_id(Reader *r, const char *key, const char *value)
+{
+    if (*key == 'c' ? memcmp(key, "correlation", 11) != 0 : (*key | 32) != 'e' || memcmp(key + 1, "xternal id", 10) != 0)
+        return 1;
+    uint64_t number = 0;
+    const char *p = value;
+    while (is_digit(*p) && p - value < 10)
+        number = number * 10 + (uint64_t)(*p++ - '0');
+    if (p == value || is_digit(*p) || *p == '.' || *p == 'e' || *p == 'E')
+        return 1;
+    if (r->edit_count == MOST_EDITS)
+        return 0;
+    r->edits[r->edit_count++] = (Edit){EDIT_ARG, {value, p}, number};
+    return 1;
+}
+
+/* p is at the opening bracket of an object or array. */
+static const char *skip_container(Reader *r, const char *p)
+{
+    uint64_t objects = 0; /* of the levels that are open, innermost last: whether it is an object */
+    int depth = 0;
+    for (;;) {
+        /* A value begins here. */
+        if (*p == '{' || *p == '[') {
+            int object = *p == '{';
+            p = skip_space(r, p + 1);
+            if (*p == (object ? '}' : ']')) {
+                p++;
+            } else {
+                if (++depth > MOST_NESTED)
+                    return NULL;
+                objects = objects << 1 | (uint64_t)object;
+                if (!object)
+                    continue;
+                goto key;
+            }
+        } else {
+            if (is_digit(*p))
+                p = skip_number(p);
+            else if (*p == '"')
+                p = (p = find_string_end(r, p)) == NULL ? NULL : p + 1;
+            else
+                p = skip_scalar(r, p);
+            if (p == NULL)
+                return NULL;
+        }
+        for (;;) {
+            /* A value has ended. */
+            if (depth == 0)
+                return p;
+            p = skip_space(r, p);
+            if (*p == ',')
+                break;
+            if (*p != (objects & 1 ? '}' : ']'))
+                return NULL;
+            p++;
+            objects >>= 1;
+            depth--;
+        }
+        p = skip_space(r, p + 1);
+        if (!(objects & 1))
+            continue;
+    key:
+        if (*p != '"')
+            return NULL;
+        {
+            const char *quote = find_string_end(r, p);
+            if (quote == NULL)
+                return NULL;
+            const char *from = p + 1;
+            p = skip_space(r, quote + 1);
+            if (*p != ':')
+                return NULL;
+            p = skip_space(r, p + 1);
+            if (r->arg_ids && quote - from == 11 && !note_arg_id(r, from, p))
+                return NULL;
+        }
+    }
+}
+
+static inline const char *skip_value(Reader *r, const char *p)
+{
+    return *p == '{' || *p == '[' ? skip_container(r, p) : skip_scalar(r, p);
+}
+
+#endif
