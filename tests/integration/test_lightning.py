@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -528,12 +529,7 @@ def test_workers_may_be_left_alone(clock: FakeClock, tmp_path: Path, memories: M
 def test_the_name_that_the_ranks_agree_on_is_rank_0s_and_can_be_private(
     private: bool, clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {
-        "MASTER_ADDR": "secret.example",
-        "MASTER_PORT": "29500",
-        "RANK": "0",
-        "WORLD_SIZE": "2",
-    }.items():
+    for name, value in {"PMIX_NAMESPACE": "secret.example", "RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     told: list[str] = []
     callback = TracekitCallback(tmp_path / "{run_id}" / "rank{rank}.json", private=private)
@@ -582,6 +578,7 @@ def test_two_ranks_of_pytorch_lightning_share_one_run_and_one_set_of_values(tmp_
     assert [found["Slowest/train batch"] for found in metrics] == [7.0, 7.0]
     assert [found["Own/train batch"] for found in metrics] == [3.5, 7.0]
     (folder,) = (tmp_path / "traces").iterdir()
+    assert re.fullmatch(r"\d{8}-\d{6}-\d+", folder.name), "a name that no other run has"
     assert sorted(path.name for path in folder.iterdir()) == ["rank0.json", "rank1.json"]
     report = merge_traces(str(tmp_path / "merged.json"), [str(folder)])
     assert [rank.processes for rank in report.ranks] == [["rank 0"], ["rank 1"]]

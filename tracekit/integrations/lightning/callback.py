@@ -164,8 +164,9 @@ class TracekitCallback(Callback):
     def _started(self, trainer: Trainer, timestamp: Timestamp) -> Profiler | None:
         options = dict(self._options)
         if trainer.world_size > 1 and not options.get("run_id"):
-            # Lightning starts its ranks by itself, and tells them nothing from which they could agree on a name.
-            process = detect_process()
+            # Lightning starts its ranks by itself, and tells them nothing from which they could agree on a name that no other
+            # run has; rank 0 would find one for itself.
+            process = detect_process(rank=0, world_size=1)
             if privacy.is_wanted(options.get("private")):
                 process = privacy.anonymous(process)
             options["run_id"] = trainer.strategy.broadcast(process.run_id)
