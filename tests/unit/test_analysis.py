@@ -222,7 +222,7 @@ def test_begins_and_ends_are_slices_wherever_they_stand_in_the_file(tmp_path: Pa
         "a": (1, 12_000, 6000),
         "b": (1, 6000, 6000),
     }
-    assert summary.notes == ["1 slices begin and never end, and are not counted"]
+    assert summary.notes == ["1 slice not counted: they begin and never end"]
 
 
 def test_asynchronous_slices_are_paired_by_category_and_id(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_what_has_no_usable_time_is_left_out_and_told(tmp_path: Path, event: dic
     summary = summary_of(tmp_path, x("good", 0, 5), event)
     assert [(one.name, one.total_ns) for one in summary.markers] == [("good", 5000)]
     assert summary.incomplete
-    assert summary.notes == ["1 slices have no usable time or duration and are not counted"]
+    assert summary.notes == ["1 slice not counted: their time or duration is missing, negative or beyond all bounds"]
 
 
 def test_steps_of_tracekit_go_before_those_of_torch(tmp_path: Path) -> None:
@@ -437,7 +437,7 @@ def test_a_million_tracks_are_bounded_and_told(tmp_path: Path, monkeypatch: pyte
     summary = summary_of(tmp_path, *(x("a", at, 1, tid=f"t{at}") for at in range(500)))
     assert summary.markers[0].count == 50
     assert summary.incomplete
-    assert "450 slices are on tracks beyond the first" in summary.notes[0]
+    assert "450 slices not counted: they are on tracks beyond the first 50" in summary.notes[0]
 
 
 def test_deeply_nested_arguments_and_begins_without_end_are_no_problem(tmp_path: Path) -> None:
@@ -446,7 +446,7 @@ def test_deeply_nested_arguments_and_begins_without_end_are_no_problem(tmp_path:
     begins = ",".join(f'{{"ph":"B","name":"a","pid":1,"tid":1,"ts":{at}}}' for at in range(30_000))
     path.write_text(f'[{{"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":1,"args":{{"x":{deep}}}}},{begins}]')
     summary = summarize_traces([str(path)])
-    assert "slices begin and never end" in " ".join(summary.notes)
+    assert "they begin and never end" in " ".join(summary.notes)
 
 
 def test_numbers_at_the_edge_of_64_bits_do_not_overflow(tmp_path: Path) -> None:
@@ -481,7 +481,7 @@ def test_many_begins_that_fit_no_end_take_no_time_to_speak_of(tmp_path: Path) ->
     events += [mark("b", "a", at, id=1) for at in range(50_000)] + [mark("e", "b", 90_000, id=1) for _ in range(50_000)]
     summary = summary_of(tmp_path, *events)
     assert by_name(summary)["a"].count == 50_000
-    assert summary.notes == ["20,000 slices begin and never end, and are not counted"]
+    assert summary.notes == ["20,000 slices not counted: they begin and never end"]
 
 
 def test_rows_of_odd_ids_are_read(tmp_path: Path) -> None:

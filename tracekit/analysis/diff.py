@@ -126,7 +126,7 @@ def diff_traces(
     theirs = _read(first if second is None else second, rank_b, inside, other, by_steps=bool(ours.steps))
     if ours.steps and not theirs.steps:
         ours = _read(first, rank_a, inside, None, by_steps=False)
-    notes = [*ours.notes, *theirs.notes]
+    notes = list(dict.fromkeys([*ours.notes, *theirs.notes]))
     changes, untested = _compare(ours, theirs)
     if untested:
         notes.append(f"{untested:,} markers have fewer than {LEAST_VALUES} values on a side and are not compared")
@@ -184,7 +184,7 @@ def _read(
             if thread.rank in ranks:
                 _take(reading, thread, steps.get(thread.rank), skipped, kept, series)
             reading.forget(thread)
-        side = _Side([file.path for file in reading.files], ranks, kept, {}, list(reading.notes))
+        side = _Side([file.path for file in reading.files], ranks, kept, {}, reading.all_notes)
         for number, own in series.items():
             marker = reading.markers.table[number]
             if own.count and not reading.markers.kinds[number] & _FRAME:

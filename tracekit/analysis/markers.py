@@ -12,7 +12,7 @@ from tracekit.formats.trace_reader import decode_json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["DEVICE", "OTHERS", "TRANSPARENT", "Kind", "Label", "Marker", "Markers"]
+__all__ = ["DEVICE", "MOST_MARKERS", "OTHERS", "TRANSPARENT", "Kind", "Label", "Marker", "Markers"]
 
 Label = tuple[bytes, bytes]
 """Name and category as they stand in the file, as JSON text; empty where there is none."""

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.analysis.inputs import base_of, find_traces, merged_ranks, stated_rank
-from tracekit.analysis.markers import Kind, Markers
+from tracekit.analysis.markers import MOST_MARKERS, Kind, Markers
 from tracekit.analysis.ordered_rows import merged_windows
 from tracekit.analysis.pairs import AsyncPairs, pair_marks
+from tracekit.analysis.text import counted
 from tracekit.collectives.parts import CollectiveCollector
 from tracekit.errors import StorageError, TraceFormatError
 from tracekit.formats.decimal_time import parse_us
@@ -191,6 +192,24 @@ class Reading:
     def incomplete(self) -> bool:
         """Whether something that stands in the files is not counted."""
         return bool(self.lost or self.unusable or self.refused)
+
+    @property
+    def all_notes(self) -> list[str]:
+        """The notes, with what is not counted and why."""
+        slices = (
+            (self.unusable, "their time or duration is missing, negative or beyond all bounds"),
+            (self.unfinished, "they begin and never end"),
+            (self.refused, f"they are on tracks beyond the first {MOST_TRACKS:,}"),
+        )
+        notes = [f"{counted(count, 'slice')} not counted: {reason}" for count, reason in slices if count]
+        if self.lost:
+            notes.insert(
+                0, f"{counted(self.lost, 'place')} in the files cannot be read: what stood there is not counted"
+            )
+        if self.markers.refused:
+            many = counted(self.markers.refused, "slice")
+            notes.append(f"{many} counted as one marker: their names are beyond the first {MOST_MARKERS:,}")
+        return [*self.notes, *notes]
 
     @property
     def ranks(self) -> list[int]:

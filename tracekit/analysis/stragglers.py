@@ -73,7 +73,7 @@ def find_stragglers(
         stages=run.reports(),
         collectives=_collectives(waits),
         stragglers=sorted(stragglers, key=lambda one: (-one.mean_ns, one.rank, one.stage)),
-        notes=[*run.notes, *(() if waits is None else waits.unmatched), *reading.notes],
+        notes=[*run.notes, *(() if waits is None else waits.unmatched), *reading.all_notes],
     )
 
 

@@ -261,17 +261,7 @@ class _Summarizer:
         )
 
     def _notes(self) -> list[str]:
-        reading = self._reading
-        notes = list(reading.notes)
-        for count, what in (
-            (reading.lost, "places in the files cannot be read, and what stood there is not counted"),
-            (reading.unusable, "slices have no usable time or duration and are not counted"),
-            (reading.unfinished, "slices begin and never end, and are not counted"),
-            (reading.refused, "slices are on tracks beyond the first 100,000 and are not counted"),
-            (reading.markers.refused, "slices have names beyond the first 100,000 and are counted as one marker"),
-        ):
-            if count:
-                notes.append(f"{count:,} {what}")
+        notes = self._reading.all_notes
         if any(len(steps) > self._kept for steps in self._steps.values()):
             notes.append(f"only the first {self._kept:,} steps of each rank are told one by one")
         return notes
