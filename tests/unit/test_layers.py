@@ -32,8 +32,8 @@ ROOMS = {
     "naming": "values",
     "notices": "values",
     "privacy": "values",
-    "statistics": "values",
     "spill": "storage",
+    "statistics": "values",
     "storage": "storage",
     "timestamp": "values",
     "timestring": "values",
@@ -80,8 +80,8 @@ MAY_USE["command line"] = set(MAY_USE)
 
 # The only modules that may import a package from outside the standard library.
 DOORS = {
-    "composer": {"tracekit.integrations.composer.callback"},
     "IPython": {"tracekit.notebook.magic"},
+    "composer": {"tracekit.integrations.composer.callback"},
     "distributed": {"tracekit.merge.dask_cluster"},
     "fsspec": {"tracekit.storage"},
     "isal": {"tracekit.formats.gzip_codec"},
@@ -94,26 +94,26 @@ DOORS = {
     "orjson": {"tracekit.formats.chrome_writer"},
     "perfetto": {"tracekit.viewing.query"},
     "psutil": {"tracekit.sources.system"},
-    "pynvml": {"tracekit.sources.gpu"},
     "pyarrow": {"tracekit.viewing.tables"},
+    "pynvml": {"tracekit.sources.gpu"},
+    "pytorch_lightning": {"tracekit.integrations.lightning.framework"},
     "referencing": {"tracekit.formats.schema"},
     "rich": {"tracekit.cli.progress"},
-    # Each for a part of torch of its own: dynamo (only once somebody imported torch), record_function, the profiler.
+    # Each for a part of torch of its own: record_function, waiting for the device, dynamo (only once somebody imported torch),
+    # the profiler.
     "torch": {
         "tracekit.handlers.mirrors.record_function",
+        "tracekit.integrations.lightning.framework",
         "tracekit.recording.compiling",
         "tracekit.sources.torch_profiler",
     },
     "transformers": {"tracekit.integrations.transformers"},
-    "pytorch_lightning": {"tracekit.integrations.lightning.framework"},
-    # Not a second door for profiling: it only tells torch.compile about markers, and only once somebody imported torch.
-        "tracekit.integrations.lightning.framework",
 }
 
 # What `import tracekit` must not cost anybody.
 HEAVY = [
-    "composer",
     "IPython",
+    "composer",
     "distributed",
     "fsspec",
     "isal",
@@ -127,8 +127,8 @@ HEAVY = [
     "orjson",
     "perfetto",
     "psutil",
-    "pynvml",
     "pyarrow",
+    "pynvml",
     "rich",
     "torch",
     "transformers",
