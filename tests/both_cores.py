@@ -212,7 +212,7 @@ def small_pieces(piece_bytes: int = 700, unsettled: int = 40) -> Iterator[None]:
     with (
         mock.patch.object(byte_stream, "PIECE_BYTES", piece_bytes),
         mock.patch.object(scan, "_MOST_UNSETTLED", unsettled),
-        mock.patch("tracekit.merge.spill._INLINE_ROWS", 4),
+        mock.patch("tracekit.spill._INLINE_ROWS", 4),
     ):
         yield
 
