@@ -39,7 +39,8 @@ def test_the_readme_fits_two_screens() -> None:
 
 def test_every_command_is_one_that_is_tested_here() -> None:
     assert {" ".join(command[:2]) for command in commands()} == {
-        "scripts/demo", "scripts/test", "tracekit merge", "tracekit recover", "tracekit validate", "pip install",
+        "scripts/demo", "scripts/test", "pip install", "tracekit diff", "tracekit merge", "tracekit open", "tracekit recover",
+        "tracekit stragglers", "tracekit summary", "tracekit validate",
     }  # fmt: skip
 
 
@@ -56,10 +57,13 @@ def test_the_python_runs_and_the_commands_merge_and_check_what_it_recorded(tmp_p
     assert recorded.returncode == 0, recorded.stderr
     assert (tmp_path / "traces" / "RUN" / "rank0.json").exists()
     offline = [command for command in commands() if command[0] == "tracekit"]
-    assert len(offline) == 3
+    assert len(offline) == 7
     for command in offline:
-        done = run(command, tmp_path)
-        assert done.returncode == 0, done.stderr
+        # Nobody will come for the trace: a browser opens it in tests/browser.
+        nobody = ["--no-browser", "--timeout", "0.1"] if command[1] == "open" else []
+        done = run([*command, *nobody], tmp_path)
+        assert done.returncode == (1 if nobody else 0), done.stderr
+        assert not nobody or done.stdout.startswith("http://127.0.0.1:")
         assert "Traceback" not in done.stderr
     assert (tmp_path / "merged.json.gz").exists()
 

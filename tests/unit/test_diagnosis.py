@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tracekit import core
 from tracekit.cli import main
 from tracekit.clock import Clock
 from tracekit.diagnosis.clocks import examine_clocks
@@ -81,6 +82,12 @@ def test_the_rank_and_what_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "three")
     (problem,) = examine_rank().problems
     assert "RANK" in problem
+
+
+@pytest.mark.parametrize(("found", "word"), [(object(), "compiled"), (None, "pure Python")])
+def test_which_core_merges(monkeypatch: pytest.MonkeyPatch, found: object, word: str) -> None:
+    monkeypatch.setattr(core, "merge", found)
+    assert examine_environment().facts["merge_core"] == word
 
 
 def test_the_variables_of_tracekit_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:

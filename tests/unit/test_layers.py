@@ -72,7 +72,7 @@ MAY_USE = {
     "validation": FOUNDATION,
     "analysis": FOUNDATION | {"collectives"},
     "viewing": FOUNDATION | {"merge"},
-    "diagnosis": FOUNDATION,
+    "diagnosis": FOUNDATION | {"core"},
     "anonymising": FOUNDATION,
 }
 MAY_USE["public names"] = set(MAY_USE)

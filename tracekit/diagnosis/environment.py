@@ -9,6 +9,7 @@ import platform
 import sys
 from typing import Final
 
+from tracekit import core
 from tracekit.diagnosis.findings import Section
 from tracekit.distributed import detect_process
 from tracekit.errors import ConfigError
@@ -52,6 +53,7 @@ def examine_environment() -> Section:
         "python": platform.python_version(),
         "implementation": platform.python_implementation(),
         "platform": platform.platform(),
+        "merge_core": "pure Python" if core.merge is None else "compiled",
         "processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_VARIABLES)},
     }
