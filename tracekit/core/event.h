@@ -6,7 +6,6 @@
 #include "reader.h"
 
 #define MOST_PLACE 99       /* characters between the keys pid, tid and ts; see tracekit.merge.plain */
-#define EXACT_US_NS 1000000000000000LL /* below 10^12 us; see tracekit.formats.time_columns */
 
 enum field {
     F_PH = 1 << 0, F_CAT = 1 << 1, F_NAME = 1 << 2, F_PID = 1 << 3, F_TID = 1 << 4, F_TS = 1 << 5, F_DUR = 1 << 6,
@@ -15,25 +14,19 @@ enum field {
     F_STACK = 1 << 19, F_ARGS = 1 << 20
 };
 
-/* How the numbers of a column of times are written: whether `parse_column_us` takes them. */
-typedef struct {
-    int64_t most_ns;
-    unsigned char other, zero, four, dot; /* not three decimals; begins with 0; more than three; any decimals */
-} Column;
-
 typedef struct {
     uint32_t seen;
     char phase;
     unsigned char direct_id, in_order; /* id is a number of up to 9 digits; pid, tid and ts stand as `TextPatcher` wants them */
     Span name, pid, tid, args;
     int64_t ts_ns, dur_ns;
-    Column dur; /* of this event alone */
+    unsigned char ts_decimals, dur_decimals; /* 4 for more than three */
     unsigned char dur_usable;
     KnownPlace *known; /* that it has */
 } Event;
 
 /* Reads a number of microseconds as ns, more than three decimals rounded, halves away from zero: see `parse_us`. */
-INLINE const char *read_time(const Reader *r, const char *p, int64_t *time_ns, Column *column)
+INLINE const char *read_time(const Reader *r, const char *p, int64_t *time_ns, unsigned char *decimals_read)
 {
     int negative = *p == '-';
     p += negative;
@@ -57,35 +50,12 @@ INLINE const char *read_time(const Reader *r, const char *p, int64_t *time_ns, C
         if (p == point + 1)
             return NULL;
         decimals = p - point > 4 ? 4 : (int)(p - point - 1);
-        column->dot = 1;
     }
     if (*p == 'e' || *p == 'E' || ns > INT64_MAX)
         return NULL;
     *time_ns = negative ? -(int64_t)ns : (int64_t)ns;
-    column->other |= decimals != 3 || negative;
-    column->four |= decimals == 4;
-    column->zero |= *from == '0';
-    if ((int64_t)ns > column->most_ns)
-        column->most_ns = (int64_t)ns;
+    *decimals_read = (unsigned char)decimals;
     return p;
-}
-
-INLINE void add_column(Column *column, const Column *more)
-{
-    column->other |= more->other;
-    column->zero |= more->zero;
-    column->four |= more->four;
-    column->dot |= more->dot;
-    if (more->most_ns > column->most_ns)
-        column->most_ns = more->most_ns;
-}
-
-/* Tells whether `parse_column_us` would return these times. */
-INLINE int column_is_usable(const Column *column)
-{
-    if (!column->other && !column->zero)
-        return 1;
-    return !column->four && (column->most_ns < EXACT_US_NS || !column->dot);
 }
 
 /* Reads a pid or tid: an integer, or a text without escapes. */
@@ -163,7 +133,7 @@ INLINE KnownPlace *keep_known(Reader *r, const char *from, const char *end, cons
 }
 
 /* Reads an event whose keys are those of the format, each once, with a phase of one letter. */
-INLINE const char *read_event(Reader *r, const char *p, Event *e, Column *times)
+INLINE const char *read_event(Reader *r, const char *p, Event *e)
 {
     uint32_t last = 0;
     const char *place = NULL, *pid_key = NULL; /* behind the key pid or tid; the quote of pid */
@@ -183,7 +153,7 @@ INLINE const char *read_event(Reader *r, const char *p, Event *e, Column *times)
             p += e->known->size;
             r->pid_quotes++;
             const char *time = p;
-            p = read_time(r, p, &e->ts_ns, times);
+            p = read_time(r, p, &e->ts_ns, &e->ts_decimals);
             if (p == NULL || (r->edits_wanted && !(note_edit(r, EDIT_PID, e->pid.at, e->pid.end, 0)
                 && note_edit(r, EDIT_TID, e->tid.at, e->tid.end, 0) && note_edit(r, EDIT_TS, time, p, 0))))
                 return NULL;
@@ -224,7 +194,7 @@ INLINE const char *read_event(Reader *r, const char *p, Event *e, Column *times)
                 return NULL;
             break;
         case F_TS:
-            p = read_time(r, p, &e->ts_ns, times);
+            p = read_time(r, p, &e->ts_ns, &e->ts_decimals);
             e->in_order &= last == F_TID && key - place <= MOST_PLACE;
             if (p == NULL || (r->edits_wanted && !note_edit(r, EDIT_TS, value, p, 0)))
                 return NULL;
@@ -233,7 +203,7 @@ INLINE const char *read_event(Reader *r, const char *p, Event *e, Column *times)
             break;
         case F_DUR:
             if (is_digit(*p)) {
-                p = read_time(r, p, &e->dur_ns, &e->dur);
+                p = read_time(r, p, &e->dur_ns, &e->dur_decimals);
                 if (p == NULL)
                     return NULL;
                 e->dur_usable = 1;

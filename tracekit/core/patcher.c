@@ -32,7 +32,8 @@ static char *write_number(char *out, uint64_t number)
 static enum outcome patch_event(Patcher *self, const Event *event, const char *from)
 {
     Reader *reader = &self->reader;
-    if ((event->seen & (F_PH | F_PID | F_TID | F_TS)) != (F_PH | F_PID | F_TID | F_TS) || !event->in_order)
+    if ((event->seen & (F_PH | F_PID | F_TID | F_TS)) != (F_PH | F_PID | F_TID | F_TS) || !event->in_order
+        || event->ts_decimals > 3)
         return GIVEN_BACK;
     int flow = event->phase == 's' || event->phase == 't' || event->phase == 'f';
     if (flow && self->offset && !event->direct_id)
@@ -95,7 +96,6 @@ static enum outcome patch_event(Patcher *self, const Event *event, const char *f
 static enum outcome patch_text(Patcher *self, const char *text, const char *end, const uint32_t phases[7], uint64_t checksum)
 {
     Reader *reader = &self->reader;
-    Column times = {0};
     Event event;
     uint64_t count = 0, flows = 0, sum = 0;
     uint32_t left[7];
@@ -109,7 +109,7 @@ static enum outcome patch_text(Patcher *self, const char *text, const char *end,
         return GIVEN_BACK;
     const char *from = text;
     for (const char *p = text;;) {
-        const char *behind = read_event(reader, p, &event, &times);
+        const char *behind = read_event(reader, p, &event);
         if (behind == NULL)
             return GIVEN_BACK;
         const char *phase = event.phase ? strchr(plain_phases, event.phase) : NULL;
@@ -135,7 +135,7 @@ static enum outcome patch_text(Patcher *self, const char *text, const char *end,
     /* Where pid" stands anywhere else, or "id" where arrows are, Python takes the general way. */
     if (reader->pid_quotes != count || (self->offset && flows && reader->id_quotes != flows))
         return GIVEN_BACK;
-    if ((sum & CHECKSUM_MASK) != checksum || !column_is_usable(&times))
+    if ((sum & CHECKSUM_MASK) != checksum)
         return GIVEN_BACK;
     return append(&self->out, from, (size_t)(end - from)) ? DONE : NO_MEMORY;
 }

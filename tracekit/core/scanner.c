@@ -83,7 +83,7 @@ static enum outcome scan_event(Scanner *self, const Event *event, const char *te
     if (event->seen & F_BIND_ID || strchr(PLAIN_PHASES, event->phase) == NULL)
         self->plain = 0;
     if (phase == 'X') {
-        if (!event->dur_usable || time > INT64_MAX - event->dur_ns)
+        if (!event->dur_usable || event->dur_decimals > 3 || time > INT64_MAX - event->dur_ns)
             return GIVEN_BACK;
         if (track->rows++ == 0 && !append(&self->touched, &place.track, sizeof place.track))
             return NO_MEMORY;
@@ -123,7 +123,6 @@ static int sort_by_track(Scanner *self)
 static enum outcome scan_text(Scanner *self, const char *text, const char *end)
 {
     Reader *reader = &self->reader;
-    Column times = {0}, durations = {0};
     Event event;
     memset(self->phases, 0, sizeof self->phases);
     self->count = self->checksum = 0;
@@ -137,14 +136,12 @@ static enum outcome scan_text(Scanner *self, const char *text, const char *end)
     if (end - text > MOST_TEXT)
         return GIVEN_BACK;
     for (const char *p = text;;) {
-        const char *behind = read_event(reader, p, &event, &times);
+        const char *behind = read_event(reader, p, &event);
         if (behind == NULL)
             return GIVEN_BACK;
         enum outcome outcome = scan_event(self, &event, text, p, behind);
         if (outcome != DONE)
             return outcome;
-        if (event.phase == 'X')
-            add_column(&durations, &event.dur);
         self->count++;
         p = skip_space(reader, behind);
         if (p == end)
@@ -153,8 +150,6 @@ static enum outcome scan_text(Scanner *self, const char *text, const char *end)
             return GIVEN_BACK;
         p = skip_space(reader, p + 1);
     }
-    if (!column_is_usable(&durations))
-        return GIVEN_BACK;
     if (reader->escape_u || ((self->phases['i'] || self->phases['I']) && reader->quoted_g))
         self->plain = 0;
     return sort_by_track(self) ? DONE : NO_MEMORY;

@@ -52,9 +52,13 @@ def parse_column_us(text: bytes) -> list[int] | None:
     numbers = decode_floats(text)
     if max(numbers) < _EXACT_US:
         return [int(number * 1000.0 + 0.5) for number in numbers]
-    if b"." in text or max(numbers) > _LIMIT_NS // 1000:
-        return None
-    return [1000 * number for number in decode_integers(text)]
+    if b"." in text:
+        # As Python's json writes doubles: without the zeros at the end.
+        parts = [number.partition(b".") for number in text[1:-1].split(b",")]
+        found = [int(whole + (decimals + b"000")[:3]) for whole, _, decimals in parts]
+    else:
+        found = [1000 * number for number in decode_integers(text)]
+    return found if max(found) <= _LIMIT_NS else None
 
 
 def have_three_decimals(text: bytes) -> bool:
