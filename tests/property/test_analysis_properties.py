@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import json
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracekit.analysis import summarize_traces
+from tracekit.analysis import diff_traces, find_stragglers, summarize_traces
 from tracekit.analysis.durations import DurationStore
 from tracekit.analysis.intervals import Longest, device_time
 from tracekit.analysis.markers import Kind
 from tracekit.analysis.nesting import nested
 from tracekit.analysis.ordered_rows import Scratch
+from tracekit.errors import StorageError, TraceFormatError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -132,3 +135,49 @@ def test_any_events_are_summarised_and_their_order_in_the_file_changes_no_sum(
 
 def sums(summary: Any) -> Any:
     return [(one.rank, one.name, one.category, one.count, one.total_ns, one.p95_ns) for one in summary.markers]
+
+
+WHOLE = json.dumps(
+    {
+        "distributedInfo": {"rank": 1},
+        "baseTimeNanoseconds": 1_790_857_026_000_000_000,
+        "traceEvents": [
+            {"ph": "M", "name": "process_labels", "pid": 0, "tid": 0, "args": {"labels": "GPU 0"}},
+            *(
+                {
+                    "ph": "X",
+                    "name": f"ProfilerStep#{at}",
+                    "cat": "user_annotation",
+                    "pid": 9,
+                    "tid": 9,
+                    "ts": at,
+                    "dur": 1,
+                }
+                for at in range(4)
+            ),
+            {"ph": "B", "name": "a", "pid": 9, "tid": 9, "ts": 0.5, "args": {"x": [1, "2"]}},
+            {"ph": "X", "name": "nccl", "cat": "kernel", "pid": 0, "tid": 7, "ts": 0.6, "dur": 0.3, "args": {}},
+            {"ph": "E", "pid": 9, "tid": 9, "ts": 0.75},
+            {"ph": "b", "name": "c", "cat": "q", "id": 5, "pid": 9, "tid": 9, "ts": 1.5},
+            {"ph": "e", "name": "c", "cat": "q", "id": 5, "pid": 9, "tid": 9, "ts": 2.5},
+        ],
+    }
+).encode()
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(st.tuples(st.integers(0, len(WHOLE)), st.integers(0, 40), st.binary(max_size=12)), max_size=4),
+    st.booleans(),
+)
+def test_a_damaged_trace_is_read_as_far_as_it_goes_or_refused(
+    tmp_path_factory: Any, damage: list[tuple[int, int, bytes]], packed: bool
+) -> None:
+    text = gzip.compress(WHOLE, mtime=0) if packed else WHOLE
+    for at, length, instead in damage:
+        text = text[:at] + instead + text[at + length :]
+    path = tmp_path_factory.mktemp("damaged") / "rank1.json"
+    path.write_bytes(text)
+    for analyse in (summarize_traces, find_stragglers, lambda paths: diff_traces(paths, paths)):
+        with contextlib.suppress(TraceFormatError, StorageError):
+            json.dumps(analyse([str(path)]).as_dict(), allow_nan=False)

@@ -171,6 +171,7 @@ def test_a_straggler_is_named_with_its_stage_its_cost_and_where_to_look(tmp_path
     assert one.sure > 0.999
     assert len(one.look_at) == 3
     assert report.together_after == "sync"
+    assert [note.split(":")[0] for note in report.notes] == ["a delay inside of sync itself looks like waiting there"]
     assert summarize_traces([str(tmp_path)]).stragglers == report.stragglers
     text = "\n".join(straggler_lines(report))
     assert "rank 2 is slow in forward: " in text

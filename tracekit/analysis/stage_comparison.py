@@ -71,6 +71,11 @@ class StageComparison:
         joined = [False, *(after == before + 1 for before, after in zip(self.numbers, self.numbers[1:], strict=False))]
         times = [self._times(table, places[rank]) for rank, table in self._tables.items()]
         self.frontier = find_frontier(times, joined[: len(self.numbers)], meets)
+        if self.frontier is not None and not meets[self.frontier.together_after]:
+            self.notes.append(
+                f"a delay inside of {self.names[self.frontier.together_after]} itself looks like waiting there: give the "
+                "exchange a marker of its own, such as all_reduce, or name torch.profiler's traces as well"
+            )
         if self.frontier is None:
             self.notes.append(
                 f"stages cannot be compared: the ranks have {len(self.numbers)} steps in common, and 3 are needed at least"
