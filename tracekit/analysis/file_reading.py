@@ -126,7 +126,10 @@ class FileReading:
     def _take_slices(self, slices: list[Event]) -> None:
         all_ = self._all
         slices, times, durations = self._timed(slices)
-        labels = [_label(event) for event in slices]
+        try:
+            labels = [(bytes(event.name), bytes(event.cat)) for event in slices]  # type: ignore[arg-type]
+        except TypeError:
+            labels = [_label(event) for event in slices]
         numbers = all_.markers.numbers(labels)
         tracks = self._tracks
         first = self._order

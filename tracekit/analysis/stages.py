@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from tracekit.analysis.reading import Reading, Thread
     from tracekit.analysis.steps import Steps
 
-__all__ = ["OTHER_STAGES", "Stage", "StageTable", "keep_training_thread", "stage_name", "steps_kept", "training_stages"]
+__all__ = [
+    "OF_STAGES",
+    "OTHER_STAGES",
+    "Stage",
+    "StageTable",
+    "keep_training_thread",
+    "stage_name",
+    "steps_kept",
+    "training_stages",
+]
 
 MOST_STAGES: Final = 64
 MOST_STEPS: Final = 20_000
@@ -28,6 +37,8 @@ _NO_STAGE: Final = int(TRANSPARENT | DEVICE | Kind.SHADOW)
 _STEP: Final = int(Kind.STEP)
 _COLLECTIVE: Final = int(Kind.COLLECTIVE)
 _LOADING: Final = int(Kind.LOADING)
+OF_STAGES: Final = int(Kind.STEP | Kind.COLLECTIVE | Kind.LOADING)
+"""Kinds of which a table of stages takes note wherever they are; of others it does only where nothing encloses them."""
 
 
 class Stage(NamedTuple):
@@ -161,7 +172,8 @@ def training_stages(reading: Reading, steps: dict[int, Steps]) -> dict[int, Stag
             continue
         table = StageTable(thread, own, kept)
         for slice_ in nested(thread.windows(), reading.markers.kinds, thread.base_ns, max(own.durations)):
-            table.take(slice_, own.at(slice_[0]))
+            if not slice_[4] or slice_[6] & OF_STAGES:
+                table.take(slice_, own.at(slice_[0]))
         keep_training_thread(found, table)
         reading.forget(thread)
     return found

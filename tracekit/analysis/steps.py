@@ -44,6 +44,10 @@ class Steps:
         found = bisect_right(self.starts, time) - 1
         return found if found >= 0 and time < self.ends[found] else -1
 
+    def span(self, step: int, time: int) -> tuple[int, int]:
+        """Return from when until when the answer of `at` for a time holds: during a step, else at that time alone."""
+        return (self.starts[step], self.ends[step]) if step >= 0 else (time, time + 1)
+
 
 def steps_of_ranks(reading: Reading) -> dict[int, Steps]:
     """Return the steps of each rank: what tracekit recorded of them, or else torch.profiler. The two are not mixed."""

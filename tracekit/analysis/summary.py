@@ -10,7 +10,7 @@ from tracekit.analysis.markers import DEVICE, TRANSPARENT
 from tracekit.analysis.nesting import nested
 from tracekit.analysis.ordered_rows import OrderedRows, Scratch
 from tracekit.analysis.stage_comparison import AT_LEAST, SURE, StageComparison
-from tracekit.analysis.stages import StageTable, keep_training_thread, stage_name, steps_kept
+from tracekit.analysis.stages import OF_STAGES, StageTable, keep_training_thread, stage_name, steps_kept
 from tracekit.analysis.steps import steps_of_ranks
 from tracekit.analysis.summary_report import (
     DeviceSummary,
@@ -135,6 +135,7 @@ class _Summarizer:
         longest = Longest(_LONGEST_GAPS)
         device: OrderedRows | None = None
         first, last = 1 << 62, -(1 << 62)
+        step, begin, until = -1, 0, 0
         added = activities = 0
         in_order = thread.nests
         slices = nested(
@@ -145,7 +146,7 @@ class _Summarizer:
             longest.take if in_order else None,
         )
         for slice_ in slices:
-            start, end, number, self_ns, _, _, kind = slice_
+            start, end, number, self_ns, depth, _, kind = slice_
             tally = tallies.get(number)
             if tally is None:
                 tally = tallies[number] = _Tally(self._durations.new())
@@ -153,8 +154,12 @@ class _Summarizer:
             tally.total_ns += end - start
             tally.self_ns += self_ns if in_order else end - start
             tally.durations.values.append(end - start)
-            first, last = min(first, start), max(last, end)
-            step = steps.at(start) if steps else -1
+            first = min(first, start)
+            last = max(last, end)
+            # Neighbours are mostly in one step.
+            if not begin <= start < until:
+                step = steps.at(start)
+                begin, until = steps.span(step, start)
             if step >= 0:
                 tally.in_steps_ns += end - start
             if kind & _DEVICE:
@@ -162,7 +167,7 @@ class _Summarizer:
                     device = self._device_rows(thread)
                 device.rows.append((start, -end, kind & _DEVICE, number))
                 activities += 1
-            elif in_order:
+            elif in_order and (not depth or kind & OF_STAGES):
                 table.take(slice_, step)
             added += 1
             if added >= 1 << 14:
