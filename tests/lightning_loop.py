@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -11,10 +12,38 @@ from tracekit.integrations.lightning.framework import LightningModule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
+
+    from lightning.pytorch import Trainer
 
     from tracekit.testing import FakeClock
 
 SECOND = 1_000_000_000
+
+# Lightning's own warnings, of loops as small as these.
+QUIET = [
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
+    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
+    pytest.mark.filterwarnings("ignore:The number of training batches"),
+    pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`"),
+]
+
+
+def trainer(folder: Path, *callbacks: Any, **options: Any) -> Trainer:
+    from lightning.pytorch import Trainer  # here: other tests of these loops are with pytorch_lightning
+
+    options = {"max_epochs": 1, "logger": False, "enable_checkpointing": False, "log_every_n_steps": 1} | options
+    return Trainer(
+        accelerator="cpu",
+        devices=1,
+        default_root_dir=folder,
+        callbacks=list(callbacks),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
 
 
 class SlowSGD(torch.optim.SGD):

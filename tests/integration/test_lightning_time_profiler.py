@@ -10,11 +10,10 @@ import pytest
 pytest.importorskip("lightning", reason="lightning is not installed")
 
 import torch
-from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
-from tests.lightning_loop import SECOND, Net, SlowSGD, train_loader, val_loader
+from tests.lightning_loop import QUIET, SECOND, Net, SlowSGD, train_loader, trainer, val_loader
 from tracekit import MemoryTraceHandler, Profiler
 from tracekit.integrations.lightning import TimeProfiler
 from tracekit.integrations.lightning.epoch_times import ALL_KEYS
@@ -24,26 +23,7 @@ from tracekit.testing import FakeClock
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
-    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
-    pytest.mark.filterwarnings("ignore:The number of training batches"),
-    pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended"),
-    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
-]
-
-
-def trainer(folder: Path, *callbacks: Any, **options: Any) -> Trainer:
-    options = {"max_epochs": 1, "logger": False, "enable_checkpointing": False, "log_every_n_steps": 1} | options
-    return Trainer(
-        accelerator="cpu",
-        devices=1,
-        default_root_dir=folder,
-        callbacks=list(callbacks),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **options,
-    )
+pytestmark = QUIET
 
 
 def fit(
