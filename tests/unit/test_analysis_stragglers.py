@@ -109,6 +109,13 @@ def test_waiting_costs_nothing() -> None:
     assert frontier.costs[1].exposed_ns == pytest.approx(15e6, rel=0.05)
 
 
+def test_ranks_that_never_wait_are_told_from_those_that_do() -> None:
+    random = Random(6)
+    alone = [[[random.randrange(4_000_000, 6_000_000) for _ in range(5)] for _ in range(40)] for _ in range(4)]
+    assert not find(alone).waiting
+    assert all(find(run(seed)).waiting for seed in range(20))
+
+
 @pytest.mark.parametrize(("ranks", "steps"), [(1, 30), (4, 2)])
 def test_too_little_tells_nothing(ranks: int, steps: int) -> None:
     times = run(1, ranks=ranks, steps=steps)

@@ -34,6 +34,7 @@ Times = list[list[list[int]]]
 
 _ABOUT_EQUAL: Final = 1.1
 _KNOWN: Final = 3.0
+_MUCH_LESS: Final = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class Frontier:
 
     Attributes:
         together_after: The place of the stage after which the ranks are at one moment.
+        waiting: Whether they show to be: from there to there they take the same time more nearly than from elsewhere.
         order: The places of the stages, from there on.
         steps: How many steps are counted.
         first: The place of the step in which the first of them begins.
@@ -89,6 +91,7 @@ class Frontier:
     """
 
     together_after: int
+    waiting: bool
     order: list[int]
     steps: int
     first: int
@@ -111,7 +114,8 @@ def find_frontier(times: Times, joined: Sequence[bool], meets: Sequence[bool]) -
     stages, steps = len(meets), len(joined)
     if len(times) < 2 or stages == 0 or steps < 3:
         return None
-    together = _together_after(times, joined, meets)
+    spreads = _spreads(times, joined)
+    together = _together_after(spreads, meets)
     order = [*range(together + 1, stages), *range(together + 1)]
     if together == stages - 1:
         begins = list(range(steps))
@@ -126,6 +130,7 @@ def find_frontier(times: Times, joined: Sequence[bool], meets: Sequence[bool]) -
     delays = _delays(positions)
     return Frontier(
         together_after=together,
+        waiting=meets[together] or spreads[together] <= _MUCH_LESS * median(spreads),
         order=order,
         steps=len(begins),
         first=begins[0],
@@ -138,9 +143,9 @@ def find_frontier(times: Times, joined: Sequence[bool], meets: Sequence[bool]) -
     )
 
 
-def _together_after(times: Times, joined: Sequence[bool], meets: Sequence[bool]) -> int:
-    """Return the stage from whose end to its next end the ranks take the same time, as nearly as from no other's."""
-    stages, steps = len(meets), len(joined)
+def _spreads(times: Times, joined: Sequence[bool]) -> list[float]:
+    """Return by how much the ranks differ in their time from the end of each stage to its next end, in the median."""
+    steps, stages = len(times[0]), len(times[0][0])
     spreads = []
     for stage in range(stages):
         found = []
@@ -148,12 +153,17 @@ def _together_after(times: Times, joined: Sequence[bool], meets: Sequence[bool])
             if joined[step + 1]:
                 took = [sum(own[step][stage + 1 :]) + sum(own[step + 1][: stage + 1]) for own in times]
                 found.append(max(took) - min(took))
-        spreads.append(median(found) if found else 0)
+        spreads.append(median(found) if found else 0.0)
+    return spreads
+
+
+def _together_after(spreads: list[float], meets: Sequence[bool]) -> int:
+    """Return the stage after which the ranks are at one moment."""
     least = min(spreads)
     # One that is known for a meeting is taken if it is not much worse, and of equal ones the last.
     return max(
-        (stage for stage in range(stages) if spreads[stage] <= (_KNOWN if meets[stage] else _ABOUT_EQUAL) * least),
-        key=lambda stage: (meets[stage], stage),
+        (at for at, spread in enumerate(spreads) if spread <= (_KNOWN if meets[at] else _ABOUT_EQUAL) * least),
+        key=lambda at: (meets[at], at),
     )
 
 

@@ -71,7 +71,11 @@ class StageComparison:
         joined = [False, *(after == before + 1 for before, after in zip(self.numbers, self.numbers[1:], strict=False))]
         times = [self._times(table, places[rank]) for rank, table in self._tables.items()]
         self.frontier = find_frontier(times, joined[: len(self.numbers)], meets)
-        if self.frontier is not None and not meets[self.frontier.together_after]:
+        if self.frontier is not None and not self.frontier.waiting:
+            self.notes.append(
+                "the times do not show where the ranks wait for each other, if they do: that a rank is slow may hold up none"
+            )
+        elif self.frontier is not None and not meets[self.frontier.together_after]:
             self.notes.append(
                 f"a delay inside of {self.names[self.frontier.together_after]} itself looks like waiting there: give the "
                 "exchange a marker of its own, such as all_reduce, or name torch.profiler's traces as well"
