@@ -23,7 +23,9 @@ _CUTS = ("before", "half", "after")
 
 
 def _is_file(descriptor: int) -> bool:
-    return stat.S_ISREG(os.fstat(descriptor).st_mode)
+    """Tell whether it is a regular file, and not one that only memory holds (``memfd_create``)."""
+    in_memory = str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("/memfd:")
+    return stat.S_ISREG(os.fstat(descriptor).st_mode) and not in_memory
 
 
 @contextlib.contextmanager
@@ -90,6 +92,9 @@ class DiskHistory:
             return written
 
         def cutting(original: Any, descriptor: int, size: int) -> None:
+            if not _is_file(descriptor):
+                original(descriptor, size)
+                return
             path = f"/proc/self/fd/{descriptor}"  # it may have another name by now, or none
             before = _content(path)
             original(descriptor, size)
