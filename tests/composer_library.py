@@ -15,10 +15,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 COMPOSER = "mosaicml==0.32.1"
+# In one exact version each: nothing else sees to it that they fit together, and newer ones may need packages that are not here.
 # torchvision's compiled part does not fit any build of torch; what Composer imports of it is Python.
 BESIDE_IT = (
-    *("coolname", "importlib-metadata", "pillow", "py-cpuinfo", "pytorch-ranger", "tabulate"),
-    *("torch-optimizer", "torchvision==0.29.2", "zipp"),
+    "coolname==5.0.0",
+    "importlib-metadata==8.7.0",
+    "pillow==13.0.0",
+    "py-cpuinfo==9.0.0",
+    "pytorch-ranger==0.1.1",
+    "tabulate==0.10.0",
+    "torch-optimizer==0.3.0",
+    "torchvision==0.29.2",
+    "zipp==4.1.2",
 )
 
 PREFACE = '''"""Import this before Composer."""
