@@ -48,6 +48,8 @@ def test_the_slice_of_an_async_generator_ends_when_the_loop_closes_it(
         remains = read_trace(path)
         opens(engine, remains)
         assert remains.count("XB", "generator") == 20
+        # All of them are open at once: one below the other on one track they would nest by chance, or not.
+        assert len({event["tid"] for event in remains.of("XB", "generator")}) == 20
         assert remains.open_slices() == []
         (after,) = remains.of("X", "after")
         ends = [event["ts"] + event.get("dur", 0) for event in remains.of("XE", "generator")]
