@@ -259,3 +259,45 @@ def test_usual_runs_take_the_short_way(tmp_path: Path, indent: int | None) -> No
     # Of each file the last event, before the closing bracket, is read alone.
     assert [len(call.args[1]) for call in take.call_args_list] == [1, 1]
     assert columns.call_count == 0
+
+
+ODD = {
+    "two spellings of one track": """[
+{"ph":"X","pid":1,"tid":-0,"ts":10.000,"dur":5.000,"name":"a"},
+{"ph":"X","pid":1,"tid":0,"ts":10.000,"dur":4.000,"name":"b"},
+{"ph":"X","pid":1,"tid":-0,"ts":12.000,"dur":10.000,"name":"c"},
+{"ph":"X","pid":1,"tid":0,"ts":13.000,"dur":1.000,"name":"d"}
+]""",
+    "a name on several lines": """[
+{"ph":"X","pid":1,"tid":2,"ts":1.0,"dur":1,"name":[1,\n2,\n3]},
+{"ph":"X","pid":1,"tid":2,"ts":3.0,"dur":1,"name":"ncclKernel_AllReduce","args":{"a":1}},
+{"ph":"X","pid":1,"tid":2,"ts":5.0,"dur":1,"name":"b"}
+]""",
+    "more decimals than a Decimal's arithmetic keeps": """[
+{"ph":"X","pid":1,"tid":2,"ts":5.00049999999999999999999999999999999999,"dur":1,"name":"a"},
+{"ph":"X","pid":1,"tid":2,"ts":6.000,"dur":1,"name":"b"},
+{"ph":"X","pid":1,"tid":2,"ts":8.000,"dur":1,"name":"c"}
+]""",
+    "hundreds of tracks": "[\n"
+    + ",\n".join(f'{{"ph":"X","pid":1,"tid":{n},"ts":{n}.000,"dur":1.000,"name":"a"}}' for n in range(300))
+    + "\n]",
+}
+
+
+@needs_core
+@pytest.mark.parametrize("case", ODD)
+def test_both_write_the_same_of_what_is_rare(tmp_path: Path, case: str) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_text(ODD[case])
+    compiled = merged([path], tmp_path / "merged.json")
+    with mock.patch.object(core, "merge", None):
+        assert merged([path], tmp_path / "merged.json") == compiled
+    assert isinstance(compiled, tuple)
+
+
+@needs_core
+def test_a_patcher_that_was_never_made_gives_everything_back() -> None:
+    compiled: Any = core.merge
+    patcher = compiled.Patcher.__new__(compiled.Patcher)
+    patcher.add_place(b"5", b"6", 1, 1, -1)
+    assert patcher.patch(SLICE, (1, 0, 0, 0, 0, 0, 0), 1500) is None

@@ -170,6 +170,9 @@ class CollectiveCollector:
             names = b"\n".join([event.name for event in run])  # type: ignore[misc]
         except TypeError:
             names = b"\n".join([b"" if event.name is UNSET else event.name for event in run])
+        if names.count(b"\n") != len(run) - 1 and run:
+            # A name that is no text, and stands on several lines.
+            names = b"\n".join([b"" if event.name is UNSET else bytes(event.name).split(b"\n")[0] for event in run])
         names = b"\n" + names
         found = []
         for word in NAMES_OF_COLLECTIVES:

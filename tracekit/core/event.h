@@ -74,7 +74,9 @@ static const char *read_place(Reader *r, const char *p, Span *span, unsigned cha
         const char *digits = p;
         while (is_digit(*p))
             p++;
-        if (p == digits || p - digits > 18 || (*digits == '0' && p - digits > 1) || *p == '.' || *p == 'e' || *p == 'E')
+        /* Not -0, which is the same track as 0. */
+        int odd_zero = *digits == '0' && (p - digits > 1 || digits != span->at);
+        if (p == digits || p - digits > 18 || odd_zero || *p == '.' || *p == 'e' || *p == 'E')
             return NULL;
     }
     span->end = p;

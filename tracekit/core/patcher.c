@@ -105,7 +105,7 @@ static enum outcome patch_text(Patcher *self, const char *text, const char *end,
     self->out.size = 0;
     if (self->lanes.size)
         memset(self->lanes.data, 0, self->lanes.size);
-    if (end - text > MOST_TEXT)
+    if (end - text > MOST_TEXT || !reader->edits_wanted)
         return GIVEN_BACK;
     const char *from = text;
     for (const char *p = text;;) {
@@ -186,12 +186,13 @@ static PyObject *Patcher_add_place(PyObject *object, PyObject *args)
         return NULL;
     self->busy = 0;
     Span pid_span = {pid, pid + pid_size}, tid_span = {tid, tid + tid_size};
+    /* First the memory: a place is known with all that belongs to it, or not at all. */
+    while (lanes >= 0 && self->lanes.size < ((size_t)lanes + 1) * sizeof(uint64_t))
+        if (!append(&self->lanes, &(uint64_t){0}, sizeof(uint64_t)))
+            return PyErr_NoMemory();
     int64_t number = find_track(&self->table, pid_span, tid_span);
     if (number < 0)
         number = add_track(&self->table, pid_span, tid_span);
-    while (number >= 0 && lanes >= 0 && self->lanes.size < ((size_t)lanes + 1) * sizeof(uint64_t))
-        if (!append(&self->lanes, &(uint64_t){0}, sizeof(uint64_t)))
-            number = -1;
     if (number < 0)
         return PyErr_NoMemory();
     Track *track = TRACK(&self->table, number);

@@ -74,9 +74,9 @@ static enum outcome scan_event(Scanner *self, const Event *event, const char *te
     Track *track = TRACK(&self->table, number);
     place.track = (uint32_t)number;
     if (!track->told) {
-        track->told = 1;
         if (!append(&self->firsts, &place, sizeof place))
             return NO_MEMORY;
+        track->told = 1;
     }
     if (is_named(self, event) && !append(&self->named, &place, sizeof place))
         return NO_MEMORY;
@@ -85,8 +85,9 @@ static enum outcome scan_event(Scanner *self, const Event *event, const char *te
     if (phase == 'X') {
         if (!event->dur_usable || event->dur_decimals > 3 || time > INT64_MAX - event->dur_ns)
             return GIVEN_BACK;
-        if (track->rows++ == 0 && !append(&self->touched, &place.track, sizeof place.track))
+        if (track->rows == 0 && !append(&self->touched, &place.track, sizeof place.track))
             return NO_MEMORY;
+        track->rows++;
         RowOfTrack row = {place.track, time, -time - event->dur_ns};
         return append(&self->rows, &row, sizeof row) ? DONE : NO_MEMORY;
     }

@@ -15,6 +15,7 @@ _DOT: Final = ord(".")
 _NUMBER: Final = re.compile(rb'\s*"?\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*"?\s*')
 # Beyond this no viewer and no int64 can follow.
 _LIMIT_NS: Final = 2**63 - 1
+_NANOSECOND: Final = Decimal("0.001")
 
 
 def parse_us(text: bytes) -> int | None:
@@ -39,7 +40,8 @@ def parse_us(text: bytes) -> int | None:
     if match is None:
         return None
     try:
-        ns = int((Decimal(match[1].decode()) * 1000).quantize(Decimal(1), rounding=ROUND_HALF_UP))
+        # Rounded once, and before anything else: Decimal's arithmetic rounds to 28 digits.
+        ns = int(Decimal(match[1].decode()).quantize(_NANOSECOND, rounding=ROUND_HALF_UP) * 1000)
     except (InvalidOperation, ValueError):
         return None
     return ns if -_LIMIT_NS <= ns <= _LIMIT_NS else None

@@ -41,6 +41,7 @@ _NOTED: Final = (*_PHASES, _METADATA)
 _METADATA_SIGN: Final = b'"ph":"M"'
 _FLOWS: Final = frozenset("stf")
 _MOST_EVENTS: Final = 0xFFFF
+_MOST_NEWS: Final = 64
 _SUM_MASK: Final = 2**63 - 1
 # A pattern that begins with plain text is searched for several times as fast, and without a quote faster still. What stands
 # between is looked at once for each different text, by the pattern below.
@@ -167,8 +168,10 @@ class TextPatcher:
         if self._core is None:
             return None
         counts, checksum = tuple(self._plain.counts(number)[: len(_PHASES)]), self._plain.checksum(number)
+        news = 0
         while isinstance(moved := self._core.patch(text, counts, checksum), tuple):
-            if not self._add_place(self._core, *moved):
+            news += 1  # each time it begins anew, so that a run of many new tracks is better left to Python
+            if not self._add_place(self._core, *moved) or news > _MOST_NEWS:
                 return None
         if moved is None or not self._numbered:
             return moved
