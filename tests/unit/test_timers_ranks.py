@@ -7,14 +7,15 @@ import logging
 import sys
 import threading
 import time
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tracekit import MemoryTraceHandler, Profiler, TimerError, Timers
-from tracekit.timers import exchange as exchange_module
+from tracekit import ConfigError, MemoryTraceHandler, Profiler, TimerError, Timers
+from tracekit.timers import registry as registry_module
 from tracekit.timers.exchange import Exchange, open_exchange, process_group
 
 if TYPE_CHECKING:
@@ -99,13 +100,21 @@ class World:
         self.group = Group(self.store, len(levels))
         self.now_s = 0.0
         monkeypatch.setitem(sys.modules, "torch.distributed", self.group)
-        monkeypatch.setattr(exchange_module, "_numbers", itertools.repeat(0))
         monkeypatch.setattr(Exchange.__init__, "__kwdefaults__", {
             "hosts_store": False, "monotonic_s": lambda: self.now_s, "pause": self._pause,
         })  # fmt: skip
         monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
         self.said: list[str] = []
-        self.ranks = [Timers(level, option, output=self.said.append, **options) for level in levels]
+        self.ranks = [
+            self.numbered(lambda level=level: Timers(level, option, output=self.said.append, **options))
+            for level in levels
+        ]
+
+    def numbered(self, make: Callable[[], Any]) -> Any:
+        """Make something as a process of its own would, which has made no timers before."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(registry_module, "_numbers", defaultdict(itertools.count))
+            return make()
 
     def _pause(self, seconds: float) -> None:
         if threading.current_thread() is threading.main_thread():
@@ -345,9 +354,8 @@ def test_the_store_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_store_without_many_at_once_works() -> None:
     store = Store(extended=False)
-    ranks = [Exchange(store, rank, 2) for rank in range(2)]
+    ranks = [Exchange(store, rank, 2, "same") for rank in range(2)]
     for rank in ranks:
-        rank._prefix = "same"
         rank.put("topic", b"%d" % rank.rank, reads=True)
     assert ranks[0].read("topic", 1.0) == {0: b"0", 1: b"1"}
 
@@ -359,9 +367,8 @@ def test_the_rank_that_keeps_the_store_waits_until_the_others_have_read() -> Non
         waited.append(seconds)
         reader.acknowledge("topic")
 
-    host = Exchange(store, 0, 2, hosts_store=True, pause=pause)
-    reader = Exchange(store, 1, 2)
-    host._prefix = reader._prefix = "same"
+    host = Exchange(store, 0, 2, "same", hosts_store=True, pause=pause)
+    reader = Exchange(store, 1, 2, "same")
     host.put("topic", b"0", reads=False)
     reader.put("topic", b"1", reads=True)
     host.wait_for_readers("topic", 10)
@@ -375,7 +382,7 @@ def test_who_keeps_the_store(agent: str, rank: int, hosts: bool, monkeypatch: py
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
     group = Group(Store(), 2)
     group.rank = rank
-    assert open_exchange(group)._hosts_store is hosts
+    assert open_exchange(group, "same")._hosts_store is hosts
 
 
 def test_a_new_process_group_is_a_new_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,6 +397,56 @@ def test_a_new_process_group_is_a_new_exchange(monkeypatch: pytest.MonkeyPatch) 
         world.on(rank).log()
     assert [text.rpartition("(")[2] for text in world.said] == ["1000.00, 1000.00)", "2000.00, 2000.00)"]
     assert new.values
+
+
+class Named(Timers):
+    """Timers of somebody's own."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(2, "all", **options)
+
+
+@pytest.mark.parametrize("kind", [Timers, Named, "named"])
+def test_timers_that_only_one_rank_has_are_mixed_with_no_others(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one rank makes and reports for itself moves nothing of what the ranks have together."""
+    world = World(monkeypatch, 2, 2, timeout=1)
+    arguments: dict[str, Any] = {"output": world.said.append, "timeout": 1}
+
+    def of_a_rank(rank: int) -> Timers:
+        if rank == 0:
+            own: Timers = Timers(2, "all", **arguments) if kind is Timers else Named(**arguments)
+            world.group.rank = 0
+            own("x").set_elapsed(9)
+            own.log(rank=0)
+        if kind == "named" and rank == 0:
+            return Timers(2, "all", name="n", **arguments)
+        if kind == "named":  # in another place
+            return Timers(2, "all", name="n", **arguments)
+        return Timers(2, "all", **arguments) if kind is Timers else Named(**arguments)
+
+    world.ranks = [world.numbered(lambda rank=rank: of_a_rank(rank)) for rank in (0, 1)]
+    for rank in (0, 1):
+        world.on(rank)("x").set_elapsed(rank + 1)
+        world.on(rank).log()
+    assert world.said[-1] == "times across ranks (ms):\n  x:\n     rank  0: 1000.00\n     rank  1: 2000.00"
+
+
+def test_timers_made_in_one_place_are_told_apart_by_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, 2, 2)
+    pairs = [world.numbered(lambda: [Timers(2, "all", output=world.said.append) for _ in range(2)]) for _ in (0, 1)]
+    for number in (1, 0):
+        for rank, pair in enumerate(pairs):
+            world.group.rank = rank
+            pair[number]("x").set_elapsed(10 * number + rank)
+            pair[number].log()
+    assert [text.splitlines()[-1].split()[-1] for text in world.said] == ["11000.00", "1000.00"]
+    assert ["rank  0: 10000.00" in text for text in world.said] == [True, False]
+
+
+@pytest.mark.parametrize("name", ["", 3])
+def test_the_name_of_timers_is_text(name: Any) -> None:
+    with pytest.raises(ConfigError, match="name must be text"):
+        Timers(2, "all", name=name)
 
 
 @pytest.mark.parametrize("broken", [SimpleNamespace(), None])

@@ -8,7 +8,6 @@ ranks are missing. No collective is started, so nothing can get out of step with
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import time
@@ -30,9 +29,6 @@ _LATE_S: Final = 0.05
 
 _FIRST_PAUSE_S: Final = 0.0005
 _LONGEST_PAUSE_S: Final = 0.05
-
-_numbers = itertools.count()
-"""Numbers of the exchanges of this process. All ranks make theirs in the same order."""
 
 
 class Store(Protocol):
@@ -80,6 +76,7 @@ class Exchange:
         store: Where they are put.
         rank: This rank.
         world_size: How many there are.
+        registry: Which registry it is; the same on all ranks, and different for each process group.
         hosts_store: Whether the store ends with this process. It then waits (for a limited time) until all have read.
         monotonic_s: The clock; for tests.
         pause: Waits for so many seconds; for tests.
@@ -90,6 +87,7 @@ class Exchange:
         store: Store,
         rank: int,
         world_size: int,
+        registry: str,
         *,
         hosts_store: bool = False,
         monotonic_s: Callable[[], float] = time.monotonic,
@@ -101,7 +99,7 @@ class Exchange:
         self._hosts_store = hosts_store
         self._monotonic_s = monotonic_s
         self._pause = pause
-        self._prefix = f"{_PREFIX}/{next(_numbers)}"
+        self._prefix = f"{_PREFIX}/{registry}"
         self._put: deque[str] = deque()
         self._absent: set[int] = set()
 
@@ -176,10 +174,13 @@ class Exchange:
         return f"{self._prefix}/{topic}/{rank}"
 
 
-def open_exchange(distributed: Any) -> Exchange:
-    """Return an exchange for the default process group, over a connection of its own where torch has that (from 2.6 on)."""
+def open_exchange(distributed: Any, registry: str) -> Exchange:
+    """Return an exchange of a registry for the default process group; see `Exchange`.
+
+    It has a connection of its own where torch has that (from 2.6 on).
+    """
     store, rank = default_store(distributed), distributed.get_rank()
     # Under torchrun the agent keeps the store, else rank 0 does.
     hosts_store = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() != "true"
     own = store.clone() if hasattr(store, "clone") else store
-    return Exchange(own, rank, distributed.get_world_size(), hosts_store=hosts_store)
+    return Exchange(own, rank, distributed.get_world_size(), registry, hosts_store=hosts_store)

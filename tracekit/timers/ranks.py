@@ -37,17 +37,26 @@ class RankReports:
     """What one registry of timers has to do with the other ranks. Without torch.distributed there are none.
 
     Args:
+        registry: What the registry is known by, on all ranks.
         log_level: The level of the registry.
         timeout_s: How long a report waits for the other ranks at most.
         make_marker: Makes the markers of the barriers.
     """
 
-    def __init__(self, log_level: int, timeout_s: float, make_marker: Callable[[str, tuple[str, ...]], Marker]) -> None:
+    def __init__(
+        self,
+        registry: str,
+        log_level: int,
+        timeout_s: float,
+        make_marker: Callable[[str, tuple[str, ...]], Marker],
+    ) -> None:
+        self._registry = registry
         self._log_level = log_level
         self._make_marker = make_marker
         self._timeout_s = timeout_s
         self._exchange: Exchange | None = None
         self._store: Any = None
+        self._opened = 0  # under torchrun a later process group of the process may have the values of an earlier one
         self._counts: dict[str, int] = {}  # by report
         self._step_counts: dict[str, int] = {}  # by report and step
         self._told: set[object] = set()
@@ -147,7 +156,7 @@ class RankReports:
             self._missing.update(missing)
             logger.warning(
                 "tracekit: timers: rank %s did not report within %g s, and is not in the report. Every rank has to call it, "
-                "also where it has no writer",
+                "also where it has no writer; Timers that are made in another place there need the same name=",
                 ranks_text(missing),
                 self._timeout_s,
             )
@@ -162,7 +171,8 @@ class RankReports:
     def _current(self, distributed: Any) -> Exchange:
         store = default_store(distributed)
         if self._exchange is None or store is not self._store:
-            self._exchange, self._store = open_exchange(distributed), store
+            self._exchange, self._store = open_exchange(distributed, f"{self._registry}/{self._opened}"), store
+            self._opened += 1
             self._counts, self._step_counts, self._announced, self._levels = {}, {}, False, {}
         return self._exchange
 

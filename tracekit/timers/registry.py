@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from typing import TYPE_CHECKING, Final
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError
 from tracekit.recording.lifecycle import marker as module_marker
@@ -13,6 +17,8 @@ from tracekit.timers.ranks import RankReports
 from tracekit.timers.timer import Timer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tracekit.clock import Clock
     from tracekit.recording.profiler import Profiler
     from tracekit.timers.base import TimerBase
@@ -23,6 +29,9 @@ logger = logging.getLogger("tracekit")
 
 MAX_LOG_LEVEL: Final = 2
 
+_numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+"""Numbers of the registries of one name, or made in one place."""
+
 
 class TimerRegistry:
     """Makes timers and finds them again, by name; `Timers` adds the reports.
@@ -32,6 +41,7 @@ class TimerRegistry:
         device: What they measure, unless they are told otherwise.
         profiler: Whose trace they appear in; None is the one that is active.
         timeout_s: How long a report waits for the other ranks at most.
+        name: What ranks know it by; None is the place where it is made.
         clock: The clock that they read.
 
     Raises:
@@ -39,14 +49,23 @@ class TimerRegistry:
     """
 
     def __init__(
-        self, log_level: int, device: str | None, profiler: Profiler | None, timeout_s: float, clock: Clock
+        self,
+        log_level: int,
+        device: str | None,
+        profiler: Profiler | None,
+        timeout_s: float,
+        name: str | None,
+        clock: Clock,
     ) -> None:
+        if name is not None and not (isinstance(name, str) and name):
+            raise ConfigError(f"Timers: name must be text that is not empty, not {name!r}")
         if isinstance(log_level, bool) or not isinstance(log_level, int):
             raise ConfigError(f"Timers: log_level must be a whole number (0, 1 or 2), not {log_level!r}")
         self._log_level = log_level
         self._device = None if device is None else _check_device(device)
         self._make_marker = module_marker if profiler is None else profiler.marker
-        self._ranks = RankReports(log_level, timeout_s, self._make_marker)
+        known_by = _place(self) if name is None else name
+        self._ranks = RankReports(f"{known_by}#{next(_numbers[known_by])}", log_level, timeout_s, self._make_marker)
         self._clock = clock
         self._timers: dict[str, Timer] = {}
         self._off: dict[tuple[str, int | None], OffTimer] = {}  # by name, and by the level that was given
@@ -129,6 +148,14 @@ class TimerRegistry:
         # A level that was chosen is no surprise; the default is (Megatron-LM#871).
         logger.log(logging.WARNING if asked_level is None else logging.INFO, "tracekit: timers: %s", reason)
         return self._off.setdefault((name, asked_level), OffTimer(name, reason, self._ranks.announce))
+
+
+def _place(made: object) -> str:
+    """Return the file and line where an object is made: on all ranks the same, whatever else one of them makes before."""
+    frame: Any = sys._getframe(1)  # noqa: SLF001 - inspect reads the source files, too, and has nothing else for it
+    while frame.f_back is not None and frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is made:
+        frame = frame.f_back  # of a subclass, too
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 def _check_device(device: str) -> str:

@@ -31,6 +31,7 @@ class SumReports(TimerRegistry):
         device: What the timers measure, unless they are told otherwise.
         profiler: Whose trace they appear in; None is the one that is active.
         timeout_s: How long a report waits for the other ranks at most.
+        name: What ranks know them by; None is the place where they are made.
         output: What `log` calls with its text; None prints it.
         clock: The clock that they read.
 
@@ -45,6 +46,7 @@ class SumReports(TimerRegistry):
         device: str | None,
         profiler: Profiler | None,
         timeout_s: float,
+        name: str | None,
         output: Callable[[str], object] | None,
         clock: Clock,
     ) -> None:
@@ -52,7 +54,7 @@ class SumReports(TimerRegistry):
             raise ConfigError(
                 f"Timers: log_option must be one of {', '.join(map(repr, LOG_OPTIONS))}, not {log_option!r}"
             )
-        super().__init__(log_level, device, profiler, timeout_s, clock)
+        super().__init__(log_level, device, profiler, timeout_s, name, clock)
         self._log_option = log_option
         self._output = _print if output is None else output
 

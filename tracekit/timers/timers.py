@@ -47,7 +47,8 @@ class Timers(SumReports):
     **Ranks.** `log`, `write`, `get_all_timers_string` and `gather` are to be called by every rank, with or without the same
     timers: those of one name belong together. They pass values through the store of torch.distributed. Only the rank that
     reports waits for the others, ``timeout`` seconds at most; ranks that are missing are named. `tracekit.timers.read_timers`
-    makes the same table from the traces of all ranks, without any of that.
+    makes the same table from the traces of all ranks, without any of that. The ranks know each other's `Timers` by the file and
+    line where they are made, those of one line by their order there; where that differs, give them the same ``name``.
 
     **Reports.** What a report has not shown yet, no other report takes from it: ``write`` and then ``log`` show the same,
     although both reset. `Timer.reset` is what makes all of them begin anew.
@@ -65,6 +66,7 @@ class Timers(SumReports):
             hint in the log when CUDA is in use.
         profiler: Whose trace they appear in; None is the profiler that is active.
         timeout: How long a report waits for the other ranks at most, seconds.
+        name: What the ranks know them by; None is the place where they are made.
         output: What `log` calls with its text, for example ``logger.info``; None prints it.
         clock: The clock to read; for tests.
 
@@ -80,11 +82,12 @@ class Timers(SumReports):
         device: str | None = None,
         profiler: Profiler | None = None,
         timeout: float = 10.0,
+        name: str | None = None,
         output: Callable[[str], object] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         check_seconds("Timers: timeout", timeout)
-        super().__init__(log_level, log_option, device, profiler, float(timeout), output, clock)
+        super().__init__(log_level, log_option, device, profiler, float(timeout), name, output, clock)
         self._timeout_s = float(timeout)
         self._rank: int | None = None
 
