@@ -313,6 +313,44 @@ def test_gather_names_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (table.missing, list(table.ranks)) == ((1, 2), [0])
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_gather_that_fails_loses_nothing(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, 2, 2)
+    timers = world.on(0)
+    timers("x").set_elapsed(1)
+    timers.snapshot(reset=True)
+    timers("x").set_elapsed(2)
+    timers.snapshot(reset=True)
+    with timers("x"):
+        pass
+    collect = timers._ranks.collect
+
+    def collect_while_another_thread_times(*arguments: Any, **options: Any) -> Any:
+        with timers("x"):
+            pass
+        return collect(*arguments, **options)
+
+    monkeypatch.setattr(timers._ranks, "collect", collect_while_another_thread_times)
+    world.store.broken = broken
+    with pytest.raises(TimerError):
+        timers.gather(reset=True, timeout=1)
+    assert timers.snapshot().of("x")[0].count == 2
+    assert timers.snapshot(lifetime=True).of("x")[0].count == 4
+    world.store.broken = False
+    assert timers.gather(reset=True, allow_missing=True) is not None
+    assert timers.snapshot().of("x")[0].count == 1, "what has ended meanwhile"
+
+
+def test_a_gather_that_fails_does_not_undo_a_reset_of_the_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, 2, 2)
+    timers = world.on(0)
+    timers("x").set_elapsed(1)
+    monkeypatch.setattr(timers._ranks, "collect", lambda *_, **__: (timers("x").reset(), ({}, [1]))[1])
+    with pytest.raises(TimerError):
+        timers.gather(reset=True)
+    assert timers.snapshot().of("x") == {}
+
+
 def test_a_store_that_breaks_does_not_reach_training(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -79,6 +79,7 @@ class Timer(TimerBase):
         "_stale",
         "_statistics",
         "_sum_ns",
+        "_taken",
         "device",
         "log_level",
     )
@@ -114,6 +115,7 @@ class Timer(TimerBase):
         self._injected_ns = 0
         self._statistics = DurationStatistics()  # since they were last taken
         self._before = DurationStatistics()  # until then
+        self._taken: tuple[DurationStatistics, DurationStatistics] | None = None  # both, before they were last taken
         self._readers = Readers()
 
     def __repr__(self) -> str:
@@ -307,8 +309,18 @@ class Timer(TimerBase):
             self._take_calls()
             found = DurationStatistics.merged([self._before, self._statistics] if lifetime else [self._statistics])
             if reset:
+                taken = (self._before, self._statistics)
                 self._set_statistics_aside()
+                self._taken = taken
             return found
+
+    def take_back_reset(self) -> None:
+        """Have the statistics that were taken last again, besides those of the calls that have ended since."""
+        with self._lock:
+            if self._taken is not None:  # else they were reset on purpose meanwhile
+                self._before, statistics = self._taken
+                self._statistics = DurationStatistics.merged([statistics, self._statistics])
+                self._taken = None
 
     def _total_ns(self) -> int:
         """Return all that was measured, the running part included. Under the lock."""
@@ -329,5 +341,6 @@ class Timer(TimerBase):
 
     def _set_statistics_aside(self) -> None:
         self._take_calls()
-        self._before.merge(self._statistics)
+        self._before = DurationStatistics.merged([self._before, self._statistics])
+        self._taken = None
         self._statistics = DurationStatistics()

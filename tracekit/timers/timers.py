@@ -118,7 +118,7 @@ class Timers(SumReports):
         Args:
             names: Which timers; None is all.
             rank: Which rank gets the table, the others get None; None is every rank.
-            reset: As for `snapshot`.
+            reset: As for `snapshot`. Where this raises, this rank's timers are not reset.
             lifetime: As for `snapshot`.
             timeout: How long to wait for the others, seconds; None is that of `Timers`.
             allow_missing: Return the table also where ranks are missing; its ``missing`` names them.
@@ -129,6 +129,18 @@ class Timers(SumReports):
         if timeout is not None:
             check_seconds("gather: timeout", timeout)
         own = encode_timers(self._statistics(names, reset=reset, lifetime=lifetime))
+        try:
+            return self._gathered(own, rank, timeout, allow_missing=allow_missing)
+        except BaseException:  # an interrupt, too: what nobody has seen is kept
+            if reset:
+                for name in self._wanted(names):
+                    if (timer := self._timers.get(name)) is not None:
+                        timer.take_back_reset()
+            raise
+
+    def _gathered(
+        self, own: bytes, rank: int | None, timeout: float | None, *, allow_missing: bool
+    ) -> TimerTable | None:
         collected = self._ranks.collect(
             "table", own, reads=None if rank is None else lambda number, _: number == rank, timeout_s=timeout
         )
