@@ -88,7 +88,7 @@ class MergeError(TracekitError):
 
 
 class TimerError(TracekitError):
-    """A timer is started twice, stopped without a start or read while it is off, or the timers of a rank are missing."""
+    """A timer is started twice, stopped without a start or read while it is off, or a report lacks ranks, a writer or a step."""
 
 
 class MissingExtraError(TracekitError, ImportError):

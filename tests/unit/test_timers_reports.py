@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tracekit import ConfigError, JSONTraceHandler, Profiler, Timers
+from tracekit import ConfigError, JSONTraceHandler, Profiler, TimerError, Timers
 from tracekit.statistics import DurationStatistics
 from tracekit.testing import FakeClock
 from tracekit.timers import TextSink, TimerTable
@@ -302,8 +302,24 @@ def test_numbers_of_numpy_are_numbers() -> None:
 def test_a_writer_that_is_none_is_refused_and_no_writer_is_fine() -> None:
     timers = timed(Timers(2, "max"), a=1)
     timers.write(["a"], None, 1)
-    with pytest.raises(ConfigError, match="SummaryWriter of TensorBoard or a run of wandb"):
+    timers.write_to_wandb(["a"], None, 1)
+    with pytest.raises(TimerError, match="SummaryWriter of TensorBoard or a run of wandb"):
         timers.write(["a"], object(), 1)
+    with pytest.raises(TimerError, match="takes wandb or a run of it"):
+        timers.write_to_wandb(["a"], SimpleNamespace(add_scalar=print), 1)
+
+
+@pytest.mark.parametrize("method", ["write", "write_to_wandb"])
+def test_a_writer_may_count_its_steps_itself(method: str) -> None:
+    written: list[tuple[dict[str, float], int | None]] = []
+    writer = SimpleNamespace(log=lambda values, step: written.append((values, step)))
+    timers = timed(Timers(2, "max"), a=1)
+    getattr(timers, method)(["a"], writer, None)
+    timed(timers, a=2)
+    getattr(timers, method)(["a"], writer, None)
+    assert written == [({"a-time": 1.0}, None), ({"a-time": 2.0}, None)]
+    with pytest.raises(TimerError, match="iteration must be a whole number or None, not 'x'"):
+        getattr(timers, method)(["a"], writer, "x")
 
 
 # ---- statistics -----------------------------------------------------------------------------------------------------------

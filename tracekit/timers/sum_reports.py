@@ -7,7 +7,7 @@ import sys
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.errors import ConfigError
+from tracekit.errors import ConfigError, TimerError
 from tracekit.timers.registry import TimerRegistry
 from tracekit.timers.text import LOG_OPTIONS, min_max, sums_text
 
@@ -115,7 +115,7 @@ class SumReports(TimerRegistry):
         self,
         names: Sequence[str] | None,
         writer: Any,
-        iteration: int,
+        iteration: int | None,
         normalizer: float = 1.0,
         reset: bool = True,
         barrier: bool = False,
@@ -127,16 +127,17 @@ class SumReports(TimerRegistry):
         Args:
             names: Which timers; None is all.
             writer: TensorBoard's ``SummaryWriter``, or ``wandb`` or a run of it; None on the ranks that do not write.
-            iteration: The training step.
+            iteration: The training step; None is the writer's own, and then the reports are matched by their order.
             normalizer: What to divide by.
             reset: Whether the next such report begins from here.
             barrier: Wait for all ranks first.
 
         Raises:
-            ConfigError: The normalizer is not above 0, or the writer is none.
+            ConfigError: The normalizer is not above 0.
+            TimerError: The writer is none, or the iteration is no whole number.
         """
         if writer is not None and not hasattr(writer, "add_scalar") and not hasattr(writer, "log"):
-            raise ConfigError(f"Timers.write takes a SummaryWriter of TensorBoard or a run of wandb, not {writer!r}")
+            raise TimerError(f"Timers.write takes a SummaryWriter of TensorBoard or a run of wandb, not {writer!r}")
         found = self._extremes(
             "write",
             names,
@@ -144,7 +145,7 @@ class SumReports(TimerRegistry):
             reset=reset,
             barrier=barrier,
             reads=lambda *_: writer is not None,
-            step=int(iteration),
+            step=_step(iteration),
         )
         for name, (_, seconds) in found.items():
             if hasattr(writer, "add_scalar"):
@@ -156,12 +157,19 @@ class SumReports(TimerRegistry):
         self,
         names: Sequence[str] | None,
         writer: Any,
-        iteration: int,
+        iteration: int | None,
         normalizer: float = 1.0,
         reset: bool = True,
         barrier: bool = False,
     ) -> None:
-        """Do as `write`, for Weights & Biases; what this shows, `write` shows as well."""
+        """Do as `write`, for Weights & Biases; what this shows, `write` shows as well.
+
+        Raises:
+            ConfigError: The normalizer is not above 0.
+            TimerError: The writer has no ``log``, or the iteration is no whole number.
+        """
+        if writer is not None and not hasattr(writer, "log"):
+            raise TimerError(f"Timers.write_to_wandb takes wandb or a run of it, not {writer!r}")
         found = self._extremes(
             "wandb",
             names,
@@ -169,7 +177,7 @@ class SumReports(TimerRegistry):
             reset=reset,
             barrier=barrier,
             reads=lambda *_: writer is not None,
-            step=int(iteration),
+            step=_step(iteration),
         )
         for name, (_, seconds) in found.items():
             writer.log({f"{name}-time": seconds}, iteration)
@@ -254,6 +262,13 @@ def _names(sums: Mapping[int, Mapping[str, int]], names: Sequence[str] | None) -
     if names is not None:
         return list(dict.fromkeys(names))
     return list(dict.fromkeys(name for rank in sorted(sums) for name in sums[rank]))
+
+
+def _step(iteration: Any) -> int | None:
+    try:
+        return None if iteration is None else int(iteration)  # tensors and NumPy's numbers are some, too
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TimerError(f"iteration must be a whole number or None, not {iteration!r}") from error
 
 
 def _check_normalizer(normalizer: float) -> float:
