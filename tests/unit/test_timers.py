@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -498,3 +499,52 @@ timers.log(["x"])
 def test_timers_are_public() -> None:
     assert tracekit.Timers is Timers
     assert issubclass(TimerError, tracekit.TracekitError)
+
+
+# ---- forked children ------------------------------------------------------------------------------------------------------
+
+FORKED = """
+import os, signal, threading
+from tracekit import Timers
+from tracekit.testing import FakeClock
+from tracekit.timers.device import DeviceEvents
+
+clock = FakeClock()
+timers = Timers(2, "max", clock=clock.clock)
+timer, on_device = timers("x"), timers("on the device")
+on_device._events = DeviceEvents("on the device", None)
+entered, end = threading.Event(), threading.Event()
+
+
+def hold():
+    with timer, timer, timer._lock, on_device._lock, on_device._events._lock:
+        entered.set()
+        end.wait()
+
+
+thread = threading.Thread(target=hold)
+thread.start()
+entered.wait()
+timer.start()
+clock.advance(2_000_000_000)
+child = os.fork()
+if child == 0:
+    signal.alarm(30)  # ends it, if it waits for what nobody is going to release
+    clock.advance(1_000_000_000)
+    timer.stop()
+    right = timer.elapsed() == 3.0 and on_device.elapsed() == 0.0
+    clock.advance(1_000_000_000)
+    os._exit(0 if right and timer.elapsed() == 0.0 and not timer._open and not timer._nested else 1)
+_, status = os.waitpid(child, 0)
+end.set()
+thread.join()
+assert timer.elapsed() == 4.0, "in the parent both threads' intervals are as they were"
+print(os.waitstatus_to_exitcode(status))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_child_has_neither_the_locks_nor_the_intervals_of_other_threads() -> None:
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.stdout, done.stderr) == ("0\n", "")

@@ -109,6 +109,10 @@ class DeviceEvents:
                 done.append(max(duration_ns, 0))
         return done
 
+    def after_fork_in_child(self) -> None:
+        """In a forked child, without the thread that may have held the lock."""
+        self._lock = threading.Lock()
+
     def _record(self) -> Any:
         try:
             event = self._free.pop()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import sys
+import weakref
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +30,9 @@ __all__ = ["TimerRegistry"]
 logger = logging.getLogger("tracekit")
 
 MAX_LOG_LEVEL: Final = 2
+
+_known: Final[weakref.WeakSet[TimerRegistry]] = weakref.WeakSet()
+"""Every registry, for forked children."""
 
 _numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 """Numbers of the registries of one name, or made in one place."""
@@ -69,6 +74,7 @@ class TimerRegistry:
         self._clock = clock
         self._timers: dict[str, Timer] = {}
         self._off: dict[tuple[str, int | None], OffTimer] = {}  # by name, and by the level that was given
+        _known.add(self)
 
     def __call__(
         self, name: str, log_level: int | None = None, barrier: bool = False, *, device: str | None = None
@@ -156,6 +162,16 @@ def _place(made: object) -> str:
     while frame.f_back is not None and frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is made:
         frame = frame.f_back  # of a subclass, too
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def _after_fork_in_child() -> None:
+    for registry in list(_known):
+        for timer in list(registry._timers.values()):  # noqa: SLF001 - of this module
+            timer.after_fork_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _check_device(device: str) -> str:

@@ -222,6 +222,17 @@ class Timer(TimerBase):
         if depth:
             self._nested[owner] = depth
 
+    def after_fork_in_child(self) -> None:
+        """In a forked child: go on without the parent's other threads, one of which may have held the lock."""
+        self._lock = threading.Lock()
+        if self._events is not None:
+            self._events.after_fork_in_child()
+        ident = threading.get_ident()  # the forking thread's, which goes on in the child; asyncio's tasks do not
+        for entries in (self._open, self._nested, self._began):
+            for owner in [owner for owner in entries if owner != ident]:
+                del entries[owner]
+        self._stale &= {ident}
+
     # ---- barriers ---------------------------------------------------------------------------------------------------
 
     def set_barrier_group(self, barrier_group: Any) -> None:
