@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -320,6 +322,26 @@ def test_a_writer_may_count_its_steps_itself(method: str) -> None:
     assert written == [({"a-time": 1.0}, None), ({"a-time": 2.0}, None)]
     with pytest.raises(TimerError, match="iteration must be a whole number or None, not 'x'"):
         getattr(timers, method)(["a"], writer, "x")
+
+
+def test_a_configuration_that_holds_timers_can_be_copied() -> None:
+    """Megatron's ``config.timers`` is copied with the configuration."""
+    config = SimpleNamespace(timers=timed(Timers(2, "max"), a=1), more=[1])
+    copied = copy.deepcopy(config)
+    assert copied.timers is config.timers
+    assert copy.copy(config.timers) is config.timers
+    assert copied.more is not config.more
+
+
+def test_timers_that_are_pickled_have_their_arguments_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    timers = Timers(2, "all", device="host", profiler=Profiler([]), timeout=3, name="n", output=print)
+    found = pickle.loads(pickle.dumps(timed(timers, a=1)))
+    assert found._arguments == timers._arguments
+    assert (type(found), found.names) == (Timers, [])
+    found("a").set_elapsed(2)
+    found.log()
+    assert capsys.readouterr().out == "times across ranks (ms):\n  a:\n     rank  0: 2000.00\n"
+    assert pickle.loads(pickle.dumps(Timers(2, "max"))).names == []
 
 
 # ---- statistics -----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from tracekit.arguments import check_seconds
 from tracekit.clock import SYSTEM_CLOCK
@@ -57,6 +58,9 @@ class Timers(SumReports):
 
     Threads: any may use timers; reports belong to one.
 
+    Copies: a copy, a deep one too (of a configuration that holds them), is the same object. What arrives in another process by
+    pickle has the same arguments and no timers yet, and belongs to the profiler that is active there.
+
     Args:
         log_level: Which timers are on.
         log_option: What `log` prints: "max" (the slowest rank), "minmax", or "all" (every rank).
@@ -90,6 +94,25 @@ class Timers(SumReports):
         super().__init__(log_level, log_option, device, profiler, float(timeout), name, output, clock)
         self._timeout_s = float(timeout)
         self._rank: int | None = None
+        self._arguments: dict[str, Any] = {
+            "log_level": log_level,
+            "log_option": log_option,
+            "device": device,
+            "timeout": timeout,
+            "name": name,
+            "output": output,
+        }
+        if clock is not SYSTEM_CLOCK:  # each process has one
+            self._arguments["clock"] = clock
+
+    def __copy__(self) -> Timers:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Timers:
+        return self  # who times by the copy is to be in the same reports
+
+    def __reduce__(self) -> tuple[Callable[[], Timers], tuple[()]]:
+        return partial(type(self), **self._arguments), ()
 
     def snapshot(
         self, names: Sequence[str] | None = None, *, reset: bool = False, lifetime: bool = False
