@@ -232,6 +232,56 @@ def test_a_report_never_shows_the_values_of_an_earlier_one(
     assert "rank 0 did not report" in caplog.text
 
 
+OUT_OF_STEP = "the ranks have called this a different number of times"
+
+
+@pytest.mark.parametrize("method", ["get_global_min_max_time", "get_all_timers_string"])
+def test_a_table_that_was_made_without_a_rank_is_not_shown_there(
+    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A call that only rank 0 makes leaves a table behind, which is not what rank 1 asks for later."""
+    world = World(monkeypatch, 2, 2, timeout=1)
+    world.on(0)("x").set_elapsed(7)
+    getattr(world.on(0), method)()
+    for seconds in (1, 2):
+        for rank in (0, 1):
+            world.on(rank)("x").set_elapsed(seconds + 10 * rank)
+            found = getattr(world.on(rank), method)()
+            own = seconds + 10 * rank
+            assert str(found).endswith(
+                f"({own}.0, {own}.0)}}" if method.endswith("time") else f"({own}000.00, {own}000.00)"
+            )
+    assert [OUT_OF_STEP in message for message in caplog.messages] == [False, True]
+    assert "rank 1 did not report" in caplog.messages[0]
+
+
+def test_values_that_a_rank_has_left_in_a_call_of_its_own_are_not_shown(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(monkeypatch, 2, 2, option="all", timeout=1)
+    world.on(0)("x").set_elapsed(7)
+    world.on(0).log()  # which only the last rank would read
+    for rank in (0, 1):
+        world.on(rank)("x").set_elapsed(rank + 1)
+        world.on(rank).gather(rank=1)
+        world.on(rank).log()
+    assert world.said == ["times across ranks (ms):\n  x:\n     rank  1: 2000.00"]
+    assert [OUT_OF_STEP in message for message in caplog.messages if "rank 0" in message] == [True]
+
+
+def test_a_call_of_another_report_that_a_rank_makes_alone_spoils_no_report(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(monkeypatch, 2, 2, option="all", timeout=1)
+    world.on(0).get_all_timers_string()
+    caplog.clear()
+    for rank in (0, 1):
+        world.on(rank)("x").set_elapsed(rank + 1)
+        world.on(rank).log()
+    assert world.said == ["times across ranks (ms):\n  x:\n     rank  0: 1000.00\n     rank  1: 2000.00"]
+    assert caplog.messages == []
+
+
 def test_two_writes_of_one_step_are_two_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """NeMo's recipe writes its setup as step 0, and the first iteration as well."""
     world = World(monkeypatch, 2, 2)

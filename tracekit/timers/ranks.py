@@ -57,6 +57,7 @@ class RankReports:
         self._exchange: Exchange | None = None
         self._store: Any = None
         self._opened = 0  # under torchrun a later process group of the process may have the values of an earlier one
+        self._calls = 0  # of reports that are matched by their order
         self._counts: dict[str, int] = {}  # by report
         self._step_counts: dict[str, int] = {}  # by report and step
         self._told: set[object] = set()
@@ -92,7 +93,8 @@ class RankReports:
             timeout_s: How long to wait for the others.
 
         Returns:
-            The values by rank and which ranks are missing, or None where this rank does not read.
+            The values by rank and which ranks are missing, or None where this rank does not read. Values that may be of an
+            earlier report are not among them; see `_current_ones`.
 
         Raises:
             TimerError: The store cannot be reached.
@@ -107,12 +109,13 @@ class RankReports:
         try:
             exchange = self._current(distributed)
             topic = self._topic(report, step)
-            exchange.put(topic, own, reads=is_reader)
+            number = self._number(step)
+            exchange.put(topic, b"%d %b" % (number, own), reads=is_reader)
             if reads is None and rank != 0:
                 passed_on = exchange.read(f"{topic}/all", timeout_s + _PASSING_ON_S, [0])
-                found = {rank: own} if not passed_on else _split(passed_on[0])
+                found = {rank: own} if not passed_on else self._with_own(report, rank, own, _split(passed_on[0]))
             elif is_reader:
-                found = exchange.read(topic, timeout_s)
+                found = self._current_ones(report, number, exchange.read(topic, timeout_s))
                 if reads is None:
                     exchange.put(f"{topic}/all", _join(found), reads=False)
             if is_reader:
@@ -124,6 +127,43 @@ class RankReports:
         if not is_reader:
             return None
         return found, [other for other in range(world_size) if other not in found]
+
+    def _number(self, step: object) -> int:
+        """Return how many reports this rank has made, which goes with its values; those for a step are matched by that."""
+        if step is not None:
+            return 0
+        self._calls += 1
+        return self._calls
+
+    def _current_ones(self, report: str, number: int, values: dict[int, bytes]) -> dict[int, bytes]:
+        """Leave out what a rank has put there when it had made fewer reports than this one has now: it may be old.
+
+        One call that only another rank has made leaves its values behind, and the next call here would find them. A rank that
+        has made more reports is not behind: its values are no older than this rank's.
+
+        This is seen only where the ranks make other reports as well: by the calls of one report alone, the first of one rank
+        is the first of another.
+        """
+        parts = {rank: value.split(b" ", 1) for rank, value in values.items()}
+        old = [rank for rank, (calls, _) in parts.items() if int(calls) < number]
+        if old:
+            self._out_of_step(report, old)
+        return {rank: text for rank, (_, text) in parts.items() if rank not in old}
+
+    def _with_own(self, report: str, rank: int, own: bytes, found: dict[int, bytes]) -> dict[int, bytes]:
+        """Return what rank 0 has passed on, or this rank's values alone if it was made without them: of an earlier report."""
+        if rank in found:
+            return found
+        self._out_of_step(report, [*found])
+        return {rank: own}
+
+    def _out_of_step(self, report: str, ranks: list[int]) -> None:
+        self._missing.update(ranks)  # they have reported: it is not to be said that they have not
+        self.tell(
+            ("order", report),
+            f"the ranks have called this a different number of times, or some too late ({report}): what rank "
+            f"{ranks_text(ranks)} has reported may be old, and is left out. Every rank has to make all reports",
+        )
 
     def _topic(self, report: str, step: object) -> str:
         """Return a name that no report had before, and that it has on all ranks."""
@@ -173,6 +213,7 @@ class RankReports:
         if self._exchange is None or store is not self._store:
             self._exchange, self._store = open_exchange(distributed, f"{self._registry}/{self._opened}"), store
             self._opened += 1
+            self._calls = 0
             self._counts, self._step_counts, self._announced, self._levels = {}, {}, False, {}
         return self._exchange
 
