@@ -156,6 +156,33 @@ def test_a_cause_is_told_from_what_only_encloses_it(tmp_path: Path) -> None:
     assert by_name["forward"].after_ns - by_name["forward"].before_ns == pytest.approx(0.8e6, rel=0.2)
 
 
+def test_runs_of_different_numbers_of_ranks_are_compared_by_rank(tmp_path: Path) -> None:
+    two, four = write(tmp_path / "two", 1, ranks=2), write(tmp_path / "four", 2, ranks=4)
+    for diff in (diff_traces([two], [four]), diff_traces([four], [two])):
+        assert diff.step is not None
+        assert diff.step.ratio == pytest.approx(1, abs=0.03)
+        assert diff.slower_by(0.05) == [change for change in diff.faster if change.ratio < 0.95] == []
+    slow = write(tmp_path / "slow", 3, dict.fromkeys(STAGES, 1.5), ranks=2)
+    diff = diff_traces([four], [slow])
+    assert diff.step is not None
+    assert diff.step.ratio == pytest.approx(1.5, abs=0.05)
+    assert {*STAGES, "(step)"} <= set(names(diff.slower_by(0.4)))
+    assert diff.faster == []
+
+
+def test_a_marker_of_one_rank_does_not_depend_on_how_many_others_there_are(tmp_path: Path) -> None:
+    folders = []
+    for ranks, checkpoint in ((2, 3.0), (4, 3.3)):
+        folders.append(write(tmp_path / f"of{ranks}", ranks, ranks=ranks))
+        write(tmp_path / f"alone{ranks}", ranks, ranks=1, checkpoint=checkpoint)
+        (tmp_path / f"alone{ranks}" / "rank0.json").replace(tmp_path / f"of{ranks}" / "rank0.json")
+    diff = diff_traces([folders[0]], [folders[1]], at_least=0, sure=0)
+    change = next(one for one in diff.slower if one.name == "checkpoint")
+    assert change.ratio == pytest.approx(1.1, abs=0.04)
+    assert change.count_before == change.count_after == 1
+    assert change.before_ns == pytest.approx(3e6, rel=0.05)
+
+
 def test_two_ranks_of_one_run(tmp_path: Path) -> None:
     folder = write(tmp_path / "a", 1, ranks=1)
     (tmp_path / "a" / "rank1.json").write_bytes(

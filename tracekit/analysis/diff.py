@@ -44,6 +44,8 @@ class _Series:
         total_ns: Their durations together.
         self_ns: Without what lies directly inside of them.
         values: What it took in each step, of all ranks together; without steps, of single slices in order of time.
+        ranks: How many ranks have it in each step; empty without steps.
+        last: The place among the ranks, from 1, of the last that has it in each step; ranks come one after the other.
         stride: Which slices are among the values: every so many-th.
     """
 
@@ -51,7 +53,39 @@ class _Series:
     total_ns: int = 0
     self_ns: int = 0
     values: array[int] = field(default_factory=lambda: array("q"))
+    ranks: array[int] = field(default_factory=lambda: array("I"))
+    last: array[int] = field(default_factory=lambda: array("I"))
     stride: int = 1
+
+    @classmethod
+    def of_steps(cls, steps: int) -> _Series:
+        """Return one of so many steps."""
+        return cls(values=array("q", bytes(8 * steps)), ranks=_zeros(steps), last=_zeros(steps))
+
+    def take_in_step(self, length: int, place: int, rank: int) -> None:
+        """Add a length to a step.
+
+        Args:
+            length: How long, ns.
+            place: Of the step.
+            rank: The place of its rank among the ranks, from 1.
+        """
+        self.values[place] = min(self.values[place] + length, _MOST_NS)
+        if self.last[place] != rank:
+            self.last[place] = rank
+            self.ranks[place] += 1
+
+    @property
+    def typical_values(self) -> list[float]:
+        """What it takes in each step that has it, on a rank that has it; without steps, the values."""
+        if not self.ranks:
+            return [value for value in self.values if value]
+        return [value / ranks for value, ranks in zip(self.values, self.ranks, strict=True) if value]
+
+    @property
+    def share(self) -> float:
+        """How many ranks have it in a step that has it, on average."""
+        return sum(self.ranks) / max(1, sum(1 for ranks in self.ranks if ranks))
 
     def take_slice(self, length: int) -> None:
         """Take a slice of a trace without steps; of many, evenly chosen ones are kept."""
@@ -60,6 +94,10 @@ class _Series:
             if len(self.values) >= _MOST_VALUES:
                 self.values = self.values[::2]
                 self.stride *= 2
+
+
+def _zeros(count: int) -> array[int]:
+    return array("I", [0]) * count
 
 
 @dataclass(slots=True)
@@ -83,7 +121,7 @@ class _Side:
     @property
     def step_ns(self) -> float:
         """The median step."""
-        return median(self.series[STEP, ""].values) / len(self.ranks) if self.steps else 0.0
+        return median(self.series[STEP, ""].typical_values or [0.0]) if self.steps else 0.0
 
 
 def diff_traces(
@@ -182,9 +220,10 @@ def _read(
         skipped = 1 if least > _WARM_UP_LEAST else 0
         kept = min(least - skipped, most)
         series: dict[int, _Series] = {}
-        for thread in reading.threads():
+        for thread in sorted(reading.threads(), key=lambda thread: thread.rank):
             if thread.rank in ranks:
-                _take(reading, thread, steps.get(thread.rank), skipped, kept, series)
+                place = ranks.index(thread.rank) + 1
+                _take(reading, thread, steps.get(thread.rank), place, skipped, kept, series)
             reading.forget(thread)
         side = _Side([file.path for file in reading.files], ranks, kept, {}, reading.all_notes)
         for number, own in series.items():
@@ -192,23 +231,29 @@ def _read(
             if own.count and not reading.markers.kinds[number] & _FRAME:
                 side.series[marker.name, marker.category] = own
         if kept:
-            whole = _Series(values=array("q", bytes(8 * kept)))
-            for found in steps.values():
+            whole = _Series.of_steps(kept)
+            for number, found in enumerate(steps.values(), 1):
                 for place, length in enumerate(found.durations[skipped : skipped + kept]):
-                    whole.values[place] = min(whole.values[place] + length, _MOST_NS)
+                    whole.take_in_step(length, place, number)
             whole.count, whole.total_ns = kept * len(steps), sum(whole.values)
             side.series[STEP, ""] = whole
         return side
 
 
 def _take(
-    reading: Reading, thread: Thread, steps: Steps | None, skipped: int, kept: int, series: dict[int, _Series]
+    reading: Reading,
+    thread: Thread,
+    steps: Steps | None,
+    rank: int,
+    skipped: int,
+    kept: int,
+    series: dict[int, _Series],
 ) -> None:
-    """Add up the slices of a thread."""
+    """Add up the slices of a thread of the rank at this place, from 1."""
     for start, end, number, self_ns, _, _, _ in nested(thread.windows(), reading.markers.kinds, thread.base_ns):
         own = series.get(number)
         if own is None:
-            own = series[number] = _Series(values=array("q", bytes(8 * kept)))
+            own = series[number] = _Series.of_steps(kept)
         length = end - start
         if steps is None:
             own.take_slice(length)
@@ -216,7 +261,7 @@ def _take(
             place = steps.at(start) - skipped
             if not 0 <= place < kept:
                 continue
-            own.values[place] = min(own.values[place] + length, _MOST_NS)
+            own.take_in_step(length, place, rank)
         own.count += 1
         own.total_ns += length
         own.self_ns += self_ns if thread.nests else length
@@ -228,18 +273,18 @@ def _compare(ours: _Side, theirs: _Side) -> tuple[list[Change], int]:
     untested = 0
     for key in sorted(ours.series.keys() & theirs.series.keys()):
         one, other = ours.series[key], theirs.series[key]
-        # What is not in every step is compared in those in which it is.
-        comparison = compare([value for value in one.values if value], [value for value in other.values if value])
+        # What is not in every step, or not on every rank, is compared where it is: the runs may differ in their ranks.
+        before, after = one.typical_values, other.typical_values
+        comparison = compare(before, after)
         if comparison is None:
             untested += 1
             continue
-        before, after = _typical(one, ours), _typical(other, theirs)
         found.append(
             Change(
                 name=key[0],
                 category=key[1],
-                before_ns=before,
-                after_ns=after,
+                before_ns=median(before),
+                after_ns=median(after),
                 self_change_ns=_each(other.self_ns, other, theirs) - _each(one.self_ns, one, ours),
                 count_before=_each(one.count, one, ours),
                 count_after=_each(other.count, other, theirs),
@@ -253,14 +298,9 @@ def _compare(ours: _Side, theirs: _Side) -> tuple[list[Change], int]:
     return [change.adjusted(len(found)) for change in found], untested
 
 
-def _typical(series: _Series, side: _Side) -> float:
-    """Return what a marker takes in the median step of those that have it, for each rank; else its median slice."""
-    return median(value for value in series.values if value) / (len(side.ranks) if side.steps else 1)
-
-
 def _each(amount: int, series: _Series, side: _Side) -> float:
-    """Return an amount for each step of each rank; without steps, for each slice."""
-    return amount / (side.steps * len(side.ranks) if side.steps else series.count)
+    """Return an amount for each step of a rank that has the marker; without steps, for each slice."""
+    return amount / (side.steps * (series.share or 1) if side.steps else series.count)
 
 
 def _only(side: _Side, other: _Side) -> list[Presence]:
