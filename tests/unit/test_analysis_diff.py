@@ -198,6 +198,22 @@ def test_two_ranks_of_one_run(tmp_path: Path) -> None:
         diff_traces([folder], rank_a=0, rank_b=7)
 
 
+def test_what_is_shown_before_and_after_agrees_with_the_change(tmp_path: Path) -> None:
+    paths = []
+    # The median says that it became slower, most blocks of neighbours that it became faster.
+    for name, lengths in (("a", [100.0] * 50 + [200.0] * 30), ("b", [110.0] * 60 + [112.0] * 20)):
+        events = [
+            {"ph": "X", "name": "gemm", "pid": 1, "tid": 1, "ts": 1000 * at, "dur": length}
+            for at, length in enumerate(lengths)
+        ]
+        paths.append(tmp_path / f"{name}.json")
+        paths[-1].write_text(json.dumps(events))
+    diff = diff_traces([str(paths[0])], [str(paths[1])], sure=0)
+    (change,) = diff.faster
+    assert change.ratio < 0.9
+    assert change.after_ns / change.before_ns == pytest.approx(change.ratio)
+
+
 def test_without_steps_single_slices_are_compared(tmp_path: Path) -> None:
     random = Random(1)
     paths = []

@@ -274,8 +274,7 @@ def _compare(ours: _Side, theirs: _Side) -> tuple[list[Change], int]:
     for key in sorted(ours.series.keys() & theirs.series.keys()):
         one, other = ours.series[key], theirs.series[key]
         # What is not in every step, or not on every rank, is compared where it is: the runs may differ in their ranks.
-        before, after = one.typical_values, other.typical_values
-        comparison = compare(before, after)
+        comparison = compare(one.typical_values, other.typical_values)
         if comparison is None:
             untested += 1
             continue
@@ -283,8 +282,8 @@ def _compare(ours: _Side, theirs: _Side) -> tuple[list[Change], int]:
             Change(
                 name=key[0],
                 category=key[1],
-                before_ns=median(before),
-                after_ns=median(after),
+                before_ns=comparison.first,
+                after_ns=comparison.second,
                 self_change_ns=_each(other.self_ns, other, theirs) - _each(one.self_ns, one, ours),
                 count_before=_each(one.count, one, ours),
                 count_after=_each(other.count, other, theirs),

@@ -18,11 +18,12 @@ class Change:
     Attributes:
         name: Its name; "(step)" for whole steps.
         category: Its category.
-        before_ns, after_ns: What it takes in the median step on each side; without steps, its median slice.
+        before_ns, after_ns: What it typically takes in a step on each side, on a rank that has it; without steps, a slice of
+            it. It is the mean of the medians of blocks of neighbours, of which `ratio` is made.
         self_change_ns: By how much the part changed that no slice inside of it covers, on average: it tells a cause from what
             only encloses it.
         count_before, count_after: How many slices a step holds; 1 without steps.
-        ratio: After to before, of what is typical.
+        ratio: ``after_ns`` to ``before_ns``.
         low, high: Between these the true ratio lies with 95 % probability.
         chance: How likely any of all markers would differ as much by chance.
     """

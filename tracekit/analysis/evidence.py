@@ -76,11 +76,14 @@ class Comparison:
     """Two series of positive values beside each other.
 
     Attributes:
-        ratio: The second to the first: of the middle of what is typical for each.
+        first, second: What is typical for each: the geometric mean of the medians of its blocks.
+        ratio: The second to the first.
         low, high: Between these the true ratio lies with 95 % probability.
         chance: How likely so large a difference is by chance, in either direction.
     """
 
+    first: float
+    second: float
     ratio: float
     low: float
     high: float
@@ -100,18 +103,20 @@ def compare(first: Sequence[float], second: Sequence[float]) -> Comparison | Non
     if min(len(first), len(second)) < LEAST_VALUES:
         return None
     ours, theirs = _blocks(first), _blocks(second)
+    typical = math.exp(fmean(ours)), math.exp(fmean(theirs))
     difference = fmean(theirs) - fmean(ours)
     parts = [stdev(ours) ** 2 / len(ours), stdev(theirs) ** 2 / len(theirs)]
     error = math.sqrt(sum(parts))
     if error <= 1e-12:
         ratio = math.exp(difference)
-        return Comparison(ratio, ratio, ratio, 1.0 if abs(difference) <= 1e-12 else 0.0)
+        return Comparison(*typical, ratio, ratio, ratio, 1.0 if abs(difference) <= 1e-12 else 0.0)
     freedom = sum(parts) ** 2 / sum(
         part**2 / (len(blocks) - 1) for part, blocks in zip(parts, (ours, theirs), strict=True)
     )
     chance = 2 * (1.0 - _NORMAL.cdf(normal_of_t(abs(difference) / error, freedom)))
     reach = error * _t_of_normal(_NORMAL.inv_cdf(0.975), freedom)
-    return Comparison(math.exp(difference), math.exp(difference - reach), math.exp(difference + reach), chance)
+    ratio, low, high = (math.exp(difference + by) for by in (0, -reach, reach))
+    return Comparison(*typical, ratio, low, high, chance)
 
 
 def _blocks(values: Sequence[float]) -> list[float]:
