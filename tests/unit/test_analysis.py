@@ -16,12 +16,14 @@ from tracekit.analysis.intervals import DeviceTime, Longest, device_time
 from tracekit.analysis.markers import OTHERS, Kind, Markers
 from tracekit.analysis.nesting import MOST_DEPTH, MOST_LANES, nested
 from tracekit.analysis.ordered_rows import Scratch
+from tracekit.analysis.steps import Steps
 from tracekit.analysis.summary import _Summarizer
 from tracekit.analysis.text import duration, shortened, table
 from tracekit.analysis.trace_files import read_traces
 from tracekit.errors import ConfigError, StorageError, TraceFormatError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tracekit.analysis.summary_report import MarkerSummary, TraceSummary
@@ -515,3 +517,24 @@ def test_times_have_three_digits_that_count(ns: int, text: str) -> None:
 def test_tables_line_up() -> None:
     assert table(("name", "n"), [("a", "1"), ("long", "100")]) == ["  name    n", "  a       1", "  long  100"]
     assert shortened("a" * 40 + "b" * 40, 20) == "a" * 13 + "…" + "b" * 6
+
+
+def test_steps_are_added_up_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    looked: list[int] = []
+
+    class Counting(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            looked.append(len(self))
+            return super().__iter__()
+
+    def made(self: Steps, spans: list[tuple[int, int, int]]) -> None:
+        original(self, spans)
+        self.durations = Counting(self.durations)
+
+    original = Steps.__init__
+    monkeypatch.setattr(Steps, "__init__", made)
+    # Every step of torch.profiler is a marker: to go over all steps for each of them takes the square of their number.
+    events = [x(f"ProfilerStep#{at}", 10 * at, 8, cat="user_annotation") for at in range(300)]
+    summary = summary_of(tmp_path, *events)
+    assert len(summary.markers) == 300
+    assert len(looked) < 20

@@ -159,7 +159,7 @@ class StageTable:
     @property
     def unrecorded_ns(self) -> int:
         """How much of the steps is no stage; slices that reach beyond the end of their step can make it too small."""
-        return max(0, sum(self.steps.durations) - sum(self.in_steps_ns.values()))
+        return max(0, self.steps.total_ns - sum(self.in_steps_ns.values()))
 
 
 def training_stages(reading: Reading, steps: dict[int, Steps]) -> dict[int, StageTable]:
@@ -171,7 +171,7 @@ def training_stages(reading: Reading, steps: dict[int, Steps]) -> dict[int, Stag
         if not thread.nests or not own:
             continue
         table = StageTable(thread, own, kept)
-        for slice_ in nested(thread.windows(), reading.markers.kinds, thread.base_ns, max(own.durations)):
+        for slice_ in nested(thread.windows(), reading.markers.kinds, thread.base_ns, own.longest_ns):
             if not slice_[4] or slice_[6] & OF_STAGES:
                 table.take(slice_, own.at(slice_[0]))
         keep_training_thread(found, table)

@@ -20,6 +20,9 @@ class Steps:
 
     Attributes:
         starts, ends, numbers: Of each step.
+        durations: How long each took.
+        total_ns: How long all of them took together.
+        longest_ns: How long the longest took; 0 without steps.
     """
 
     def __init__(self, spans: list[tuple[int, int, int]]) -> None:
@@ -30,14 +33,13 @@ class Steps:
                 self.starts.append(start)
                 self.ends.append(end)
                 self.numbers.append(number)
+        # They are asked for once for each marker, and every step of torch.profiler is a marker of its own.
+        self.durations = [end - start for start, end in zip(self.starts, self.ends, strict=True)]
+        self.total_ns = sum(self.durations)
+        self.longest_ns = max(self.durations, default=0)
 
     def __len__(self) -> int:
         return len(self.starts)
-
-    @property
-    def durations(self) -> list[int]:
-        """How long each took, ns."""
-        return [end - start for start, end in zip(self.starts, self.ends, strict=True)]
 
     def at(self, time: int) -> int:
         """Return in which step a time lies, counted from 0; -1 when in none."""

@@ -142,7 +142,7 @@ class _Summarizer:
             thread.windows(),
             reading.markers.kinds,
             thread.base_ns,
-            max(steps.durations, default=1 << 62),
+            steps.longest_ns if steps else 1 << 62,
             longest.take if in_order else None,
         )
         for slice_ in slices:
@@ -195,7 +195,7 @@ class _Summarizer:
 
     def _marker(self, rank: int, number: int, tally: _Tally) -> MarkerSummary:
         marker = self._reading.markers.table[number]
-        steps_ns = sum(self._steps[rank].durations)
+        steps_ns = self._steps[rank].total_ns
         p50, p95, p99 = tally.durations.percentiles(_PERCENTS)
         return MarkerSummary(
             rank=rank,
@@ -252,7 +252,7 @@ class _Summarizer:
                 each[name] = [sum(pair) for pair in zip(each[name], cells, strict=True)] if name in each else cells
         loading = None
         if table is not None and table.loading_count:
-            share = table.loading_in_steps_ns / sum(durations) if durations else None
+            share = table.loading_in_steps_ns / steps.total_ns if steps else None
             loading = LoadingSummary(table.loading_count, table.loading_ns, table.loading_longest_ns, share)
         kept = min(len(steps), self._kept)
         return RankSummary(
@@ -260,7 +260,7 @@ class _Summarizer:
             span_ns=max(0, self._last.get(rank, 0) - self._first.get(rank, 0)),
             thread="" if table is None else table.thread.name,
             step_durations_ns=durations,
-            stages=[StageSummary(name, total, total / sum(durations)) for name, total in totals.items()],
+            stages=[StageSummary(name, total, total / steps.total_ns) for name, total in totals.items()],
             unrecorded_ns=0 if table is None else table.unrecorded_ns,
             loading=loading,
             devices=[DeviceSummary(name, time) for (of, _), (name, time) in devices.items() if of == rank],
