@@ -11,6 +11,7 @@ import pytest
 
 from tests.collective_traces import MS, SECOND, START_NS, Done, seen, torch_trace, write_ranks
 from tracekit.analysis import find_stragglers, summarize_traces
+from tracekit.analysis import frontier as frontier_module
 from tracekit.analysis.evidence import chance_above_zero, normal_of_t
 from tracekit.analysis.frontier import find_frontier
 from tracekit.analysis.stragglers_text import straggler_lines
@@ -262,3 +263,34 @@ def test_ranks_that_come_at_random_are_left_in_peace(tmp_path: Path) -> None:
     assert report.stragglers == []
     assert report.collectives is not None
     assert report.collectives.count == 40
+
+
+def test_a_delay_is_by_how_much_more_a_rank_falls_behind_than_the_others() -> None:
+    # Three stages of which all wait in the last; ranks 1 and 2 are equally late in the second step, which makes neither the last.
+    times: Times = [[[10, at, 40] for at in own] for own in ([5, 5, 5], [9, 9, 5], [5, 9, 25], [5, 5, 5])]
+    frontier = find_frontier(times, [False, True, True], [False, False, True])
+    assert frontier is not None
+    delays = {delay.rank: delay for delay in frontier.delays if delay.stage == 1}
+    each = [delays[rank].each_ns for rank in range(4)]
+    assert each == [[0, 0, 0], [4, 4, 0], [0, 4, 20], [0, 0, 0]]
+    assert [delays[rank].late_steps for rank in range(4)] == [0, 1, 1, 0]
+    for rank in range(4):
+        more = [
+            each[rank][step] - sum(own[step] for number, own in enumerate(each) if number != rank) / 3
+            for step in range(3)
+        ]
+        assert delays[rank].mean_ns == pytest.approx(sum(more) / 3)
+
+
+def test_the_ranks_are_not_compared_each_with_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = 0
+
+    def counting(values: Sequence[float]) -> float:
+        nonlocal taken
+        values = list(values)
+        taken += len(values)
+        return sum(values) / len(values)
+
+    monkeypatch.setattr(frontier_module, "fmean", counting)
+    find(run(1, ranks=64, steps=5))
+    assert taken < 3 * 64 * 5 * len(STAGES)

@@ -19,6 +19,7 @@ ranks take the same time, and from any other boundary to the next each takes a t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import nlargest
 from statistics import fmean, median, median_low
 from typing import TYPE_CHECKING, Final
 
@@ -128,6 +129,7 @@ def find_frontier(times: Times, joined: Sequence[bool], meets: Sequence[bool]) -
         return None
     positions = [[_sums(cycle) for cycle in own] for own in cycles]
     delays = _delays(positions)
+    rows = _rows(delays)
     return Frontier(
         together_after=together,
         waiting=meets[together] or spreads[together] <= _MUCH_LESS * median(spreads),
@@ -137,7 +139,7 @@ def find_frontier(times: Times, joined: Sequence[bool], meets: Sequence[bool]) -
         length_ns=fmean(max(own[step][-1] for own in positions) for step in range(len(begins))),
         costs=_in_place(_costs(cycles, positions), order),
         delays=sorted(
-            (_delay(rank, stage, order[stage], delays) for rank in range(len(times)) for stage in range(stages)),
+            (_delay(rank, stage, order[stage], delays, rows) for rank in range(len(times)) for stage in range(stages)),
             key=lambda delay: (-delay.mean_ns, delay.rank, delay.stage),
         ),
     )
@@ -210,13 +212,32 @@ def _delays(positions: Times) -> Times:
     return delays
 
 
-def _delay(rank: int, stage: int, place: int, delays: Times) -> Delay:
+Row = tuple[int, int, int]
+"""The delays of all ranks in one step and stage: their sum, the largest and the second largest."""
+
+
+def _rows(delays: Times) -> list[list[Row]]:
+    """Return what all ranks are together, by step and stage: to go over the others for each rank takes the square of them."""
+    rows = []
+    for steps in zip(*delays, strict=True):
+        row = []
+        for values in zip(*steps, strict=True):
+            second, top = nlargest(2, values)[::-1]
+            row.append((sum(values), top, second))
+        rows.append(row)
+    return rows
+
+
+def _delay(rank: int, stage: int, place: int, delays: Times, rows: list[list[Row]]) -> Delay:
     own = [step[stage] for step in delays[rank]]
-    others = [
-        [theirs[step][stage] for number, theirs in enumerate(delays) if number != rank] for step in range(len(own))
-    ]
-    # Chance makes every rank fall behind now and then: what counts is by how much more than the others.
-    more = [mine - fmean(theirs) for mine, theirs in zip(own, others, strict=True)]
+    others = len(delays) - 1
+    more: list[float] = []
+    late = 0
+    for mine, row in zip(own, rows, strict=True):
+        total, top, second = row[stage]
+        # Chance makes every rank fall behind now and then: what counts is by how much more than the others.
+        more.append(mine - (total - mine) / others)
+        late += mine == top > second
     tries = len(delays) * len(delays[0][0])
     return Delay(
         rank=rank,
@@ -224,6 +245,6 @@ def _delay(rank: int, stage: int, place: int, delays: Times) -> Delay:
         mean_ns=fmean(more),
         median_ns=median(more),
         each_ns=own,
-        late_steps=sum(mine > max(theirs) for mine, theirs in zip(own, others, strict=True)),
+        late_steps=late,
         chance=min(1.0, chance_above_zero(more) * tries),
     )
