@@ -184,7 +184,7 @@ def test_frames_are_looked_through_for_depth_and_gaps() -> None:
 
 
 def test_what_is_longer_than_the_longest_step_is_a_frame() -> None:
-    found = list(nested([[(0, -100, 0, 0), (10, -20, 1, 1)]], [0, 0], longest_ns=99))
+    found = list(nested([[(0, -100, 0, 0), (10, -20, 1, 1)]], [0, 0], steps=Steps([(10, 30, 0)])))
     assert [(marker, depth, own) for _, _, marker, _, depth, _, own in found] == [(1, 0, 0), (0, 0, Kind.FRAME)]
 
 
@@ -538,3 +538,14 @@ def test_steps_are_added_up_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     summary = summary_of(tmp_path, *events)
     assert len(summary.markers) == 300
     assert len(looked) < 20
+
+
+def test_what_lies_between_steps_is_recorded_however_long_it_is(tmp_path: Path) -> None:
+    events = []
+    for at in (*range(0, 10_000, 1000), *range(60_000, 70_000, 1000)):
+        events += [x("batch", at, 1000, cat="training loop", tid=2), x("forward", at, 1000)]
+    # The user's own "train" encloses all steps, "validation" none.
+    events += [x("train", 0, 80_000), x("validation", 10_000, 50_000), x("end", 79_000, 1000)]
+    summary = summary_of(tmp_path, *events)
+    assert [(gap.length_ns, gap.after, gap.before) for gap in summary.gaps] == [(9_000_000, "forward", "end")]
+    assert [stage.name for stage in summary.ranks[0].stages] == ["forward"]

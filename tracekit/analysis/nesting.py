@@ -9,6 +9,7 @@ from tracekit.analysis.markers import TRANSPARENT, Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from tracekit.analysis.steps import Steps
     from tracekit.spill import Row
 
 __all__ = ["MOST_DEPTH", "MOST_LANES", "Slice", "nested"]
@@ -31,7 +32,7 @@ def nested(
     windows: Iterable[list[Row]],
     kinds: Sequence[int],
     shift_ns: int = 0,
-    longest_ns: int = 1 << 62,
+    steps: Steps | None = None,
     gap: Callable[[int, int, int, int], None] | None = None,
 ) -> Iterator[Slice]:
     """Yield the slices of a track when they end.
@@ -40,18 +41,20 @@ def nested(
         windows: Rows (start, -end, number of the event, marker) in order; the first of equal slices is the outer one.
         kinds: The kind of each marker.
         shift_ns: What to add to their times.
-        longest_ns: What takes longer is a frame, whatever its kind: it encloses whole steps.
+        steps: Those of the rank. What takes longer than the longest of them, and in which one begins, is a frame, whatever its
+            kind: it encloses whole steps.
         gap: Called with (from, to, marker before, marker after) for each stretch without any slice.
     """
     # An open slice is [end, start, marker, time of its children, depth within, kinds within, its own kind].
     lanes: list[list[list[int]]] = [[]]
     covered, before = None, -1
+    longest_ns = steps.longest_ns if steps else 1 << 62
     for window in windows:
         for start, minus_end, _, marker in window:
             start += shift_ns  # noqa: PLW2901 - the time that counts from here on
             end = shift_ns - minus_end
             own = kinds[marker]
-            if end - start > longest_ns:
+            if end - start > longest_ns and steps is not None and steps.any_begins(start, end):
                 own |= _FRAME
             seen = not own & _LOOKED_THROUGH
             if seen:

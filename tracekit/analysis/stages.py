@@ -171,7 +171,7 @@ def training_stages(reading: Reading, steps: dict[int, Steps]) -> dict[int, Stag
         if not thread.nests or not own:
             continue
         table = StageTable(thread, own, kept)
-        for slice_ in nested(thread.windows(), reading.markers.kinds, thread.base_ns, own.longest_ns):
+        for slice_ in nested(thread.windows(), reading.markers.kinds, thread.base_ns, own):
             if not slice_[4] or slice_[6] & OF_STAGES:
                 table.take(slice_, own.at(slice_[0]))
         keep_training_thread(found, table)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -45,6 +45,11 @@ class Steps:
         """Return in which step a time lies, counted from 0; -1 when in none."""
         found = bisect_right(self.starts, time) - 1
         return found if found >= 0 and time < self.ends[found] else -1
+
+    def any_begins(self, start: int, end: int) -> bool:
+        """Tell whether a step begins from one time on, and before another."""
+        next_ = bisect_left(self.starts, start)
+        return next_ < len(self.starts) and self.starts[next_] < end
 
     def span(self, step: int, time: int) -> tuple[int, int]:
         """Return from when until when the answer of `at` for a time holds: during a step, else at that time alone."""

@@ -142,7 +142,7 @@ class _Summarizer:
             thread.windows(),
             reading.markers.kinds,
             thread.base_ns,
-            steps.longest_ns if steps else 1 << 62,
+            steps,
             longest.take if in_order else None,
         )
         for slice_ in slices:
