@@ -62,3 +62,19 @@ def test_wrong_usage_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["diff", path, path, "--fail-above", "much"]) == 2
     assert main(["diff", path, str(tmp_path / "missing.json")]) == 1
     capsys.readouterr()
+
+
+def test_what_could_not_be_compared_does_not_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = tmp_path / "a.json", tmp_path / "b.json"
+    slices = [{"ph": "X", "pid": 1, "tid": 1, "name": "forward", "ts": 10 * at, "dur": 5} for at in range(20)]
+    # Four values do not tell how much they vary; other names are not there to be compared.
+    for other in (slices[:4], [{**one, "name": "other"} for one in slices]):
+        before.write_text(json.dumps(slices))
+        after.write_text(json.dumps(other))
+        assert main(["diff", str(before), str(after)]) == 0
+        out = capsys.readouterr().out
+        assert "nothing could be compared" in out
+        assert "no marker became" not in out
+        assert "compared without" not in out
+        assert main(["diff", str(before), str(after), "--fail-above", "5%"]) == 1
+        assert "nothing could be compared" in capsys.readouterr().err

@@ -92,6 +92,11 @@ class TraceDiff:
     vanished: list[Presence]
     notes: list[str]
 
+    @property
+    def compared(self) -> int:
+        """How many markers were compared, whole steps among them."""
+        return len(self.slower) + len(self.faster) + self.unchanged
+
     def slower_by(self, share: float) -> list[Change]:
         """Return what became slower by more than a share: 0.05 for 5 %."""
         return [change for change in self.slower if change.ratio - 1 > share]

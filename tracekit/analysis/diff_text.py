@@ -34,9 +34,12 @@ def diff_lines(diff: TraceDiff, top: int) -> Iterator[str]:
     yield from _presences("new", diff.new, each, top)
     yield from _presences("gone", diff.vanished, each, top)
     yield ""
-    if not diff.slower and not diff.faster:
+    if not diff.compared:
+        yield "nothing could be compared: no marker has enough values on both sides"
+    elif not diff.slower and not diff.faster:
         yield "no marker became slower or faster"
-    yield f"{counted(diff.unchanged, 'marker')} compared without a change that is sure"
+    if diff.compared:
+        yield f"{counted(diff.unchanged, 'marker')} compared without a change that is sure"
     for note in diff.notes:
         yield f"note: {note}"
 

@@ -10,6 +10,7 @@ from tracekit.analysis.diff_text import diff_lines
 from tracekit.cli.arguments import add_common, percentage, positive
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import printable
+from tracekit.errors import CommandError
 
 if TYPE_CHECKING:
     import argparse
@@ -53,7 +54,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="how many markers of each kind to show (default: %(default)s)",
     )
     add_common(parser)
-    parser.epilog = "Exit code: 0 done, 1 failed, 2 wrong usage, 3 something became slower by more than --fail-above."
+    parser.epilog = (
+        "Exit code: 0 done, 1 failed, or nothing could be compared for --fail-above, 2 wrong usage, 3 something became slower "
+        "by more than --fail-above."
+    )
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -75,6 +79,12 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     else:
         for line in diff_lines(diff, args.top):
             print(printable(line))
+    if args.fail_above is not None and not diff.compared:
+        # A gate that has measured nothing must not be passed.
+        raise CommandError(
+            "--fail-above: nothing could be compared, since no marker has five values or more on both sides: record more "
+            "steps, and compare runs that have the same markers"
+        )
     return _SLOWER if args.fail_above is not None and diff.slower_by(args.fail_above) else 0
 
 
