@@ -109,6 +109,9 @@ def filesystem_of(path: str) -> tuple[Any, str]:
     except (ImportError, ValueError) as error:
         # fsspec's own message names the package to install ("Install s3fs to access S3") or the unknown protocol.
         raise StorageError(f"{without_secrets(path)}: {error}") from error
+    except Exception as error:
+        # Some, such as FTP's, connect here.
+        raise explained(path, error, "be reached") from error
     return filesystem, str(inner)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ftplib
 import gzip
 import json
+import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -84,6 +86,20 @@ def test_a_url_is_read_like_a_file(folder: Path, capsys: pytest.CaptureFixture[s
         files.rm("/summary", recursive=True)
     assert main(["summary", str(folder)]) == 0
     assert remote == capsys.readouterr().out
+
+
+def test_a_storage_that_cannot_be_reached_is_no_fault_of_tracekit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def connect(*_: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    # FTP's file system connects when it is made.
+    monkeypatch.setattr(ftplib.FTP, "connect", connect)
+    assert main(["summary", "ftp://nowhere.invalid/run"]) == 1
+    err = capsys.readouterr().err
+    assert "ftp://nowhere.invalid/run: cannot be reached: Name or service not known" in err
+    assert "fault of tracekit" not in err
 
 
 def test_nothing_in_a_trace_is_obeyed_by_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
