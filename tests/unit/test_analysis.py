@@ -549,3 +549,26 @@ def test_what_lies_between_steps_is_recorded_however_long_it_is(tmp_path: Path) 
     summary = summary_of(tmp_path, *events)
     assert [(gap.length_ns, gap.after, gap.before) for gap in summary.gaps] == [(9_000_000, "forward", "end")]
     assert [stage.name for stage in summary.ranks[0].stages] == ["forward"]
+
+
+def attempt(path: Path, number: int, steps: range, run_id: str = "run") -> str:
+    """Write what one attempt of rank 0 recorded: steps of 100 us, of which "forward" is 60."""
+    own = {"rank": 0, "run_id": run_id, "attempt": number, "pid": 10 + number, "host": "h", "start_ticks": 7 + number}
+    place = {"pid": 10 + number}
+    events = [{"ph": "M", "name": "tracekit_metadata", **place, "tid": 1, "args": own}]
+    for step in steps:
+        batch = {"cat": "training loop", "args": {"batch": step}}
+        events += [x("batch", 100 * step, 100, **batch, **place), x("forward", 100 * step, 60, **place)]
+    path.write_text(json.dumps(events))
+    return str(path)
+
+
+def test_the_stages_of_all_attempts_of_a_rank_count(tmp_path: Path) -> None:
+    for number, steps in enumerate((range(5), range(5, 20))):
+        attempt(tmp_path / f"rank0.attempt{number}.json", number, steps)
+    # What is busier and tells of no steps is not joined with them.
+    trace(tmp_path / "rank0.worker.json", x("fetch", 0, 2000, pid=99))
+    rank = summarize_traces([str(tmp_path)]).ranks[0]
+    assert (len(rank.step_durations_ns), rank.unrecorded_ns) == (20, 20 * 40_000)
+    assert [(stage.name, stage.total_ns) for stage in rank.stages] == [("forward", 20 * 60_000)]
+    assert rank.steps.stages_ns == {"forward": [60_000] * 20}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit.analysis.markers import DEVICE, TRANSPARENT, Kind
 from tracekit.analysis.nesting import nested
@@ -19,6 +19,8 @@ __all__ = [
     "OTHER_STAGES",
     "Stage",
     "StageTable",
+    "TrainingThreads",
+    "joined_tables",
     "keep_training_thread",
     "stage_name",
     "steps_kept",
@@ -98,6 +100,12 @@ class StageTable:
         return bool(self.thread.process.batches[0]), self._has_steps, self.covered_ns
 
     @property
+    def level(self) -> int:
+        """How sure its process is to train: 2 where that tells of steps, 1 where torch.profiler's are on the thread, else 0."""
+        process_steps, thread_steps, _ = self.standing
+        return 2 if process_steps else int(thread_steps)
+
+    @property
     def kept(self) -> int:
         """How many steps are told one by one."""
         return self._kept
@@ -146,6 +154,21 @@ class StageTable:
         if step < self._kept:
             cells[step] = min(cells[step] + length, _MOST_NS)
 
+    def join(self, other: StageTable) -> None:
+        """Take in the stages of another process of the rank, such as of an earlier attempt: they are in other steps."""
+        self.covered_ns += other.covered_ns
+        for stage, cells in other.cells.items():
+            kept = stage if stage in self.cells or len(self.cells) < MOST_STAGES else Stage(OTHER_STAGES, -1)
+            own = self.cells.get(kept)
+            self.cells[kept] = cells if own is None else array("q", map(_bounded_sum, own, cells))
+            self.in_steps_ns[kept] = self.in_steps_ns.get(kept, 0) + other.in_steps_ns[stage]
+            (total, count), (more, times) = self._offsets.get(kept, (0, 0)), other._offsets[stage]
+            self._offsets[kept] = total + more, count + times
+        self.loading_count += other.loading_count
+        self.loading_ns += other.loading_ns
+        self.loading_longest_ns = max(self.loading_longest_ns, other.loading_longest_ns)
+        self.loading_in_steps_ns += other.loading_in_steps_ns
+
     @property
     def stages(self) -> list[Stage]:
         """The stages in the order in which they begin within a step, on average."""
@@ -162,9 +185,13 @@ class StageTable:
         return max(0, self.steps.total_ns - sum(self.in_steps_ns.values()))
 
 
+TrainingThreads = dict[int, dict[Any, StageTable]]
+"""The stages on the training thread of each process that trains, by rank and pid."""
+
+
 def training_stages(reading: Reading, steps: dict[int, Steps]) -> dict[int, StageTable]:
     """Return the stages on the training thread of each rank that has steps."""
-    found: dict[int, StageTable] = {}
+    found: TrainingThreads = {}
     kept = steps_kept(len(steps))
     for thread in reading.threads():
         own = steps.get(thread.rank)
@@ -176,16 +203,40 @@ def training_stages(reading: Reading, steps: dict[int, Steps]) -> dict[int, Stag
                 table.take(slice_, own.at(slice_[0]))
         keep_training_thread(found, table)
         reading.forget(thread)
-    return found
+    return joined_tables(found)
 
 
-def keep_training_thread(found: dict[int, StageTable], table: StageTable) -> bool:
-    """Keep a rank's table if it is that of the training thread so far."""
-    best = found.get(table.thread.rank)
-    if not table.covered_ns or (best is not None and best.standing >= table.standing):
+def keep_training_thread(found: TrainingThreads, table: StageTable) -> bool:
+    """Keep a table if it is that of the training thread of its process so far, and no other process is surer to train."""
+    own = found.setdefault(table.thread.rank, {})
+    pid = table.thread.process.pid
+    level, highest = table.level, max((other.level for other in own.values()), default=-1)
+    if not table.covered_ns or level < highest:
         return False
-    found[table.thread.rank] = table
+    # Where nothing tells which processes train, there is one.
+    rivals = [other for of, other in own.items() if other.level == level and (of == pid or not level)]
+    if any(other.standing >= table.standing for other in rivals):
+        return False
+    if level > highest or not level:
+        own.clear()
+    own[pid] = table
     return True
+
+
+def joined_tables(found: TrainingThreads) -> dict[int, StageTable]:
+    """Return one table for each rank, of all processes that trained one after the other, as after a restart."""
+    joined: dict[int, StageTable] = {}
+    for rank, tables in found.items():
+        for table in sorted(tables.values(), key=lambda table: table.standing, reverse=True):
+            if rank in joined:
+                joined[rank].join(table)
+            else:
+                joined[rank] = table
+    return joined
+
+
+def _bounded_sum(first: int, second: int) -> int:
+    return min(first + second, _MOST_NS)
 
 
 def stage_name(stage: Stage, markers: Markers) -> str:

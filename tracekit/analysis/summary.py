@@ -10,7 +10,7 @@ from tracekit.analysis.markers import DEVICE, TRANSPARENT
 from tracekit.analysis.nesting import nested
 from tracekit.analysis.ordered_rows import OrderedRows, Scratch
 from tracekit.analysis.stage_comparison import AT_LEAST, SURE, StageComparison
-from tracekit.analysis.stages import OF_STAGES, StageTable, keep_training_thread, stage_name, steps_kept
+from tracekit.analysis.stages import OF_STAGES, StageTable, joined_tables, keep_training_thread, stage_name, steps_kept
 from tracekit.analysis.steps import steps_of_ranks
 from tracekit.analysis.summary_report import (
     DeviceSummary,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tracekit.analysis.reading import Reading, Thread
+    from tracekit.analysis.stages import TrainingThreads
 
 __all__ = ["summarize_traces"]
 
@@ -87,8 +88,9 @@ class _Summarizer:
         self._kept = steps_kept(len(self._steps))
         self._durations = DurationStore(reading.scratch.path + "-durations")
         self._tallies: dict[int, dict[int, _Tally]] = {}
+        self._training: TrainingThreads = {}
         self._tables: dict[int, StageTable] = {}
-        self._gaps: dict[int, Longest] = {}
+        self._gaps: dict[tuple[int, object], Longest] = {}
         self._devices: dict[tuple[int, object], OrderedRows] = {}
         self._first: dict[int, int] = {}
         self._last: dict[int, int] = {}
@@ -113,8 +115,10 @@ class _Summarizer:
             key: self._device(key, rows, gaps)
             for key, rows in sorted(self._devices.items(), key=lambda item: (item[0][0], str(item[0][1])))
         }
-        for rank, longest in self._gaps.items():
-            gaps += self._named_gaps(rank, self._tables[rank].thread.name if rank in self._tables else "", longest)
+        for rank, tables in self._training.items():
+            for pid, table in tables.items():
+                gaps += self._named_gaps(rank, table.thread.name, self._gaps[rank, pid])
+        self._tables = joined_tables(self._training)
         gaps.sort(key=lambda gap: (-gap.length_ns, gap.rank, gap.where, gap.start_ns))
         return TraceSummary(
             files=[(file.path, file.events) for file in reading.files],
@@ -183,8 +187,8 @@ class _Summarizer:
 
     def _keep(self, rank: int, table: StageTable, longest: Longest) -> None:
         """Keep the stages and gaps of the training thread."""
-        if keep_training_thread(self._tables, table):
-            self._gaps[rank] = longest
+        if keep_training_thread(self._training, table):
+            self._gaps[rank, table.thread.process.pid] = longest
 
     def _device_rows(self, thread: Thread) -> OrderedRows:
         key = thread.rank, thread.process.name or thread.process.pid
