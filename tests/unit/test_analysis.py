@@ -572,3 +572,23 @@ def test_the_stages_of_all_attempts_of_a_rank_count(tmp_path: Path) -> None:
     assert (len(rank.step_durations_ns), rank.unrecorded_ns) == (20, 20 * 40_000)
     assert [(stage.name, stage.total_ns) for stage in rank.stages] == [("forward", 20 * 60_000)]
     assert rank.steps.stages_ns == {"forward": [60_000] * 20}
+
+
+def test_several_runs_of_one_rank_are_not_mixed(tmp_path: Path) -> None:
+    first = attempt(tmp_path / "first.json", 0, range(20), "monday")
+    second = attempt(tmp_path / "second.json", 1, range(20, 40), "tuesday")
+    message = r"rank 0 has traces of 2 runs: 'monday' \(.*first.json\), 'tuesday' \(.*second.json\); name the traces of one run"
+    for analyse in (summarize_traces, find_stragglers, lambda paths: diff_traces([second], paths)):
+        with pytest.raises(ConfigError, match=message):
+            analyse([first, second])
+    assert diff_traces([first], [second]).compared == 2
+
+
+def test_a_process_that_makes_up_a_run_each_time_it_records_is_one(tmp_path: Path) -> None:
+    paths = [
+        attempt(tmp_path / f"{name}.json", 0, steps, name) for name, steps in (("a", range(5)), ("b", range(5, 9)))
+    ]
+    # Another process, such as a child, joins them, whichever comes first.
+    for name in ("a", "b"):
+        paths.append(attempt(tmp_path / f"0{name}.json", 3, range(0), name))
+    assert len(summarize_traces(paths).ranks[0].step_durations_ns) == 9

@@ -8,6 +8,7 @@ from tracekit.analysis.inputs import base_of, merged_ranks, stated_rank
 from tracekit.analysis.markers import Kind
 from tracekit.analysis.pairs import AsyncPairs, pair_marks
 from tracekit.analysis.reading import MOST_TRACKS, Process, Reading, TraceFile, Track
+from tracekit.analysis.recordings import recordings_of
 from tracekit.errors import StorageError, TraceFormatError
 from tracekit.formats.decimal_time import parse_us
 from tracekit.formats.rank_trace import METADATA_EVENT
@@ -80,6 +81,7 @@ class FileReading:
             base_ns=base_of(reader.header, self._metadata),
             events=reader.events,
         )
+        file.recordings = recordings_of(reader.header, self._metadata, file.rank)
         if self._collectives is not None:
             file.collectives = self._collectives.result(ranks)
         all_.files.append(file)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tracekit.analysis.ordered_rows import OrderedRows, Scratch
+    from tracekit.analysis.recordings import Recording
     from tracekit.collectives.parts import Collective
     from tracekit.spill import Row
 
@@ -135,6 +136,7 @@ class TraceFile:
         merged: Whether it is the result of a merge.
         base_ns: What its times are relative to.
         events: How many it holds.
+        recordings: What tracekit recorded of which process, as far as the file tells.
         collectives: Those that were looked for, by rank; of a trace that is not merged, under None.
     """
 
@@ -143,6 +145,7 @@ class TraceFile:
     merged: bool = False
     base_ns: int = 0
     events: int = 0
+    recordings: list[Recording] = field(default_factory=list)
     collectives: dict[int | None, list[Collective]] = field(default_factory=dict)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from tracekit.analysis.file_reading import FileReading, file_size
 from tracekit.analysis.inputs import find_traces, merged_ranks
 from tracekit.analysis.reading import Reading
+from tracekit.analysis.recordings import check_runs
 from tracekit.collectives.parts import CollectiveCollector
 from tracekit.errors import TraceFormatError
 from tracekit.formats.trace_reader import TraceReader
@@ -38,7 +39,7 @@ def read_traces(
         collectives: Whether to look for the collectives in torch's traces, too; of each process the first 20,000.
 
     Raises:
-        ConfigError: Nothing was named.
+        ConfigError: Nothing was named, or several runs of one rank.
         StorageError: Something cannot be read.
         TraceFormatError: It is no trace.
     """
@@ -67,6 +68,7 @@ def read_traces(
     if left_out and not reading.files:
         raise left_out[0]
     reading.notes += [f"{error.path} is left out: {error.reason}" for error in left_out]
+    check_runs(reading.files)
     _assume_ranks(reading)
     return reading
 

@@ -1,0 +1,110 @@
+"""Which recordings the files hold: each must be there once, and those of a rank must be of one run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tracekit.analysis.reading import TraceFile
+
+__all__ = ["Recording", "check_runs", "recordings_of"]
+
+_PROCESS_KEYS: Final = ("host", "boot_id", "pid", "start_ticks", "attempt")
+_MOST_TOLD: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What tracekit recorded of a process.
+
+    Attributes:
+        rank: Whose it is.
+        run_id: Of which run; empty where that is not known.
+        process: What the process shares with no other of its rank.
+    """
+
+    rank: int
+    run_id: str
+    process: tuple[str | int | None, ...]
+
+    @property
+    def known(self) -> bool:
+        """Whether the process is told from others."""
+        return isinstance(self.process[_PROCESS_KEYS.index("pid")], int)
+
+    @classmethod
+    def of(cls, rank: int, own: dict[str, Any]) -> Recording:
+        """Return the one that rank metadata, or a merged trace, tells of."""
+        run_id = own.get("run_id")
+        values = (own.get(key) for key in _PROCESS_KEYS)
+        return cls(
+            rank,
+            run_id if isinstance(run_id, str) else "",
+            tuple(value if isinstance(value, (str, int)) else None for value in values),
+        )
+
+
+def recordings_of(header: dict[str, Any], metadata: dict[str, Any], rank: int | None) -> list[Recording]:
+    """Return the recordings of a file: that of its rank metadata, or those that a merged trace lists."""
+    if rank is not None:
+        return [Recording.of(rank, metadata)] if "run_id" in metadata else []
+    own = header.get("tracekit")
+    table = own.get("processes") if isinstance(own, dict) else None
+    return [
+        Recording.of(entry["rank"], entry["identity"])
+        for entry in (table if isinstance(table, list) else [])
+        if isinstance(entry, dict)
+        and isinstance(entry.get("rank"), int)
+        and isinstance(entry.get("identity"), dict)
+        and entry["identity"].get("recorded") is True
+    ]
+
+
+@dataclass(slots=True)
+class _Run:
+    """Recordings of one rank that belong together: they share the run, or the process."""
+
+    run_ids: set[str] = field(default_factory=set)
+    processes: set[tuple[str | int | None, ...]] = field(default_factory=set)
+    paths: list[str] = field(default_factory=list)
+
+    def has(self, recording: Recording) -> bool:
+        # A process that records twice, without a name for its run, makes up two.
+        return recording.run_id in self.run_ids or recording.process in self.processes
+
+    def take(self, others: Iterable[_Run]) -> None:
+        for other in others:
+            self.run_ids |= other.run_ids
+            self.processes |= other.processes
+            self.paths += other.paths
+
+
+def check_runs(files: Sequence[TraceFile]) -> None:
+    """Refuse several runs of one rank: their steps and stages would be mixed.
+
+    Raises:
+        ConfigError: A rank has files of more than one.
+    """
+    runs: dict[int, list[_Run]] = {}
+    for file in files:
+        for recording in file.recordings:
+            if not recording.run_id:
+                continue
+            known = runs.setdefault(recording.rank, [])
+            processes = {recording.process} if recording.known else set()
+            joined = _Run({recording.run_id}, processes, [])
+            joined.take(run for run in known if run.has(recording))
+            joined.paths.append(file.path)
+            runs[recording.rank] = [*(run for run in known if not run.has(recording)), joined]
+    for rank, found in sorted(runs.items()):
+        if len(found) > 1:
+            told = ", ".join(f"{min(run.run_ids)!r} ({run.paths[0]})" for run in found[:_MOST_TOLD])
+            more = f" and {len(found) - _MOST_TOLD:,} more" if len(found) > _MOST_TOLD else ""
+            raise ConfigError(
+                f"rank {rank} has traces of {len(found):,} runs: {told}{more}; name the traces of one run"
+            )
