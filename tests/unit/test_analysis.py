@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,11 +22,11 @@ from tracekit.analysis.steps import Steps
 from tracekit.analysis.summary import _Summarizer
 from tracekit.analysis.text import duration, shortened, table
 from tracekit.analysis.trace_files import read_traces
+from tracekit.cli import main
 from tracekit.errors import ConfigError, StorageError, TraceFormatError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tracekit.analysis.summary_report import MarkerSummary, TraceSummary
     from tracekit.spill import Row
@@ -592,3 +594,31 @@ def test_a_process_that_makes_up_a_run_each_time_it_records_is_one(tmp_path: Pat
     for name in ("a", "b"):
         paths.append(attempt(tmp_path / f"0{name}.json", 3, range(0), name))
     assert len(summarize_traces(paths).ranks[0].step_durations_ns) == 9
+
+
+def test_one_trace_named_twice_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    attempt(tmp_path / "r.json", 0, range(20))
+    (tmp_path / "link.json").symlink_to("r.json")
+    for names in (["r.json", "./r.json"], ["r.json", str(tmp_path)], ["r.json", "link.json"]):
+        assert by_name(summarize_traces(names))["forward"].count == 20
+
+
+def test_copies_of_one_trace_are_refused_and_its_parts_are_not(tmp_path: Path) -> None:
+    path = Path(attempt(tmp_path / "r.json", 0, range(20)))
+    (tmp_path / "r.json.gz").write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(
+        ConfigError, match=r"r\.json and .*r\.json\.gz are copies of one trace, which would count twice"
+    ):
+        summarize_traces([str(tmp_path)])
+    (tmp_path / "r.json.gz").unlink()
+    attempt(tmp_path / "part2.json", 0, range(20, 40))
+    assert by_name(summarize_traces([str(tmp_path)]))["forward"].count == 40
+
+
+def test_a_merge_beside_its_inputs_is_told(tmp_path: Path) -> None:
+    path, merged = attempt(tmp_path / "r.json", 0, range(20)), str(tmp_path / "merged.json")
+    assert main(["merge", "-o", merged, path]) == 0
+    notes = summarize_traces([path, merged]).notes
+    assert any("merged.json is the result of a merge" in note and "counts twice" in note for note in notes)
+    assert summarize_traces([merged]).notes == summarize_traces([path]).notes == []

@@ -151,7 +151,7 @@ def diff_traces(
         progress: Called with the share of the work that is done, 0 to 1, and what is being done.
 
     Raises:
-        ConfigError: Nothing was named, several runs of one rank for one side, or a rank is not there.
+        ConfigError: Nothing was named, several runs of one rank or one trace twice for one side, or a rank is not there.
         StorageError: Something cannot be read, or there is no room for temporary data.
         TraceFormatError: A file that was named is no trace.
     """

@@ -95,6 +95,11 @@ class FileReading:
             if track is not None and track.marks is not None:
                 self._pair(track, track.marks)
                 track.marks = None
+        if self._metadata and ranks is None:
+            firsts = (track.slices.first for track in self._tracks.values() if track is not None)
+            first_ns = min((first[0] for first in firsts if first is not None), default=None)
+            if first_ns is not None:
+                file.content = repr(sorted(self._metadata.items())), reader.events, first_ns
 
     def _pair(self, track: Track, marks: OrderedRows) -> None:
         all_ = self._all

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError
@@ -29,11 +29,14 @@ def find_traces(patterns: Sequence[str]) -> list[tuple[str, bool]]:
     if not patterns:
         raise ConfigError("no trace is named: give files, folders, globs or URLs")
     found: dict[str, bool] = {}
+    places: dict[str, str] = {}
     for pattern in patterns:
         files = expand(pattern, _SUFFIXES)
         named = len(files) == 1 and same_file(files[0], pattern)
         for path in files:
             key = path if is_remote(path) else str(PurePath(path))
+            # Two names of one file are one, also where one is a link.
+            key = places.setdefault(path if is_remote(path) else str(Path(path).resolve()), key)
             found[key] = found.get(key, False) or named
     # A damaged trace beside its recovered copy would be counted twice.
     return [

@@ -137,6 +137,8 @@ class TraceFile:
         base_ns: What its times are relative to.
         events: How many it holds.
         recordings: What tracekit recorded of which process, as far as the file tells.
+        content: What it shares with its copies alone: its rank metadata, how many events it holds and when its first slice is;
+            None where it has no rank metadata, or no slice.
         collectives: Those that were looked for, by rank; of a trace that is not merged, under None.
     """
 
@@ -146,6 +148,7 @@ class TraceFile:
     base_ns: int = 0
     events: int = 0
     recordings: list[Recording] = field(default_factory=list)
+    content: tuple[str, int, int] | None = None
     collectives: dict[int | None, list[Collective]] = field(default_factory=dict)
 
 

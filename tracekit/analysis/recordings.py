@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from tracekit.analysis.reading import TraceFile
 
-__all__ = ["Recording", "check_runs", "recordings_of"]
+__all__ = ["Recording", "check_copies", "check_runs", "recordings_of"]
 
 _PROCESS_KEYS: Final = ("host", "boot_id", "pid", "start_ticks", "attempt")
 _MOST_TOLD: Final = 4
@@ -108,3 +108,33 @@ def check_runs(files: Sequence[TraceFile]) -> None:
             raise ConfigError(
                 f"rank {rank} has traces of {len(found):,} runs: {told}{more}; name the traces of one run"
             )
+
+
+def check_copies(files: Sequence[TraceFile]) -> list[str]:
+    """Refuse a trace that is there twice, such as plain and packed; returns notes on merges beside what they may hold.
+
+    Parts of one recording have rank metadata of their own, or other events.
+
+    Raises:
+        ConfigError: Two files are copies of each other.
+    """
+    known: dict[tuple[str, int, int], str] = {}
+    for file in files:
+        if file.content is not None:
+            copy = known.setdefault(file.content, file.path)
+            if copy != file.path:
+                raise ConfigError(
+                    f"{copy} and {file.path} are copies of one trace, which would count twice; name one of them"
+                )
+    notes = []
+    owners: dict[Recording, TraceFile] = {}
+    # The merged ones come first, and each is told of once.
+    for file in sorted(files, key=lambda file: not file.merged):
+        others = [owners.setdefault(recording, file) for recording in file.recordings if recording.known]
+        merge = next((other for other in others if other is not file and other.merged), None)
+        if merge is not None:
+            notes.append(
+                f"{merge.path} is the result of a merge, and {file.path} is of a process that it holds: what both hold "
+                "counts twice; name one of them"
+            )
+    return notes

@@ -48,7 +48,7 @@ def find_stragglers(
         progress: Called with the share of the work that is done, 0 to 1, and what is being done.
 
     Raises:
-        ConfigError: Nothing was named, several runs of one rank, or a share is not between 0 and 1.
+        ConfigError: Nothing was named, several runs of one rank, one trace twice, or a share is not between 0 and 1.
         StorageError: Something cannot be read, or there is no room for temporary data.
         TraceFormatError: A file that was named is no trace.
     """

@@ -70,7 +70,7 @@ def summarize_traces(
         The summary. All times are ns.
 
     Raises:
-        ConfigError: Nothing was named, or several runs of one rank.
+        ConfigError: Nothing was named, several runs of one rank, or one trace twice.
         StorageError: Something cannot be read, or there is no room for temporary data.
         TraceFormatError: A file that was named is no trace.
     """

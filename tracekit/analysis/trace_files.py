@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from tracekit.analysis.file_reading import FileReading, file_size
 from tracekit.analysis.inputs import find_traces, merged_ranks
 from tracekit.analysis.reading import Reading
-from tracekit.analysis.recordings import check_runs
+from tracekit.analysis.recordings import check_copies, check_runs
 from tracekit.collectives.parts import CollectiveCollector
 from tracekit.errors import TraceFormatError
 from tracekit.formats.trace_reader import TraceReader
@@ -39,7 +39,7 @@ def read_traces(
         collectives: Whether to look for the collectives in torch's traces, too; of each process the first 20,000.
 
     Raises:
-        ConfigError: Nothing was named, or several runs of one rank.
+        ConfigError: Nothing was named, several runs of one rank, or one trace twice.
         StorageError: Something cannot be read.
         TraceFormatError: It is no trace.
     """
@@ -69,6 +69,7 @@ def read_traces(
         raise left_out[0]
     reading.notes += [f"{error.path} is left out: {error.reason}" for error in left_out]
     check_runs(reading.files)
+    reading.notes += check_copies(reading.files)
     _assume_ranks(reading)
     return reading
 
