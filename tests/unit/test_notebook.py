@@ -207,6 +207,32 @@ def test_a_cell_may_be_run_again_and_replaces_only_what_it_wrote(shell: Any, tmp
     assert (tmp_path / "mine.json").read_text() == "mine"
 
 
+def test_a_file_of_the_same_name_in_another_folder_is_not_replaced(
+    shell: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "b" / "cell.json").write_text("mine")
+    monkeypatch.chdir(tmp_path / "a")
+    assert run(shell, CELL.format(options="-o cell.json"))[0].success
+    monkeypatch.chdir(tmp_path / "b")
+    assert not run(shell, CELL.format(options="-o cell.json"))[0].success
+    assert (tmp_path / "b" / "cell.json").read_text() == "mine"
+    monkeypatch.chdir(tmp_path / "a")
+    assert run(shell, CELL.format(options="-o ../a/cell.json"))[0].success
+
+
+def test_a_cell_whose_file_is_called_by_its_rank_may_be_run_again_and_change_the_folder(
+    shell: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "b").mkdir()
+    for _ in range(2):
+        monkeypatch.chdir(tmp_path)
+        result, _, _ = run(shell, "%%tracekit -o cell-r{rank}.json\nimport os\nos.chdir('b')\n")
+        assert result.success
+    assert [path.name for path in tmp_path.glob("*.json")] == ["cell-r0.json"]
+
+
 def test_a_cell_that_fails_shows_its_own_error_once_and_stops_the_notebook(shell: Any) -> None:
     result, text, outputs = run(shell, "%%tracekit\nimport tracekit\nwith tracekit.marker('a'):\n    1 / 0\n")
 

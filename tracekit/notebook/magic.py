@@ -14,6 +14,7 @@ from tracekit.handlers.memory import MemoryTraceHandler
 from tracekit.notebook.recorded import RecordedCell
 from tracekit.notebook.spans import spans_of
 from tracekit.recording.profiler import Profiler
+from tracekit.storage import is_remote
 
 if TYPE_CHECKING:
     from tracekit.handlers.base import TraceHandler
@@ -45,7 +46,7 @@ def load_ipython_extension(ipython: Any) -> None:
     of where the time went. Markers are those of `tracekit.marker` and of every thread; ``%%tracekit -o cell.json`` also keeps
     the trace, for ``tracekit open cell.json``.
     """
-    written: set[str] = set()
+    written: dict[str, set[str]] = {}
 
     def record(line: str, cell: str) -> None:
         _record(ipython, line, cell, written)
@@ -64,7 +65,7 @@ class _Parser(argparse.ArgumentParser):
         raise WrongUsageError(f"%%tracekit: {message}; it is used as: %%tracekit [-o FILE]")
 
 
-def _record(ipython: Any, line: str, cell: str, written: set[str]) -> None:
+def _record(ipython: Any, line: str, cell: str, written: dict[str, set[str]]) -> None:
     parser = _Parser(prog="%%tracekit", add_help=False, allow_abbrev=False)
     parser.add_argument("-o", "--output")
     try:
@@ -76,23 +77,30 @@ def _record(ipython: Any, line: str, cell: str, written: set[str]) -> None:
     memory = MemoryTraceHandler()
     kept = None if output is None else JSONTraceHandler(output)
     handlers: list[TraceHandler] = [memory] if kept is None else [memory, kept]
-    if output in written:
-        # Cells are run again and again; what is replaced is only what this cell, or one of its kind, has written.
-        Path(output).unlink(missing_ok=True)
+    key = "" if output is None else _absolute(output)
+    # Cells are run again and again; what is replaced is only what this cell, or one of its kind, has written.
+    for path in written.pop(key, ()):
+        Path(path).unlink(missing_ok=True)
     profiler = Profiler(handlers, record_batches=False)
     try:
         profiler.start()
     except TracekitError as error:
         raise WrongUsageError(f"%%tracekit: {error}") from None
+    if kept is not None:
+        # Now: the cell may change the folder.
+        written[key] = {_absolute(path) for path in kept.paths if not is_remote(path)}
     try:
         with profiler.marker("cell"):
             result = ipython.run_cell(cell, store_history=False)
     finally:
         profiler.stop()
-    written.update(() if kept is None else kept.paths)
     lost = memory.dropped + (0 if memory.stats is None else sum(memory.stats.dropped.values()))
     shown = RecordedCell(spans_of(memory.events), lost=lost, file=None if kept is None else kept.paths[0])
     importlib.import_module("IPython.display").display(shown)
     failure = result.error_before_exec or result.error_in_exec
     if failure is not None:
         raise CellFailedError(f"the cell ended with {type(failure).__name__}; what was recorded until then is above")
+
+
+def _absolute(path: str) -> str:
+    return path if is_remote(path) else str(Path(path.removeprefix("file://")).resolve())
