@@ -67,3 +67,16 @@ def test_what_cannot_be_read_is_said_by_the_exit_code(tmp_path: Path, capsys: py
     assert "1 places LOST that could not be read" in capsys.readouterr().out
     assert main(["anonymise", "-o", "x.json", str(tmp_path / "a.json"), str(tmp_path / "a.anonymous.json.gz")]) == 2
     assert "-o names one file" in capsys.readouterr().err
+
+
+def test_two_inputs_that_would_be_written_to_one_file_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = '[{"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":1}]'
+    (tmp_path / "r.json").write_text(text)
+    (tmp_path / "r.json.gz").write_bytes(gzip.compress(text.encode()))
+    assert main(["anonymise", "-f", str(tmp_path / "r.json"), str(tmp_path / "r.json.gz")]) == 2
+    error = capsys.readouterr().err
+    assert f"{tmp_path}/r.anonymous.json.gz: two of the inputs would be written there" in error
+    assert "one by one with -o" in error
+    assert not (tmp_path / "r.anonymous.json.gz").exists()

@@ -76,11 +76,15 @@ def anonymise_traces(
         What was written, and how many things have another word now, by kind: "path", "host", "user" ...
 
     Raises:
-        ConfigError: An output is one of the inputs, or no JSON by its name.
+        ConfigError: An output is one of the inputs, that of two inputs, or no JSON by its name.
         StorageError: A trace cannot be read, or an output cannot be written or is there already.
         TraceFormatError: A file is no trace.
     """
-    for _, output in pairs:
+    for number, (_, output) in enumerate(pairs):
+        if any(same_file(earlier, output) for _, earlier in pairs[:number]):
+            raise ConfigError(
+                f"{without_secrets(output)}: two of the inputs would be written there; anonymise them one by one with -o"
+            )
         if not output.removesuffix(".gz").endswith(".json"):
             raise ConfigError(f"{without_secrets(output)}: the output must end with .json or .json.gz")
         if any(same_file(source, output) for source, _ in pairs):
