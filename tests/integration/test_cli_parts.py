@@ -68,6 +68,26 @@ def test_trim_takes_a_part_and_says_what_is_left_out(
     assert capsys.readouterr() == ("", "")
 
 
+def test_steps_are_found_in_a_native_trace_as_in_the_one_that_it_was_made_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = {"rank": 0, "pid": 7, "host": "h", "boot_id": "b", "baseTimeNanoseconds": 1_790_857_026_000_000_000}
+    place = {"pid": 7, "tid": 7}
+    events: list[dict[str, Any]] = [{"ph": "M", "name": "tracekit_metadata", **place, "args": own}]
+    for batch in range(6):
+        at = 1000.123 * (batch + 1)
+        events.append({"ts": at, "ph": "M", "name": "tracekit_timestamp", **place, "args": {"batch": batch}})
+        events.append({"ph": "X", "name": f"in {batch}", **place, "ts": at + 1, "dur": 10})
+    (tmp_path / "r.json").write_text("[\n" + ",\n".join(map(json.dumps, events)) + "\n]\n")
+    assert main(["convert", "r.json", "r.pftrace"]) == 0
+    assert main(["trim", "--steps", "2:4", "-o", "t.json", "r.pftrace"]) == 0
+    begun = [event for event in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if event["ph"] == "B"]
+    assert [event["name"] for event in begun] == ["in 2", "in 3"]
+    assert main(["convert", "r.pftrace", "back.json"]) == 0
+    assert b'"ts":2000.246' in (tmp_path / "back.json").read_bytes()
+
+
 def test_trim_of_nothing_in_particular_is_wrong_usage(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trim", str(run)]) == 2
     assert "say what to take: --steps" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.formats.decimal_time import format_us, parse_us
 from tracekit.formats.pftrace import (
     BEGIN,
     COUNTER,
@@ -26,6 +27,7 @@ from tracekit.formats.time_columns import parse_all_us
 from tracekit.formats.trace_reader import (
     UNSET,
     Event,
+    Raw,
     decode_events,
     decode_or_none,
     encode_events,
@@ -290,4 +292,9 @@ class PftracePart:
         self._metadata[name] += 1
         if self._metadata[name] > 1:
             name += f" ({self._metadata[name]})"
+        if self._base_ns and event.ts is not UNSET:
+            # Like everything else here, which has no base.
+            time = parse_us(bytes(event.ts))
+            if time is not None:
+                event.ts = Raw(format_us(self._base_ns + time))
         self._out.append(self._sequence.plain(metadata_value(name, encode_events([event]))))
