@@ -348,6 +348,45 @@ def test_without_training_time_the_steps_of_the_profiler_count(merge: Any) -> No
     assert "between" in merge({"a.json": steps(0, 0)}, steps=(3, 4)).names
 
 
+def test_steps_may_be_halves_of_slices_as_native_traces_have_them(merge: Any) -> None:
+    halves = [
+        event("B", "outer", 0),
+        event("B", "ProfilerStep#3", 1),
+        event("B", "inner", 2),
+        event("E", "", 3),
+        event("E", "", 100),
+        event("B", "ProfilerStep#4", 101),
+        event("E", "ProfilerStep#4", 200),
+        event("E", "outer", 201),
+        event("E", "ProfilerStep#9", 202),
+        event("B", "ProfilerStep#5", 210),
+    ]
+    ops = [slice_(f"at {ts}", ts, 1, tid=7) for ts in (50, 150, 205, 250)]
+    names = {low: merge({"a.json": torch_trace(*halves, *ops)}, steps=(low, low + 1)).names for low in (3, 4, 5)}
+    assert [[name for name in found if name.startswith("at ")] for found in names.values()] == [
+        ["at 50"],
+        ["at 150", "at 205"],
+        ["at 250"],
+    ]
+    with pytest.raises(MergeError, match=r"they tell of steps 3 to 5"):
+        merge({"a.json": torch_trace(*halves, *ops)}, steps=(9, 10))
+
+
+@pytest.mark.parametrize("halves", [False, True])
+def test_without_training_time_the_slices_of_batches_count(merge: Any, halves: bool) -> None:
+    events: list[dict[str, Any]] = []
+    for batch in range(3):
+        more = {"cat": "training loop", "args": {"batch": batch}, "tid": 3}
+        at = 100 * batch
+        if halves:
+            events += [event("B", "batch", at, **more), event("E", "", at + 100, tid=3)]
+        else:
+            events.append(slice_("batch", at, 100, **more))
+        events.append(slice_(f"in {batch}", at + 10, 5))
+    found = merge({"a.json": rank_trace(*events)}, steps=(1, 2)).names
+    assert [name for name in found if name.startswith("in ")] == ["in 1"]
+
+
 def test_categories(merge: Any) -> None:
     events = [
         slice_("kernel", 1, cat="kernel"),
