@@ -88,6 +88,16 @@ def test_steps_are_found_in_a_native_trace_as_in_the_one_that_it_was_made_of(
     assert b'"ts":2000.246' in (tmp_path / "back.json").read_bytes()
 
 
+def test_trim_that_leaves_everything_out_says_so_by_its_exit_code(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["trim", "--time-window", "100:200", "-o", "part.json", str(run)]) == 3
+    assert "nothing that happened is selected" in capsys.readouterr().out
+    assert names(tmp_path / "part.json") == []
+    assert main(["trim", "--time-window", "100:200", "-qf", "-o", "part.json", str(run)]) == 3
+    assert "nothing that happened is selected" in capsys.readouterr().err
+
+
 def test_trim_of_nothing_in_particular_is_wrong_usage(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trim", str(run)]) == 2
     assert "say what to take: --steps" in capsys.readouterr().err

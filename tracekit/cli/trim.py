@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.report_of_merge import show
+from tracekit.cli.report_of_merge import INCOMPLETE, show
 from tracekit.cli.selecting import add_selection, selection_of
 from tracekit.errors import CommandError
 from tracekit.merge import Selection, merge_traces
@@ -31,7 +32,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-q", "--quiet", action="store_true", help="print nothing unless something is wrong")
     parser.epilog = (
         "Processes have the numbers that a merge gives them. Exit code: 0 done, 1 failed and nothing written, 2 wrong usage, "
-        "3 written, but events were lost beyond what was to be left out."
+        "3 written, but nothing that happened is in it, or events were lost beyond what was to be left out."
     )
 
 
@@ -43,4 +44,9 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         raise CommandError("say what to take: --steps, --time-window, --ranks, --categories or --name", exit_code=2)
     with ProgressBar(enabled=not (args.json or args.quiet)) as bar:
         report = merge_traces(args.output, args.inputs, overwrite=args.force, select=select, progress=bar.update)
-    return show(report, as_json=args.json, quiet=args.quiet)
+    code = show(report, as_json=args.json, quiet=args.quiet)
+    if any(count for phase, count in report.events_out.items() if phase != "M"):
+        return code
+    if args.quiet and report.complete:
+        print("nothing that happened is selected: the trace holds names only", file=sys.stderr)
+    return INCOMPLETE
