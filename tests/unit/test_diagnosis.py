@@ -95,6 +95,26 @@ def test_the_variables_of_tracekit_are_shown(monkeypatch: pytest.MonkeyPatch) ->
     assert examine_environment().facts["variables"]["TRACEKIT_STRICT"] == "1"
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("TRACEKIT_API_TOKEN", "s3cr3t", "set"),
+        ("TRACEKIT_S3_SECRET_ACCESS", "s3cr3t", "set"),
+        ("TRACEKIT_PASSWORD", "", ""),
+        ("TRACEKIT_UI", "https://jane:s3cr3t@ui.example/x?sig=abc#y", "https://ui.example/x"),
+        ("TRACEKIT_TO", "s3://a:b@c/d, s3://e:f@g/h@i", "s3://c/d, s3://g/h@i"),
+        ("TRACEKIT_SPOOL", "/a/b?c@d", "/a/b?c@d"),
+    ],
+)
+def test_no_secret_in_a_variable_is_shown(
+    name: str, value: str, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert examine_environment().facts["variables"][name] == shown
+    main(["doctor", "--json"])
+    assert "s3cr3t" not in capsys.readouterr().out
+
+
 def test_missing_packages_are_notes_unless_nothing_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("s3fs", "orjson") else object())
     section = examine_packages()

@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import sys
 from typing import Final
 
@@ -18,6 +19,10 @@ from tracekit.version import __version__
 __all__ = ["examine_environment", "examine_packages", "examine_rank"]
 
 _VARIABLES: Final = "TRACEKIT_"
+# What is printed here is pasted into issues.
+_SECRET_NAME: Final = re.compile("TOKEN|SECRET|KEY|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
+_USER_OF_URL: Final = re.compile(r"(?<=://)[^\s/]*@")
+_QUERY_OF_URL: Final = re.compile(r"(://[^\s?]*)\?\S*")
 _SIZES: Final = {
     "torchrun": "WORLD_SIZE",
     "slurm": "SLURM_NTASKS",
@@ -55,7 +60,9 @@ def examine_environment() -> Section:
         "platform": platform.platform(),
         "merge_core": "pure Python" if core.merge is None else "compiled",
         "processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_VARIABLES)},
+        "variables": {
+            name: _shown(name, value) for name, value in sorted(os.environ.items()) if name.startswith(_VARIABLES)
+        },
     }
     gil_enabled = getattr(sys, "_is_gil_enabled", None)
     if gil_enabled is not None and not gil_enabled():
@@ -106,6 +113,13 @@ def examine_rank() -> Section:
             f"{variable} is {stated}, which does not fit rank {process.rank}: look at what sets the variables of {process.source}"
         )
     return section
+
+
+def _shown(name: str, value: str) -> str:
+    """Return the value of a variable as strangers may see it: it may hold several URLs."""
+    if _SECRET_NAME.search(name):
+        return "set" if value else ""
+    return _QUERY_OF_URL.sub(r"\1", _USER_OF_URL.sub("", value))
 
 
 def _version(distribution: str) -> str:
