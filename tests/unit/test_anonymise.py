@@ -180,6 +180,40 @@ def test_a_trace_keeps_its_form_and_its_numbers(tmp_path: Path) -> None:
     assert flow["id"] == re.sub(r"\.py.*", "", flow["id"])
 
 
+def test_what_stands_inside_of_a_whole_value_goes_with_it(tmp_path: Path) -> None:
+    source, output = tmp_path / "a.json", tmp_path / "b.json"
+    args = {
+        "environ": {"AWS_SECRET": "s3cr3t", "more": [{"x": "]}\\"}, "s3cr3t"]},
+        "User": 1001,
+        "command": ["run", "s3cr3t", {"name": "s3cr3t"}],
+        "uid": -12.5,
+        "text": 'say "host": [1]',
+        "host": None,
+    }
+    events = [
+        {"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 1, "dur": 1, "args": args, "environ": {"b": "s3cr3t"}},
+        {"ph": "X", "name": "b", "pid": 1, "tid": 1, "ts": 2, "dur": 1, "args": {"user": {"n": -1.5e3}, "z": [1]}},
+        {"ph": "C", "name": "cpu", "pid": 1, "ts": 2, "args": {"user": 12.5, "system": 3}},
+    ]
+    source.write_text(json.dumps({"cmdline": [["s3cr3t"], "s3cr3t"], "traceEvents": events}))
+    anonymise_traces([(str(source), str(output))])
+    assert "s3cr3t" not in output.read_text()
+    assert "1001" not in output.read_text()
+    document = json.loads(output.read_text())
+    first, second, counter = document["traceEvents"]
+    assert list(first["args"]) == list(args)
+    assert re.fullmatch(r"text-\d", document["cmdline"])
+    assert re.fullmatch(r"text-\d", first["environ"])
+    assert re.fullmatch(r"text-\d", first["args"]["environ"])
+    assert re.fullmatch(r"user-\d", first["args"]["User"])
+    assert {key: first["args"][key] for key in ("uid", "text", "host")} == {
+        "uid": -12.5, "text": 'say "host": [1]', "host": None,
+    }  # fmt: skip
+    assert re.fullmatch(r"user-\d", second["args"].pop("user"))
+    assert second["args"] == {"z": [1]}
+    assert counter["args"] == {"user": 12.5, "system": 3}
+
+
 def test_the_array_form_stays_one_and_a_cut_file_is_closed(tmp_path: Path) -> None:
     source, output = tmp_path / "a.json", tmp_path / "b.json.gz"
     source.write_text("[\n" + ",\n".join(map(json.dumps, EVENTS)) + ',\n{"ph":"X","name":"/home/al')
@@ -254,7 +288,7 @@ VALUES = st.recursive(
     TEXTS | st.integers() | st.none(),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(TEXTS | st.sampled_from(["host", "User", "name"]), inner, max_size=3)
+        | st.dictionaries(TEXTS | st.sampled_from(["host", "User", "name", "environ"]), inner, max_size=3)
     ),
     max_leaves=8,
 )

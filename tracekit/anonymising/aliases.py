@@ -6,7 +6,7 @@ import re
 from pathlib import PurePosixPath
 from typing import Final
 
-__all__ = ["Aliases"]
+__all__ = ["WHOLE_VALUE", "Aliases"]
 
 # Whose values are of one kind as a whole, by the last key before them.
 _WHOLE: Final = {
@@ -26,6 +26,9 @@ _WHOLE: Final = {
     "cwd": "text",
     "environ": "text",
 }
+WHOLE_VALUE: Final = re.compile(rb'"((?i:%b))"\s*:\s*(?=[\[{\d-])' % "|".join(_WHOLE).encode())
+"""A key, in JSON, with a value of one kind as a whole that is no text, up to the value."""
+
 _NAMES: Final = frozenset({"name", "labels"})
 # Kinds whose words are looked for in all other texts too.
 _EVERYWHERE: Final = ("host", "user")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from tracekit.anonymising.aliases import Aliases
+from tracekit.anonymising.aliases import WHOLE_VALUE, Aliases
 from tracekit.errors import ConfigError, StorageError
 from tracekit.formats.gzip_codec import GzipWriter
 from tracekit.formats.trace_reader import (
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["AnonymousTrace", "anonymise_traces"]
 
 _TEXT: Final = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"(\s*:)?', re.DOTALL)
+_PIECE: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
+_NUMBER: Final = re.compile(rb"-?\d[\d.eE+-]*")
 _MOST_KNOWN: Final = 100_000
 _LONGEST_KNOWN: Final = 300
 _SOME_BYTES: Final = 64_000_000
@@ -63,8 +65,9 @@ def anonymise_traces(
 ) -> tuple[list[AnonymousTrace], dict[str, int]]:
     """Write traces without paths, hosts and users. The same thing has the same word in all of them.
 
-    Times, numbers and ids stay as they are, so that the results can be merged like the traces. What is free text of yours (what
-    a marker is called, what its arguments say) is only searched for paths, hosts, users and addresses.
+    Times, numbers and ids stay as they are, so that the results can be merged like the traces; only the number of a ``user`` or
+    the like becomes a word. What is free text of yours (what a marker is called, what its arguments say) is only searched for
+    paths, hosts, users and addresses.
 
     Args:
         pairs: Each trace, and where to write it: ``.json``, or ``.json.gz``.
@@ -136,7 +139,8 @@ class _Texts:
             if field == "args":
                 # Few are equal, and few name anybody.
                 if self._aliases.may_change(raw):
-                    event.args = Raw(self.clean(raw))
+                    # A counter without its numbers is none.
+                    event.args = Raw(self.clean(raw, numbers=event.ph != "C"))
             elif raw[:1] == b'"' and len(raw) > 1:
                 setattr(event, field, Raw(self._other(field, raw[1:-1])))
             else:
@@ -160,9 +164,26 @@ class _Texts:
                     self._learned.add(found)
                 self._aliases.learn(self._key, _decode(match[1]) or "")
 
-    def clean(self, json: bytes) -> bytes:
-        """Return the same JSON with other words in its texts."""
-        return _TEXT.sub(self._replace, json)
+    def clean(self, json: bytes, *, numbers: bool = True) -> bytes:
+        """Return the same JSON with other words in its texts.
+
+        An object or a list whose key says that all of it names somebody becomes one word.
+
+        Args:
+            json: An object, a list or a text.
+            numbers: Whether a number with such a key becomes a word too.
+        """
+        out: list[bytes] = []
+        at = 0
+        for key in WHOLE_VALUE.finditer(json):
+            start = key.end()
+            if start < at or not (numbers or json[start] in b"[{"):
+                continue
+            out.append(_TEXT.sub(self._replace, json[at:start]))
+            at = _end_of_value(json, start)
+            out.append(encode_json(self._aliases.clean(key[1].decode(), json[start:at].decode("utf-8", "replace"))))
+        out.append(_TEXT.sub(self._replace, json[at:]))
+        return b"".join(out)
 
     def _replace(self, match: re.Match[bytes]) -> bytes:
         if match[2] is not None:
@@ -184,6 +205,19 @@ class _Texts:
             if len(raw) <= _LONGEST_KNOWN:
                 self._known[key, raw] = known
         return known
+
+
+def _end_of_value(json: bytes, start: int) -> int:
+    """Return where an object, a list or a number ends."""
+    number = _NUMBER.match(json, start)
+    if number is not None:
+        return number.end()
+    depth = 0
+    for piece in _PIECE.finditer(json, start):
+        depth += (piece[0] in (b"[", b"{")) - (piece[0] in (b"]", b"}"))
+        if not depth:
+            return piece.end()
+    return len(json)
 
 
 def _decode(raw: bytes) -> str | None:
