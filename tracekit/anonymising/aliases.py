@@ -35,6 +35,7 @@ _EVERYWHERE: Final = ("host", "user")
 _LEAST_LETTERS: Final = 2  # a word of one letter is in too many others
 
 _HOME: Final = re.compile(r"(?:/home/|/Users/|\\Users\\)([^/\\\s:]+)")
+_DRIVE: Final = r"(?<![A-Za-z])[A-Za-z]:"
 _IN_PATH: Final = r"[\w.@+,=%~#-]"
 _FILES: Final = "py|pyx|ipynb|sh|ya?ml|json|toml|cfg|ini|pth?|ckpt|safetensors|csv|parquet|log|so|cpp|cu|gz"
 # Each part begins where a word does, and reaches a bounded way, so that the time is linear in the text, whatever is in it.
@@ -44,8 +45,8 @@ _FOUND: Final = re.compile(
             r"(?P<url>(?<![\w+.-])[A-Za-z][A-Za-z0-9+.-]{0,20}://[^\s\"'<>]+)",
             r"(?P<mail>(?<![\w.+-])[\w.+-]+@[\w-][\w.-]*)",
             # A file of Python with a line behind it, as in stacks; such a path may hold spaces.
-            r"(?P<stack>(?:[A-Za-z]:)?[/\\][^\n\"<>|*?]{0,400}?\.pyx?(?=\(\d+\)))",
-            r"(?P<windows>(?:[A-Za-z]:|\\\\[\w.$-]+)[\\/][^\s:*?\"<>|]+)",
+            rf"(?P<stack>(?:{_DRIVE})?[/\\][^\n\"<>|*?]{{0,400}}?\.pyx?(?=\(\d+\)))",
+            rf"(?P<windows>(?:{_DRIVE}|\\\\[\w.$-]+)[\\/][^\s:*?\"<>|]+)",
             rf"(?P<absolute>(?<![\w.)\]])~?/{_IN_PATH}+(?:/{_IN_PATH}*)+|^~?/{_IN_PATH}+$)",
             rf"(?P<relative>(?<![\w.@+,=%~#/-])(?:{_IN_PATH}+/)+[\w.-]*\.[A-Za-z]\w{{0,7}}(?![\w/]))",
             rf"(?P<file>(?<![\w/.-])[\w-]+\.(?:{_FILES})(?![\w.]))",
