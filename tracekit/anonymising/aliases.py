@@ -60,15 +60,23 @@ _SIGNS: Final = rf"[/\\@]|\.(?:{_FILES})|\d\.\d+\.\d|:[0-9a-fA-F]{{0,4}}:"
 _KIND: Final = {"url": "url", "mail": "user", "ipv4": "address", "ipv6": "address"}  # all others are paths
 _ENDING: Final = re.compile(r"\.[A-Za-z]\w{0,7}")
 
+# After such a word stand numbers and more such words; anything else is yours.
+_EVERYDAY: Final = (
+    r"(?:rank|thread|stream|GPU|CPU|worker|process|python|lane|task|overlap|attempt|profiler|MainThread|ThreadPoolExecutor|Thread"
+    r"|pt_main_thread|pt_autograd_|pt_data_worker|pt_gloo_runloop|pt_nccl_watchdg)\d*"
+)
+
 # Names that everybody's traces have: of the trace format, of tracekit, and of torch's, CUDA's and Python's own doing.
 _PUBLIC: Final = re.compile(
     "|".join(
         (
             r"process_(?:name|labels|sort_index|uptime_seconds)|thread_(?:name|sort_index)|tracekit[_.].*",
-            r"training loop|batch|epoch|MainThread|host \w+ \w+|process \w+ \w+",
-            r"(?:rank|thread|stream|GPU|CPU|worker|process|python|lane)\b[\w ·#():/.-]*",
+            r"training loop|batch|epoch",
+            rf"{_EVERYDAY}(?:[ ·#():/._-]{{1,4}}(?:{_EVERYDAY}|\d+))*[ ·#():/.-]{{0,4}}",
             r"PyTorch Profiler.*|Record Window.*|Iteration Start: .*|Trace PyTorch .*|Traces|Spans|ProfilerStep#\d+|\[memory\]",
-            r"(?:aten|c10d|c10|prim|torch|autograd|nccl|gloo|triton|mkldnn|quantized)[:.][\w:.~<>, ]*",
+            r"(?:aten|c10d|c10|prim|nccl|gloo|mkldnn|quantized)(?:::?|\.)\w[\w.]*(?: \d+(?:->|<-)\d+)?",
+            r"torch::(?:autograd|distributed)::[\w:]+|torch\.distributed\.[\w.:]+",
+            r"autograd::engine::evaluate_function: (?:torch::autograd::AccumulateGrad|\w+Backward\d+)",
             r"(?:cuda|cu|hip|hsa|nccl)[A-Z]\w*|nccl\w*\(.*\)|Mem(?:cpy|set) .*|record_param_comms|NVIDIA .*|AMD .*",
             r"Optimizer\.\w+#\w+(?:\.step|\.zero_grad)|enumerate\(DataLoader\)#\w+.*|<built-in .*>|ac2g|fwdbwd|async_gpu",
             r"(?:Context|Stream|Event|Device) (?:Sync|Synchronize)\b.*|\w*(?:Backward\d+|AccumulateGrad)",
