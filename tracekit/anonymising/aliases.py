@@ -57,6 +57,9 @@ _FOUND: Final = re.compile(
 )
 # What every match of the patterns above holds, whatever escapes JSON writes it with.
 _SIGNS: Final = rf"[/\\@]|\.(?:{_FILES})|\d\.\d+\.\d|:[0-9a-fA-F]{{0,4}}:"
+# A text that is one path and nothing else, with spaces in it: none of the signs that a sentence has, and no second path.
+_SPACED_PATH: Final = re.compile(r"(?:[A-Za-z]:[\\/]|\\\\|~?/)(?=\S)[^\n\t:;,\"<>|*?]{1,4000}")
+_SECOND_PATH: Final = re.compile(r"\s(?:~?[/\\]|\S*://)|\.pyx?\(\d")
 _KIND: Final = {"url": "url", "mail": "user", "ipv4": "address", "ipv6": "address"}  # all others are paths
 _ENDING: Final = re.compile(r"\.[A-Za-z]\w{0,7}")
 
@@ -144,6 +147,8 @@ class Aliases:
             return self._alias(kind, text)
         if self._names and key in _NAMES and not _PUBLIC.fullmatch(text):
             return self._alias("name", text) if text else text
+        if _is_spaced_path(text):
+            return self._other_path(text)
         cleaned = _FOUND.sub(self._other_word, text)
         return cleaned if self._known is None else self._known.sub(self._known_word, cleaned)
 
@@ -155,10 +160,21 @@ class Aliases:
         kind = _KIND.get(form, "path")
         if kind != "path":
             return self._alias(kind, match[0])
+        return self._other_path(match[0])
+
+    def _other_path(self, path: str) -> str:
         # What a file is, is no secret, and viewers and readers go by it.
-        ending = PurePosixPath(match[0].replace("\\", "/")).suffix
-        return self._alias(kind, match[0]) + (ending if _ENDING.fullmatch(ending) else "")
+        ending = PurePosixPath(path.replace("\\", "/")).suffix
+        return self._alias("path", path) + (ending if _ENDING.fullmatch(ending) else "")
 
     def _alias(self, kind: str, text: str) -> str:
         words = self._words.setdefault(kind, {})
         return words.setdefault(text, f"{kind}-{len(words) + 1}")
+
+
+def _is_spaced_path(text: str) -> bool:
+    if " " not in text or not _SPACED_PATH.fullmatch(text) or _SECOND_PATH.search(text):
+        return False
+    # After the first space a folder or the ending of a file must follow, or it is a path with words behind it.
+    rest = text.partition(" ")[2]
+    return "/" in rest or "\\" in rest or _ENDING.fullmatch(PurePosixPath(rest).suffix) is not None
