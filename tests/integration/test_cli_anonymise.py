@@ -80,3 +80,10 @@ def test_two_inputs_that_would_be_written_to_one_file_are_refused(
     assert f"{tmp_path}/r.anonymous.json.gz: two of the inputs would be written there" in error
     assert "one by one with -o" in error
     assert not (tmp_path / "r.anonymous.json.gz").exists()
+
+
+def test_a_file_in_which_no_event_can_be_read_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.json").write_text('[{"ph":"X","na')
+    assert main(["anonymise", "-o", str(tmp_path / "z.json"), str(tmp_path / "a.json")]) == 1
+    assert "no event in it can be read" in capsys.readouterr().err
+    assert not (tmp_path / "z.json").exists()

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from tracekit.anonymising.aliases import WHOLE_VALUE, Aliases
-from tracekit.errors import ConfigError, StorageError
+from tracekit.errors import ConfigError, StorageError, TraceFormatError
 from tracekit.formats.gzip_codec import GzipWriter
 from tracekit.formats.trace_reader import (
     UNSET,
@@ -81,7 +81,7 @@ def anonymise_traces(
     Raises:
         ConfigError: An output is one of the inputs, that of two inputs, or no JSON by its name.
         StorageError: A trace cannot be read, or an output cannot be written or is there already.
-        TraceFormatError: A file is no trace.
+        TraceFormatError: A file is no trace, or no event in it can be read.
     """
     for number, (_, output) in enumerate(pairs):
         if any(same_file(earlier, output) for _, earlier in pairs[:number]):
@@ -246,6 +246,8 @@ def _learn(source: str, aliases: Aliases, progress: Callable[[int], None]) -> No
                     texts.learn(encode_json(event.extra))
             progress(reader.bytes_read)
         texts.learn(encode_json(reader.header))
+        if not reader.events and reader.drops:
+            raise TraceFormatError(reader.path, "no event in it can be read", offset_bytes=reader.drops[0].offset_bytes)
 
 
 def _write(
