@@ -187,6 +187,11 @@ def test_nobody_who_comes_ends_the_wait(server: OneFileServer) -> None:
     assert not server.wait(0.01)
 
 
+def test_a_wait_may_be_as_long_as_anybody_says(server: OneFileServer) -> None:
+    ask(server, root(server) + "done", Sec_Fetch_Site="same-origin")
+    assert server.wait(1e300)
+
+
 def test_a_connection_that_is_never_used_keeps_nobody_waiting(server: OneFileServer) -> None:
     with socket.create_connection(("127.0.0.1", server.port)):
         assert ask(server, root(server))[0] == 200

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import tempfile
+import threading
 import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -81,6 +82,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run ``tracekit open``; return its exit code."""
     del parser
     check_seconds("--timeout", args.timeout)
+    if args.timeout > threading.TIMEOUT_MAX:
+        raise CommandError(f"--timeout {args.timeout:g}: at most {threading.TIMEOUT_MAX:g} seconds can be waited", 2)
     ui = bundled_ui() if args.offline else PerfettoUI.at(args.ui or os.environ.get("TRACEKIT_UI") or PERFETTO_UI)
     with tempfile.TemporaryDirectory(prefix="tracekit-open-") as folder:
         with ProgressBar(enabled=not (args.json or args.quiet)) as bar:

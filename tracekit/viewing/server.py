@@ -173,6 +173,7 @@ class OneFileServer:
         Args:
             idle_s: Give up when nothing was asked for in so many seconds.
         """
+        idle_s = min(idle_s, threading.TIMEOUT_MAX)
         while self._asked.wait(idle_s):
             self._asked.clear()
             if self.handed_over and self._ui.folder is None:
