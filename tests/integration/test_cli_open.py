@@ -183,6 +183,11 @@ def test_wrong_usage_is_one_sentence(
     assert "Traceback" not in err
 
 
+def test_the_help_says_what_ends_it_offline(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["open", "--help"]) == 0
+    assert "runs until Ctrl-C, or until --timeout" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_broken_trace_is_opened_repaired_unless_it_is_to_be_opened_as_it_is(
     trace: Path, handed_over: list[bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:

