@@ -197,3 +197,18 @@ def test_a_program_in_the_path_is_taken(
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     assert main(["query", str(trace), "select 1"]) == 1
     assert "it was me" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("form", ["csv", "json", "table"])
+def test_no_name_gives_orders_to_a_terminal(
+    form: str, terminal: bool, trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = importlib.import_module("tracekit.cli.query")
+    monkeypatch.setattr(module, "query", lambda *_, **__: Rows(["n"], [("a\x1b[2Jb",), ("c",)]))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    assert main(["query", "-q", "--format", form, str(trace), "select 1"]) == 0
+    out = capsys.readouterr().out
+    # What goes into a file or a pipe stays as it is.
+    assert ("\x1b" in out) == (form == "csv" and not terminal)
+    assert "c" in out.splitlines()[-1] or form == "json"

@@ -73,8 +73,9 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         with atomic_write(args.output, overwrite=args.force) as file:
             file.write(content.encode("utf-8", "replace") if isinstance(content, str) else content)
     elif isinstance(content, str):
-        for line in content.splitlines() if form == "table" else ():
-            print(printable(line))
-        if form != "table":
+        if form == "table" or sys.stdout.isatty():
+            for line in content.splitlines():
+                print(printable(line))
+        else:
             sys.stdout.write(content.encode(sys.stdout.encoding, "replace").decode(sys.stdout.encoding))
     return OK
