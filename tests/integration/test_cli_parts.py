@@ -129,6 +129,19 @@ def test_split_by_time_has_every_slice_and_those_over_a_border_twice(
     assert "run-000.json.gz: already exists" in capsys.readouterr().err
 
 
+def test_the_parts_of_a_glob_and_of_a_file_with_a_hole_in_its_name_have_plain_names(run: Path, tmp_path: Path) -> None:
+    assert main(["split", "-q", "--by-rank", f"{run}/*.json"]) == 0
+    assert main(["split", "-q", "--by-rank", f"{run}/*1.json"]) == 0
+    (run / "a{part}.json").write_text(rank_trace(0))
+    assert main(["split", "-q", "--by-rank", str(run / "a{part}.json")]) == 0
+    assert sorted(path.name for path in tmp_path.glob("*.gz")) == [
+        "apart-rank0.json.gz",
+        "merged-rank0.json.gz",
+        "merged-rank1.json.gz",
+        "rank1-rank1.json.gz",
+    ]
+
+
 def test_split_by_rank_and_to_another_storage(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["split", "--by-rank", "--json", "-o", "memory://split/{part}.pftrace", str(run)]) == 0
     document = json.loads(capsys.readouterr().out)

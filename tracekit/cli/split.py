@@ -14,7 +14,7 @@ from tracekit.cli.report_of_merge import INCOMPLETE, OK
 from tracekit.cli.terminal import printable
 from tracekit.errors import CommandError
 from tracekit.merge.inputs import SUFFIXES
-from tracekit.storage import basename
+from tracekit.storage import basename, expand
 from tracekit.viewing.prepare import prepare
 from tracekit.viewing.split import Part, split
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["prepare_parser", "run"]
 
 _SECONDS: Final = re.compile(r"\d{1,9}(?:\.\d{1,9})?", re.ASCII)
+
+_WILD: Final = re.compile(r"[*?\[]")
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -82,9 +84,13 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 def _stem(inputs: list[str]) -> str:
     name = basename(inputs[0].rstrip("/")) if len(inputs) == 1 else "merged"
+    if _WILD.search(name):
+        files = expand(inputs[0], SUFFIXES)
+        name = basename(files[0]) if len(files) == 1 else "merged"
     for suffix in sorted(SUFFIXES, key=len, reverse=True):
         name = name.removesuffix(suffix)
-    return name or "trace"
+    # Of the holes in the name of a part only that for its number is one.
+    return name.replace("{part}", "part") or "trace"
 
 
 def _events(part: Part) -> int:
