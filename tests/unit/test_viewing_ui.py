@@ -205,3 +205,31 @@ def test_a_trace_that_perfetto_takes_is_opened_as_it_is(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("rank0.json", f"[{SLICE}]")
     assert mended(Prepared(tmp_path / "a.zip"), tmp_path).merge is None
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("content", [b"hello", b"", b"a,b\n1,2\n", b"\x89PNG\r\n\x1a\n", b"\x7fELF\2"])
+def test_what_is_no_trace_at_all_is_refused_before_anybody_waits(content: bytes, packed: bool, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(gzip.compress(content) if packed else content)
+    with pytest.raises(TraceFormatError, match=r"--force opens it as it is"):
+        mended(Prepared(path), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"# tracer: nop\n",
+        b"<!DOCTYPE html>\n<html>",
+        b"PERFILE2\0\0",
+        b"\x10\0\x04FxT\x16\0",
+        b"python 12/12 [001] 5.250: cycles: \n",
+        b"PK\x03\x04\0",
+    ],
+)
+def test_other_formats_of_perfetto_are_opened_as_they_are(content: bytes, tmp_path: Path) -> None:
+    for data in (content, gzip.compress(content)):
+        path = tmp_path / "a"
+        path.write_bytes(data)
+        prepared = Prepared(path)
+        assert mended(prepared, tmp_path) is prepared

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import ConfigError, TraceFormatError
+from tracekit.formats.file_kinds import HEAD_BYTES
 from tracekit.formats.trace_reader import TraceReader
 from tracekit.merge import MergeReport, merge_traces
 from tracekit.merge.inputs import SUFFIXES
-from tracekit.storage import basename, download, expand, is_remote, same_file
+from tracekit.storage import basename, download, expand, is_remote, open_read, same_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,6 +22,14 @@ __all__ = ["Prepared", "mended", "prepare"]
 
 _HARMLESS: Final = {"cut_file", "cut_event"}
 """What Perfetto takes in an array of events, as a recording that goes on or was killed leaves it."""
+
+_SHOWN: Final = re.compile(
+    # JSON, archives, perf, Fuchsia, Java, Perfetto's own; then texts: systrace, ninja, Instruments, ART, logcat, perf.
+    rb"\s*(?:\xef\xbb\xbf)?[{\[]|PK\x03\x04|.{257}ustar|PERFILE2|SIMPLEPERF|\x10\0\x04FxT|JAVA PROFILE|\n"
+    rb"|\s*(?:[#<*]|TRACE:|SLOW|-{5}|\d\d-\d\d |\d{4}-\d\d-\d\d)|\S[^\n]* \d+\.\d+: ",
+    re.DOTALL,
+)
+"""How the formats begin that Perfetto takes, as far as they can be told by that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +96,7 @@ def mended(prepared: Prepared, folder: Path, progress: Callable[[float, str], No
         progress: As for `prepare`.
 
     Raises:
-        TracekitError: It cannot be read, or not be repaired.
+        TracekitError: It cannot be read, or not be repaired, or it is nothing that Perfetto could show.
     """
     if prepared.merge is not None or not _is_damaged(str(prepared.path), progress):
         return prepared
@@ -104,6 +115,20 @@ def _is_damaged(path: str, progress: Callable[[float, str], None] | None) -> boo
             found = {finding.kind for finding in (*reader.repairs, *reader.drops)}
             as_recorded = reader.form == "array" and not reader.compressed and found <= _HARMLESS
             return bool(found) and not as_recorded
-    except TraceFormatError:
+    except TraceFormatError as error:
         # Perfetto knows more formats: archives, systrace, Fuchsia's ...
-        return False
+        if _SHOWN.match(_head(path)):
+            return False
+        reason = f"{error.reason}; Perfetto cannot show it (--force opens it as it is)"
+        raise TraceFormatError(error.path, reason, offset_bytes=error.offset_bytes) from None
+
+
+def _head(path: str) -> bytes:
+    with open_read(path) as file:
+        head = file.read(HEAD_BYTES)
+    if not head.startswith(b"\x1f\x8b"):
+        return head
+    try:
+        return zlib.decompressobj(wbits=31).decompress(head, HEAD_BYTES)
+    except zlib.error:
+        return head
