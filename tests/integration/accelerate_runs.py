@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import io
 import json
 import sys
 from collections import Counter
@@ -11,6 +13,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset
 
 from tracekit import JSONTraceHandler, MemoryTraceHandler, Profiler, marker
@@ -126,6 +129,26 @@ def resumed() -> dict[str, Any]:
     return {**second.seen(), "first batch": first_batch, "saved": saved}
 
 
+def copied() -> dict[str, Any]:
+    """What is copied or saved whole while it is recorded works, and records nothing."""
+    loop = Loop(name="copied")
+    with loop.profiler, loop.recorder:
+        file = io.BytesIO()
+        torch.save(loop.model, file)
+        file.seek(0)
+        tokens = torch.ones(1, TOKENS, dtype=torch.int64)
+        for model in (AveragedModel(loop.model), torch.load(file, weights_only=False)):
+            model(tokens)
+        copies = [copy.deepcopy(loop.accelerator), copy.deepcopy(loop.optimizer)]
+        loop.model(tokens)
+    own = copies[0].backward.__func__ is Accelerator.backward
+    return {
+        "forward": loop.seen()["slices"]["forward"],
+        "own methods": own,
+        "needs tracekit": b"tracekit" in file.getvalue(),
+    }
+
+
 def failing() -> list[Any]:
     loop = Loop(name="failing")
     with contextlib.suppress(KeyError), loop.profiler, loop.recorder:
@@ -144,6 +167,7 @@ if __name__ == "__main__":
             "global, prepared before": whole(counts="global", name="global", prepared_before=True),
             "broken off": broken_off(),
             "resumed": resumed(),
+            "copied": copied(),
             "failing": failing(),
         }
     json.dump(results, said)

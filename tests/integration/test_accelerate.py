@@ -91,6 +91,10 @@ def test_the_training_time_is_in_accelerates_checkpoints(runs: tuple[Path, Any])
     assert seen["time"] == [2, 6, 44, 176, 0]
 
 
+def test_a_copy_of_what_is_recorded_works_and_records_nothing(runs: tuple[Path, Any]) -> None:
+    assert runs[1]["copied"] == {"forward": 1, "own methods": True, "needs tracekit": False}
+
+
 def test_an_exception_in_the_loop_leaves_no_slice_open(runs: tuple[Path, Any]) -> None:
     assert runs[1]["failing"] == [0, {}]
 

@@ -109,6 +109,11 @@ def test_what_counts_otherwise_than_the_checkpoint_computes_from_the_size_of_the
     assert seen["resumed without"]["timestamp"]["sample"] == 4 * 8 + 8 + 4  # 4 steps of 2 batches of 4; one was shorter
 
 
+def test_a_copy_of_the_model_works_and_records_nothing(runs: tuple[Path, Any]) -> None:
+    seen = runs[1]["averaged"]
+    assert (seen["timestamp"]["batch"], seen["slices"]["forward"], seen["failures"]) == (2, 4, {})
+
+
 def test_an_exception_in_training_reaches_the_handlers_and_a_later_training_is_recorded(
     runs: tuple[Path, Any], engine: Engine
 ) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from tracekit import JSONTraceHandler, MemoryTraceHandler, Profiler, marker
 from tracekit.integrations.transformers import TracekitCallback
@@ -39,6 +40,7 @@ class Told(MemoryTraceHandler):
 
 def trainer(profiler: Profiler, **options: Any) -> Trainer:
     """Of 20 samples in batches of 4, two of them a step: 3 steps an epoch, 6 in all."""
+    callbacks = options.pop("callbacks", [])
     arguments = {
         "output_dir": "out",
         "num_train_epochs": 2,
@@ -59,7 +61,7 @@ def trainer(profiler: Profiler, **options: Any) -> Trainer:
         TrainingArguments(**arguments),  # type: ignore[arg-type]
         train_dataset=Texts(),
         eval_dataset=Texts(),
-        callbacks=[TracekitCallback(profiler)],
+        callbacks=[*callbacks, TracekitCallback(profiler)],
     )
 
 
@@ -98,6 +100,18 @@ def training() -> dict[str, Any]:
     state.write_text(json.dumps(written))
     found["resumed without"] = seen_in("without", "global", checkpoint, include_num_input_tokens_seen="all")
     return found
+
+
+class Averaging(TrainerCallback):
+    """Copies the model while it is recorded, as averages of weights and models of reference are made."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        self.average = AveragedModel(named["model"])
+        self.average(input_ids=torch.arange(TOKENS).unsqueeze(0))
+
+
+def averaged() -> dict[str, Any]:
+    return seen_in("averaged", save_strategy="no", max_steps=2, callbacks=[Averaging()])
 
 
 def failing() -> dict[str, Any]:
@@ -162,6 +176,6 @@ def example() -> list[str]:
 if __name__ == "__main__":
     said = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):
-        results = {run.__name__: run() for run in (training, failing, example, compiled)}
+        results = {run.__name__: run() for run in (training, averaged, failing, example, compiled)}
         results["second"] = second(Profiler(MemoryTraceHandler(), rank=0))
     json.dump(results, said)

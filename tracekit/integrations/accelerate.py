@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.integrations.batches import samples_in, tokens_in
+from tracekit.integrations.hooks import method_hook, model_hook
 from tracekit.integrations.loaders import recorded_pass, watch
 from tracekit.timestamp import Timestamp
 
@@ -100,7 +101,7 @@ class AcceleratorRecorder:
         function = getattr(self._accelerator, method, None)
         if function is None:
             return
-        setattr(self._accelerator, method, recorded(function))
+        setattr(self._accelerator, method, method_hook(recorded(function), self._accelerator, method))
         self._undo.append(functools.partial(delattr, self._accelerator, method))
 
     def _recording_prepare(self, prepare: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,15 +119,15 @@ class AcceleratorRecorder:
             return
         self._seen.add(id(prepared))
         if hasattr(prepared, "register_forward_pre_hook"):
-            before = prepared.register_forward_pre_hook(self._before_forward)
-            after = prepared.register_forward_hook(self._after_forward, always_call=True)
+            before = prepared.register_forward_pre_hook(model_hook(self._before_forward))
+            after = prepared.register_forward_hook(model_hook(self._after_forward), always_call=True)
             self._undo += before.remove, after.remove
         elif hasattr(prepared, "param_groups"):
             # The hooks of torch's optimizer are called for the steps that are made, and not while gradients accumulate.
             optimizer = getattr(prepared, "optimizer", prepared)
             with suppress(AttributeError):  # of another library
-                before = optimizer.register_step_pre_hook(self._before_step)
-                after = optimizer.register_step_post_hook(self._after_step)
+                before = optimizer.register_step_pre_hook(model_hook(self._before_step))
+                after = optimizer.register_step_post_hook(model_hook(self._after_step))
                 self._undo += before.remove, after.remove
         elif hasattr(prepared, "dataset"):
             self._undo.append(watch(prepared, self._pass))

@@ -12,6 +12,7 @@ from transformers.utils.import_utils import is_torchdynamo_compiling
 
 from tracekit.errors import TimeError
 from tracekit.integrations.batches import samples_in, tokens_in
+from tracekit.integrations.hooks import model_hook
 from tracekit.integrations.loaders import recorded_pass, watch
 from tracekit.timestamp import Timestamp
 
@@ -200,8 +201,8 @@ class TracekitCallback(TrainerCallback):
         loader = named.get("train_dataloader")
         self._begin("train")
         if hasattr(model, "register_forward_pre_hook"):
-            before = model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
-            after = model.register_forward_hook(self._after_forward, always_call=True)
+            before = model.register_forward_pre_hook(model_hook(self._before_forward), with_kwargs=True)
+            after = model.register_forward_hook(model_hook(self._after_forward), always_call=True)
             self._undo += before.remove, after.remove
         if loader is not None:
             self._undo.append(watch(loader, self._pass))
