@@ -210,6 +210,45 @@ def test_the_documented_windows(jax: FakeJax, tmp_path: Path, name: str) -> None
     assert loop.profiler.failures == {}
 
 
+class Trainer:
+    """Makes and calls its callbacks as the trainer of xLSTM-JAX does."""
+
+    def __init__(self, folder: Path, configs: list[Any], by_class: bool) -> None:
+        self.log_path = folder
+        self.state = SimpleNamespace(params="params")
+        self.saved = [config.to_dict() for config in configs]
+        self.callbacks = [
+            JaxProfiler(config=config, trainer=self, data_module=None)
+            if by_class
+            else config.create(trainer=self, data_module=None)
+            for config in configs
+        ]
+
+    def train(self, steps: int) -> None:
+        for callback in self.callbacks:
+            callback.set_dataset("data module")
+            callback.on_training_start()
+            callback.on_training_epoch_start(0)
+            for step in range(1, steps + 1):
+                callback.on_training_step({"loss": step}, 0, step)
+            callback.on_training_epoch_end({}, 0)
+            callback.on_training_end()
+            callback.finalize("success")
+
+
+@pytest.mark.parametrize("by_class", [False, True])
+def test_a_trainer_makes_it_from_its_configuration(jax: FakeJax, tmp_path: Path, by_class: bool) -> None:
+    config = JaxProfilerConfig(profile_first_step=2, profile_n_steps=3)
+    trainer = Trainer(tmp_path, [config], by_class)
+    trainer.train(8)
+    assert [kind for kind, _ in jax.events] == ["start", "stop"]
+    assert jax.waited_for == ["params"]
+    assert trainer.callbacks[0].config is config
+    assert JaxProfilerConfig(**trainer.saved[0]) == config
+    assert (config.get("profile_n_steps"), config.get("other"), config.get("create", 1)) == (3, None, 1)
+    assert JaxProfiler(config, trainer, None).log_dir == str(tmp_path / "tensorboard")
+
+
 def test_a_number_of_steps_below_1_is_refused() -> None:
     """There, it records one step."""
     for number in (0, -5):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tracekit import storage
 from tracekit.arguments import check_whole
 from tracekit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tracekit.integrations.jax.profiler import JaxProfiler
 
 __all__ = ["JaxProfilerConfig", "log_dir"]
 
@@ -29,6 +32,7 @@ class JaxProfilerConfig:
             first step there is.
         profile_n_steps: How many steps a trace holds.
         profile_log_dir: Folder of the traces, below the log path; an absolute path or URL replaces that.
+        callback_class: What `create` makes.
 
     Raises:
         ConfigError: A value is none that it can have.
@@ -41,6 +45,7 @@ class JaxProfilerConfig:
     profile_first_step: int = 10
     profile_n_steps: int = 5
     profile_log_dir: str = "tensorboard"
+    callback_class: ClassVar[type[JaxProfiler]]  # set where that is defined, which is a module that needs this one
 
     def __post_init__(self) -> None:
         for name in ("every_n_epochs", "every_n_steps"):
@@ -57,6 +62,26 @@ class JaxProfilerConfig:
             raise ConfigError(
                 f"JaxProfilerConfig: profile_log_dir must be a path or URL that is not empty, not {self.profile_log_dir!r}"
             )
+
+    def create(self, trainer: Any = None, data_module: Any = None) -> JaxProfiler:
+        """Return a `JaxProfiler` of this configuration, for trainers that make their callbacks by it.
+
+        Args:
+            trainer: The trainer.
+            data_module: Taken and not used.
+
+        Raises:
+            ConfigError: As `JaxProfiler` says.
+        """
+        return self.callback_class(self, trainer, data_module)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a field; the default, if there is none of that name."""
+        return self.to_dict().get(key, default)
+
+    def to_dict(self) -> dict[str, int | float | bool | str]:
+        """Return the fields and their values."""
+        return asdict(self)
 
 
 def log_dir(config: JaxProfilerConfig, trainer: Any, log_path: str | os.PathLike[str] | None) -> str:

@@ -62,6 +62,7 @@ class JaxProfiler:
     Args:
         config: When traces are recorded, and where they go.
         trainer: What has a ``log_path``, and ``state.params``, which a trace waits for before it ends.
+        data_module: Taken for trainers that give it to their callbacks, and not used.
         log_path: What ``profile_log_dir`` is below of, without a trainer; the current folder if None.
         profiler: The tracekit profiler; the one that is active when the training starts if None.
         step_profiler: Whether the hooks call its `Profiler.step` and `Profiler.next_epoch`; False where the loop does.
@@ -84,6 +85,7 @@ class JaxProfiler:
         self,
         config: JaxProfilerConfig | None = None,
         trainer: Any = None,
+        data_module: Any = None,
         *,
         log_path: str | os.PathLike[str] | None = None,
         profiler: Profiler | None = None,
@@ -93,6 +95,7 @@ class JaxProfiler:
         profiler_options: Any = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        del data_module
         config = JaxProfilerConfig() if config is None else config
         if not isinstance(config, JaxProfilerConfig):
             raise ConfigError(f"JaxProfiler: config must be a JaxProfilerConfig, not {config!r}")
@@ -150,6 +153,9 @@ class JaxProfiler:
     def close(self) -> None:
         """End and save the trace that runs, and wait until it is written. May be called again."""
         self._guard(self._close)
+
+    def set_dataset(self, *_args: object, **_kwargs: object) -> None:
+        """Do nothing; for trainers that call it."""
 
     def on_training_start(self, *_args: object, **_kwargs: object) -> None:
         """Begin to count the time. The first `on_training_step` does it where it is not called."""
@@ -340,6 +346,9 @@ class JaxProfiler:
         phase, self._phase = self._phase, None
         if phase is not None:
             phase.finish()
+
+
+JaxProfilerConfig.callback_class = JaxProfiler
 
 
 def _who(profiler: Profiler | None, index: int, count: int) -> ProcessInfo:
