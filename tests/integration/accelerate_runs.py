@@ -57,9 +57,9 @@ class Loop:
             DataLoader(Texts(22), batch_size=11),
         )
 
-    def epoch(self, stop_after: int = -1) -> None:
+    def epoch(self, stop_after: int = -1, save_to: str = "", loader: Any = None) -> None:
         self.model.train()
-        for number, batch in enumerate(self.loader, 1):
+        for number, batch in enumerate(self.loader if loader is None else loader, 1):
             with self.accelerator.accumulate(self.model):
                 loss = (self.model(batch["input_ids"]) - batch["target"]).square().mean()
                 self.accelerator.backward(loss)
@@ -67,6 +67,8 @@ class Loop:
                 self.optimizer.step()
                 self.optimizer.zero_grad()
             if number == stop_after:
+                if save_to:
+                    self.accelerator.save_state(save_to)
                 break
             if number == 4:
                 self.evaluate()
@@ -129,6 +131,22 @@ def resumed() -> dict[str, Any]:
     return {**second.seen(), "first batch": first_batch, "saved": saved}
 
 
+def resumed_within() -> dict[str, Any]:
+    """A checkpoint within an epoch, and a second run that skips what the first has read of it."""
+    first = Loop(name="first-within")
+    with first.profiler, first.recorder:
+        first.accelerator.register_for_checkpointing(first.recorder)
+        first.epoch(stop_after=2, save_to="within")
+    second = Loop(name="second-within")
+    with second.profiler, second.recorder:
+        second.accelerator.register_for_checkpointing(second.recorder)
+        second.accelerator.load_state("within")
+        rest = second.accelerator.skip_first_batches(second.loader, 2)
+        second.epoch(loader=rest)
+        second.epoch()
+    return second.seen()
+
+
 def copied() -> dict[str, Any]:
     """What is copied or saved whole while it is recorded works, and records nothing."""
     loop = Loop(name="copied")
@@ -167,6 +185,7 @@ if __name__ == "__main__":
             "global, prepared before": whole(counts="global", name="global", prepared_before=True),
             "broken off": broken_off(),
             "resumed": resumed(),
+            "resumed within": resumed_within(),
             "copied": copied(),
             "failing": failing(),
         }

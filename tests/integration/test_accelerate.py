@@ -91,6 +91,12 @@ def test_the_training_time_is_in_accelerates_checkpoints(runs: tuple[Path, Any])
     assert seen["time"] == [2, 6, 44, 176, 0]
 
 
+def test_what_is_left_of_an_epoch_after_the_batches_that_were_skipped_is_recorded(runs: tuple[Path, Any]) -> None:
+    seen = runs[1]["resumed within"]
+    assert seen["time"] == [2, 6, 44, 176, 0]
+    assert seen["slices"]["batch"] == seen["slices"]["optimizer"] == 5
+
+
 def test_a_copy_of_what_is_recorded_works_and_records_nothing(runs: tuple[Path, Any]) -> None:
     assert runs[1]["copied"] == {"forward": 1, "own methods": True, "needs tracekit": False}
 

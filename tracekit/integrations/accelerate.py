@@ -50,7 +50,8 @@ class AcceleratorRecorder:
     of processes, which is exact for samples where Accelerate gives all ranks batches of one size (``even_batches``).
 
     ``accelerator.register_for_checkpointing(recorder)`` puts the training time into Accelerate's checkpoints; after
-    ``load_state`` the profiler goes on from there. The prepared objects stay what they are. Use it on the training thread.
+    ``load_state`` the profiler goes on from there, also with what ``accelerator.skip_first_batches`` returns; the first epoch
+    is then the rest of the one that the checkpoint is of. The prepared objects stay what they are. Use it on the training thread.
 
     Args:
         accelerator: The Accelerator.
@@ -70,7 +71,8 @@ class AcceleratorRecorder:
                 self._record(prepared)
         for method, name in _METHODS.items():
             self._replace(method, profiler.marker(name))
-        self._replace("prepare", self._recording_prepare)
+        self._replace("prepare", self._recording)
+        self._replace("skip_first_batches", self._recording)  # returns a loader of its own
 
     def __enter__(self) -> AcceleratorRecorder:
         return self
@@ -88,7 +90,9 @@ class AcceleratorRecorder:
             self._undo.pop()()
 
     def state_dict(self) -> dict[str, int]:
-        """Return the training time, for Accelerate's checkpoints."""
+        """Return the training time, for Accelerate's checkpoints; a step that was made is in it."""
+        for this in self._passes:
+            self._step(this)
         return self._profiler.timestamp.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -104,15 +108,15 @@ class AcceleratorRecorder:
         setattr(self._accelerator, method, method_hook(recorded(function), self._accelerator, method))
         self._undo.append(functools.partial(delattr, self._accelerator, method))
 
-    def _recording_prepare(self, prepare: Callable[..., Any]) -> Callable[..., Any]:
+    def _recording(self, prepare: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(prepare)
-        def recording_prepare(*args: Any, **options: Any) -> Any:
+        def recording(*args: Any, **options: Any) -> Any:
             prepared = prepare(*args, **options)
             for one in prepared if isinstance(prepared, tuple) else (prepared,):
                 self._record(one)
             return prepared
 
-        return recording_prepare
+        return recording
 
     def _record(self, prepared: Any) -> None:
         if id(prepared) in self._seen:
