@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import io
 import json
 import sys
@@ -147,6 +148,21 @@ def resumed_within() -> dict[str, Any]:
     return second.seen()
 
 
+def prepared_again() -> dict[str, Any]:
+    """Models that are freed, and others prepared at their addresses."""
+    loop = Loop(name="again")
+    times, addresses = 20, set()
+    with loop.profiler, loop.recorder:
+        for _ in range(times):
+            model = loop.accelerator.prepare(nn.Linear(1, 1))
+            addresses.add(id(model))
+            model(torch.ones(1))
+            loop.accelerator.free_memory(model)
+            del model
+            gc.collect()
+    return {"not recorded": times - loop.seen()["slices"]["forward"], "an address came twice": len(addresses) < times}
+
+
 def copied() -> dict[str, Any]:
     """What is copied or saved whole while it is recorded works, and records nothing."""
     loop = Loop(name="copied")
@@ -186,6 +202,7 @@ if __name__ == "__main__":
             "broken off": broken_off(),
             "resumed": resumed(),
             "resumed within": resumed_within(),
+            "prepared again": prepared_again(),
             "copied": copied(),
             "failing": failing(),
         }

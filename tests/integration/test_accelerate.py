@@ -97,6 +97,10 @@ def test_what_is_left_of_an_epoch_after_the_batches_that_were_skipped_is_recorde
     assert seen["slices"]["batch"] == seen["slices"]["optimizer"] == 5
 
 
+def test_what_is_prepared_at_the_address_of_something_freed_is_recorded(runs: tuple[Path, Any]) -> None:
+    assert runs[1]["prepared again"] == {"not recorded": 0, "an address came twice": True}
+
+
 def test_a_copy_of_what_is_recorded_works_and_records_nothing(runs: tuple[Path, Any]) -> None:
     assert runs[1]["copied"] == {"forward": 1, "own methods": True, "needs tracekit": False}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
 
 from tracekit.integrations.batches import samples_in, tokens_in
 from tracekit.integrations.hooks import method_hook, model_hook
@@ -62,7 +63,7 @@ class AcceleratorRecorder:
         self._accelerator = accelerator
         self._profiler = profiler
         self._undo: list[Callable[[], object]] = []
-        self._seen: set[int] = set()
+        self._seen: WeakValueDictionary[int, Any] = WeakValueDictionary()  # by id: what is equal is not the same
         self._begun = False
         self._passes: list[_Pass] = []  # over loaders that are under way, an evaluation inside of the training
         self._left = _Pass()  # what was read for a step that came only after the end of a pass
@@ -119,9 +120,12 @@ class AcceleratorRecorder:
         return recording
 
     def _record(self, prepared: Any) -> None:
-        if id(prepared) in self._seen:
+        if self._seen.get(id(prepared)) is prepared:
             return
-        self._seen.add(id(prepared))
+        try:
+            self._seen[id(prepared)] = prepared
+        except TypeError:  # a list, a number ...: nothing that is recorded
+            return
         if hasattr(prepared, "register_forward_pre_hook"):
             before = prepared.register_forward_pre_hook(model_hook(self._before_forward))
             after = prepared.register_forward_hook(model_hook(self._after_forward), always_call=True)
