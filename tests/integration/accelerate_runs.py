@@ -163,6 +163,29 @@ def prepared_again() -> dict[str, Any]:
     return {"not recorded": times - loop.seen()["slices"]["forward"], "an address came twice": len(addresses) < times}
 
 
+def side_by_side() -> dict[str, Any]:
+    """Epochs of 6 batches of 4, each a step, while another loader of 2 batches of 11 is read as well."""
+    found = {}
+    for name in ("zip", "within", "held"):
+        loop = Loop(name=f"side-{name}")
+        loop.accelerator.gradient_accumulation_steps = 1
+        with loop.profiler, loop.recorder:
+            if name == "zip":  # ends after two of the longer one
+                batches: Any = zip(loop.eval_loader, loop.loader, strict=False)
+                loop.epoch(loader=(second for _, second in batches))
+            elif name == "within":
+                others: Any = iter(loop.eval_loader)
+                loop.epoch(
+                    loader=(batch for number, batch in enumerate(loop.loader) if number in (0, 5) or next(others, 1))
+                )
+            else:
+                others = iter(loop.eval_loader)
+                next(others)
+                loop.epoch()
+        found[name] = loop.seen()["time"]
+    return found
+
+
 def copied() -> dict[str, Any]:
     """What is copied or saved whole while it is recorded works, and records nothing."""
     loop = Loop(name="copied")
@@ -203,6 +226,7 @@ if __name__ == "__main__":
             "resumed": resumed(),
             "resumed within": resumed_within(),
             "prepared again": prepared_again(),
+            "side by side": side_by_side(),
             "copied": copied(),
             "failing": failing(),
         }

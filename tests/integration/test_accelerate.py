@@ -101,6 +101,19 @@ def test_what_is_prepared_at_the_address_of_something_freed_is_recorded(runs: tu
     assert runs[1]["prepared again"] == {"not recorded": 0, "an address came twice": True}
 
 
+def test_of_loaders_that_are_read_side_by_side_one_has_the_steps_and_the_epochs(runs: tuple[Path, Any]) -> None:
+    seen = runs[1]["side by side"]
+    assert seen["zip"] == [1, 2, 22, 88, 0]
+    assert seen["within"] == [1, 6, 22, 88, 0]
+    assert seen["held"] == [
+        1,
+        6,
+        11 + 22,
+        (11 + 22) * 4,
+        0,
+    ]  # the batch of 11 was read for the first step, as far as is known
+
+
 def test_a_copy_of_what_is_recorded_works_and_records_nothing(runs: tuple[Path, Any]) -> None:
     assert runs[1]["copied"] == {"forward": 1, "own methods": True, "needs tracekit": False}
 

@@ -45,7 +45,8 @@ class AcceleratorRecorder:
 
     One batch of the profiler is one step of the optimizer, so with gradient accumulation several batches of the loader; it ends
     when the loader is asked for the next one. An epoch ends when a loader that was trained on is exhausted; what is only
-    evaluated on counts nothing. A step that the gradient scaler skips is counted with the next one.
+    evaluated on counts nothing, and of loaders that are read side by side (``zip``) the one that was begun first counts, with
+    its samples. A step that the gradient scaler skips is counted with the next one.
 
     Samples and tokens are counted in this rank's batches; with ``Profiler(counts="global")`` they are multiplied by the number
     of processes, which is exact for samples where Accelerate gives all ranks batches of one size (``even_batches``).
@@ -156,10 +157,18 @@ class AcceleratorRecorder:
 
     def _after_step(self, *_: Any) -> None:
         self._profiler.marker("optimizer").finish()
-        if self._passes:
-            self._passes[-1].stepped = self._passes[-1].trained = True
-        else:  # a loop over something that was not prepared
+        if not self._passes:  # a loop over something that was not prepared
             self._profiler.step()
+            return
+        # Of what was read for this step: the pass that was trained on before, else the one that began first.
+        read = [this for this in self._passes if this.is_fresh] or self._passes
+        trained = next((this for this in read if this.trained), read[0])
+        for this in self._passes:
+            this.is_fresh = False
+            if this is not trained and this.trained:  # an iterator that is held open, and not read any more
+                self._step(this)
+                this.trained = False
+        trained.stepped = trained.trained = True
 
     def _pass(self, loader: Any, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Yield the batches of one pass over a loader, and count those that are trained on."""
@@ -172,6 +181,7 @@ class AcceleratorRecorder:
             for batch in recorded_pass(self._profiler, loader, begin):
                 this.samples += samples_in(batch)
                 this.tokens += tokens_in(batch)
+                this.is_fresh = True
                 yield batch
                 self._step(this)
             if this.trained:
@@ -193,7 +203,10 @@ class AcceleratorRecorder:
 
 
 class _Pass:
-    """One pass over a loader: what was read since the last step of the optimizer, and whether there was one."""
+    """One pass over a loader: what was read since the last step of its own, and whether there was one.
+
+    It is fresh when anything was read of it since the last step of the optimizer.
+    """
 
     samples = tokens = 0
-    stepped = trained = False
+    is_fresh = stepped = trained = False
