@@ -114,6 +114,14 @@ def test_a_copy_of_the_model_works_and_records_nothing(runs: tuple[Path, Any]) -
     assert (seen["timestamp"]["batch"], seen["slices"]["forward"], seen["failures"]) == (2, 4, {})
 
 
+def test_a_loss_that_calls_the_model_twice_counts_its_samples_once(runs: tuple[Path, Any]) -> None:
+    whole, resumed = runs[1]["twice"]
+    assert whole["slices"]["forward"] == 10
+    assert (whole["timestamp"]["sample"], whole["timestamp"]["token"]) == (20, 120)
+    # In the first epoch of a resumed run the batches cannot be looked at: the one of 4 passes for two.
+    assert (resumed["timestamp"]["sample"], resumed["timestamp"]["token"]) == (40 + 4, 240 + 24)
+
+
 def test_an_exception_in_training_reaches_the_handlers_and_a_later_training_is_recorded(
     runs: tuple[Path, Any], engine: Engine
 ) -> None:

@@ -38,7 +38,7 @@ class Told(MemoryTraceHandler):
         self.error = error
 
 
-def trainer(profiler: Profiler, **options: Any) -> Trainer:
+def trainer(profiler: Profiler, kind: type[Trainer] = Trainer, **options: Any) -> Trainer:
     """Of 20 samples in batches of 4, two of them a step: 3 steps an epoch, 6 in all."""
     callbacks = options.pop("callbacks", [])
     arguments = {
@@ -56,7 +56,7 @@ def trainer(profiler: Profiler, **options: Any) -> Trainer:
     config = LlamaConfig(
         vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
     )
-    return Trainer(
+    return kind(
         LlamaForCausalLM(config),
         TrainingArguments(**arguments),  # type: ignore[arg-type]
         train_dataset=Texts(),
@@ -112,6 +112,18 @@ class Averaging(TrainerCallback):
 
 def averaged() -> dict[str, Any]:
     return seen_in("averaged", save_strategy="no", max_steps=2, callbacks=[Averaging()])
+
+
+class Twice(Trainer):
+    """Its loss needs two passes of the model, as R-Drop's and DPO's do."""
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **named: Any) -> Any:
+        return model(**inputs).loss + model(**inputs).loss
+
+
+def twice() -> list[dict[str, Any]]:
+    whole = seen_in("twice", kind=Twice, output_dir="twice", num_train_epochs=1)
+    return [whole, seen_in("twice-resumed", resume="twice/checkpoint-2", kind=Twice, output_dir="twice")]
 
 
 def failing() -> dict[str, Any]:
@@ -176,6 +188,6 @@ def example() -> list[str]:
 if __name__ == "__main__":
     said = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):
-        results = {run.__name__: run() for run in (training, averaged, failing, example, compiled)}
+        results = {run.__name__: run() for run in (training, averaged, twice, failing, example, compiled)}
         results["second"] = second(Profiler(MemoryTraceHandler(), rank=0))
     json.dump(results, said)

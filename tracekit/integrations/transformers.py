@@ -75,10 +75,10 @@ class TracekitCallback(TrainerCallback):
         self._is_mine = False
         self._open: list[str] = []
         self._undo: list[Callable[[], object]] = []
-        # Of this rank since the last step: as seen by the model, which is silent when it is compiled, and as read from the
-        # loader, which in the first epoch of a resumed run is another one than the Trainer shows.
-        self._modelled = [0, 0]
+        # Of this rank since the last step: as read from the loader, which in the first epoch of a resumed run is another one
+        # than the Trainer shows, and as seen by the model, which is silent when it is compiled, and may be called twice.
         self._loaded = [0, 0]
+        self._modelled = [0, 0]
         self._tokens_seen = 0  # by the Trainer
 
     # ---- life ---------------------------------------------------------------------------------------------------------
@@ -153,8 +153,11 @@ class TracekitCallback(TrainerCallback):
         """Pass to the next batch of the profiler."""
         self._end("optimizer")
         self._end("training step")
-        samples, tokens = self._modelled if any(self._modelled) else self._loaded
-        samples = samples or args.train_batch_size * args.gradient_accumulation_steps
+        whole = args.train_batch_size * args.gradient_accumulation_steps
+        samples, tokens = self._loaded if any(self._loaded) else self._modelled
+        if samples > whole:  # the loss calls the model more than once
+            samples, tokens = whole, tokens * whole // samples
+        samples = samples or whole
         self._modelled, self._loaded = [0, 0], [0, 0]
         if self.profiler.counts == "global":
             samples, tokens = samples * args.world_size, tokens * args.world_size
