@@ -122,6 +122,13 @@ def test_a_loss_that_calls_the_model_twice_counts_its_samples_once(runs: tuple[P
     assert (resumed["timestamp"]["sample"], resumed["timestamp"]["token"]) == (40 + 4, 240 + 24)
 
 
+def test_replicas_on_other_threads_have_no_slices_and_lose_no_samples(runs: tuple[Path, Any]) -> None:
+    seen = runs[1]["replicas"]
+    assert seen["failures"] == {}
+    assert not {"forward", "backward"} & set(seen["slices"])
+    assert (seen["slices"]["training step"], seen["timestamp"]["sample"], seen["timestamp"]["token"]) == (10, 40, 240)
+
+
 def test_an_exception_in_training_reaches_the_handlers_and_a_later_training_is_recorded(
     runs: tuple[Path, Any], engine: Engine
 ) -> None:

@@ -8,6 +8,7 @@ import json
 import runpy
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,19 @@ def twice() -> list[dict[str, Any]]:
     return [whole, seen_in("twice-resumed", resume="twice/checkpoint-2", kind=Twice, output_dir="twice")]
 
 
+class Replicas(Trainer):
+    """Calls the model on threads, as `torch.nn.DataParallel` calls its replicas."""
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **named: Any) -> Any:
+        shards = [{name: value[half::2] for name, value in inputs.items()} for half in (0, 1)]
+        with ThreadPoolExecutor(2) as threads:
+            return sum(threads.map(lambda shard: model(**shard).loss, shards))
+
+
+def replicas() -> dict[str, Any]:
+    return seen_in("replicas", kind=Replicas, save_strategy="no")
+
+
 def failing() -> dict[str, Any]:
     """A forward pass that raises, and a training after it with the same profiler."""
     told = Told()
@@ -188,6 +202,6 @@ def example() -> list[str]:
 if __name__ == "__main__":
     said = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):
-        results = {run.__name__: run() for run in (training, averaged, twice, failing, example, compiled)}
+        results = {run.__name__: run() for run in (training, averaged, twice, replicas, failing, example, compiled)}
         results["second"] = second(Profiler(MemoryTraceHandler(), rank=0))
     json.dump(results, said)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import threading
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from transformers import TrainerCallback
@@ -51,7 +52,8 @@ class TracekitCallback(TrainerCallback):
     accumulation it has several batches of the data loader. The slices are "train" and "epoch", "dataloader" (each wait for a
     batch, with the workers on tracks of their own), "training step" (for each of these batches) with "forward" and "backward"
     inside (from the end of the forward pass, with the clipping of the gradients), "optimizer", "evaluation" with "eval forward"
-    inside, and "save". "forward" and "backward" come from hooks of the model: one that is compiled as a whole has none.
+    inside, and "save". "forward" and "backward" come from hooks of the model: one that is compiled as a whole has none, and
+    neither have the replicas of ``torch.nn.DataParallel``.
 
     A profiler that does not run yet is started when training begins and stopped when it ends. The Trainer does not tell its
     callbacks of an exception: put the profiler into a ``with`` block around ``trainer.train()``, so that its handlers hear of it
@@ -73,6 +75,7 @@ class TracekitCallback(TrainerCallback):
     def __init__(self, profiler: Profiler) -> None:
         self.profiler = profiler
         self._is_mine = False
+        self._thread = threading.get_ident()  # on which the training runs
         self._open: list[str] = []
         self._undo: list[Callable[[], object]] = []
         # Of this rank since the last step: as read from the loader, which in the first epoch of a resumed run is another one
@@ -85,6 +88,7 @@ class TracekitCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         """Start the profiler, if it does not run, and go on from the Trainer's training time."""
+        self._thread = threading.get_ident()
         self._resume(args, state, control, **named)
         if not self.profiler.started:
             if self._is_mine:
@@ -218,6 +222,8 @@ class TracekitCallback(TrainerCallback):
     def _before_forward(self, model: Any, args: Any, named: Any) -> None:
         if is_torchdynamo_compiling():  # or this hook would become a part of the graph, and break it
             return
+        if threading.get_ident() != self._thread:  # a replica of torch.nn.DataParallel
+            return
         if not model.training:
             self._begin("eval forward")
             return
@@ -227,6 +233,8 @@ class TracekitCallback(TrainerCallback):
 
     def _after_forward(self, model: Any, _args: Any, output: Any) -> None:
         if is_torchdynamo_compiling():
+            return
+        if threading.get_ident() != self._thread:
             return
         self._end("forward" if model.training else "eval forward")
         if model.training and output is not None:  # it is None where the pass has raised
