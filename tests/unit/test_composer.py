@@ -445,9 +445,17 @@ def test_samples_are_counted_over_all_ranks_as_in_composer() -> None:
 def test_every_name_of_composers_profiler_is_there() -> None:
     named = {"Marker", "Profiler", "ProfilerAction", "TraceHandler", "cyclic_schedule", "JSONTraceHandler"}
     assert named | {"Time", "TimeUnit", "Timestamp", "ensure_time"} <= set(composer.__all__)
-    assert all(hasattr(composer, name) for name in composer.__all__ if name != "TracekitCallback")
+    assert (composer.SystemProfiler, composer.TorchProfiler) == (tracekit.SystemProfiler, tracekit.TorchProfiler)
     with pytest.raises(AttributeError, match="nothing"):
         composer.nothing  # noqa: B018
+
+
+def test_everything_can_be_imported_at_once_where_composer_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "composer", None)
+    monkeypatch.delitem(sys.modules, "tracekit.integrations.composer.callback", raising=False)
+    names: dict[str, Any] = {}
+    exec("from tracekit.integrations.composer import *", names)
+    assert set(composer.__all__) <= set(names)
 
 
 def test_without_composer_the_callback_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,8 @@
 * In any other loop, `Profiler` is used in a ``with`` block and told of every batch by ``profiler.step(...)``; Composer need
   not be installed.
 
-The names are Composer's, with its arguments in its order. `examples/coming_from/composer.md` says name by name what became of
-each, and what is better left behind.
+The names are Composer's, with its arguments in its order; `SystemProfiler` and `TorchProfiler` are tracekit's own.
+`examples/coming_from/composer.md` says name by name what became of each, and what is better left behind.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from tracekit.integrations.composer.handler import Event, TraceHandler
 from tracekit.integrations.composer.profiler import JSONTraceHandler, Profiler, cyclic_schedule
 from tracekit.recording.marker import Marker
 from tracekit.recording.schedule import ProfilerAction
+from tracekit.sources.system import SystemProfiler
+from tracekit.sources.torch_profiler import TorchProfiler
 from tracekit.timestamp import Time, Timestamp, TimeUnit, ensure_time
 
 if TYPE_CHECKING:
-    from tracekit.integrations.composer.callback import TracekitCallback
+    from tracekit.integrations.composer.callback import TracekitCallback as TracekitCallback
 
 __all__ = [
     "Event",
@@ -29,16 +31,18 @@ __all__ = [
     "Marker",
     "Profiler",
     "ProfilerAction",
+    "SystemProfiler",
     "Time",
     "TimeUnit",
     "Timestamp",
+    "TorchProfiler",
     "TraceHandler",
-    "TracekitCallback",
     "cyclic_schedule",
     "ensure_time",
 ]
 
 
+# TracekitCallback is not in __all__: it needs Composer, and "import *" is to work without.
 def __getattr__(name: str) -> Any:
     if name != "TracekitCallback":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
