@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import pickle
@@ -18,6 +19,7 @@ pytest.importorskip("lightning", reason="lightning is not installed")
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.lightning_loop import QUIET, SECOND, Net, SlowSGD, train_loader, trainer, val_loader
 from tracekit import (
@@ -79,6 +81,18 @@ class Sees(Callback):
 
     def on_train_epoch_end(self, *args: Any) -> None:
         self.epochs.append(int(self._now().epoch))
+
+
+class Copies(Callback):
+    """Copies and pickles the loader while it is recorded."""
+
+    def __init__(self) -> None:
+        self.copies: list[Any] = []
+
+    def on_train_epoch_start(self, trainer: Any, *args: Any) -> None:
+        loader = trainer.train_dataloader
+        assert "_get_iterator" in vars(loader), "its workers are recorded"
+        self.copies = [copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))]
 
 
 @pytest.fixture
@@ -494,6 +508,19 @@ def test_the_workers_of_a_loader_record_beside_their_rank(
     with engine.load(tmp_path / "merged.json") as trace:
         assert trace.errors() == []
         assert trace.scalar("select count(*) from slice where name = 'fetch'") == 8
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_loader_whose_workers_are_recorded_can_be_copied_and_pickled(
+    clock: FakeClock, tmp_path: Path, memories: Memories
+) -> None:
+    copies = Copies()
+    loader = DataLoader(TensorDataset(torch.ones(4, 2)), num_workers=1)
+    trainer(tmp_path, copies, TracekitCallback(memories), max_epochs=1).fit(Net(clock), loader, val_loader(clock))
+    for one in copies.copies:
+        one.num_workers = 0
+        assert one._get_iterator() is not None
+        assert one._get_iterator.__self__ is one, "a method of its own, that records nothing"
 
 
 def test_workers_may_be_left_alone(clock: FakeClock, tmp_path: Path, memories: Memories) -> None:

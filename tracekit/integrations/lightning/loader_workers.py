@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.integrations.hooks import method_hook
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -40,7 +42,7 @@ class LoaderWorkers:
             self._watch(found)
             return found
 
-        setattr(self._strategy, _PASSED, processed)
+        setattr(self._strategy, _PASSED, method_hook(processed, self._strategy, _PASSED))
 
     def close(self) -> None:
         """Leave strategy and loaders as they were. Workers that run go on."""
@@ -53,7 +55,7 @@ class LoaderWorkers:
         get_iterator = getattr(loader, _MADE, None)
         if get_iterator is None or not getattr(loader, "num_workers", 0) or _MADE in vars(loader):
             return
-        setattr(loader, _MADE, _starting_workers(loader, get_iterator, self._profiler))
+        setattr(loader, _MADE, method_hook(_starting_workers(loader, get_iterator, self._profiler), loader, _MADE))
         self._loaders.append(loader)
 
 
