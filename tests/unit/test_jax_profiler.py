@@ -837,3 +837,21 @@ def test_markers_are_annotations_on_their_own_thread(jax: FakeJax) -> None:
         ("end", "inner"),
         ("end", "outer"),
     ]
+
+
+def test_of_annotations_that_overlap_the_right_one_ends(jax: FakeJax) -> None:
+    with Profiler(JaxAnnotations()) as profiler:
+        first, second = profiler.marker("first"), profiler.marker("second")
+        first.start()
+        second.start()
+        first.finish()
+        second.finish()
+        profiler.marker("open").start()
+    assert [(phase, name) for phase, name, _ in jax.annotations] == [
+        ("begin", "first"),
+        ("begin", "second"),
+        ("end", "first"),
+        ("end", "second"),
+        ("begin", "open"),
+        ("end", "open"),
+    ]
