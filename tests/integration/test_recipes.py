@@ -73,7 +73,8 @@ def test_stacks_of_torch_show_nothing_of_the_recording_but_the_markers(tmp_path:
 
 
 @pytest.mark.parametrize(
-    "name", ["accelerate_loop.py", "composer_trainer.py", "torchtitan_loop.py", "transformers_trainer.py"]
+    "name",
+    ["accelerate_loop.py", "composer_trainer.py", "plain_loop.py", "torchtitan_loop.py", "transformers_trainer.py"],
 )
 def test_the_examples_are_short(name: str) -> None:
     assert len((EXAMPLES / name).read_text("utf-8").splitlines()) <= 30
