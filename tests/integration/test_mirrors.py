@@ -293,7 +293,7 @@ def test_spans_have_their_parents_the_users_among_them(spans: Spans) -> None:
 
 def test_spans_carry_the_training_time_the_rank_and_the_times_of_the_trace(spans: Spans, tmp_path: Path) -> None:
     handlers = [OpenTelemetryMirror(spans.provider), JSONTraceHandler(tmp_path / "t{rank}.json")]
-    with Profiler(handlers, rank=3, run_id="run", record_batches=False) as profiler:
+    with Profiler(handlers, rank=3, run_id="run", record_batches=False, flush_interval=3600) as profiler:
         profiler.step(samples=8, tokens=100)
         profiler.next_epoch()
         with profiler.marker("a", ["model", "x"]):
