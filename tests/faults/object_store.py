@@ -92,7 +92,8 @@ def _events(data: bytes) -> list[dict[str, Any]]:
     if data.startswith(b"\x1f\x8b"):
         data = gzip.decompress(data)
     if not data.endswith(b"]\n"):
-        data = data[: data.rindex(b",\n")] + b"\n]"
+        whole, comma, _ = data.rpartition(b",\n")
+        data = whole + b"\n]" if comma else b"[]"  # a bad writer's object may hold nothing yet
     events: list[dict[str, Any]] = json.loads(data)
     return events
 
