@@ -10,10 +10,10 @@ from tracekit.analysis.pairs import AsyncPairs, pair_marks
 from tracekit.analysis.reading import MOST_TRACKS, Process, Reading, TraceFile, Track
 from tracekit.analysis.recordings import recordings_of
 from tracekit.errors import StorageError, TraceFormatError
-from tracekit.formats.decimal_time import parse_us
+from tracekit.formats.event_fields import raw_field, raw_number, time_field
 from tracekit.formats.rank_trace import METADATA_EVENT
 from tracekit.formats.time_columns import parse_all_us
-from tracekit.formats.trace_reader import UNSET, Event, TraceReader, decode_or_none
+from tracekit.formats.trace_reader import Event, TraceReader, decode_or_none
 from tracekit.storage import size_bytes, without_secrets
 
 if TYPE_CHECKING:
@@ -162,8 +162,8 @@ class FileReading:
             times = parse_all_us([event.ts for event in slices])  # type: ignore[misc]
             durations = parse_all_us([event.dur for event in slices])  # type: ignore[misc]
         except TypeError:
-            times = [_time(event.ts) for event in slices]
-            durations = [_time(event.dur) for event in slices]
+            times = [time_field(event.ts) for event in slices]
+            durations = [time_field(event.dur) for event in slices]
         good = (
             None not in times
             and None not in durations
@@ -189,7 +189,7 @@ class FileReading:
 
     def _take_mark(self, event: Event, *, is_end: bool) -> None:
         all_ = self._all
-        time = _time(event.ts)
+        time = time_field(event.ts)
         if time is None or abs(time) >= _MOST_TIME_NS:
             all_.unusable += 1
             return
@@ -209,7 +209,7 @@ class FileReading:
 
     def _take_async(self, event: Event, *, is_end: bool) -> None:
         all_ = self._all
-        time = _time(event.ts)
+        time = time_field(event.ts)
         if time is None or abs(time) >= _MOST_TIME_NS:
             all_.unusable += 1
             return
@@ -240,7 +240,7 @@ class FileReading:
         if what == "thread_name":
             if self._thread_names < MOST_TRACKS:
                 self._thread_names += 1
-                process.thread_names[_number(event.tid)] = name
+                process.thread_names[raw_number(event.tid)] = name
         elif what == "process_labels" or not process.label:
             process.name = name
             process.label = what == "process_labels"
@@ -250,13 +250,13 @@ class FileReading:
         if process is None:
             if len(self._processes) >= MOST_TRACKS:
                 return None
-            process = self._processes.setdefault(_number(raw), Process(self._number, _number(raw)))
+            process = self._processes.setdefault(raw_number(raw), Process(self._number, raw_number(raw)))
             self._processes[raw] = process
         return process
 
     def _track(self, key: tuple[Any, Any], *, asynchronous: bool = False) -> Track | None:
         """Return the track of a pid and tid that are met first; None when there are too many."""
-        pid, tid = _number(key[0]), None if asynchronous else _number(key[1])
+        pid, tid = raw_number(key[0]), None if asynchronous else raw_number(key[1])
         track = self._tracks.get((pid, tid))
         if track is None and len(self._all.tracks) < MOST_TRACKS:
             process = self._process(key[0])
@@ -285,20 +285,4 @@ def _batch(event: Event) -> int | None:
 
 
 def _label(event: Event) -> tuple[bytes, bytes]:
-    return (
-        b"" if event.name is UNSET else bytes(event.name),
-        b"" if event.cat is UNSET else bytes(event.cat),
-    )
-
-
-def _time(raw: Any) -> int | None:
-    return None if raw is UNSET else parse_us(bytes(raw))
-
-
-def _number(value: Any) -> Any:
-    """Return the one spelling of a ``pid`` or ``tid``: 0 where it is absent or null, whole numbers without a fraction."""
-    if value is UNSET or value is None:
-        return 0
-    if isinstance(value, float):
-        return int(value) if abs(value) < 2**63 else 0
-    return value
+    return raw_field(event.name), raw_field(event.cat)

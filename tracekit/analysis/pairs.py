@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.formats.event_fields import raw_field
 from tracekit.formats.trace_reader import UNSET
 
 if TYPE_CHECKING:
@@ -86,10 +87,10 @@ class AsyncPairs:
 
     def take(self, event: Event, number: int, time: int, order: int, *, is_end: bool) -> Row | None:
         """Take the next begin or end; returns the slice that it ends, as a row like those of a track."""
-        category = b"" if event.cat is UNSET else bytes(event.cat)
+        category = raw_field(event.cat)
         identity = event.id2 if event.id is UNSET else event.id
         # Of an id2, {"local": 5} is the process's own and {"global": 5} is not; the text tells them apart.
-        key = (event.pid, category, b"" if identity is UNSET else bytes(identity))
+        key = (event.pid, category, raw_field(identity))
         if not is_end:
             if self._count >= _MOST_OPEN_ASYNC:
                 self._never += 1

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from sys import intern
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tracekit.formats.decimal_time import parse_us
+from tracekit.formats.event_fields import raw_field, time_field
 from tracekit.formats.trace_reader import UNSET, Event, TraceReader, decode_or_none
 
 if TYPE_CHECKING:
@@ -188,13 +188,13 @@ class CollectiveCollector:
                 self._one(run[number], bytes(run[number].name))  # type: ignore[arg-type]
 
     def _one(self, event: Event, name: bytes) -> None:
-        start = None if event.ts is UNSET else parse_us(bytes(event.ts))
-        length = None if event.dur is UNSET else parse_us(bytes(event.dur))
+        start = time_field(event.ts)
+        length = time_field(event.dur)
         if start is None or length is None or length < 0:
             return
         end = start + length
         side = self._sides.setdefault(event.pid, _Side())
-        category = b"" if event.cat is UNSET else bytes(event.cat)
+        category = raw_field(event.cat)
         if name.startswith(b'"ProfilerStep#'):
             step = _STEP.fullmatch(name)
             if step and category == _ANNOTATION and len(side.steps) < self._most:

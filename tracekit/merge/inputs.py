@@ -8,12 +8,13 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError, MergeError, StorageError, TraceFormatError
+from tracekit.formats.event_fields import raw_number
 from tracekit.formats.segment_index import INDEX_SUFFIX, listed_segments
 from tracekit.formats.trace_reader import decode_json
 from tracekit.formats.xprof import PERFETTO_COPY, host_in_name
 from tracekit.merge.processes import assign_keys, check_claims
 from tracekit.merge.ranks import UnknownRankError, find_ranks, select_ranks, told_ranks
-from tracekit.merge.scan import raw_number, scan
+from tracekit.merge.scan import scan
 from tracekit.storage import basename, expand, is_remote, open_read, same_file, size_bytes, without_secrets
 
 if TYPE_CHECKING:

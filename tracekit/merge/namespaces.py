@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import MergeError
+from tracekit.formats.event_fields import raw_number
 from tracekit.formats.kineto import GPU_CATEGORIES, gpu_of_label
 from tracekit.merge.lanes import DROPPED, Slices
 from tracekit.merge.processes import CHILD, CPU, DEVICE, GPU, OVERHEAD, PROFILER, ProcessKey, main_thread
-from tracekit.merge.scan import raw_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -6,6 +6,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import ConfigError, MergeError, StorageError, TraceFormatError
+from tracekit.formats.event_fields import raw_number
 from tracekit.formats.kineto import rank_in_name, rank_of_header
 from tracekit.formats.rank_trace import METADATA_EVENT
 from tracekit.formats.segment_index import INDEX_KEY, INDEX_SUFFIX
@@ -13,7 +14,7 @@ from tracekit.formats.trace_reader import TraceReader, decode_json, decode_or_no
 from tracekit.formats.xprof import ANCHOR_EVENT
 from tracekit.merge.identities import ProcessIdentity
 from tracekit.merge.processes import CHILD, CPU
-from tracekit.merge.scan import ThreadScan, raw_number
+from tracekit.merge.scan import ThreadScan
 from tracekit.storage import basename, is_remote, open_read, same_file
 
 if TYPE_CHECKING:

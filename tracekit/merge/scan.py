@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit import core
 from tracekit.collectives.parts import NAMES_OF_COLLECTIVES, CollectiveCollector, thinned
 from tracekit.errors import TraceFormatError
-from tracekit.formats.decimal_time import parse_us
+from tracekit.formats.event_fields import raw_number, time_field
 from tracekit.formats.kineto import is_kineto
 from tracekit.formats.rank_trace import (
     BASE_TIME_KEY,
@@ -53,7 +53,6 @@ __all__ = [
     "ProcessScan",
     "ThreadScan",
     "durations_of",
-    "raw_number",
     "scan",
     "times_of",
 ]
@@ -201,15 +200,6 @@ class InputScan:
         return None if lowest is None else base + lowest
 
 
-def raw_number(value: Any) -> Any:
-    """Return the one spelling of a ``pid`` or ``tid``: 0 where it is absent or null, whole numbers without a fraction."""
-    if value is UNSET or value is None:
-        return 0
-    if isinstance(value, float):
-        return int(value) if abs(value) < 2**63 else 0
-    return value
-
-
 def scan(path: str, progress: Callable[[int], None] | None = None, scratch: str | None = None) -> InputScan:
     """Read an input once.
 
@@ -293,7 +283,7 @@ def times_of(run: list[Event]) -> list[int | None]:
         return parse_all_us([event.ts for event in run])  # type: ignore[misc]
     except TypeError:
         # An event without ts.
-        return [None if event.ts is UNSET else parse_us(bytes(event.ts)) for event in run]
+        return [time_field(event.ts) for event in run]
 
 
 def durations_of(run: list[Event]) -> list[int]:
@@ -446,7 +436,7 @@ class _Scanner:
             if time is None:
                 slices.rows.append(INVALID)
             elif phase == "X":
-                duration = None if event.dur is UNSET else parse_us(bytes(event.dur))
+                duration = time_field(event.dur)
                 slices.rows.append((time, max(-time - max(duration or 0, 0), _LATEST_END)))
                 continue
             else:
@@ -462,7 +452,7 @@ class _Scanner:
     def _note_anchors(self, run: list[Event], times: list[int | None]) -> None:
         for event, time in zip(run, times, strict=True):
             if event.name is not UNSET and bytes(event.name) == _ANCHOR and time is not None:
-                duration = None if event.dur is UNSET else parse_us(bytes(event.dur))
+                duration = time_field(event.dur)
                 self.anchors.append((time, -1 if duration is None else duration, _dict(event.args)))
 
     def _all_slices(self) -> Iterator[Slices]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import TraceFormatError
-from tracekit.formats.decimal_time import parse_us
+from tracekit.formats.event_fields import raw_field, time_field
 from tracekit.formats.rank_trace import BASE_TIME_KEY, METADATA_EVENT
 from tracekit.formats.trace_reader import UNSET, Event, TraceReader, decode_or_none
 from tracekit.statistics import DurationStatistics
@@ -96,15 +96,15 @@ class _Reading:
     def _take_event(self, event: Event, file: _File) -> None:
         if event.ph == "X":
             if _is_timer(event):
-                start_ns, duration_ns = _time(event.ts), _time(event.dur)
+                start_ns, duration_ns = time_field(event.ts), time_field(event.dur)
                 if start_ns is not None and duration_ns is not None and duration_ns >= 0:
                     self._add(file.rank, self._name(event.name), file.base_ns + start_ns, duration_ns)
         elif event.ph == "B":
             name = self._name(event.name) if _is_timer(event) else None
-            file.open.setdefault(event.tid, []).append((name, _time(event.ts)))
+            file.open.setdefault(event.tid, []).append((name, time_field(event.ts)))
         elif event.ph == "E" and file.open.get(event.tid):
             name, start_ns = file.open[event.tid].pop()
-            end_ns = _time(event.ts)
+            end_ns = time_field(event.ts)
             if name is not None and start_ns is not None and end_ns is not None:
                 key = (file.rank, *file.process, event.tid, name)
                 self._pieces.setdefault(key, []).append((file.base_ns + start_ns, file.base_ns + end_ns))
@@ -144,7 +144,7 @@ class _Reading:
         durations.clear()
 
     def _name(self, field: Raw | UnsetType) -> str:
-        text = b"" if field is UNSET else bytes(field)
+        text = raw_field(field)
         name = self._names.get(text)
         if name is None:
             name = self._names[text] = str(decode_or_none(field))
@@ -169,7 +169,3 @@ def _is_timer(event: Event) -> bool:
         return False
     categories = str(decode_or_none(event.cat)).split(",")
     return TIMER in categories and NESTED not in categories
-
-
-def _time(field: Raw | UnsetType) -> int | None:
-    return None if field is UNSET else parse_us(bytes(field))

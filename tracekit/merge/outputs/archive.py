@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from tracekit.errors import MergeError
 from tracekit.formats.byte_stream import ByteStream
+from tracekit.formats.event_fields import raw_number
 from tracekit.formats.perfetto_manifest import MANIFEST_NAME, encode_manifest, file_entry
 from tracekit.formats.trace_reader import TraceReader
 from tracekit.merge.outputs.json_output import JsonOutput
 from tracekit.merge.parts import PartResult, Rewriter
 from tracekit.merge.patch import Patcher
 from tracekit.merge.report import Drop
-from tracekit.merge.scan import raw_number
 from tracekit.storage import basename
 from tracekit.version import __version__
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from tracekit.formats.event_fields import raw_field
 from tracekit.formats.pftrace import Sequence, correlation
 from tracekit.formats.trace_reader import UNSET, Event, Raw, decode_or_none, decode_raw_dict
 
-__all__ = ["OTHER_FIELDS", "Details", "raw_field", "text_field"]
+__all__ = ["OTHER_FIELDS", "Details", "text_field"]
 
 OTHER_FIELDS: Final = ("id", "id2", "scope", "tts", "tdur", "cname", "sf", "stack")
 """Fields that a native trace has no place for; they are kept as an argument."""
@@ -86,11 +87,6 @@ class Details:
             parts = [text_field(args.get(name, UNSET)) for name in (_GROUP, _GROUP_RANKS, _SEQUENCE_NUMBER)]
             out.append(correlation(" ".join(parts)))
         return b"".join(out)
-
-
-def raw_field(field: Any) -> bytes:
-    """Return the JSON text of a field; empty where there is none."""
-    return b"" if field is UNSET else bytes(field)
 
 
 def text_field(field: Any) -> str:

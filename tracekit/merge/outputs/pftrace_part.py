@@ -12,6 +12,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.decimal_time import format_us, parse_us
+from tracekit.formats.event_fields import raw_field
 from tracekit.formats.pftrace import (
     BEGIN,
     COUNTER,
@@ -33,7 +34,7 @@ from tracekit.formats.trace_reader import (
     encode_events,
 )
 from tracekit.merge.outputs import pftrace_flows as flows
-from tracekit.merge.outputs.pftrace_details import OTHER_FIELDS, Details, raw_field, text_field
+from tracekit.merge.outputs.pftrace_details import OTHER_FIELDS, Details, text_field
 from tracekit.merge.outputs.pftrace_tracks import process_uuid, thread_uuid, unit_of, uuid_of
 from tracekit.merge.scan import durations_of
 from tracekit.merge.sorted_items import SortedItems

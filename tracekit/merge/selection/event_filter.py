@@ -6,8 +6,9 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import MergeError
+from tracekit.formats.event_fields import raw_number
 from tracekit.formats.trace_reader import UNSET, Event, TraceReader, decode_or_none
-from tracekit.merge.scan import durations_of, raw_number, times_of
+from tracekit.merge.scan import durations_of, times_of
 from tracekit.merge.selection.names import WantedNames
 from tracekit.merge.selection.pairs import PAIRED, judge_pairs
 from tracekit.merge.selection.steps import ProcessSteps, find_steps, join_spans, step_spans

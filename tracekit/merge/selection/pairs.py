@@ -10,8 +10,8 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from tracekit.formats.event_fields import raw_field, raw_number
 from tracekit.formats.trace_reader import UNSET, Event, decode_or_none
-from tracekit.merge.scan import raw_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -102,8 +102,8 @@ class _Survey:
             phase = event.ph[:1] if type(event.ph) is str else ""
             if phase == "X":
                 if self._arrows and time is not None:
-                    track, name = (event.pid, event.tid), _bytes(event.name)
-                    why = self._judge.judge(track, name, _bytes(event.cat), time, time + duration, sliced=True)
+                    track, name = (event.pid, event.tid), raw_field(event.name)
+                    why = self._judge.judge(track, name, raw_field(event.cat), time, time + duration, sliced=True)
                     self._track(event).spans.append((time, -time - duration, why))
                 continue
             if phase not in PAIRED:
@@ -116,14 +116,14 @@ class _Survey:
                 half = _Half(time, place, phase == "B", _label(event.name), _label(event.cat))
                 self._track(event).halves.append(half)
             elif phase in "be":
-                key = (raw_number(event.pid), _bytes(event.cat), *_async_id(event))
-                half_of_async = (time, place, phase == "b", _bytes(event.cat), _bytes(event.name))
+                key = (raw_number(event.pid), raw_field(event.cat), *_async_id(event))
+                half_of_async = (time, place, phase == "b", raw_field(event.cat), raw_field(event.name))
                 self._asyncs.setdefault(key, []).append(half_of_async)
             else:
-                self._verdicts[place] = self._judge.judge_arrow(_bytes(event.cat))
+                self._verdicts[place] = self._judge.judge_arrow(raw_field(event.cat))
                 following = phase == "f" and event.bp is UNSET
                 self._track(event).points.append((time, place, following))
-                flow = (_bytes(event.cat), _bytes(event.name), _bytes(event.id))
+                flow = (raw_field(event.cat), raw_field(event.name), raw_field(event.id))
                 self._flows.setdefault(flow, []).append((place, phase))
 
     def finish(self) -> list[str]:
@@ -222,15 +222,11 @@ def _ends(end: _Half, begin: _Half) -> bool:
 
 def _label(raw: Any) -> bytes:
     """Return a name or category as text; an empty one is none, as for Perfetto."""
-    text = _bytes(raw)
+    text = raw_field(raw)
     return b"" if text == b'""' else text
-
-
-def _bytes(raw: Any) -> bytes:
-    return b"" if raw is UNSET else bytes(raw)
 
 
 def _async_id(event: Event) -> tuple[bytes, str]:
     found = decode_or_none(event.id2)
     scoped = found.get("local", found.get("global")) if isinstance(found, dict) else None
-    return (_bytes(event.id), "") if scoped is None else (b"", str(scoped))
+    return (raw_field(event.id), "") if scoped is None else (b"", str(scoped))

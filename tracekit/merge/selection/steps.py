@@ -6,10 +6,9 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.formats.decimal_time import parse_us
+from tracekit.formats.event_fields import raw_field, raw_number, time_field
 from tracekit.formats.rank_trace import TIMESTAMP_EVENT
 from tracekit.formats.trace_reader import UNSET, Event, TraceReader, decode_or_none
-from tracekit.merge.scan import raw_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -94,7 +93,7 @@ class _Survey:
         """Look at an event."""
         if event.ts is UNSET:
             return
-        name = b"" if event.name is UNSET else bytes(event.name)
+        name = raw_field(event.name)
         if event.ph == "M":
             if name == _TIMESTAMP:
                 _add_batch(self._steps(event).batches, event)
@@ -104,7 +103,7 @@ class _Survey:
             match = _PROFILER_STEP.fullmatch(name)
             number = None if match is None else int(match[1])
             if event.ph == "B":
-                start = None if number is None else _time(event)
+                start = None if number is None else time_field(event.ts)
                 self._track(event).append((name, None if start is None else number, start or 0))
             elif number is not None:
                 self._add_step(event, number)
@@ -126,9 +125,9 @@ class _Survey:
         return self._open.setdefault((raw_number(event.pid), raw_number(event.tid)), [])
 
     def _add_step(self, event: Event, number: int) -> None:
-        start = _time(event)
+        start = time_field(event.ts)
         if start is not None:
-            duration = 0 if event.dur is UNSET else parse_us(bytes(event.dur)) or 0
+            duration = time_field(event.dur) or 0
             self._steps(event).add_step(number, start, start + duration)
 
     def _close(self, event: Event, name: bytes) -> None:
@@ -140,16 +139,12 @@ class _Survey:
             return
         _, number, start = open_.pop(at)
         if number is not None:
-            end = _time(event)
+            end = time_field(event.ts)
             self._steps(event).add_step(number, start, start if end is None else max(start, end))
 
 
-def _time(event: Event) -> int | None:
-    return parse_us(bytes(event.ts))  # type: ignore[arg-type]
-
-
 def _add_batch(batches: list[tuple[int, int]], event: Event) -> None:
-    time, args = _time(event), decode_or_none(event.args)
+    time, args = time_field(event.ts), decode_or_none(event.args)
     batch = args.get("batch") if isinstance(args, dict) else None
     if time is not None and isinstance(batch, int):
         batches.append((time, batch))
