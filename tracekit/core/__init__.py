@@ -8,31 +8,43 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["merge"]
+__all__ = ["merge", "record"]
 
 _PURE: Final = "TRACEKIT_PURE_PYTHON"
+_MODULES: Final = ("_merge", "_record")
 
 _log = logging.getLogger(__name__)
 
 
-def _load() -> ModuleType | None:
+def _load() -> list[ModuleType | None]:
     if os.environ.get(_PURE, "") not in ("", "0"):
         _log.debug("pure Python, as %s says", _PURE)
-        return None
-    try:
-        found = import_module(f"{__name__}._merge")
-    except ImportError as error:
-        _log.debug("pure Python: %s", error)
-        return None
-    _log.debug("compiled core: %s", found.__file__)
+        return [None] * len(_MODULES)
+    if "t" in getattr(sys, "abiflags", ""):  # free-threaded
+        _log.debug("pure Python: the core relies on the interpreter lock, which this Python is built without")
+        return [None] * len(_MODULES)
+    found: list[ModuleType | None] = []
+    errors = []
+    for name in _MODULES:
+        try:
+            found.append(import_module(f"{__name__}.{name}"))
+        except ImportError as error:
+            found.append(None)
+            errors.append(str(error))
+    if errors:
+        _log.debug("pure Python%s: %s", " in part" if any(found) else "", "; ".join(errors))
+    else:
+        _log.debug("compiled core: %s", __path__[0])
     return found
 
 
-merge: ModuleType | None = _load()
-"""`tracekit.core._merge`, or None for pure Python. Read it when it is needed: tests set it."""
+merge, record = _load()
+"""`tracekit.core._merge` and `tracekit.core._record`, or None for pure Python. Read them when they are needed: tests set them.
+What markers are made of is decided once, when `tracekit.recording` is imported."""

@@ -67,6 +67,9 @@ class Patcher:
 def sort_rows(starts: bytes, minus_ends: bytes, first: int, /) -> tuple[bytes, bytes, bytes] | None:
     """Sort rows; the third column is where each was, counted from ``first``. None: they are in order."""
 
+def least(column: bytes, /) -> int:
+    """Return the least number of a column."""
+
 def nest(starts: bytes, minus_ends: bytes, open: bytes, /) -> bytes | None:  # noqa: A002 - positional
     """Return what is open after rows in order, as a column of negated ends; None when they overlap without nesting."""
 

@@ -40,6 +40,10 @@ INLINE const char *read_time(const Reader *r, const char *p, int64_t *time_ns, u
     if (*p == '.') {
         static const uint64_t scale[] = {100, 10, 1};
         const char *point = p++;
+        if (is_digit(p[0]) && is_digit(p[1]) && is_digit(p[2]) && !is_digit(p[3])) {
+            ns += (uint64_t)(p[0] - '0') * 100 + (uint64_t)(p[1] - '0') * 10 + (uint64_t)(p[2] - '0');
+            p += 3;
+        }
         while (is_digit(*p)) {
             if (p - point <= 3)
                 ns += (uint64_t)(*p - '0') * scale[p - point - 1];
@@ -83,6 +87,8 @@ static const char *read_place(Reader *r, const char *p, Span *span, unsigned cha
     return p - span->at > MOST_PLACE ? NULL : p;
 }
 
+#define NUMBER_OF(field) (1 + __builtin_ctz(field))
+
 INLINE uint32_t field_of(const char *key, ptrdiff_t length)
 {
 #define IS(name, field) if (memcmp(key, name, sizeof name - 1) == 0) return field
@@ -108,102 +114,148 @@ INLINE int note_edit(Reader *r, enum edit_kind kind, const char *at, const char 
     return 1;
 }
 
-/* p is at the quote of the key pid. */
-INLINE KnownPlace *find_known(Reader *r, const char *p)
+INLINE KnownPlace *keep_place(Known *known, const char *from, const char *end, enum where where, const Event *e)
 {
-    for (unsigned i = 0; i < KNOWN_PLACES; i++) {
-        KnownPlace *known = &r->known[(r->next_known - 1 - i) % KNOWN_PLACES];
-        if (known->size && r->end - p >= known->size && memcmp(p, known->text, known->size) == 0)
-            return known;
-    }
-    return NULL;
+    if (end - from > MOST_PLACE_TEXT || *e->pid.at == '"' || *e->tid.at == '"')
+        return NULL;
+    known->last_place = known->next_place++ % KNOWN_PLACES;
+    KnownPlace *place = &known->places[known->last_place];
+    memcpy(place->text, from, (size_t)(end - from));
+    place->size = (unsigned char)(end - from);
+    place->where = (unsigned char)where;
+    place->pid_at = (unsigned char)(e->pid.at - from);
+    place->pid_end = (unsigned char)(e->pid.end - from);
+    place->tid_at = (unsigned char)(e->tid.at - from);
+    place->tid_end = (unsigned char)(e->tid.end - from);
+    place->track = -1;
+    return place;
 }
 
-INLINE KnownPlace *keep_known(Reader *r, const char *from, const char *end, const Event *e)
+/* Reads arguments, of which mostly the same stand again where they hold no number that changes. */
+INLINE const char *read_args(Reader *r, const char *p)
 {
-    if (end - from > MOST_KNOWN || *e->pid.at == '"' || *e->tid.at == '"')
-        return NULL;
-    KnownPlace *known = &r->known[r->next_known++ % KNOWN_PLACES];
-    memcpy(known->text, from, (size_t)(end - from));
-    known->size = (unsigned char)(end - from);
-    known->pid_at = (unsigned char)(e->pid.at - from);
-    known->pid_end = (unsigned char)(e->pid.end - from);
-    known->tid_at = (unsigned char)(e->tid.at - from);
-    known->tid_end = (unsigned char)(e->tid.end - from);
-    known->track = -1;
-    return known;
+    Known *known = &r->known;
+    if (known->same_size && stands_at(p, r->end, known->same_args, known->same_size, MOST_SAME))
+        return p + known->same_size;
+    const char *from = p;
+    uint64_t quotes = r->pid_quotes + r->id_quotes;
+    int edits = r->edit_count;
+    p = skip_value(r, p);
+    /* Only those that count for nothing. */
+    if (p != NULL && *from == '{' && p - from <= MOST_SAME && edits == r->edit_count && quotes == r->pid_quotes + r->id_quotes
+        && !r->escape_u && !r->quoted_g) {
+        known->same_size = (size_t)(p - from);
+        memcpy(known->same_args, from, known->same_size);
+    }
+    return p;
 }
 
 /* Reads an event whose keys are those of the format, each once, with a phase of one letter. */
 INLINE const char *read_event(Reader *r, const char *p, Event *e)
 {
-    uint32_t last = 0;
-    const char *place = NULL, *pid_key = NULL; /* behind the key pid or tid; the quote of pid */
-    memset(e, 0, sizeof *e);
+    Known *known = &r->known;
+    KnownKey *expected = known->of_events[0]; /* by the number of the field before */
+    unsigned last = 0;
+    const char *place = NULL, *pid_from = NULL; /* behind the key pid or tid; what stands before pid */
+    enum where where = BEHIND_BRACE, pid_where = NOWHERE;
+    /* The rest is read only where `seen` says so. To clear all of it takes as long as to read a key. */
+    e->seen = 0;
+    e->phase = 0;
+    e->direct_id = e->dur_usable = e->dur_decimals = 0;
     e->in_order = 1;
+    e->name.at = e->args.at = NULL;
+    e->known = NULL;
     r->edit_count = 0;
     if (*p != '{')
         return NULL;
-    p = skip_space(r, p + 1);
+    p++;
     for (;;) {
-        if (*p != '"')
-            return NULL;
-        if (p[1] == 'p' && p[2] == 'i' && !(e->seen & (F_PID | F_TID | F_TS)) && (e->known = find_known(r, p)) != NULL) {
-            e->seen |= F_PID | F_TID | F_TS;
-            e->pid = (Span){p + e->known->pid_at, p + e->known->pid_end};
-            e->tid = (Span){p + e->known->tid_at, p + e->known->tid_end};
-            p += e->known->size;
-            r->pid_quotes++;
-            const char *time = p;
-            p = read_time(r, p, &e->ts_ns, &e->ts_decimals);
-            if (p == NULL || (r->edits_wanted && !(note_edit(r, EDIT_PID, e->pid.at, e->pid.end, 0)
-                && note_edit(r, EDIT_TID, e->tid.at, e->tid.end, 0) && note_edit(r, EDIT_TS, time, p, 0))))
+        /* Behind the brace, or behind a value. */
+        const char *from = p, *key, *quote;
+        unsigned number;
+        if (is_known_key(&expected[last], p, r->end, where)) {
+            number = expected[last].field;
+            key = p + expected[last].key_at;
+            quote = key + expected[last].key_size;
+            p = skip_space(r, p + expected[last].size);
+        } else {
+            p = skip_space(r, p);
+            if (where == BEHIND_VALUE) {
+                if (*p == '}')
+                    break;
+                if (*p != ',')
+                    return NULL;
+                p = skip_space(r, p + 1);
+            }
+            if (*p != '"')
                 return NULL;
-            last = F_TS;
-            goto behind_value;
+            key = p + 1;
+            uint64_t pids = r->pid_quotes, ids = r->id_quotes; /* counted below */
+            quote = find_string_end(r, p);
+            if (quote == NULL)
+                return NULL;
+            r->pid_quotes = pids;
+            r->id_quotes = ids;
+            uint32_t field = field_of(key, quote - key);
+            if (field == 0)
+                return NULL;
+            number = NUMBER_OF(field);
+            p = skip_space(r, quote + 1);
+            if (*p != ':')
+                return NULL;
+            p = skip_space(r, p + 1);
+            keep_key(&expected[last], from, key, quote, p, where, number);
         }
-        const char *key = p + 1, *quote = find_string_end(r, p);
-        if (quote == NULL)
+        uint32_t bit = 1u << (number - 1);
+        if (e->seen & bit)
             return NULL;
-        uint32_t field = field_of(key, quote - key);
-        if (field == 0 || e->seen & field)
-            return NULL;
-        e->seen |= field;
-        p = skip_space(r, quote + 1);
-        if (*p != ':')
-            return NULL;
-        p = skip_space(r, p + 1);
+        e->seen |= bit;
         const char *value = p;
-        switch (field) {
-        case F_PH:
+        switch (number) {
+        case NUMBER_OF(F_PH):
             if (p[0] != '"' || p[1] <= 32 || p[1] == '"' || p[1] == '\\' || p[2] != '"')
                 return NULL;
             e->phase = p[1];
+            expected = known->of_events[(unsigned char)e->phase % PHASE_GROUPS];
             p += 3;
             break;
-        case F_PID:
+        case NUMBER_OF(F_PID):
+            r->pid_quotes++;
+            if (!(e->seen & (F_TID | F_TS)) && (e->known = find_place(known, from, r->end, where)) != NULL) {
+                e->seen |= F_TID | F_TS;
+                e->pid = (Span){from + e->known->pid_at, from + e->known->pid_end};
+                e->tid = (Span){from + e->known->tid_at, from + e->known->tid_end};
+                const char *time = from + e->known->size;
+                p = read_time(r, time, &e->ts_ns, &e->ts_decimals);
+                if (p == NULL || (r->edits_wanted && !(note_edit(r, EDIT_PID, e->pid.at, e->pid.end, 0)
+                    && note_edit(r, EDIT_TID, e->tid.at, e->tid.end, 0) && note_edit(r, EDIT_TS, time, p, 0))))
+                    return NULL;
+                number = NUMBER_OF(F_TS);
+                break;
+            }
             p = read_place(r, p, &e->pid, &e->in_order);
             place = quote + 1;
-            pid_key = key - 1;
+            pid_from = from;
+            pid_where = where;
             if (p == NULL || (r->edits_wanted && !note_edit(r, EDIT_PID, value, p, 0)))
                 return NULL;
             break;
-        case F_TID:
+        case NUMBER_OF(F_TID):
             p = read_place(r, p, &e->tid, &e->in_order);
-            e->in_order &= last == F_PID && key - place <= MOST_PLACE;
+            e->in_order &= last == NUMBER_OF(F_PID) && key - place <= MOST_PLACE;
             place = quote + 1;
             if (p == NULL || (r->edits_wanted && !note_edit(r, EDIT_TID, value, p, 0)))
                 return NULL;
             break;
-        case F_TS:
+        case NUMBER_OF(F_TS):
             p = read_time(r, p, &e->ts_ns, &e->ts_decimals);
-            e->in_order &= last == F_TID && key - place <= MOST_PLACE;
+            e->in_order &= last == NUMBER_OF(F_TID) && key - place <= MOST_PLACE;
             if (p == NULL || (r->edits_wanted && !note_edit(r, EDIT_TS, value, p, 0)))
                 return NULL;
             if (e->in_order)
-                e->known = keep_known(r, pid_key, value, e);
+                e->known = keep_place(known, pid_from, value, pid_where, e);
             break;
-        case F_DUR:
+        case NUMBER_OF(F_DUR):
             if (is_digit(*p)) {
                 p = read_time(r, p, &e->dur_ns, &e->dur_decimals);
                 if (p == NULL)
@@ -213,36 +265,33 @@ INLINE const char *read_event(Reader *r, const char *p, Event *e)
                 p = skip_value(r, p);
             }
             break;
-        case F_ID: {
-            uint64_t number = 0;
+        case NUMBER_OF(F_ID): {
+            uint64_t id = 0;
+            r->id_quotes++;
             while (is_digit(*p) && p - value < 10)
-                number = number * 10 + (uint64_t)(*p++ - '0');
+                id = id * 10 + (uint64_t)(*p++ - '0');
             if (p > value && p - value < 10 && *p != '.' && *p != 'e' && *p != 'E' && (*value != '0' || p - value == 1)) {
                 e->direct_id = 1;
-                if (r->edits_wanted && !note_edit(r, EDIT_ID, value, p, number))
+                if (r->edits_wanted && !note_edit(r, EDIT_ID, value, p, id))
                     return NULL;
             } else {
                 p = skip_value(r, value);
             }
             break;
         }
+        case NUMBER_OF(F_ARGS):
+            p = e->phase == 'C' ? skip_value(r, p) : read_args(r, p); /* counts differ each time */
+            e->args = (Span){value, p};
+            break;
         default:
             p = skip_value(r, p);
-            if (field == F_NAME)
+            if (number == NUMBER_OF(F_NAME))
                 e->name = (Span){value, p};
-            else if (field == F_ARGS)
-                e->args = (Span){value, p};
         }
         if (p == NULL)
             return NULL;
-        last = field;
-    behind_value:
-        p = skip_space(r, p);
-        if (*p == '}')
-            break;
-        if (*p != ',')
-            return NULL;
-        p = skip_space(r, p + 1);
+        last = number;
+        where = BEHIND_VALUE;
     }
     return p + 1;
 }

@@ -10,6 +10,7 @@ __attribute__((visibility("default"))) long tracekit_requests_left;
 
 static PyMethodDef functions[] = {
     {"sort_rows", sort_rows, METH_VARARGS, "See _merge.pyi."},
+    {"least", least, METH_VARARGS, "See _merge.pyi."},
     {"nest", nest, METH_VARARGS, "See _merge.pyi."},
     {"nest_merged", nest_merged, METH_VARARGS, "See _merge.pyi."},
     {NULL, NULL, 0, NULL},

@@ -16,20 +16,49 @@ typedef struct {
     Event unknown;
 } Patcher;
 
-static char *write_number(char *out, uint64_t number)
+static const char pairs[] =
+    "00010203040506070809101112131415161718192021222324252627282930313233343536373839404142434445464748495051525354555657585960"
+    "61626364656667686970717273747576777879808182838485868788899091929394959697989900";
+
+/* Writes so many digits, an even number. */
+INLINE char *write_digits(char *out, uint32_t number, int digits)
 {
-    char digits[20];
-    int count = 0;
-    do {
-        digits[count++] = (char)('0' + number % 10);
-        number /= 10;
-    } while (number);
-    while (count)
-        *out++ = digits[--count];
-    return out;
+    for (int at = digits - 2; at >= 0; at -= 2) {
+        memcpy(out + at, pairs + 2 * (number % 100), 2);
+        number /= 100;
+    }
+    return out + digits;
 }
 
-static enum outcome patch_event(Patcher *self, const Event *event, const char *from)
+static char *write_number(char *out, uint64_t number)
+{
+    if (number >= 100000000) {
+        out = write_number(out, number / 100000000);
+        return write_digits(out, (uint32_t)(number % 100000000), 8);
+    }
+    char digits[8];
+    write_digits(digits, (uint32_t)number, 8);
+    int zeros = 0;
+    while (zeros < 7 && digits[zeros] == '0')
+        zeros++;
+    memcpy(out, digits + zeros, (size_t)(8 - zeros));
+    return out + 8 - zeros;
+}
+
+/* Copies what is not changed. 16 bytes at a time where both have room for that, since it is short. */
+INLINE char *copy_between(char *out, const char *from, size_t size, const char *end)
+{
+    if (size > 256 || (size_t)(end - from) < size + 16) {
+        memcpy(out, from, size);
+        return out + size;
+    }
+    for (size_t at = 0; at < size; at += 16)
+        memcpy(out + at, from + at, 16);
+    return out + size;
+}
+
+/* Appends the event up to its last number that changes; `from` is behind what was appended before. */
+static enum outcome patch_event(Patcher *self, const Event *event, const char **from)
 {
     Reader *reader = &self->reader;
     if ((event->seen & (F_PH | F_PID | F_TID | F_TS)) != (F_PH | F_PID | F_TID | F_TS) || !event->in_order
@@ -52,41 +81,47 @@ static enum outcome patch_event(Patcher *self, const Event *event, const char *f
     time += self->shift_ns;
     if (time < 0)
         return GIVEN_BACK;
-    /* Each number takes up to 24 bytes: 20 digits, or 17 with a point and decimals. */
+    /* Each number takes up to 24 bytes: 20 digits, or 17 with a point and decimals; and 16 more may be touched. */
     const Edit *last = reader->edits + reader->edit_count;
-    size_t text_size = (size_t)(last[-1].span.end - from);
-    if (!reserve(&self->out, text_size + 24 * (size_t)reader->edit_count))
+    if (!reserve(&self->out, (size_t)(last[-1].span.end - *from) + 24 * (size_t)reader->edit_count + 16))
         return NO_MEMORY;
     char *out = self->out.data + self->out.size;
     for (const Edit *edit = reader->edits; edit < last; edit++) {
-        size_t between = (size_t)(edit->span.at - from);
-        memcpy(out, from, between);
-        out += between;
-        from = edit->span.end;
+        int which = edit->kind == EDIT_TID;
         switch (edit->kind) {
-        case EDIT_PID: case EDIT_TID: {
-            int which = edit->kind == EDIT_TID;
-            memcpy(out, track->new_texts[which], track->new_sizes[which]);
-            out += track->new_sizes[which];
+        case EDIT_PID: case EDIT_TID:
+            if (track->stays[which])
+                continue;
             break;
-        }
         case EDIT_TS:
             if (*edit->span.at == '-')
                 return GIVEN_BACK;
+            if (self->shift_ns == 0 && event->ts_decimals == 3)
+                continue;
+            break;
+        case EDIT_ID:
+            if (!flow)
+                continue;
+            break;
+        case EDIT_ARG:
+            break;
+        }
+        out = copy_between(out, *from, (size_t)(edit->span.at - *from), reader->end);
+        *from = edit->span.end;
+        switch (edit->kind) {
+        case EDIT_PID: case EDIT_TID:
+            memcpy(out, track->new_texts[which], sizeof track->new_texts[which]);
+            out += track->new_sizes[which];
+            break;
+        case EDIT_TS:
             out = write_number(out, (uint64_t)time / 1000);
-            *out++ = '.';
-            *out++ = (char)('0' + time / 100 % 10);
-            *out++ = (char)('0' + time / 10 % 10);
-            *out++ = (char)('0' + time % 10);
+            *out = '.';
+            out[1] = (char)('0' + (uint64_t)time / 100 % 10);
+            memcpy(out + 2, pairs + 2 * ((uint64_t)time % 100), 2);
+            out += 4;
             break;
         case EDIT_ID: case EDIT_ARG:
-            if (edit->kind == EDIT_ID && !flow) {
-                size_t size = (size_t)(edit->span.end - edit->span.at);
-                memcpy(out, edit->span.at, size);
-                out += size;
-            } else {
-                out = write_number(out, edit->number + self->offset);
-            }
+            out = write_number(out, edit->number + self->offset);
         }
     }
     self->out.size = (size_t)(out - self->out.data);
@@ -112,13 +147,12 @@ static enum outcome patch_text(Patcher *self, const char *text, const char *end,
         const char *behind = read_event(reader, p, &event);
         if (behind == NULL)
             return GIVEN_BACK;
-        const char *phase = event.phase ? strchr(plain_phases, event.phase) : NULL;
+        const char *phase = event.phase == 'X' ? plain_phases : event.phase ? strchr(plain_phases, event.phase) : NULL;
         if (phase == NULL || left[phase - plain_phases]-- == 0)
             return GIVEN_BACK;
-        enum outcome outcome = patch_event(self, &event, from);
+        enum outcome outcome = patch_event(self, &event, &from);
         if (outcome != DONE)
             return outcome;
-        from = reader->edits[reader->edit_count - 1].span.end;
         count++;
         flows += event.phase == 's' || event.phase == 't' || event.phase == 'f';
         sum += (uint64_t)event.ts_ns;
@@ -198,6 +232,8 @@ static PyObject *Patcher_add_place(PyObject *object, PyObject *args)
     Track *track = TRACK(&self->table, number);
     track->new_sizes[0] = (unsigned char)(write_number(track->new_texts[0], new_pid) - track->new_texts[0]);
     track->new_sizes[1] = (unsigned char)(write_number(track->new_texts[1], new_tid) - track->new_texts[1]);
+    track->stays[0] = track->new_sizes[0] == pid_size && memcmp(track->new_texts[0], pid, (size_t)pid_size) == 0;
+    track->stays[1] = track->new_sizes[1] == tid_size && memcmp(track->new_texts[1], tid, (size_t)tid_size) == 0;
     track->lanes = lanes < 0 ? -1 : lanes;
     Py_RETURN_NONE;
 }

@@ -2,26 +2,18 @@
 
    Every function takes a place in a text that ends with a NUL (as the content of a bytes object does) and returns the place
    behind what it read, or NULL where it does not understand it: then the caller gives the text back to Python. NUL is
-   no part of any JSON, so that nothing reads on behind it; only where 16 bytes are looked at in one step is the end asked for.
+   no part of any JSON, so that nothing reads on behind it; only where several bytes are looked at in one step is the end asked for.
    What is accepted here is accepted by msgspec too; what is not may still be. */
 
 #ifndef TRACEKIT_READER_H
 #define TRACEKIT_READER_H
 
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
+#include "known.h"
 
-#define INLINE static inline __attribute__((always_inline, unused))
 #define MOST_NESTED 60      /* levels of objects and arrays in a value: one bit each */
 #define MOST_EDITS 256      /* numbers of an event that may change */
 #define MOST_EXPONENT 2     /* digits */
 #define MOST_NUMBER 64      /* characters */
-#define MOST_KNOWN 96       /* characters of a known place */
-#define KNOWN_PLACES 8
 
 enum edit_kind { EDIT_PID, EDIT_TID, EDIT_TS, EDIT_ID, EDIT_ARG };
 
@@ -35,23 +27,14 @@ typedef struct {
     uint64_t number;
 } Edit;
 
-/* What stood from a key pid to the value of ts, where pid and tid are numbers: the next event begins its place with the
-   same text as one of the last few, mostly. */
-typedef struct {
-    char text[MOST_KNOWN];
-    unsigned char size, pid_at, pid_end, tid_at, tid_end;
-    int64_t track; /* -1: to be found */
-} KnownPlace;
-
 typedef struct {
     const char *end;
     uint64_t pid_quotes, id_quotes; /* how often pid" and "id" stand in the text */
     unsigned char escape_u, quoted_g; /* whether \u and "g" do */
     unsigned char edits_wanted, arg_ids; /* whether edits are noted, and those of ids in arguments */
-    unsigned next_known;
     int edit_count;
     Edit edits[MOST_EDITS];
-    KnownPlace known[KNOWN_PLACES];
+    Known known;
 } Reader;
 
 INLINE int is_space(char c)
@@ -62,7 +45,7 @@ INLINE int is_space(char c)
 INLINE const char *skip_space(const Reader *r, const char *p)
 {
     /* Mostly there is none, or one. */
-    if (!is_space(*p) || !is_space(*++p))
+    if ((unsigned char)*p > ' ' || !is_space(*p) || (unsigned char)*++p > ' ' || !is_space(*p))
         return p;
 #if defined(__SSE2__)
     while (r->end - p >= 16) {
@@ -271,17 +254,25 @@ static const char *skip_container(Reader *r, const char *p)
 {
     uint64_t objects = 0; /* of the levels that are open, innermost last: whether it is an object */
     int depth = 0;
+    enum where where;
+    unsigned before = 0; /* number of the known key that stood last */
+    const KnownKey *expected = next_key(&r->known, before);
+    const char *from;
     for (;;) {
         /* A value begins here. */
         if (*p == '{' || *p == '[') {
             int object = *p == '{';
-            p = skip_space(r, p + 1);
-            if (*p == (object ? '}' : ']')) {
+            from = ++p;
+            where = BEHIND_BRACE;
+            int known = object && is_known_key(expected, p, r->end, where);
+            if (!known && *(p = skip_space(r, p)) == (object ? '}' : ']')) {
                 p++;
             } else {
                 if (++depth > MOST_NESTED)
                     return NULL;
                 objects = objects << 1 | (uint64_t)object;
+                if (known)
+                    goto known_key;
                 if (!object)
                     continue;
                 goto key;
@@ -300,6 +291,10 @@ static const char *skip_container(Reader *r, const char *p)
             /* A value has ended. */
             if (depth == 0)
                 return p;
+            from = p;
+            where = BEHIND_VALUE;
+            if ((objects & 1) && is_known_key(expected, p, r->end, where))
+                goto known_key;
             p = skip_space(r, p);
             if (*p == ',')
                 break;
@@ -319,19 +314,30 @@ static const char *skip_container(Reader *r, const char *p)
             const char *quote = find_string_end(r, p);
             if (quote == NULL)
                 return NULL;
-            const char *from = p + 1;
+            const char *key = p + 1;
             p = skip_space(r, quote + 1);
             if (*p != ':')
                 return NULL;
             p = skip_space(r, p + 1);
-            if (r->arg_ids && quote - from == 11 && !note_arg_id(r, from, p))
+            before = keep_arg_key(&r->known, before, from, key, quote, p, where);
+            expected = next_key(&r->known, before);
+            if (r->arg_ids && quote - key == 11 && !note_arg_id(r, key, p))
                 return NULL;
         }
+        continue;
+    known_key:
+        p = skip_space(r, from + expected->size);
+        if (r->arg_ids && expected->key_size == 11 && !note_arg_id(r, from + expected->key_at, p))
+            return NULL;
+        before = (unsigned)(expected - r->known.of_args);
+        expected = next_key(&r->known, before);
     }
 }
 
-static inline const char *skip_value(Reader *r, const char *p)
+INLINE const char *skip_value(Reader *r, const char *p)
 {
+    if (*p == '"')
+        return (p = find_string_end(r, p)) == NULL ? NULL : p + 1;
     return *p == '{' || *p == '[' ? skip_container(r, p) : skip_scalar(r, p);
 }
 

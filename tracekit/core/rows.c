@@ -119,6 +119,25 @@ end:
     return result;
 }
 
+PyObject *least(PyObject *module, PyObject *args)
+{
+    (void)module;
+    const char *column;
+    Py_ssize_t size;
+    if (!PyArg_ParseTuple(args, "y#", &column, &size) || !check_columns(size, size))
+        return NULL;
+    if (size == 0) {
+        PyErr_SetString(PyExc_ValueError, "a column of at least one number is wanted");
+        return NULL;
+    }
+    int64_t found = number_at(column, 0);
+    for (size_t i = 1; i < (size_t)size / sizeof(int64_t); i++) {
+        int64_t number = number_at(column, i);
+        found = number < found ? number : found;
+    }
+    return PyLong_FromLongLong(found);
+}
+
 /* ---- Nesting. ---- */
 
 /* What is open, as -end, the outermost first. What never ends is not in it. */

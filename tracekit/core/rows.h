@@ -10,6 +10,7 @@
 #include <Python.h>
 
 PyObject *sort_rows(PyObject *module, PyObject *args);
+PyObject *least(PyObject *module, PyObject *args);
 PyObject *nest(PyObject *module, PyObject *args);
 PyObject *nest_merged(PyObject *module, PyObject *args);
 

@@ -52,7 +52,7 @@ static enum outcome scan_event(Scanner *self, const Event *event, const char *te
 {
     Place place = {at - text, end - text, 0};
     uint32_t phase = (unsigned char)event->phase;
-    if (!(event->seen & F_PH) || strchr(easy_phases, event->phase) == NULL)
+    if (!(event->seen & F_PH) || (phase != 'X' && strchr(easy_phases, event->phase) == NULL))
         return GIVEN_BACK;
     self->phases[phase]++;
     if (phase == 'M')
@@ -80,7 +80,7 @@ static enum outcome scan_event(Scanner *self, const Event *event, const char *te
     }
     if (is_named(self, event) && !append(&self->named, &place, sizeof place))
         return NO_MEMORY;
-    if (event->seen & F_BIND_ID || strchr(PLAIN_PHASES, event->phase) == NULL)
+    if (event->seen & F_BIND_ID || (phase != 'X' && strchr(PLAIN_PHASES, event->phase) == NULL))
         self->plain = 0;
     if (phase == 'X') {
         if (!event->dur_usable || event->dur_decimals > 3 || time > INT64_MAX - event->dur_ns)

@@ -53,6 +53,7 @@ typedef struct {
     uint32_t rows;           /* Scanner: how many in this run */
     uint32_t at;             /* Scanner: where its next row goes */
     unsigned char told;      /* Scanner: whether Python knows it */
+    unsigned char stays[2];  /* Patcher: whether its pid and tid are the same there */
     unsigned char new_sizes[2];
     char new_texts[2][24];   /* Patcher: its pid and tid in the merged trace */
     int32_t lanes;           /* Patcher: number of what some of its slices take, -1 for none */

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["PIECE_BYTES", "ByteStream"]
 
-PIECE_BYTES: Final = 64 * 1024
-"""How much is unpacked at once: large enough to amortise a call, small enough to stay in the processor's cache."""
+PIECE_BYTES: Final = 256 * 1024
+"""How much is unpacked at once: large enough to amortise what Python does for a piece (with 64 KiB, a quarter of the time of a
+merge in C), small enough to stay in the processor's cache."""
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 
@@ -27,6 +28,7 @@ class ByteStream:
     Use from one thread at a time.
 
     Attributes:
+        foreign: What the file is instead of what is read: nothing.
         path: The file, as it may be printed.
         compressed: Whether the file is gzip.
         damage: Why unpacking stopped early ("the gzip data is cut off", ...), or None. What was unpacked until then
@@ -37,6 +39,7 @@ class ByteStream:
         StorageError: The file is not there or cannot be read.
     """
 
+    foreign: Final = ""
     losses: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, path: str) -> None:

@@ -1,9 +1,12 @@
 """Records to Chrome JSON: the encoder of the rank trace (see `tracekit.formats.rank_trace` for its form).
 
-This is the writing half of a seam: a batch of fixed-width records in, bytes out. What a slice costs here is paid while the
-training thread waits for the interpreter lock, so the work is moved into few calls of C code: the templates of some hundred
-lines are joined, and all their numbers are put in by one ``%``. Printing an integer is cheap and a float is not, so times are
-split into microseconds and nanoseconds, and three digits come from a table, because ``%03d`` takes ten times as long as ``%b``.
+This is the writing half of a seam: a batch of fixed-width records in, bytes out. A compiled core takes the place of
+`ChromeEncoder._encode_piece`, and lets the interpreter lock go meanwhile.
+
+In Python, what a slice costs here is paid while the training thread waits for the interpreter lock, so the work is moved into
+few calls of C code: the templates of some hundred lines are joined, and all their numbers are put in by one ``%``. Printing an
+integer is cheap and a float is not, so times are split into microseconds and nanoseconds, and three digits come from a table,
+because ``%03d`` takes ten times as long as ``%b``.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from tracekit.events import BEGIN, COUNTER, END, INSTANT, WIDTH
+from tracekit import core
+from tracekit.events import BEGIN, COUNTER, END, INSTANT, WIDTH, earliest
 from tracekit.formats.final_backslash import without_final_backslash
 from tracekit.formats.late_times import exact_records
 from tracekit.formats.rank_trace import TIMESTAMP_EVENT
@@ -21,7 +25,7 @@ from tracekit.formats.rank_trace import TIMESTAMP_EVENT
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracekit.events import EventBatch
+    from tracekit.events import EventBatch, Label
     from tracekit.timestamp import Timestamp
 
 __all__ = ["ChromeEncoder", "encode_value"]
@@ -43,11 +47,12 @@ class ChromeEncoder:
         base_ns: What ``ts`` is relative to, ns since the epoch.
     """
 
-    __slots__ = ("_base_ns", "_last_timestamp_ns", "_named_tracks", "_others", "_pid", "_slices")
+    __slots__ = ("_base_ns", "_compiled", "_last_timestamp_ns", "_named_tracks", "_others", "_pid", "_slices")
 
     def __init__(self, pid: int, base_ns: int) -> None:
         self._pid = pid
         self._base_ns = base_ns
+        self._compiled = _compiled_encoder(pid)
         self.restart()
 
     def restart(self) -> None:
@@ -74,12 +79,16 @@ class ChromeEncoder:
         if not records:
             return b"".join(lines)
         shift = batch.offset_ns - self._base_ns
-        since = batch.timestamps.since(min(records[1::WIDTH]))
+        since = batch.timestamps.since(earliest(records))
         for time_ns, timestamp in since:
             if time_ns > self._last_timestamp_ns:
                 self._last_timestamp_ns = time_ns
                 lines.append(self._timestamp(timestamp, max(time_ns, since[0][0], 0) + shift))
         spans = _Spans(since)
+        encoded = None if self._compiled is None else self._compiled.encode(records, batch, shift, spans)
+        if encoded is not None:
+            lines.append(encoded)
+            return b"".join(lines)
         pieces = (records[first : first + _PIECE] for first in range(0, len(records), _PIECE))
         lines += (self._encode_piece(piece, batch, shift, spans) for piece in pieces)
         return b"".join(lines)
@@ -148,8 +157,7 @@ class ChromeEncoder:
             self._pid,
             self._pid if kind == COUNTER else batch.tracks[track].tid,
         )
-        own = {name: value for name, value in described.args.items() if name not in _MOMENT_ARGS}
-        args = b"{%b" + (b"," + encode_value(own)[1:] if own else b"}").replace(b"%", b"%%")
+        args = b"{%b" + _own_arguments(described).replace(b"%", b"%%")
         return (
             head.replace(b"%", b"%%")
             + b"%d.%b"
@@ -160,30 +168,81 @@ class ChromeEncoder:
         )
 
 
+class _CompiledEncoder:
+    """Has the core encode records, and tells it of labels and tracks before. What it does not take is left to Python."""
+
+    __slots__ = ("_encoder", "_labels", "_make_records", "_pid", "_tracks")
+
+    def __init__(self, compiled: Any, pid: int) -> None:
+        self._pid = pid
+        self._make_records = compiled.Records
+        self._encoder = compiled.Encoder(pid)
+        self._labels = self._tracks = 0  # how many of them it knows
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _compiled_encoder, (self._pid,)
+
+    def encode(self, records: Sequence[Any], batch: EventBatch, shift: int, spans: _Spans) -> bytes | None:
+        """Return the lines of some records, or None if Python must encode them."""
+        try:
+            if not isinstance(records, self._make_records):
+                records = self._make_records(records)
+            while self._labels < len(batch.labels):
+                label = batch.labels[self._labels]
+                categories = encode_value(",".join(label.categories))
+                named = b'%b,"cat":%b,' % (encode_value(label.name), categories)
+                self._encoder.add_label(named, _own_arguments(label) + b"},\n")
+                self._labels += 1
+            while self._tracks < len(batch.tracks):
+                self._encoder.add_track(batch.tracks[self._tracks].tid)
+                self._tracks += 1
+            times, moments = tuple(spans.changes), tuple(spans.moments)
+            lines: bytes | None = self._encoder.encode(records, shift, times, moments, encode_value)
+        except (
+            TypeError,
+            ValueError,
+            OverflowError,
+        ):  # numbers beyond 64 bits, and what a handler of somebody's own made up
+            return None
+        return lines
+
+
+def _compiled_encoder(pid: int) -> _CompiledEncoder | None:
+    return None if core.record is None else _CompiledEncoder(core.record, pid)
+
+
 class _Spans:
     """The training times of a batch; most events lie in that of the event before.
 
     Attributes:
+        changes: From when on each holds.
+        moments: The training times, as the arguments of an event.
         low, high: Between which times ``moment`` holds.
-        moment: The training time, as the arguments of an event.
+        moment: That of the last event.
     """
 
-    __slots__ = ("_changes", "_moments", "high", "low", "moment")
+    __slots__ = ("changes", "high", "low", "moment", "moments")
 
     def __init__(self, changes: list[tuple[int, Timestamp]]) -> None:
-        self._changes = [time_ns for time_ns, _ in changes]
-        self._moments = [
+        self.changes = [time_ns for time_ns, _ in changes]
+        self.moments = [
             b'"epoch":%d,"batch":%d' % (int(timestamp.epoch), int(timestamp.batch)) for _, timestamp in changes
         ]
         self.low, self.high, self.moment = 0, -1, b""
 
     def find(self, time_ns: int) -> tuple[int, int, bytes]:
         """Pass to the training time that was current at a time."""
-        index = max(bisect_right(self._changes, time_ns) - 1, 0)
-        self.low = self._changes[index] if index else 0
-        self.high = self._changes[index + 1] if index + 1 < len(self._changes) else 1 << 63
-        self.moment = self._moments[index]
+        index = max(bisect_right(self.changes, time_ns) - 1, 0)
+        self.low = self.changes[index] if index else 0
+        self.high = self.changes[index + 1] if index + 1 < len(self.changes) else 1 << 63
+        self.moment = self.moments[index]
         return self.low, self.high, self.moment
+
+
+def _own_arguments(label: Label) -> bytes:
+    """Return the end of the arguments of every event of a label, from what stands behind the training time on."""
+    own = {name: value for name, value in label.args.items() if name not in _MOMENT_ARGS}
+    return b"," + encode_value(own)[1:] if own else b"}"
 
 
 def encode_value(value: Any) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tracekit.formats.decimal_time import parse_us
-from tracekit.formats.trace_reader import UNSET
+from tracekit.formats.trace_event import UNSET
 
 __all__ = ["raw_field", "raw_number", "time_field"]
 

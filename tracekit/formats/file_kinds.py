@@ -45,10 +45,6 @@ _JSON: Final = (
         re.compile(rb'\A\{\s*"(?:ph|name|cat|pid|tid|ts|args)"'),
         "one event a line; put them into an array, with commas between",
     ),
-    (
-        re.compile(rb'"(?:nccl_comm_state|comm_lib_version)"|"pg_config"(?s:.*)"entries"|"entries"(?s:.*)"pg_config"'),
-        "a flight-recorder dump of torch, which is no timeline",
-    ),
     (re.compile(rb'"schema"\s*:\s*"[^"]*chakra'), "an execution trace of torch, which is no timeline"),
     (
         re.compile(rb'"tracekit_index"'),
@@ -59,10 +55,7 @@ _JSON: Final = (
     (re.compile(rb"\A\[\s*\[[\s\d,.]*\]"), "a memory timeline of torch.profiler, or another table of numbers"),
 )
 # What torch puts into its pickles.
-_PICKLED: Final = (
-    (re.compile(rb"pg_config|nccl_comm_state|comm_lib_version|collective_seq_id"), "a flight-recorder dump of torch"),
-    (re.compile(rb"device_traces|segments"), "a memory snapshot of torch; look at it with memory_viz"),
-)
+_PICKLED: Final = ((re.compile(rb"device_traces|segments"), "a memory snapshot of torch; look at it with memory_viz"),)
 
 
 def seems_to_be(head: bytes) -> str:

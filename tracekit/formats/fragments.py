@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit.formats.json_repair import repair_object, repair_text
+from tracekit.formats.merged_head import MAX_HEAD_BYTES, MERGED_KEY
 from tracekit.formats.rank_trace import BASE_TIME_KEY, METADATA_EVENT
 from tracekit.formats.salvage_stream import SalvageStream
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Fragment", "FragmentReader", "LostBytes"]
 
 MAX_EVENT_BYTES: Final = 4 * 1024 * 1024
-"""What does not end before this is no event; it also bounds the keys beside the events."""
+"""What does not end before this is no event; it also bounds the keys beside the events, but for what a merged trace tells."""
 
 _MAX_REPAIR_BYTES: Final = 64 * 1024
 _RUN_EVENTS: Final = 1000
@@ -243,7 +244,7 @@ class FragmentReader:
 
     def _read_value(self, name: str, key_bytes: int) -> bool:
         """Read the value that stands ``key_bytes`` after the present place, where its key is."""
-        found = self._decode(key_bytes)
+        found = self._decode(key_bytes, MAX_HEAD_BYTES if name == MERGED_KEY else MAX_EVENT_BYTES)
         if found is None:
             self._look_ahead(_MAX_REPAIR_BYTES)
         begin = self._at + key_bytes
@@ -399,11 +400,12 @@ class FragmentReader:
             self._repair(kind)
         return body, fields, self._at + length
 
-    def _decode(self, ahead: int | None = None) -> tuple[Any, int] | None:
+    def _decode(self, ahead: int | None = None, most_bytes: int = MAX_EVENT_BYTES) -> tuple[Any, int] | None:
         """Decode a value, reading on while it may be cut by the end of the text.
 
         Args:
             ahead: How far after the present place it stands; without, it stands here, and is an object.
+            most_bytes: What does not end before this is broken.
 
         Returns:
             The value and where it ends, or None when it is broken.
@@ -426,7 +428,7 @@ class FragmentReader:
                 if end < len(self._text) - _UNDECIDED or self._final:
                     return None
             length = len(self._text) - self._at
-            if length > MAX_EVENT_BYTES:
+            if length > most_bytes:
                 return None
             # Twice as much each time, so that the work stays in proportion to the file.
             self._look_ahead(2 * length + 1)
@@ -503,21 +505,26 @@ class FragmentReader:
 
     def _look_ahead(self, length: int) -> None:
         """Read on until so much of the text is there, or all."""
-        while len(self._text) - self._at < length and not self._final:
-            self._more()
+        if len(self._text) - self._at < length and not self._final:
+            self._more(length)
 
     def _repair(self, kind: str) -> None:
         self.repairs[kind] = self.repairs.get(kind, 0) + 1
 
-    def _more(self) -> bool:
-        """Read another piece of the file, and forget what is dealt with."""
-        piece = self._stream.read()
-        self._final = not piece
-        self.bytes_read += len(piece)
-        self._text = self._text[self._at :] + piece.decode("latin-1")
+    def _more(self, wanted: int = 0) -> bool:
+        """Read another piece of the file, or until so much is there, and forget what is dealt with."""
+        pieces = [self._text[self._at :]]
+        length, more = len(pieces[0]), True
+        while more and (len(pieces) == 1 or length < wanted):
+            piece = self._stream.read()
+            pieces.append(piece.decode("latin-1"))
+            length, more = length + len(piece), bool(piece)
+        self._final = not more
+        self.bytes_read += length - len(pieces[0])
+        self._text = "".join(pieces)
         self._offset += self._at
         self._at = 0
-        return bool(piece)
+        return length > len(pieces[0])
 
 
 def _is_event(fields: dict[str, Any]) -> bool:

@@ -12,6 +12,9 @@ from typing import Final
 
 __all__ = ["object_end", "repair_object", "repair_text"]
 
+_MOST_NESTED: Final = 20_000
+"""Levels of brackets beyond which no decoder follows: what is nested deeper is not looked through for its end."""
+
 _TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]', re.DOTALL)
 _SPACE: Final = re.compile(rb"\s*")
 _WORD: Final = re.compile(rb'[^\s,:{}\[\]"]+')
@@ -31,12 +34,17 @@ _SURROGATES: Final = re.compile(
 
 
 def object_end(text: bytes, start: int, limit: int) -> int:
-    """Return where the object that begins at ``start`` ends, after its brace; -1 when it does not before ``limit``."""
+    """Return where the object that begins at ``start`` ends, after its brace.
+
+    -1 when it does not before ``limit``, or is nested too deeply.
+    """
     depth = 0
     for token in _TOKEN.finditer(text, start, limit):
         first = text[token.start()]
         if first in b"{[":
             depth += 1
+            if depth > _MOST_NESTED:
+                break
         elif first in b"}]":
             depth -= 1
             if depth == 0:
@@ -78,7 +86,7 @@ def repair_object(text: bytes, start: int, limit: int) -> tuple[bytes, int, list
 
     Returns:
         The repaired object, where it ends in ``text``, and the kinds of repair; or None when it cannot be told where it
-        ends before ``limit``.
+        ends before ``limit``, or it is nested too deeply.
     """
     text = text[start:limit]
     out = bytearray()
@@ -93,6 +101,8 @@ def repair_object(text: bytes, start: int, limit: int) -> tuple[bytes, int, list
             return None
         char = text[at]
         if char in b"{[":
+            if len(closers) == _MOST_NESTED:
+                return None
             closers.append(ord("}") if char == ord("{") else ord("]"))
             expect_key = char == ord("{")
             out.append(char)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.formats.trace_reader import encode_json
+from tracekit.formats.trace_event import encode_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,9 +11,8 @@ import json
 import zlib
 from collections import Counter
 from struct import error as StructError  # noqa: N812 - a class
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.formats.byte_stream import ByteStream
 from tracekit.formats.decimal_time import format_us
 from tracekit.formats.pftrace import BEGIN, COUNTER, END, INSTANT
 from tracekit.formats.pftrace_clocks import BOOTTIME, Clocks
@@ -21,7 +20,10 @@ from tracekit.formats.pftrace_events import Incremental, TrackEvent, read_event,
 from tracekit.formats.pftrace_places import Place, Places
 from tracekit.formats.protobuf_wire import WireError, fields, packet_at
 
-__all__ = ["PftraceStream", "is_pftrace", "open_trace"]
+if TYPE_CHECKING:
+    from tracekit.formats.byte_stream import ByteStream
+
+__all__ = ["PftraceStream", "is_pftrace"]
 
 _MAX_PACKET_BYTES: Final = 64 << 20
 # How a packet may begin: with its time, snapshot of clocks, sequence, user, flags, event, interned texts, description of a
@@ -55,20 +57,11 @@ def is_pftrace(data: bytes) -> bool:
     return data.startswith(_FIRST_KEYS, start)
 
 
-def open_trace(path: str) -> ByteStream | PftraceStream:
-    """Open a trace, recognised by its content, as a stream of Chrome JSON.
-
-    Raises:
-        StorageError: The file is not there or cannot be read.
-    """
-    source = ByteStream(path)
-    return PftraceStream(source) if is_pftrace(source.peek()) else source
-
-
 class PftraceStream:
     """Reads a native trace as Chrome JSON of the object form; to be used like the stream of bytes that it reads from.
 
     Attributes:
+        foreign: What the file is instead of JSON.
         path: The file, as it may be printed.
         compressed: Whether the file is gzip.
         damage: Why reading stopped before the end of the file, or None.
@@ -77,6 +70,8 @@ class PftraceStream:
     Args:
         source: The file, of which nothing is read yet.
     """
+
+    foreign: Final = "pftrace"
 
     def __init__(self, source: ByteStream) -> None:
         self.path = source.path
@@ -89,6 +84,7 @@ class PftraceStream:
         self._out: list[str] = ['{"traceEvents":[\n']
         self._separator = ""
         self._ended = False
+        self._unpacking = False
         self._clocks = Clocks()
         self._places = Places()
         self._states: dict[int, Incremental] = {}
@@ -160,7 +156,13 @@ class PftraceStream:
         if 5 in found:
             self._chrome_events(found.pop(5))
         if 50 in found:
-            self._packets(_unpacked(found.pop(50)))
+            if self._unpacking:
+                raise WireError("packed packets inside of packed packets")
+            self._unpacking = True
+            try:
+                self._packets(_unpacked(found.pop(50)))
+            finally:
+                self._unpacking = False
         if 11 in found:
             if clock is None:
                 clock = BOOTTIME if state.clock is None else state.clock

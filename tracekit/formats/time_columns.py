@@ -10,14 +10,15 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from tracekit.formats.decimal_time import format_us, parse_us
-from tracekit.formats.trace_reader import decode_floats, decode_integers, encode_json
+from tracekit.formats.event_fields import time_field
+from tracekit.formats.trace_event import REFUSED, UNSET, Raw, decode_floats, decode_integers, encode_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracekit.formats.trace_reader import Raw
+    from tracekit.formats.trace_event import Event
 
-__all__ = ["format_all_us", "have_three_decimals", "parse_all_us", "parse_column_us"]
+__all__ = ["durations_of", "format_all_us", "have_three_decimals", "parse_all_us", "parse_column_us", "times_of"]
 
 _THREE_DECIMALS: Final = re.compile(rb"\[(?:\d{1,16}\.\d\d\d[,\]])*")
 _FOUR_DECIMALS: Final = re.compile(rb"\.\d\d\d\d")
@@ -27,6 +28,7 @@ _EXACT_US: Final = 1e12
 _BEFORE_LAST_THREE: Final = re.compile(rb"(?=\d\d\d[,\]])")
 _DIGITS_AND_SIGNS: Final = b"0123456789[.,]"
 _LEAST_WIDTH: Final = 5  # of a time from a microsecond on, in ns, with the comma
+_NO_DURATION: Final = Raw(b"0.000")  # written so that it does not spoil the column it stands in
 # Beyond this no viewer and no int64 can follow.
 _LIMIT_NS: Final = 2**63 - 1
 
@@ -49,7 +51,10 @@ def parse_column_us(text: bytes) -> list[int] | None:
         return found if max(found) <= _LIMIT_NS else None
     if text.translate(None, _DIGITS_AND_SIGNS) or _FOUR_DECIMALS.search(text):
         return None
-    numbers = decode_floats(text)
+    try:
+        numbers = decode_floats(text)
+    except REFUSED:
+        return None  # more than 308 digits
     if max(numbers) < _EXACT_US:
         return [int(number * 1000.0 + 0.5) for number in numbers]
     if b"." in text:
@@ -59,6 +64,21 @@ def parse_column_us(text: bytes) -> list[int] | None:
     else:
         found = [1000 * number for number in decode_integers(text)]
     return found if max(found) <= _LIMIT_NS else None
+
+
+def times_of(run: list[Event]) -> list[int | None]:
+    """Return the time of every event of a run in ns, None where it has no usable one."""
+    try:
+        return parse_all_us([event.ts for event in run])  # type: ignore[misc]
+    except TypeError:
+        # An event without ts.
+        return [time_field(event.ts) for event in run]
+
+
+def durations_of(run: list[Event]) -> list[int]:
+    """Return the duration of every event of a run in ns, 0 where it has no usable one or is no ``X``."""
+    found = parse_all_us([_NO_DURATION if event.dur is UNSET else event.dur for event in run])
+    return [max(duration or 0, 0) for duration in found]
 
 
 def have_three_decimals(text: bytes) -> bool:

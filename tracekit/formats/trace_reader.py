@@ -1,9 +1,7 @@
 """A streaming, tolerant reader of Trace Event Format files: bytes in, runs of events out.
 
-It reads the array form and the object form, plain or gzip, of bounded memory whatever the size. Fields that a tool need
-not look at stay undecoded bytes, so what is not changed is never touched and decimals stay exact. What a strict parser
-refuses is repaired event by event, or dropped and counted: the reader never stops at a broken event and never loses one
-silently.
+It reads the array form and the object form, plain or gzip, of bounded memory whatever the size. What a strict parser refuses
+is repaired event by event, or dropped and counted: the reader never stops at a broken event and never loses one silently.
 
 How a run is cut: the text between the first two events is remembered (Kineto: newline, indent, brace, comma), each
 piece of the file is cut at its last occurrence, and the part before is decoded as one JSON array. A wrong cut, inside a
@@ -17,35 +15,18 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
-
 from tracekit.errors import TraceFormatError
 from tracekit.formats.file_kinds import HEAD_BYTES, seems_to_be
 from tracekit.formats.json_repair import object_end, repair_object, repair_text
-from tracekit.formats.pftrace_stream import PftraceStream, open_trace
+from tracekit.formats.merged_head import MAX_HEAD_BYTES, begins_merged
+from tracekit.formats.trace_event import REFUSED, Event, decode_any, decode_event, decode_run, decode_unusual
+from tracekit.formats.trace_stream import open_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
-__all__ = [
-    "UNSET",
-    "Event",
-    "Finding",
-    "Raw",
-    "TraceReader",
-    "decode_events",
-    "decode_floats",
-    "decode_integers",
-    "decode_json",
-    "decode_or_none",
-    "decode_raw_dict",
-    "decode_raw_list",
-    "decode_run",
-    "encode_events",
-    "encode_json",
-]
+__all__ = ["Finding", "TraceReader"]
 
 _MAX_HEADER_BYTES: Final = 16 * 1024 * 1024
 _MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
@@ -55,11 +36,11 @@ _MAX_REPAIR_BYTES: Final = 1024 * 1024
 _LEAST_REACH_BYTES: Final = 512
 # After so many events in a row that cannot be read, and without a known layout, none is repaired any more.
 _MAX_MISSES: Final = 1000
+# A file that begins with so much, or so many events, of which none can be read is not read any further.
+_MAX_UNREADABLE_BYTES: Final = 32 * 1024 * 1024
+_MAX_UNREADABLE_EVENTS: Final = 50_000
 _SHORT_REACH_BYTES: Final = 16 * 1024
 
-# The name of `Event.extra` in msgspec's eyes; no event has such a key.
-_EXTRA: Final = "tracekit: extra"
-_EXTRA_KEY: Final = b'"tracekit: extra":'
 _UTF8_BOM: Final = b"\xef\xbb\xbf"
 _EVENTS_KEY: Final = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*(\[|null)')
 _GUESSED_BETWEEN: Final = re.compile(
@@ -72,36 +53,6 @@ _BETWEEN: Final = re.compile(rb'\s*,\s*\{(?:[ \t]*"[^"\\]{1,20}")?')
 _BETWEEN_LINES: Final = re.compile(rb"[ \t\r]*,[ \t\r]*\n\s*\{")
 _EVENT_START: Final = re.compile(rb'\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|args)"\s*:')
 _TORN: Final = re.compile(rb'\{\s*\\"(?:ph|name|cat|pid|tid|ts|dur|id|args)\\"\s*:')
-
-
-class Event(Struct, forbid_unknown_fields=True, gc=False, omit_defaults=True):
-    """One event. Every field but ``ph``, ``pid`` and ``tid`` is the JSON text of the value, or UNSET.
-
-    The fields are those of the Trace Event Format document; whatever else an event holds is in ``extra``.
-    """
-
-    ph: str | UnsetType = UNSET
-    cat: Raw | UnsetType = UNSET
-    name: Raw | UnsetType = UNSET
-    pid: int | str | float | UnsetType | None = UNSET
-    tid: int | str | float | UnsetType | None = UNSET
-    ts: Raw | UnsetType = UNSET
-    dur: Raw | UnsetType = UNSET
-    id: Raw | UnsetType = UNSET
-    id2: Raw | UnsetType = UNSET
-    bind_id: Raw | UnsetType = UNSET
-    bp: Raw | UnsetType = UNSET
-    s: Raw | UnsetType = UNSET
-    scope: Raw | UnsetType = UNSET
-    flow_in: Raw | UnsetType = UNSET
-    flow_out: Raw | UnsetType = UNSET
-    tts: Raw | UnsetType = UNSET
-    tdur: Raw | UnsetType = UNSET
-    cname: Raw | UnsetType = UNSET
-    sf: Raw | UnsetType = UNSET
-    stack: Raw | UnsetType = UNSET
-    args: Raw | UnsetType = UNSET
-    extra: dict[str, Raw] | UnsetType = msgspec.field(default=UNSET, name=_EXTRA)
 
 
 @dataclass(slots=True)
@@ -123,113 +74,19 @@ class Finding:
     event: int | None = None
 
 
-_decode_run = msgspec.json.Decoder(list[Event]).decode
-
-
-def decode_run(text: bytes) -> list[Event]:
-    """Decode events with ``,`` between them.
-
-    Raises:
-        msgspec.MsgspecError: It is no valid JSON, or an event has keys that the format does not know.
-    """
-    return _decode_run(b"[%b]" % text)
-
-
-_decode_event = msgspec.json.Decoder(Event).decode
-decode_raw_dict = msgspec.json.Decoder(dict[str, Raw]).decode
-"""Decode a JSON object, leaving each value as the text it is."""
-_decode_any = msgspec.json.Decoder().decode
-decode_raw_list = msgspec.json.Decoder(list[Raw]).decode
-"""Decode a JSON array, leaving each item as the text it is."""
-decode_integers = msgspec.json.Decoder(list[int]).decode
-"""Decode a JSON array of integers."""
-decode_floats = msgspec.json.Decoder(list[float]).decode
-"""Decode a JSON array of numbers."""
-_encoder = msgspec.json.Encoder()
-_FIELDS: Final = frozenset(Event.__struct_fields__) - {"extra"}
-_REFUSED: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
-
-
-def decode_json(text: bytes | Raw) -> Any:
-    """Decode any JSON value.
-
-    Raises:
-        ValueError: It is no JSON, not valid UTF-8, or nested too deeply.
-    """
-    try:
-        return _decode_any(text)
-    except _REFUSED as error:
-        raise ValueError(str(error)) from error
-
-
-def decode_or_none(text: Raw | UnsetType) -> Any:
-    """Decode a field of an event; None where it is absent or cannot be decoded."""
-    if text is UNSET:
-        return None
-    try:
-        return decode_json(text)
-    except ValueError:
-        return None
-
-
-def encode_json(value: Any) -> bytes:
-    """Encode a value as compact JSON (``Raw`` parts verbatim)."""
-    return _encoder.encode(value)
-
-
-def encode_events(events: list[Event]) -> bytes:
-    """Return the events as JSON objects separated by ``,`` (and, between runs that hold unknown keys, a newline)."""
-    text = _encoder.encode(events)[1:-1]
-    if _EXTRA_KEY not in text:
-        return text
-    return b",\n".join(_encode_event(event) for event in events)
-
-
-def decode_events(text: bytes) -> list[Event]:
-    """Return the events that `encode_events` wrote."""
-    text = b"[" + text + b"]"
-    try:
-        return _decode_run(text)
-    except _REFUSED:
-        return [_decode_unusual(raw) for raw in decode_raw_list(text)]
-
-
-def _decode_unusual(text: bytes | Raw) -> Event:
-    """Decode an event with keys that the format does not know, or a ``pid`` or ``tid`` of an odd type."""
-    fields = decode_raw_dict(text)
-    known: dict[str, Any] = {key: value for key, value in fields.items() if key in _FIELDS}
-    extra = {key: value for key, value in fields.items() if key not in _FIELDS}
-    for key in ("ph", "pid", "tid"):
-        if key in known:
-            value = _decode_any(known[key])
-            known[key] = value if isinstance(value, (str, int, float)) and not isinstance(value, bool) else None
-    if not isinstance(known.get("ph", ""), str):
-        known["ph"] = str(known["ph"])
-    return Event(**known, extra=extra or UNSET)
-
-
-def _encode_event(event: Event) -> bytes:
-    if event.extra is UNSET:
-        return _encoder.encode(event)
-    extra, event.extra = event.extra, UNSET
-    known, others = _encoder.encode(event)[:-1], _encoder.encode(extra)[1:]
-    text = known + (b"," if known != b"{" else b"") + others
-    event.extra = extra
-    return text
-
-
 class TraceReader:
     """Reads one trace. Iterate `runs` once, to its end; then everything else is complete. One thread at a time.
 
     Args:
-        path: A file or URL, JSON or a native trace of Perfetto, plain or gzip: the content decides, not the name.
+        path: A file or URL, plain or gzip: JSON, a native trace of Perfetto, or a dump of torch's flight recorder. The content
+            decides, not the name.
 
     Attributes:
         path: The file, as it may be printed.
         form: "array" or "object".
         compressed: Whether the file is gzip.
-        native: Whether the file is no JSON, but Perfetto's own format; what is said of bytes is then true of the JSON that it
-            was read as.
+        foreign: What the file is instead of Chrome JSON, "pftrace" or "flight recorder", else empty; what is said of bytes is
+            then true of the JSON that it was read as.
         header: The top-level keys other than ``traceEvents``, decoded. Those before the events are there from the
             start, those after them once `runs` has ended.
         repairs: What was wrong and could be repaired, without loss.
@@ -248,7 +105,7 @@ class TraceReader:
         self._stream = open_trace(path)
         self.path = self._stream.path
         self.compressed = self._stream.compressed
-        self.native = isinstance(self._stream, PftraceStream)
+        self.foreign = self._stream.foreign
         self.form = "array"
         self.header: dict[str, Any] = {}
         self.events = 0
@@ -342,6 +199,7 @@ class TraceReader:
             self._skip(len(_UTF8_BOM))
             self._note("byte_order_mark", 0, "UTF-8 byte order mark")
         while not self._buffer.lstrip():
+            self._skip_space()
             if not self._more():
                 raise TraceFormatError(self.path, "the file holds nothing but white space")
         self._skip(len(self._buffer) - len(self._buffer.lstrip()))
@@ -356,9 +214,19 @@ class TraceReader:
             words = f"it seems to be {seen}" if seen else "JSON traces begin with [ or {"
             raise TraceFormatError(self.path, f"this is no trace: {words}", offset_bytes=self._offset)
 
+    def _skip_space(self) -> None:
+        """Pass over a buffer of nothing but white space."""
+        self._skip(len(self._buffer))
+        if self._offset > _MAX_UNREADABLE_BYTES:
+            raise TraceFormatError(
+                self.path, f"this is no trace: {self._offset} bytes of it are nothing but white space"
+            )
+
     def _check_array(self) -> None:
-        while not self._buffer.strip(b" \t\r\n,") and self._more():
-            pass
+        while not self._buffer.strip(_BETWEEN_EVENTS):
+            self._skip_space()
+            if not self._more():
+                break
         first = self._buffer.lstrip(b" \t\r\n,")[:1]
         if first not in (b"{", b"]", b""):
             seen = seems_to_be(b"[" + self._buffer[:HEAD_BYTES])
@@ -367,13 +235,14 @@ class TraceReader:
 
     def _read_head(self) -> None:
         searched = 0
+        limit = MAX_HEAD_BYTES if begins_merged(self._buffer) else _MAX_HEADER_BYTES
         while True:
             match = _EVENTS_KEY.search(self._buffer, searched)
             if match:
                 break
-            # The key itself may be cut by the end of the piece.
+            # The key itself may be cut by the end of the piece. Twice as much each time, so that the work stays linear.
             searched = max(0, len(self._buffer) - 64)
-            if len(self._buffer) > _MAX_HEADER_BYTES or not self._more():
+            if len(self._buffer) > limit or not self._more(len(self._buffer)):
                 seen = seems_to_be(self._buffer[:HEAD_BYTES])
                 raise TraceFormatError(
                     self.path,
@@ -389,15 +258,15 @@ class TraceReader:
     def _read_header(self, text: bytes, offset: int) -> None:
         text, kinds = repair_text(text)
         try:
-            header = _decode_any(text)
-        except _REFUSED:
+            header = decode_any(text)
+        except REFUSED:
             repaired = repair_object(text, 0, len(text))
             header = {}
             if repaired is not None:
                 kinds += repaired[2]
                 try:
-                    header = _decode_any(repaired[0])
-                except _REFUSED:
+                    header = decode_any(repaired[0])
+                except REFUSED:
                     repaired = None
             if repaired is None:
                 kinds = []
@@ -413,8 +282,8 @@ class TraceReader:
         """Read what can be read of a header that cannot be repaired as a whole: one key a line, as Kineto writes it."""
         found: dict[str, Any] = {}
         for line in text.splitlines():
-            with contextlib.suppress(*_REFUSED):
-                found.update(_decode_any(b"{" + line.strip().strip(b",{}") + b"}"))
+            with contextlib.suppress(*REFUSED):
+                found.update(decode_any(b"{" + line.strip().strip(b",{}") + b"}"))
         return found
 
     # The events.
@@ -438,6 +307,11 @@ class TraceReader:
                 yield run
                 count += 1
             wanted = 2 * len(self._buffer)
+            if not count and (self.bytes_read > _MAX_UNREADABLE_BYTES or self._misses > _MAX_UNREADABLE_EVENTS):
+                # Packed, such a file can be a thousand times as large as it seems.
+                words = f"no event in the first {self.bytes_read} bytes; the rest is not read"
+                self._note("broken_event", self._offset, words, lost=True)
+                return
         if self._ended:
             self._read_tail()
         else:
@@ -451,7 +325,10 @@ class TraceReader:
         self.run_offset_bytes = self._offset
         self.run_text = None
         between = _BEFORE_EVENT.match(self._buffer)
-        body = self._buffer[between.end() if between else 0 : cut].rstrip(_BETWEEN_EVENTS)
+        start, end = between.end() if between else 0, cut
+        while end > start and self._buffer[end - 1] in _BETWEEN_EVENTS:  # a run is large: it is copied once
+            end -= 1
+        body = self._buffer[start:end]
         if as_text and body:
             self._skip(cut)
             return body
@@ -465,7 +342,7 @@ class TraceReader:
             if count:
                 run = body
             else:
-                with contextlib.suppress(*_REFUSED):
+                with contextlib.suppress(*REFUSED):
                     run = decode_run(body)
                     self.run_text = body
         if run is None:
@@ -605,11 +482,11 @@ class TraceReader:
     def _decode_one(self, text: bytes, start: int) -> Event | None:
         text, kinds = repair_text(text)
         try:
-            event = _decode_event(text)
-        except _REFUSED:
+            event = decode_event(text)
+        except REFUSED:
             try:
-                event = _decode_unusual(text)
-            except _REFUSED:
+                event = decode_unusual(text)
+            except REFUSED:
                 return None
         for kind in kinds:
             self._note(kind, self._offset + start, "in an event")
@@ -654,11 +531,15 @@ class TraceReader:
 
     # Small helpers.
 
-    def _more(self) -> bool:
-        piece = self._stream.read()
-        self._buffer += piece
-        self.bytes_read += len(piece)
-        return bool(piece)
+    def _more(self, missing: int = 1) -> bool:
+        """Read on until so many bytes have come, in pieces; tell whether any has."""
+        pieces = [self._buffer]
+        while missing > 0 and (piece := self._stream.read()):
+            pieces.append(piece)
+            missing -= len(piece)
+            self.bytes_read += len(piece)
+        self._buffer = b"".join(pieces)
+        return len(pieces) > 1
 
     def _skip(self, count: int) -> None:
         self._buffer = self._buffer[count:]

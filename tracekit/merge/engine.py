@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from tracekit.errors import ConfigError, MergeError, StorageError
+from tracekit.arguments import check_path, check_paths
+from tracekit.errors import ConfigError, MergeError
 from tracekit.formats.archive_file import archive_format
+from tracekit.formats.stack_frames import STACK_FRAMES
 from tracekit.merge.clocks.collective_events import Added, collective_events
 from tracekit.merge.clocks.collective_sets import check_causality, find_sets
 from tracekit.merge.clocks.placement import place
-from tracekit.merge.clocks.words import RankClock
 from tracekit.merge.inputs import find_inputs, gather
-from tracekit.merge.losses import recording_losses
-from tracekit.merge.namespaces import plan
 from tracekit.merge.outputs.archive import Archive
 from tracekit.merge.outputs.json_output import JsonOutput
-from tracekit.merge.outputs.output import Merged, output_format, packed
+from tracekit.merge.outputs.merged import Merged
+from tracekit.merge.outputs.output import output_format, packed, write_head
 from tracekit.merge.parts import PartInput, PartJob
-from tracekit.merge.plain import PlainRuns
+from tracekit.merge.plain_runs import PlainRuns
+from tracekit.merge.planning import plan
 from tracekit.merge.remote_parts import workshop_for
-from tracekit.merge.report import Causality, Drop, InputReport, LeftOut, MergeReport, OmissionReport, RankReport, Repair
 from tracekit.merge.selection.event_filter import make_filters
-from tracekit.storage import atomic_write, basename, exists, size_bytes, without_secrets
+from tracekit.merge.shelf import Shelf
+from tracekit.merge.tally import Tally
+from tracekit.storage import atomic_write, basename, refuse_existing, size_bytes, without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from concurrent.futures import Executor
 
-    from tracekit.merge.clocks.placement import Placement
-    from tracekit.merge.inputs import Input
-    from tracekit.merge.namespaces import InputMap, Process
+    from tracekit.arguments import Paths, StrPath
+    from tracekit.merge.input import Input
+    from tracekit.merge.namespaces import InputMap
     from tracekit.merge.outputs.output import Output
-    from tracekit.merge.parts import PartResult, Workshop
+    from tracekit.merge.report import MergeReport
     from tracekit.merge.selection.event_filter import EventFilter
     from tracekit.merge.selection.selection import Selection
+    from tracekit.merge.workshop import Workshop
 
 __all__ = ["merge_traces"]
 
@@ -45,12 +47,12 @@ _SCAN_SHARE: Final = 0.4
 
 
 def merge_traces(
-    output: str,
-    inputs: Sequence[str],
+    output: StrPath,
+    inputs: Paths,
     *,
     overwrite: bool = False,
     strict: bool = False,
-    ranks: Mapping[str, int] | None = None,
+    ranks: Mapping[str, int] | Mapping[StrPath, int] | None = None,
     select: Selection | None = None,
     align: str = "auto",
     offsets_ns: Mapping[int, int] | None = None,
@@ -61,9 +63,11 @@ def merge_traces(
     """Merge rank traces of tracekit and traces of torch.profiler into one trace for Perfetto.
 
     Processes, threads and the ids of flows, async events and correlations become unique for each rank; times are put on
-    one clock in integer nanoseconds; slices that overlap get tracks on which nothing is lost. What is broken is repaired
-    or left out, and the report says so. The result does not depend on the order of the inputs, which are only read. The
-    output appears whole or not at all.
+    one clock in integer nanoseconds; slices that overlap get tracks on which nothing is lost; stack frames (``stackFrames``) of
+    all inputs are joined, each once, and in ``.pftrace`` written out as an argument. What is broken is repaired or left out,
+    and the report says so. The result does not depend on the order of the inputs, which are only read. The output appears
+    whole or not at all. What a merge that was killed has left beside a local output, the next merge to that output removes;
+    see `tracekit.merge.scratch` for when, and `tracekit.merge.remote_parts` for what stays on a remote storage.
 
     Args:
         output: The file or URL to write: ``.json``, or ``.pftrace`` for a native trace of Perfetto, with ``.gz`` after it to
@@ -89,13 +93,13 @@ def merge_traces(
         What was merged, repaired and left out.
 
     Raises:
-        ConfigError: The output is one of the inputs, or nothing was named.
+        ConfigError: The output is one of the inputs, or nothing was named; or what was named is no path.
         MergeError: The inputs do not fit together; or, under ``strict``, the merge would not be complete; or a worker died.
         TraceFormatError: None of the inputs is a trace.
         StorageError: An input cannot be read, or the output cannot be written or is there already.
     """
-    if isinstance(inputs, str):
-        inputs = [inputs]
+    output = check_path("output", output)
+    told = {check_path("ranks", path): rank for path, rank in (ranks or {}).items()}
     make_archive = archive_format(output)
     make_output = JsonOutput if make_archive is not None else output_format(output)
     if collective_flows and make_archive is not None:
@@ -104,49 +108,51 @@ def merge_traces(
         raise ConfigError(
             "arrows between collectives cannot be added to a selection by name; merge first, and trim that"
         )
-    files = find_inputs(output, inputs)
-    if not overwrite and exists(output):
-        # Said before the inputs are read, which may take long; atomic_write looks again.
-        raise StorageError(
-            f"{without_secrets(output)}: already exists; choose another name, or pass --force to replace it"
-        )
-    with workshop_for(output, executor) as workshop:
+    files = find_inputs(output, check_paths("inputs", inputs))
+    if not overwrite:
+        refuse_existing(output)  # before the inputs are read, which may take long; atomic_write looks again
+    with workshop_for(output, executor) as workshop, Shelf(workshop.local_folder) as shelf:
         items, omissions = gather(
-            files, ranks or {}, _scan_progress(progress, [path for path, _ in files]), workshop.scanner, select
+            files,
+            told,
+            _scan_progress(progress, [path for path, _ in files]),
+            workshop.scanner,
+            select,
+            shelf=shelf,
         )
         placed = place(items, align=align, offsets_ns=offsets_ns, read_all=collective_flows)
-        sets = find_sets(placed)
-        causality = check_causality(placed, sets) if placed.logs and align != "none" else None
+        causality = check_causality(placed) if placed.logs and align != "none" else None
+        sets = find_sets(placed) if collective_flows else []
         placed.logs.clear()
-        processes, maps, moved = plan(items, placed.shifts_ns, workshop.assign_lanes)
-        for target, warp in zip(maps, placed.warps, strict=True):
-            target.warp = warp
+        maps = plan(
+            items, placed.shifts_ns, placed.warps, shelf, workshop.assign_lanes, together=workshop.planned_together
+        )
         filters = make_filters(select, items, maps, placed.base_ns)
-        added_to = collective_events(sets if collective_flows else [], maps, filters)
-        omitted = [OmissionReport(item.path, item.reason, item.harmless) for item in omissions if not item.requested]
-        left_out = [LeftOut(item.path, item.reason, None) for item in omissions if item.requested]
-        merged = Merged(placed.base_ns, items, processes, placed.metadata())
-        sources = [
-            _part_input(number, items[number], maps[number], filters[number], added_to[number])
-            for number in range(len(items))
-        ]
+        added_to = collective_events(sets, maps, filters) if sets else None
+        merged = Merged(placed.base_ns, items, maps.processes, placed)
+
+        def source(number: int) -> PartInput:
+            added = None if added_to is None else added_to[number]
+            return _part_input(items[number], *maps.with_plain(number), filters[number], added)
+
         tell = _write_progress(progress, items)
         archive = None if make_archive is None else Archive(make_archive, merged, maps, map(bool, filters))
         # An archive is written here, and sought in.
-        writing = workshop.writing if archive is None else partial(atomic_write, output)
+        writing = workshop.writing if archive is None else partial(atomic_write, output, folder=workshop.local_folder)
+        tally = Tally(items)
         with writing(overwrite=overwrite) as file:
             if archive is not None:
-                added, results = archive.write(file, sources, tell)
+                for number, added, result in archive.write(file, source, tell):
+                    tally.take(number, result, added)
             else:
-                added, results = _write(output, file, make_output(merged), sources, workshop, tell)
-            for item, result in zip(items, results, strict=True):
-                left_out += [LeftOut(item.scan.path, why, count) for why, count in sorted(result.left_out.items())]
-            report = _report(
-                output, placed, items, processes, results, omitted, left_out, added, moved, added_to, causality
-            )
+                _write(output, file, make_output(merged), source, workshop, tell, tally)
+            if added_to is not None:
+                tally.collective_events_added = sum(added.phases.total() for added in added_to)
+            report = tally.report(output, placed, maps, omissions, causality)
             if archive is not None:
-                report = replace(report, rewritten=archive.rewritten, overlaps_moved=moved if archive.rewritten else 0)
-            if left_out and not any(report.events_out[phase] for phase in report.events_out if phase != "M"):
+                moved = maps.moved if archive.rewritten else 0
+                report = replace(report, rewritten=archive.rewritten, overlaps_moved=moved)
+            if report.left_out and not any(report.events_out[phase] for phase in report.events_out if phase != "M"):
                 report.warnings.append("nothing that happened is selected: the merged trace holds names only")
             if strict:
                 _refuse(report)
@@ -159,22 +165,23 @@ def _write(
     output: str,
     file: BinaryIO,
     written: Output,
-    sources: list[PartInput],
+    source: Callable[[int], PartInput],
     workshop: Workshop,
     progress: Callable[[int, int], None] | None,
-) -> tuple[int, list[PartResult]]:
-    """Write a merged trace; returns how many metadata events were added, and what became of the events of each input."""
-    jobs = [
-        PartJob([sources[number] for number in unit], written.part(unit_number), written.separator, output)
+    tally: Tally,
+) -> None:
+    """Write a merged trace, and note what became of the events of each input."""
+    jobs = (
+        PartJob([source(number) for number in unit], written.part(unit_number), written.separator, output)
         for unit_number, unit in enumerate(written.units)
-    ]
-    head, added = written.head()
+    )
     with packed(output, file) as sink:
-        sink.write(head)
-    results = workshop.append_parts(jobs, file, progress)
+        tally.added = write_head(written, sink)
+    for results in workshop.append_parts(jobs, file, progress):
+        for number in sorted(results):  # frames that do not fit are the same ones, whoever was first
+            tally.take(number, results[number])
     with packed(output, file) as sink:
-        sink.write(written.tail())
-    return added, results
+        sink.write(written.tail(tally.stack_frames.text()))
 
 
 def _scan_progress(
@@ -206,98 +213,23 @@ def _write_progress(
     return tell
 
 
-def _part_input(number: int, item: Input, target: InputMap, chosen: EventFilter | None, added: Added) -> PartInput:
+def _part_input(
+    item: Input, target: InputMap, plain: PlainRuns, chosen: EventFilter | None, added: Added | None
+) -> PartInput:
     return PartInput(
-        number=number,
+        number=target.number,
         path=item.path,
         shown=item.scan.path,
         target=target,
         id_args=item.scan.kind in ("torch", "merged"),
         epoch_only=item.scan.base_ns == 0,
-        events=sum(item.scan.phases.values()),
+        events=item.scan.events,
         # As text, all times of a run are moved alike.
-        plain=item.scan.plain if target.warp is None else PlainRuns(),
+        plain=plain if target.warp is None else PlainRuns(),
         size_bytes=item.scan.bytes_read,
         chosen=chosen,
         added=added,
-    )
-
-
-def _report(
-    output: str,
-    placed: Placement,
-    items: list[Input],
-    processes: list[Process],
-    results: list[PartResult],
-    omitted: list[OmissionReport],
-    left_out: list[LeftOut],
-    added: int,
-    moved: int,
-    added_to: list[Added],
-    causality: Causality | None,
-) -> MergeReport:
-    events_in: Counter[str] = Counter()
-    events_out: Counter[str] = Counter({"M": added} if added else {})
-    repaired: list[Repair] = []
-    dropped: list[Drop] = []
-    for item, result in zip(items, results, strict=True):
-        path = item.scan.path
-        events_in.update(item.scan.phases)
-        events_out.update(result.written)
-        repaired += [
-            Repair(path, found.kind, found.count, found.offset_bytes, found.detail) for found in item.scan.repairs
-        ]
-        repaired += [Repair(path, kind, count, None, "") for kind, count in sorted(result.repaired.items())]
-        dropped += [
-            Drop(path, found.kind, found.count, found.offset_bytes, Drop.is_loss(found.kind))
-            for found in item.scan.drops
-        ]
-        dropped += [
-            Drop(path, reason, count, None, Drop.is_loss(reason)) for reason, count in sorted(result.dropped.items())
-        ]
-    titles: dict[int, list[str]] = {rank: [] for rank in placed.clocks}
-    for process in processes:
-        titles.setdefault(process.rank, []).append(process.title)
-    return MergeReport(
-        output=without_secrets(output),
-        output_bytes=0,
-        base_time_ns=placed.base_ns,
-        inputs=[
-            InputReport(
-                path=item.scan.path,
-                kind=item.scan.kind,
-                rank=item.rank,
-                rank_source=item.rank_source,
-                form=item.scan.form,
-                generation=item.scan.generation,
-                base_time_ns=item.scan.base_ns,
-                host=item.host,
-                events=sum(item.scan.phases.values()),
-                bytes=item.scan.bytes_read,
-            )
-            for item in items
-        ],
-        omitted=omitted,
-        left_out=left_out,
-        recording_losses=recording_losses(items),
-        ranks=[_rank_report(rank, placed.clocks.get(rank), names) for rank, names in sorted(titles.items())],
-        events_in=dict(sorted(events_in.items())),
-        events_out=dict(sorted(events_out.items())),
-        metadata_added=added,
-        collective_events_added=sum(added.phases.total() for added in added_to),
-        overlaps_moved=moved,
-        repaired=repaired,
-        dropped=dropped,
-        causality=causality,
-        warnings=placed.warnings,
-    )
-
-
-def _rank_report(rank: int, clock: RankClock | None, processes: list[str]) -> RankReport:
-    if clock is None:
-        clock = RankClock(rank=rank, source="unknown", aligned=False, words="unknown")
-    return RankReport(
-        rank, clock.words, processes, clock.source, clock.aligned, clock.offset_ns, clock.drift_ppm, clock.error_ns
+        stack_frames=item.scan.head().header[STACK_FRAMES] if item.scan.has_stack_frames else None,
     )
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import Any, Final
 
-from tracekit.storage import basename
+__all__ = ["IDENTITY_KEYS", "ProcessIdentity", "identity_of"]
 
-if TYPE_CHECKING:
-    from tracekit.merge.inputs import Input
-
-__all__ = ["ProcessIdentity", "identity_of"]
-
-_KEYS: Final = ("host", "boot_id", "pid", "start_ticks", "attempt", "run_id", "parent_pid", "worker")
+IDENTITY_KEYS: Final = ("host", "boot_id", "pid", "start_ticks", "attempt", "run_id", "parent_pid", "worker")
+"""What a process is known by, of all that it writes about itself."""
 
 
 @dataclass(slots=True)
@@ -36,7 +32,7 @@ class ProcessIdentity:
     name: str
     recorded: bool
     began_ns: int
-    companions: set[str] = field(default_factory=set)
+    companions: frozenset[str] = frozenset()
     path: str = ""
 
     @property
@@ -80,23 +76,10 @@ class ProcessIdentity:
         if not isinstance(pid, int) or not isinstance(began_ns, int) or not isinstance(companions, list):
             return None
         recorded = value.get("recorded") is True
-        own = {key: value[key] for key in _KEYS if key in value and (recorded or key != "pid")}
-        return cls(rank, pid, own, str(value.get("name", "")), recorded, began_ns, set(map(str, companions)), path)
-
-    @classmethod
-    def of(cls, item: Input, pid: int) -> ProcessIdentity:
-        """Return the identity of a process of a rank trace or of a torch trace."""
-        identity = item.identity
-        own: dict[str, Any] = {key: identity[key] for key in _KEYS if key in identity}
-        if item.host is not None:
-            own.setdefault("host", item.host)
-        clock = identity.get("clock")
-        wall_ns = clock.get("wall_ns") if isinstance(clock, dict) else None
-        began_ns = max(wall_ns if isinstance(wall_ns, int) else item.scan.start_ns or 0, 0)
-        process = item.scan.processes.get(pid)
-        name = (process.name if process is not None else None) or ""
-        companions = {basename(name) for name in item.scan.companions}
-        return cls(item.rank, pid, own, name, item.scan.kind == "tracekit", began_ns, companions, item.scan.path)
+        own = {key: value[key] for key in IDENTITY_KEYS if key in value and (recorded or key != "pid")}
+        return cls(
+            rank, pid, own, str(value.get("name", "")), recorded, began_ns, frozenset(map(str, companions)), path
+        )
 
 
 def identity_of(own: dict[str, Any]) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ import re
 from functools import partial
 from typing import Final
 
-from tracekit.formats.trace_reader import decode_integers, encode_json
+from tracekit.formats.trace_event import decode_integers, encode_json
 
 __all__ = ["NAMESPACE", "add_to_column", "move_arg_ids"]
 

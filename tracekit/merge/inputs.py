@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
-from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError, MergeError, StorageError, TraceFormatError
-from tracekit.formats.event_fields import raw_number
 from tracekit.formats.segment_index import INDEX_SUFFIX, listed_segments
-from tracekit.formats.trace_reader import decode_json
+from tracekit.formats.trace_event import decode_json
 from tracekit.formats.xprof import PERFETTO_COPY, host_in_name
+from tracekit.merge.input import Input, Omission
+from tracekit.merge.kept_scan import KeptScan
 from tracekit.merge.processes import assign_keys, check_claims
 from tracekit.merge.ranks import UnknownRankError, find_ranks, select_ranks, told_ranks
 from tracekit.merge.scan import scan
@@ -20,111 +21,16 @@ from tracekit.storage import basename, expand, is_remote, open_read, same_file, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from tracekit.merge.identities import ProcessIdentity
-    from tracekit.merge.processes import ProcessKey
-    from tracekit.merge.scan import InputScan
+    from tracekit.merge.input_scan import InputScan
     from tracekit.merge.selection.selection import Selection
+    from tracekit.merge.shelf import Shelf
 
     Scanner = Callable[[str, Callable[[int], None] | None], InputScan]
 
-__all__ = ["SUFFIXES", "Input", "Omission", "find_inputs", "gather"]
+__all__ = ["SUFFIXES", "find_inputs", "gather"]
 
 SUFFIXES: Final = (".json", ".json.gz", ".json.tmp", ".pftrace", ".pftrace.gz")
-_KIND_ORDER: Final = {"tracekit": 0, "torch": 1, "chrome": 2, "xprof": 2, "merged": 3}
 _MAX_PLAIN_JSON_BYTES: Final = 16 * 1024 * 1024
-
-
-@dataclass(slots=True)
-class Input:
-    """One input of a merge.
-
-    Attributes:
-        path: The file or URL as it is opened.
-        scan: What the first pass found.
-        rank: Whose it is.
-        rank_source: What said so.
-        merged_processes: For an earlier merge: new pid to (rank, process key, name) of its processes.
-        merged_hosts: Of an earlier merge: new pid to the host of the process.
-        process_keys: Which process a pid of the file is, where the pid alone does not tell.
-        identities: What is known of its processes, by pid as it stands in the file.
-        unwanted_pids: For an earlier merge: the pids of the ranks that are not selected.
-    """
-
-    path: str
-    scan: InputScan
-    rank: int = -1
-    rank_source: str = ""
-    merged_processes: dict[int, tuple[int, ProcessKey, str]] = field(default_factory=dict)
-    merged_hosts: dict[int, str] = field(default_factory=dict)
-    process_keys: dict[int, ProcessKey] = field(default_factory=dict)
-    identities: dict[int, ProcessIdentity] = field(default_factory=dict)
-    unwanted_pids: frozenset[Any] = frozenset()
-
-    @property
-    def ranks(self) -> frozenset[int]:
-        """The ranks whose events it holds."""
-        return frozenset(rank for rank, _, _ in self.merged_processes.values()) or frozenset({self.rank})
-
-    def rank_of(self, pid: Any) -> int:
-        """Return the rank of a process, by its pid as it stands in the file."""
-        known = self.merged_processes.get(raw_number(pid))
-        return self.rank if known is None else known[0]
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What tracekit wrote about the process, in a rank trace or (by its torch source) into a torch trace.
-
-        Of a trace of XLA's profiler, what that or tracekit tells.
-        """
-        if self.scan.profile is not None:
-            return self.scan.profile.identity
-        own = self.scan.header.get("tracekit")
-        return self.scan.metadata or (own if self.scan.kind == "torch" and isinstance(own, dict) else {})
-
-    @property
-    def host(self) -> str | None:
-        """The host's name, where the file tells."""
-        host = self.identity.get("host") or self.scan.header.get("host_name")
-        if host is None and self.scan.kind == "xprof":
-            host = host_in_name(self.path)
-        return host if isinstance(host, str) else None
-
-    @property
-    def pids(self) -> frozenset[int]:
-        """The real process ids that it recorded."""
-        own = self.identity.get("pid")
-        if isinstance(own, int):
-            return frozenset({own})
-        if self.scan.kind == "xprof":  # 701, 1, 2 ... on every host
-            return frozenset()
-        return frozenset(
-            raw
-            for raw, process in self.scan.processes.items()
-            if isinstance(raw, int) and raw > 0 and process.used and process.label in ("", "CPU") and process.threads
-        )
-
-    @property
-    def order(self) -> tuple[Any, ...]:
-        """The place in the output; it does not depend on the order in which the inputs were named."""
-        scan = self.scan
-        return (self.rank, _KIND_ORDER[scan.kind], scan.start_ns or scan.lowest_ns or 0, basename(self.path), self.path)
-
-
-@dataclass(frozen=True, slots=True)
-class Omission:
-    """A file that is not in the merged trace.
-
-    Attributes:
-        path: The file.
-        reason: Why.
-        harmless: Whether nothing of the run is missing because of it, as for a report that lies among the traces.
-        requested: Whether it is left out because the selection says so.
-    """
-
-    path: str
-    reason: str
-    harmless: bool
-    requested: bool = False
 
 
 def find_inputs(output: str, patterns: Sequence[str]) -> list[tuple[str, bool]]:
@@ -147,18 +53,25 @@ def find_inputs(output: str, patterns: Sequence[str]) -> list[tuple[str, bool]]:
                         f"{without_secrets(path)}: the output is one of the inputs; choose another name with -o"
                     )
                 continue
-            key = path if is_remote(path) else str(PurePath(path))
+            key = _plainly(path)
             found[key] = found.get(key, False) or named
     unique: list[tuple[str, bool]] = []
     by_name: dict[str, list[str]] = {}
     for path, named in found.items():
-        others = by_name.setdefault(PurePath(path).name, [])
+        others = by_name.setdefault(os.path.basename(path), [])  # noqa: PTH119 - a thousand of them
         if not any(same_file(path, other) for other in others):
             others.append(path)
             unique.append((path, named))
     if not unique:
         raise ConfigError("nothing to merge: the output itself is the only trace there")
     return sorted(unique)
+
+
+def _plainly(path: str) -> str:
+    """Return a path as `PurePath` writes it, so that two spellings are one."""
+    if is_remote(path) or (os.sep == "/" and "//" not in path and "./" not in path):
+        return path
+    return str(PurePath(path))
 
 
 def gather(
@@ -168,6 +81,7 @@ def gather(
     make_scanner: Callable[[list[str]], Scanner] | None = None,
     select: Selection | None = None,
     *,
+    shelf: Shelf,
     read_all: bool = False,
 ) -> tuple[list[Input], list[Omission]]:
     """Scan every file and find out its rank.
@@ -178,6 +92,7 @@ def gather(
         progress: Called with a path and the number of its bytes read.
         make_scanner: Makes what scans the files that are wanted; None: they are scanned here, one after the other.
         select: The ranks that are wanted; files of others are not scanned where their head tells whose they are.
+        shelf: Where what is found is kept, but for a few numbers.
         read_all: Whether to scan them all the same.
 
     Returns:
@@ -212,7 +127,7 @@ def gather(
                 continue
         chosen.append((path, named))
     scanner = scan if make_scanner is None else make_scanner([path for path, _ in chosen])
-    inputs, errors = _scan_all(chosen, present, scanner, progress, omissions)
+    inputs, errors = _scan_all(chosen, present, scanner, progress, omissions, shelf)
     if not inputs and not unread:
         if errors:
             raise errors[0]
@@ -223,7 +138,7 @@ def gather(
         if not unread:
             raise
         # A rank trace that was not read may say whose file that is.
-        return gather(files, ranks, progress, make_scanner, select, read_all=True)
+        return gather(files, ranks, progress, make_scanner, select, shelf=shelf, read_all=True)
     omissions += [Omission(without_secrets(path), "rank", harmless=True, requested=True) for path in unread]
     if select is not None and wanted:
         inputs, others = select_ranks(inputs, select)
@@ -241,6 +156,7 @@ def _scan_all(
     scanner: Scanner,
     progress: Callable[[str, int], None] | None,
     omissions: list[Omission],
+    shelf: Shelf,
 ) -> tuple[list[Input], list[TraceFormatError | StorageError]]:
     """Scan files, and add those that are left out to ``omissions``; returns the inputs, and why others cannot be read."""
     inputs: list[Input] = []
@@ -248,13 +164,13 @@ def _scan_all(
     for path, named in files:
         report = None if progress is None else lambda done, path=path: progress(path, done)
         try:
-            found = scanner(path, report)
+            found = _scanned(scanner, path, report, shelf)
         except (TraceFormatError, StorageError) as error:
             listed = None if named else _listed(path)
             if listed is not None:
                 omissions += _missing(listed, present)
                 continue
-            harmless = not named and _is_other_json(path)
+            harmless = not (named or isinstance(error, _TooDeepError)) and _is_other_json(path)
             reason = error.reason if isinstance(error, TraceFormatError) else str(error)
             omissions.append(Omission(without_secrets(path), "no trace" if harmless else reason, harmless))
             errors.append(error)
@@ -270,6 +186,17 @@ def _scan_all(
             continue
         inputs.append(Input(path, found))
     return inputs, errors
+
+
+class _TooDeepError(TraceFormatError):
+    """A trace that is one, and of which too much is said."""
+
+
+def _scanned(scanner: Scanner, path: str, report: Callable[[int], None] | None, shelf: Shelf) -> KeptScan:
+    try:
+        return KeptScan(scanner(path, report), shelf)
+    except RecursionError:  # what it says cannot be pickled, here or in a worker
+        raise _TooDeepError(without_secrets(path), "what it says beside its events is nested too deeply") from None
 
 
 def _listed(path: str) -> list[tuple[str, str]] | None:
@@ -313,9 +240,11 @@ def _is_other_json(path: str) -> bool:
 def _without_copies(inputs: list[Input], omissions: list[Omission]) -> list[Input]:
     """Leave out files that hold the same events as another one, such as a trace and its packed copy."""
     kept: dict[tuple[Any, ...], Input] = {}
-    result = []
+    result: list[Input] = []
     for item in inputs:
         scan = item.scan
+        if result and item.rank != result[-1].rank:
+            kept.clear()  # they are in the order of the ranks
         same = (
             item.rank,
             scan.kind,
@@ -325,7 +254,7 @@ def _without_copies(inputs: list[Input], omissions: list[Omission]) -> list[Inpu
             scan.start_ns,
             scan.lowest_ns,
             scan.highest_ns,
-            tuple(sorted(scan.phases.items())),
+            tuple(scan.phase_counts),
         )
         if scan.highest_ns is not None and same in kept:
             omissions.append(Omission(scan.path, f"holds the same events as {kept[same].scan.path}", harmless=True))

@@ -12,13 +12,13 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import core
 from tracekit.spill import RowSorter, Run, columns, merged, window_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from tracekit.spill import Row
 
@@ -80,6 +80,10 @@ class Slices:
         # Ends of what is open, negated; the first never ends.
         self._open = [-_ENDLESS]
 
+    def __reduce__(self) -> tuple[Callable[..., Slices], tuple[Any, ...]]:
+        # Pickled when they are finished, for another process or a shelf: the rest is of no use any more.
+        return _finished, (self.low, self.high, self.nest, self.whole, self.pairs)
+
     def take(self, starts: bytes, minus_ends: bytes) -> None:
         """Append ``X`` events as columns of 64-bit integers; only where there is a compiled core."""
         if self.rows:
@@ -133,7 +137,7 @@ class Slices:
             self.nest = open_ is not None
             self._open = [-_ENDLESS, *array("q", open_ or b"")]
         values = [array("q", column) for column in found or (starts, minus_ends)]
-        self.high = max(self.high, -min(values[1]))
+        self.high = max(self.high, -core.merge.least(minus_ends))
         self.whole.append(Run(values, first if found is None else None).store(path))
 
     def _settle_mixed(self, first: int, path: str | None) -> list[Row]:
@@ -195,6 +199,12 @@ class Slices:
     def sort(self, path: str | None = None) -> None:
         """Bring the rows of each run in order."""
         self.whole = [run.in_order().store(path) for run in self.whole]
+
+
+def _finished(low: int, high: int, nest: bool, whole: list[Run], pairs: list[Run]) -> Slices:
+    slices = Slices()
+    slices.low, slices.high, slices.nest, slices.whole, slices.pairs = low, high, nest, whole, pairs
+    return slices
 
 
 def _nest(spans: Iterable[Row], open_: list[int]) -> bool:

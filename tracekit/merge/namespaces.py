@@ -15,23 +15,37 @@ from tracekit.errors import MergeError
 from tracekit.formats.event_fields import raw_number
 from tracekit.formats.kineto import GPU_CATEGORIES, gpu_of_label
 from tracekit.merge.lanes import DROPPED, Slices
-from tracekit.merge.processes import CHILD, CPU, DEVICE, GPU, OVERHEAD, PROFILER, ProcessKey, main_thread
+from tracekit.merge.process_key import CHILD, CPU, DEVICE, GPU, OVERHEAD, PROFILER, ProcessKey, main_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from tracekit.merge.clocks.clock_map import ClockMap
     from tracekit.merge.identities import ProcessIdentity
-    from tracekit.merge.inputs import Input
+    from tracekit.merge.input import Input
+    from tracekit.merge.input_scan import ProcessScan, ThreadScan
     from tracekit.merge.lanes import Moves
-    from tracekit.merge.scan import ProcessScan, ThreadScan
 
-__all__ = ["InputMap", "Process", "RankTrack", "Thread", "Track", "plan"]
+__all__ = [
+    "InputMap",
+    "Process",
+    "RankTrack",
+    "Thread",
+    "Track",
+    "Used",
+    "add_threads",
+    "better_name",
+    "display_order",
+    "fill",
+    "number_processes",
+    "number_threads",
+    "spread",
+    "used_processes",
+]
 
 RankTrack = tuple[int, list[tuple[Slices, int]]]
 """A track: its rank, and what `assign_lanes` takes."""
 
-_STRIDE: Final = 1000
 _MAX_ID: Final = 2**32 - 1
 _FREE_TIDS: Final = 3 * 2**30
 """Thread ids from here on are given to tracks that have none a viewer takes; tracekit's own lanes begin at 2**30."""
@@ -51,7 +65,7 @@ class Thread:
         key: What its ``tid`` is in the inputs.
         lane: Which lane of that track it is; 0 is the track itself.
         main: Whether it is the main thread.
-        scans: The tracks of the inputs that go to it or to its lanes, each with the number of its input.
+        scans: While it is planned, the tracks of the inputs that go to it or to its lanes, each with the number of its input.
     """
 
     tid: int
@@ -65,7 +79,11 @@ class Thread:
 
 @dataclass(slots=True)
 class Process:
-    """A process of the merged trace."""
+    """A process of the merged trace.
+
+    Attributes:
+        inputs: The inputs that have tracks in it, by number.
+    """
 
     rank: int
     key: ProcessKey
@@ -74,6 +92,7 @@ class Process:
     threads: dict[int | str, Thread] = field(default_factory=dict)
     host: str | None = None
     identity: ProcessIdentity | None = None
+    inputs: list[int] = field(default_factory=list)
 
     @property
     def title(self) -> str:
@@ -123,75 +142,27 @@ class InputMap:
         return time_ns if self.warp is None else time_ns + self.warp.inverse().offset_at(time_ns)
 
 
-def plan(
-    inputs: list[Input], shifts_ns: list[int], assign: Callable[[list[RankTrack]], list[list[Moves | None]]]
-) -> tuple[list[Process], list[InputMap], int]:
-    """Give every used process and thread its place.
-
-    Args:
-        inputs: In the order of the output.
-        shifts_ns: What is added to the times of each.
-        assign: Does what `assign_lanes` does, for many tracks at once.
-
-    Returns:
-        The processes in the order of display, a map for each input, and how many slices moved to a lane of their own.
-
-    Raises:
-        MergeError: More processes than 32-bit process ids can name.
-    """
-    processes: dict[tuple[int, ProcessKey], Process] = {}
-    places: list[list[tuple[ProcessScan, Process]]] = []
-    owners: dict[int, set[int]] = {}
-    for number, item in enumerate(inputs):
-        found = []
-        for raw, process_scan in _used(item):
-            rank, key, name = _identify(item, raw, process_scan)
-            process = processes.setdefault((rank, key), Process(rank, key))
-            process.name = _better_name(process.name, name, rank)
-            process.host = process.host or item.merged_hosts.get(raw) or item.host
-            process.identity = process.identity or item.identities.get(raw)
-            owners.setdefault(id(process), set()).add(number)
-            found.append((process_scan, process))
-        places.append(found)
-    ordered = sorted(
-        processes.values(),
-        key=lambda process: (process.rank, _DISPLAY.index(process.key[0]), str(process.key[1]).zfill(20)),
-    )
-    _number(ordered)
-    for number, found in enumerate(places):
-        for process_scan, process in found:
-            _add_threads(process, process_scan, number)
-    for process in ordered:
-        _number_threads(process)
-    maps = [
-        InputMap(number, shift, {}, any(len(owners[id(process)]) > 1 for _, process in found))
-        for number, (shift, found) in enumerate(zip(shifts_ns, places, strict=True))
-    ]
-    moved = 0
-    tracks: dict[int, Track] = {}
-    threads = [(process, thread) for process in ordered for thread in process.threads.values() if thread.scans]
-    found_moves = assign(
-        [
-            (process.rank, [(scan.slices, shifts_ns[number]) for number, scan in thread.scans])
-            for process, thread in threads
-        ]
-    )
-    # In order of their numbers, so that lanes are numbered alike whatever was merged before.
-    in_order = sorted(zip(threads, found_moves, strict=True), key=lambda found: (found[0][0].pid, found[0][1].tid))
-    for (process, thread), moves in in_order:
-        moved += _spread(process, thread, moves, tracks)
-    for number, found in enumerate(places):
-        _fill(maps[number], inputs[number], found, tracks)
-    return ordered, maps, moved
+Used = tuple[Any, "ProcessScan", tuple[int, ProcessKey, str]]
+"""A process of an input: its pid there, what is known of it, and its rank, key and name."""
 
 
-def _used(item: Input) -> Iterator[tuple[Any, ProcessScan]]:
-    for raw, process in item.scan.processes.items():
+def display_order(process: Process) -> tuple[int, int, str]:
+    """Return what processes are sorted by."""
+    return process.rank, _DISPLAY.index(process.key[0]), str(process.key[1]).zfill(20)
+
+
+def used_processes(item: Input, processes: dict[Any, ProcessScan]) -> Iterator[Used]:
+    """Yield the processes of an input that the merged trace shows."""
+    for raw, process in processes.items():
         # Kineto declares every GPU there could be. The process of a rank trace, and what an earlier merge kept, is real.
-        real = process.used or raw in item.merged_processes or (item.scan.kind == "tracekit" and raw in item.pids)
+        real = (
+            (process.used and raw not in item.unwanted_pids)
+            or raw in item.merged_processes
+            or (item.scan.kind == "tracekit" and raw in item.pids)
+        )
         # Other spellings of the same pid (absent, null, 1.0) lead to the same object.
         if real and isinstance(raw, (int, str)) and raw_number(raw) == raw:
-            yield raw, process
+            yield raw, process, _identify(item, raw, process)
 
 
 def _identify(item: Input, raw: Any, process: ProcessScan) -> tuple[int, ProcessKey, str]:
@@ -220,7 +191,7 @@ def _identify(item: Input, raw: Any, process: ProcessScan) -> tuple[int, Process
     return rank, item.process_keys.get(raw, (CPU, raw)), process.name or f"process {raw}"
 
 
-def _better_name(old: str, new: str, rank: int) -> str:
+def better_name(old: str, new: str, rank: int) -> str:
     """Prefer tracekit's name for an attempt or a child, then one that says something beyond the rank.
 
     Of two such, the first in the order of the alphabet.
@@ -234,25 +205,32 @@ def _better_name(old: str, new: str, rank: int) -> str:
     return min(old, new)
 
 
-def _number(processes: list[Process]) -> None:
-    counts: dict[int, int] = {}
-    for process in processes:
-        counts[process.rank] = counts.get(process.rank, 0) + 1
-    stride = _STRIDE
-    while stride <= max(counts.values(), default=0):
-        stride *= 10
+def number_processes(processes: list[Process], stride: int) -> None:
+    """Number the processes of some ranks, in the order of display.
+
+    Raises:
+        MergeError: More processes than 32-bit process ids can name.
+    """
     slots: dict[int, int] = {}
     for process in processes:
         slot = slots[process.rank] = slots.get(process.rank, 0) + 1
         process.pid = process.rank * stride + slot
         if process.pid > _MAX_ID:
+            count = sum(other.rank == process.rank for other in processes)
             raise MergeError(
-                f"rank {process.rank} with {counts[process.rank]} processes does not fit: process ids end at {_MAX_ID}; "
+                f"rank {process.rank} with {count} processes does not fit: process ids end at {_MAX_ID}; "
                 "merge fewer ranks at once"
             )
 
 
-def _add_threads(process: Process, scan: ProcessScan, number: int) -> None:
+def add_threads(process: Process, scan: ProcessScan, number: int) -> None:
+    """Add the threads that an input has in a process.
+
+    Args:
+        process: Of the merged trace.
+        scan: The same process in the input.
+        number: Of the input.
+    """
     for raw, thread_scan in scan.threads.items():
         if not isinstance(raw, (int, str)) or raw_number(raw) != raw:
             continue
@@ -281,7 +259,8 @@ def _thread_key(process: Process, scan: ProcessScan, raw: int | str) -> tuple[in
     return "Record Window" if process.key[0] == PROFILER and raw == "" else raw, 0
 
 
-def _number_threads(process: Process) -> None:
+def number_threads(process: Process) -> None:
+    """Number the threads of a process, and name those whose numbers say something else than before."""
     taken = {key for key in process.threads if isinstance(key, int) and 0 < key <= _MAX_ID}
     free = _FREE_TIDS
     for key, thread in sorted(process.threads.items(), key=lambda item: (isinstance(item[0], str), item[0])):
@@ -300,7 +279,7 @@ def _number_threads(process: Process) -> None:
             thread.name = key if isinstance(key, str) else f"thread {key}"
 
 
-def _spread(process: Process, thread: Thread, moves: list[Moves | None], tracks: dict[int, Track]) -> int:
+def spread(process: Process, thread: Thread, moves: list[Moves | None], tracks: dict[int, Track]) -> int:
     """Move the slices of a track that overlap to lanes of their own; returns how many moved."""
     taken = {other.tid for other in process.threads.values()}
     tids = {DROPPED: DROPPED}
@@ -321,11 +300,22 @@ def _spread(process: Process, thread: Thread, moves: list[Moves | None], tracks:
     return sum(part.count for part in moves if part)
 
 
-def _fill(
-    target: InputMap, item: Input, found: Iterable[tuple[ProcessScan, Process]], tracks: dict[int, Track]
+def fill(
+    target: InputMap,
+    scans: dict[Any, ProcessScan],
+    found: Iterable[tuple[ProcessScan, Process]],
+    tracks: dict[int, Track],
 ) -> None:
+    """Tell the map of an input where its processes and threads go.
+
+    Args:
+        target: The map.
+        scans: The processes of the input.
+        found: Those that the merged trace shows, each with its place.
+        tracks: The tracks of which something leaves, by the ``id`` of the thread in the input.
+    """
     by_scan = {id(scan): process for scan, process in found}
-    for raw, process_scan in item.scan.processes.items():
+    for raw, process_scan in scans.items():
         process = by_scan.get(id(process_scan))
         if process is None:
             continue

@@ -11,13 +11,13 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.decimal_time import format_us, parse_us
-from tracekit.formats.time_columns import format_all_us, have_three_decimals
-from tracekit.formats.trace_reader import UNSET, Event, Raw, decode_json, decode_raw_list, encode_events, encode_json
+from tracekit.formats.time_columns import format_all_us, have_three_decimals, times_of
+from tracekit.formats.trace_event import UNSET, Event, Raw, decode_json, decode_raw_list, encode_events, encode_json
 from tracekit.merge.clocks.warp import warp_durations
 from tracekit.merge.ids import NAMESPACE, move_arg_ids
+from tracekit.merge.input_scan import EPOCH_NS, NAMED_METADATA
 from tracekit.merge.lanes import DROPPED
-from tracekit.merge.plain import PLAIN_COUNTER
-from tracekit.merge.scan import EPOCH_NS, NAMED_METADATA, times_of
+from tracekit.merge.plain_runs import PLAIN_COUNTER
 from tracekit.spill import MAX_ROWS, Lookup
 
 if TYPE_CHECKING:
@@ -99,9 +99,17 @@ class Patcher:
         target: Where everything goes.
         id_args: Whether ``correlation`` and ``External id`` in ``args`` tie events together, as in Kineto's traces.
         epoch_only: Whether a time that does not count from the epoch is none: the rule for files without a base.
+        name_frames: What changes the stack frames that an event that is written names, in place; None where nothing does.
     """
 
-    def __init__(self, target: InputMap, *, id_args: bool, epoch_only: bool) -> None:
+    def __init__(
+        self,
+        target: InputMap,
+        *,
+        id_args: bool,
+        epoch_only: bool,
+        name_frames: Callable[[Event], None] | None = None,
+    ) -> None:
         self.written: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
         self.repaired: Counter[str] = Counter()
@@ -122,6 +130,7 @@ class Patcher:
         self._shared = target.shared
         self.moves_arg_ids = id_args and target.number > 0
         self._odd_ids: dict[bytes, int] = {}
+        self._name_frames = name_frames
 
     def place(self, pid: Any, tid: Any) -> tuple[int, int | Lanes] | None:
         """Return where a track goes, None when that is not known."""
@@ -177,6 +186,9 @@ class Patcher:
         phases = [event.ph for event in out]
         for phase in set(phases):
             self.written[phase] += phases.count(phase)  # type: ignore[index]
+        if self._name_frames is not None:
+            for event in out:
+                self._name_frames(event)
         text = encode_events(out)
         return move_arg_ids(text, self.offset) if self.moves_arg_ids else text
 

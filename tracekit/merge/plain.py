@@ -15,115 +15,32 @@ Metadata among them, as tracekit writes it at every batch, is taken out first wh
 from __future__ import annotations
 
 import re
-from array import array
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import core
 from tracekit.formats.time_columns import format_all_us, have_three_decimals, parse_column_us
-from tracekit.formats.trace_reader import UNSET, decode_json, decode_run, encode_json
+from tracekit.formats.trace_event import decode_json, decode_run
 from tracekit.merge.ids import add_to_column, move_arg_ids
+from tracekit.merge.plain_runs import FLOWS, METADATA, PHASES, SUM_MASK
 
 if TYPE_CHECKING:
     from tracekit.core import _merge
-    from tracekit.formats.trace_reader import Event
+    from tracekit.formats.trace_event import Event
     from tracekit.merge.patch import Lanes, Patcher
+    from tracekit.merge.plain_runs import PlainRuns
 
-__all__ = ["PLAIN_COUNTER", "PlainRuns", "TextPatcher"]
+__all__ = ["TextPatcher"]
 
-_JSON_NUMBER: Final = rb"-?(?:0|[1-9]\d{0,17})(?:\.\d{1,30})?(?:[eE][+-]?\d{1,2})?"
-PLAIN_COUNTER: Final = re.compile(rb'\{\s*(?:"[^"\\]*"\s*:\s*' + _JSON_NUMBER + rb"\s*(?:,\s*(?!\})|(?=\})))+\}")
-"""The arguments of a counter whose values are numbers of ordinary size: viewers take them as they are."""
-
-_PHASES: Final = ("X", "s", "t", "f", "i", "I", "C")
-_METADATA: Final = "M"
-_NOTED: Final = (*_PHASES, _METADATA)
 _METADATA_SIGN: Final = b'"ph":"M"'
-_FLOWS: Final = frozenset("stf")
-_MOST_EVENTS: Final = 0xFFFF
 _MOST_NEWS: Final = 64
-_SUM_MASK: Final = 2**63 - 1
 # A pattern that begins with plain text is searched for several times as fast, and without a quote faster still. What stands
 # between is looked at once for each different text, by the pattern below.
 _PLACE: Final = re.compile(rb'pid"(?:(?<="pid")([^t]{0,99}tid"[^t]{0,99}ts"[\s:]*)([\d.]+)(?=[,\s}]))?')
 _VALUE: Final = rb'(-?\d{1,18}|"[^"\\]*")'
 _PLACE_PARTS: Final = re.compile(rb"(\s*:\s*)" + _VALUE + rb'(\s*,\s*"tid"\s*:\s*)' + _VALUE + rb'\s*,\s*"ts"\s*:\s*')
 _FLOW_ID: Final = re.compile(rb'("id"[\s:]*)(\d{1,9}(?=[,\s}]))?')
-_DIRECT_IDS: Final = re.compile(rb"\[(?:\d{1,9}[,\]])*")
 _MAX_PLACES: Final = 10_000
-
-
-class PlainRuns:
-    """Notes of the first pass on each run of an input, in the order of the file. Can be pickled.
-
-    Takes 24 bytes for each 64 KiB of input.
-    """
-
-    __slots__ = ("_phases", "_sums")
-
-    def __init__(self) -> None:
-        self._phases = array("H")  # how many events of each of _NOTED; none: the run is not plain
-        self._sums = array("q")
-
-    def note(self, text: bytes | None, run: list[Event], counts: dict[Any, int], times: list[int | None]) -> None:
-        """Note the next run.
-
-        Args:
-            text: The events as they stand in the file; None when the run is known not to be plain.
-            run: The events without metadata, each with a pid and a time, and the slices with a duration that needs no repair.
-            counts: How many there are of each phase.
-            times: The time of each, ns.
-        """
-        plain = text is not None and _is_plain(text, run, counts)
-        self.note_counts(counts, sum(times) & _SUM_MASK if plain else None)  # type: ignore[arg-type]
-
-    def note_counts(self, counts: dict[str, int], checksum: int | None) -> None:
-        """Note the next run by how many events it has of each phase and the sum of their times; None: it is not plain."""
-        if checksum is None or not counts.get(_METADATA, 0) < sum(counts.values()) <= _MOST_EVENTS:
-            self._phases.extend([0] * len(_NOTED))
-            self._sums.append(0)
-        else:
-            self._phases.extend([counts.get(phase, 0) for phase in _NOTED])
-            self._sums.append(checksum)
-
-    def is_plain(self, number: int) -> bool:
-        """Tell whether a run may be rewritten as text."""
-        return number < len(self._sums) and bool(self.phases(number))
-
-    def counts(self, number: int) -> array[int]:
-        """Return how many events of each of the phases ``XstfiICM`` a run has."""
-        return self._phases[number * len(_NOTED) : (number + 1) * len(_NOTED)]
-
-    def phases(self, number: int) -> dict[str, int]:
-        """Return how many events of each phase a run has."""
-        return {phase: count for phase, count in zip(_NOTED, self.counts(number), strict=True) if count}
-
-    def checksum(self, number: int) -> int:
-        """Return the sum of the times of a run."""
-        return self._sums[number]
-
-
-def _is_plain(text: bytes, run: list[Event], counts: dict[Any, int]) -> bool:
-    """Tell whether nothing in a run needs a change but places, times and ids."""
-    # With \\u a key may be written so that the text does not show it.
-    if not counts.keys() <= set(_NOTED) or (b"\\" in text and b"\\u" in text):
-        return False
-    if [event for event in run if event.bind_id is not UNSET]:
-        return False
-    if not counts.keys().isdisjoint("stf"):
-        try:
-            ids = encode_json([event.id for event in run if event.ph in _FLOWS])
-        except TypeError:
-            # A flow without an id.
-            return False
-        if not _DIRECT_IDS.fullmatch(ids):
-            return False
-    if "C" in counts:
-        values = [event.args for event in run if event.ph == "C"]
-        if UNSET in values or not all(map(PLAIN_COUNTER.fullmatch, values)):  # type: ignore[arg-type]
-            return False
-    # A global instant becomes one of its process.
-    return counts.keys().isdisjoint("iI") or b'"g"' not in text
 
 
 class TextPatcher:
@@ -151,15 +68,16 @@ class TextPatcher:
         """
         phases = self._plain.phases(number)
         metadata: list[Event] = []
-        if _METADATA in phases:
-            found = _take_out_metadata(text, phases.pop(_METADATA), sum(phases.values()))
+        if METADATA in phases:
+            found = _take_out_metadata(text, phases.pop(METADATA), sum(phases.values()))
             if found is None:
                 return None
             text, metadata = found
         moved = self._patch_compiled(text, number, phases) or self._patch_columns(text, number, phases)
         if moved is None:
             return None
-        self._patcher.written.update(phases)
+        for phase, count in phases.items():
+            self._patcher.written[phase] += count
         kept = self._patcher.patch(metadata) if metadata else b""
         return b"%b,\n%b" % (kept, moved) if kept else moved
 
@@ -167,7 +85,7 @@ class TextPatcher:
         """Do what `_patch_columns` does, faster; None also where only this does not understand the run."""
         if self._core is None:
             return None
-        counts, checksum = tuple(self._plain.counts(number)[: len(_PHASES)]), self._plain.checksum(number)
+        counts, checksum = tuple(self._plain.counts(number)[: len(PHASES)]), self._plain.checksum(number)
         news = 0
         while isinstance(moved := self._core.patch(text, counts, checksum), tuple):
             news += 1  # each time it begins anew, so that a run of many new tracks is better left to Python
@@ -207,7 +125,7 @@ class TextPatcher:
         moved = b"".join(pieces)
         offset = self._patcher.offset
         if offset:
-            with_ids = _move_flow_ids(moved, offset, sum(phases.get(phase, 0) for phase in _FLOWS))
+            with_ids = _move_flow_ids(moved, offset, sum(phases.get(phase, 0) for phase in FLOWS))
             if with_ids is None:
                 return None
             moved = with_ids
@@ -226,7 +144,7 @@ class TextPatcher:
         if shift == 0 and self._patcher.least_ns <= 0 and have_three_decimals(column):
             return texts
         times = parse_column_us(column)
-        if times is None or sum(times) & _SUM_MASK != checksum or min(times) < self._patcher.least_ns:
+        if times is None or sum(times) & SUM_MASK != checksum or min(times) < self._patcher.least_ns:
             return None
         return format_all_us([time + shift for time in times] if shift else times)[1:-1].split(b",")
 
@@ -302,7 +220,7 @@ def _take_out_metadata(text: bytes, count: int, others: int) -> tuple[bytes, lis
         events = decode_run(b",".join(lines))
     except ValueError:
         return None
-    if len(events) != count or any(event.ph != _METADATA for event in events):
+    if len(events) != count or any(event.ph != METADATA for event in events):
         return None
     return b"".join(rest).rstrip(b",\n"), events
 

@@ -9,45 +9,18 @@ so that merging in steps comes to the same as merging at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from tracekit.errors import MergeError
-from tracekit.merge.identities import ProcessIdentity
+from tracekit.merge.process_key import CHILD, CPU, SAME_PID
 from tracekit.storage import basename
 
 if TYPE_CHECKING:
-    from tracekit.merge.inputs import Input
+    from tracekit.merge.identities import ProcessIdentity
+    from tracekit.merge.input import Input
+    from tracekit.merge.process_key import ProcessKey
 
-__all__ = [
-    "CHILD",
-    "CPU",
-    "DEVICE",
-    "GPU",
-    "OVERHEAD",
-    "PROFILER",
-    "ProcessKey",
-    "assign_keys",
-    "check_claims",
-    "main_thread",
-]
-
-ProcessKey = tuple[int, int | str]
-"""What a process is within its rank: (kind, its number or name). It is written into merged traces."""
-
-CPU, GPU, DEVICE, OVERHEAD, PROFILER, CHILD = range(6)
-
-_SAME_PID: Final = 2**32
-"""What the number of a `CPU` process is raised by for each earlier process of its rank that had the same pid."""
-
-
-def main_thread(key: ProcessKey) -> int | str:
-    """Return the thread id of the main thread of a process: its pid as it was recorded."""
-    kind, value = key
-    if kind == CPU and isinstance(value, int):
-        return value % _SAME_PID
-    if kind == CHILD and isinstance(value, str):
-        return int(value.rpartition(" ")[2])
-    return value
+__all__ = ["assign_keys", "check_claims"]
 
 
 def check_claims(inputs: list[Input]) -> None:
@@ -94,7 +67,7 @@ class _Claim:
 def _claims(item: Input) -> list[_Claim]:
     path = item.scan.path
     if item.scan.kind in ("tracekit", "torch"):
-        return [_Claim(item.rank, path, item.identity, item.host, item.pids, item.scan.kind == "tracekit")]
+        return [_Claim(item.rank, path, item.scan.identity, item.host, item.pids, item.scan.kind == "tracekit")]
     return [
         _Claim(known.rank, path, known.own, known.host, frozenset({known.pid}), known.recorded)
         for known in item.identities.values()
@@ -108,11 +81,11 @@ def assign_keys(inputs: list[Input]) -> None:
     loose: list[tuple[Input, int, ProcessIdentity]] = []  # of torch, which tells less
     for item in inputs:
         found = item.identities
-        if item.scan.kind == "tracekit" and isinstance(item.identity.get("pid"), int):
-            pid = int(item.identity["pid"])
-            found = {pid: ProcessIdentity.of(item, pid)}
+        if item.scan.kind == "tracekit" and isinstance(item.scan.identity.get("pid"), int):
+            pid = int(item.scan.identity["pid"])
+            found = {pid: item.identity(pid)}
         elif item.scan.kind == "torch":
-            found = {pid: ProcessIdentity.of(item, pid) for pid in sorted(item.pids)}
+            found = {pid: item.identity(pid) for pid in sorted(item.pids)}
         for pid, identity in found.items():
             if not identity.recorded:
                 loose.append((item, pid, identity))
@@ -145,7 +118,7 @@ def _settle(item: Input, pid: int, identity: ProcessIdentity, key: ProcessKey) -
 
 
 def _cpu_key(identity: ProcessIdentity, same_pid: list[tuple[ProcessIdentity, ProcessKey]]) -> ProcessKey:
-    return CPU, identity.pid + _SAME_PID * sum(key[0] == CPU for _, key in same_pid)
+    return CPU, identity.pid + SAME_PID * sum(key[0] == CPU for _, key in same_pid)
 
 
 def _owner(

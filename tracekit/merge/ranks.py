@@ -10,17 +10,18 @@ from tracekit.formats.event_fields import raw_number
 from tracekit.formats.kineto import rank_in_name, rank_of_header
 from tracekit.formats.rank_trace import METADATA_EVENT
 from tracekit.formats.segment_index import INDEX_KEY, INDEX_SUFFIX
-from tracekit.formats.trace_reader import TraceReader, decode_json, decode_or_none
+from tracekit.formats.trace_event import decode_json, decode_or_none
+from tracekit.formats.trace_reader import TraceReader
 from tracekit.formats.xprof import ANCHOR_EVENT
 from tracekit.merge.identities import ProcessIdentity
-from tracekit.merge.processes import CHILD, CPU
-from tracekit.merge.scan import ThreadScan
+from tracekit.merge.input_scan import ThreadScan
+from tracekit.merge.process_key import CHILD, CPU
 from tracekit.storage import basename, is_remote, open_read, same_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracekit.merge.inputs import Input
+    from tracekit.merge.input import Input
     from tracekit.merge.selection.selection import Selection
 
 __all__ = ["UnknownRankError", "find_ranks", "select_ranks", "told_ranks"]
@@ -86,8 +87,8 @@ def find_ranks(inputs: list[Input], ranks: Mapping[str, int], unread: Sequence[s
     for item in inputs:
         if item.scan.kind == "merged":
             _read_merged(item)
-        rank = item.scan.metadata.get("rank")
-        if isinstance(rank, int):
+        rank = item.scan.own_rank
+        if rank is not None:
             companions.update((basename(name), rank) for name in item.scan.companions)
         for known in item.identities.values():
             companions.update((name, known.rank) for name in known.companions)
@@ -131,10 +132,10 @@ def _same(name: str, path: str) -> bool:
 
 
 def _stated_rank(item: Input, companions: Mapping[str, int]) -> tuple[int, str] | None:
-    own = item.scan.metadata.get("rank")
-    if isinstance(own, int) and own >= 0:
+    own = item.scan.own_rank
+    if own is not None and own >= 0:
         return own, "tracekit_metadata"
-    stated = rank_of_header(item.scan.header)
+    stated = item.scan.stated_rank
     if stated is not None and stated[1] == "distributedInfo.rank":
         return stated
     if item.scan.profile is not None and "rank" in item.scan.profile.identity:
@@ -171,8 +172,9 @@ def _are_of_one_process(inputs: Sequence[Input]) -> bool:
 
 def _read_merged(item: Input) -> None:
     """Take over the processes of an earlier merge as they were before it."""
+    processes, _ = item.scan.tracks()
     try:
-        for entry in item.scan.header["tracekit"]["processes"]:
+        for entry in item.scan.head().header["tracekit"]["processes"]:
             kind, value = int(entry["key"][0]), entry["key"][1]
             if not CPU <= kind <= CHILD or not isinstance(value, (int, str)):
                 raise ValueError
@@ -183,8 +185,8 @@ def _read_merged(item: Input) -> None:
             identity = ProcessIdentity.from_json(rank, entry.get("identity"), item.scan.path)
             if identity is not None:
                 item.identities[pid] = identity
-            if pid in item.scan.processes:
-                process = item.scan.processes[pid]
+            if pid in processes:
+                process = processes[pid]
                 for tid, key, lane in entry.get("threads", ()):
                     process.thread_keys[int(tid)] = (key if isinstance(key, int) else str(key), int(lane))
                     process.threads.setdefault(int(tid), ThreadScan())
@@ -194,15 +196,14 @@ def _read_merged(item: Input) -> None:
             f"{item.scan.path}: this is an earlier merge, but its table of processes is damaged; merge its inputs instead"
         ) from error
     unknown = [
-        raw
-        for raw, process in item.scan.processes.items()
-        if process.used and raw_number(raw) not in item.merged_processes
+        raw for raw, process in processes.items() if process.used and raw_number(raw) not in item.merged_processes
     ]
     if unknown:
         raise MergeError(
             f"{item.scan.path}: this is an earlier merge, but its process {unknown[0]} is not in its own table; "
             "merge its inputs instead"
         )
+    item.scan.put_processes(processes)
     item.rank_source = "earlier merge"
 
 
@@ -223,8 +224,6 @@ def select_ranks(inputs: list[Input], select: Selection) -> tuple[list[Input], l
             for pid in unwanted:
                 del item.merged_processes[pid]
                 item.identities.pop(pid, None)
-                if pid in item.scan.processes:
-                    item.scan.processes[pid].used = False
             item.rank = min(item.ranks)
         kept.append(item)
     if not kept:

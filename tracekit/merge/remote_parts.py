@@ -8,6 +8,10 @@ Elsewhere they pass through the planning machine in a stream.
 
 Work can be repeated, as when a worker is lost: each try writes objects of its own, and only those of the try that counts
 are used. While an object named ``open`` is there, the merge goes on; a worker that finds it gone takes away what it wrote.
+
+When the process that plans is killed, nobody removes the prefix: no other process can tell from objects whether it still
+runs. It stays, and in S3 unfinished uploads below it, until someone removes it or a lifecycle rule of the bucket does. None of
+its objects is named as a trace, so that a merge of the folder does not read them.
 """
 
 from __future__ import annotations
@@ -15,7 +19,6 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections import deque
 from concurrent.futures import ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from copy import copy
@@ -28,19 +31,20 @@ from tracekit.errors import MergeError, StorageError
 from tracekit.joined_object import end_uploads, joined_write, joins_by_itself
 from tracekit.merge.lanes import all_stay, assign_lanes
 from tracekit.merge.namespaces import Track
-from tracekit.merge.parts import Workshop, write_part
+from tracekit.merge.parts import write_part
 from tracekit.merge.scan import scan
+from tracekit.merge.workshop import Workshop
 from tracekit.storage import basename, download, exists, is_remote, put, remove_all, upload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from concurrent.futures import Executor
+    from collections.abc import Callable, Iterable, Iterator
+    from concurrent.futures import Executor, Future
 
     from tracekit.joined_object import JoinedObject
+    from tracekit.merge.input_scan import InputScan
     from tracekit.merge.lanes import Moves, Slices
     from tracekit.merge.namespaces import InputMap, RankTrack
     from tracekit.merge.parts import PartJob, PartResult
-    from tracekit.merge.scan import InputScan
     from tracekit.spill import Run
 
 __all__ = ["RemoteWorkshop", "workshop_for"]
@@ -119,6 +123,8 @@ class _Scratch:
 class RemoteWorkshop(Workshop):
     """A scratch prefix on the output's storage, and the work that an executor does there."""
 
+    planned_together = 256
+
     def __init__(self, output: str, executor: Executor | None) -> None:
         super().__init__(output, executor)
         parent = output.rpartition("/")[0]
@@ -138,9 +144,14 @@ class RemoteWorkshop(Workshop):
             end_uploads(self._scratch.prefix)
             remove_all(self._scratch.prefix)
 
+    @property
+    def local_folder(self) -> str | None:
+        """None: it is on the storage."""
+        return None
+
     def scanner(self, paths: list[str]) -> Callable[[str, Callable[[int], None] | None], InputScan]:
         """Begin to scan files."""
-        return self._scanned({path: self._submit(_scan_job, path, self._scratch) for path in paths})
+        return self._scanned((path, self._submit(_scan_job, path, self._scratch)) for path in paths)
 
     def assign_lanes(self, tracks: list[RankTrack]) -> list[list[Moves | None]]:
         """Do what `tracekit.merge.lanes.assign_lanes` does, for every track; a rank is a piece of work."""
@@ -166,31 +177,31 @@ class RemoteWorkshop(Workshop):
             yield cast("BinaryIO", joined)
 
     def append_parts(
-        self, jobs: list[PartJob], file: BinaryIO, progress: Callable[[int, int], None] | None
-    ) -> list[PartResult]:
+        self, jobs: Iterable[PartJob], file: BinaryIO, progress: Callable[[int, int], None] | None
+    ) -> Iterator[dict[int, PartResult]]:
         """Write the parts of all inputs to the output, in their order."""
         joined = cast("JoinedObject", file)
-        futures = deque(self._submit(_part_job, job, self._scratch) for job in jobs)
-        grouped = len(jobs) > _JOIN_PARTS and joins_by_itself(self._output)
-        results: dict[int, PartResult] = {}
+        by_itself = joins_by_itself(self._output)
         group: list[_Stored] = []
-        joins = []
-        for number, job in enumerate(jobs):
-            written, part = self._result(futures.popleft())
-            results.update(written)
-            if grouped:
-                group.append(part)
-                if len(group) == _JOIN_PARTS or number == len(jobs) - 1:
-                    joins.append(self._submit(_join_job, group, self._scratch))
-                    group = []
-            else:
+        joins: list[Future[_Stored]] = []
+        begun = ((job.inputs[-1], self._submit(_part_job, job, self._scratch)) for job in jobs)
+        for last, future in self._ahead(begun):
+            written, part = self._result(future)
+            if not by_itself:
                 joined.append(part.url, part.size)
+            elif len(group) == _JOIN_PARTS:
+                joins.append(self._submit(_join_job, group, self._scratch))
+                group = [part]
+            else:
+                group.append(part)
             if progress is not None:
-                progress(job.inputs[-1].number, job.inputs[-1].size_bytes)
-        for future in joins:
-            whole = self._result(future)
+                progress(last.number, last.size_bytes)
+            yield written
+        if joins:  # a few parts need not be joined before
+            joins.append(self._submit(_join_job, group, self._scratch))
+            group = []
+        for whole in (*map(self._result, joins), *group):
             joined.append(whole.url, whole.size)
-        return [results[number] for number in sorted(results)]
 
 
 # ---- what workers do --------------------------------------------------------------------------------------------------------

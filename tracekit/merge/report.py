@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.merge.clocks.words import counted, duration, rank_spans
-from tracekit.merge.losses import CUT, FAILED
+from tracekit.formats.losses import CUT, FAILED
+from tracekit.merge.clocks.words import duration
+from tracekit.merge.told import MOST_TOLD_BYTES
+from tracekit.wording import counted, rank_spans, size_words
 
 if TYPE_CHECKING:
-    from tracekit.merge.losses import RecordingLoss
+    from tracekit.formats.losses import RecordingLoss
 
 __all__ = ["Causality", "Drop", "InputReport", "LeftOut", "MergeReport", "OmissionReport", "RankReport", "Repair"]
 
@@ -51,7 +54,10 @@ _HARMLESS: Final = frozenset({"unused_process", "rewritten_metadata", "empty_eve
 
 @dataclass(frozen=True, slots=True)
 class InputReport:
-    """One input: ``generation`` says how its times are written, ``base_time_ns`` is None when its clock is unknown."""
+    """One input: ``generation`` says how its times are written, ``base_time_ns`` is None when its clock is unknown.
+
+    ``header_left_out`` names the keys beside its events whose values are too long for the merged trace.
+    """
 
     path: str
     kind: str
@@ -63,6 +69,7 @@ class InputReport:
     host: str | None
     events: int
     bytes: int
+    header_left_out: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +258,13 @@ class MergeReport:
             elif drop.reason != "rewritten_metadata":
                 harmless[words] = harmless.get(words, 0) + drop.count
         lines += [f"left out: {count:,} {words}" for words, count in harmless.items()]
+        untold = Counter(key for item in self.inputs for key in item.header_left_out)
+        lines += _shorten(
+            [
+                f"left out: {key} beside the events of {counted(count, 'input')}, which is longer than {MOST_TOLD_BYTES:,} bytes"
+                for key, count in untold.items()
+            ]
+        )
         lines += _shorten(lost)
         lines += _shorten(_recorded(self.recording_losses))
         lines += _left_out(self.left_out)
@@ -262,13 +276,13 @@ class MergeReport:
             [f"{'left out' if item.harmless else 'NOT MERGED'}: {item.path}: {item.reason}" for item in self.omitted]
         )
         lines += [f"warning: {warning}" for warning in self.warnings]
-        lines.append(f"wrote {self.output} ({_size(self.output_bytes)})")
+        lines.append(f"wrote {self.output} ({size_words(self.output_bytes)})")
         lines.append(f"next: open https://ui.perfetto.dev and drag {self.output} onto it")
         return lines
 
 
 def _common_folder(paths: list[str]) -> str:
-    """Return the folder that all paths lie in, ending with a slash; empty where there is none."""
+    """Return the folder that all paths lie in themselves, not below it, ending with a slash; empty where there is none."""
     first, *others = [path.rpartition("/")[0] for path in paths]
     return f"{first}/" if first and all(other == first for other in others) else ""
 
@@ -321,12 +335,3 @@ def _shorten(lines: list[str]) -> list[str]:
 
 def _times(number: int) -> str:
     return "once" if number == 1 else f"{number:,} times"
-
-
-def _size(size_bytes: int) -> str:
-    size = float(size_bytes)
-    for unit in ("bytes", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.2f} GB"

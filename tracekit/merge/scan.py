@@ -7,7 +7,6 @@ inputs, even where a file names its own base after its events; the processes tha
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from itertools import compress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,188 +15,43 @@ from tracekit.collectives.parts import NAMES_OF_COLLECTIVES, CollectiveCollector
 from tracekit.errors import TraceFormatError
 from tracekit.formats.event_fields import raw_number, time_field
 from tracekit.formats.kineto import is_kineto
+from tracekit.formats.losses import ACCOUNTS, GAP_NAME, Accounts
 from tracekit.formats.rank_trace import (
-    BASE_TIME_KEY,
     CLOCK_OFFSET_EVENT,
     CLOCK_STEP_EVENT,
     COMPANION_EVENT,
     METADATA_EVENT,
 )
-from tracekit.formats.time_columns import parse_all_us, parse_column_us
-from tracekit.formats.trace_reader import (
-    UNSET,
-    Event,
-    Finding,
-    Raw,
-    TraceReader,
-    decode_or_none,
-    decode_run,
-    encode_json,
-)
-from tracekit.formats.xprof import ANCHOR_EVENT, ProfileStart, is_xprof_process, start_in_xplane, start_of_anchors
+from tracekit.formats.time_columns import parse_column_us, times_of
+from tracekit.formats.trace_event import UNSET, Event, decode_or_none, decode_run, encode_json
+from tracekit.formats.trace_reader import TraceReader
+from tracekit.formats.xprof import ANCHOR_EVENT, is_xprof_process, start_in_xplane, start_of_anchors
+from tracekit.merge.input_scan import EPOCH_NS, InputScan, ProcessScan, ThreadScan
 from tracekit.merge.lanes import ANY, BEGIN, END, INVALID, Slices
-from tracekit.merge.losses import ACCOUNTS, GAP_NAME, Accounts
-from tracekit.merge.plain import PlainRuns
+from tracekit.merge.plain_runs import PlainRuns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tracekit.collectives.parts import Collective
     from tracekit.core import _merge
     from tracekit.spill import Row
 
-__all__ = [
-    "EPOCH_NS",
-    "NAMED_METADATA",
-    "InputScan",
-    "ProcessScan",
-    "ThreadScan",
-    "durations_of",
-    "scan",
-    "times_of",
-]
-
-EPOCH_NS: Final = 10**18
-"""Times from here on (September 2001) are ns since the epoch; smaller ones count from some start."""
+__all__ = ["scan"]
 
 _COLLECTIVES_READ: Final = 20_000
 _COLLECTIVES: Final = 300
 """How many collectives of a process group are kept: enough for the clocks, and little for thousands of ranks."""
 
-NAMED_METADATA: Final = frozenset(
-    {"process_name", "process_labels", "process_sort_index", "thread_name", "thread_sort_index"}
-)
-"""Metadata that the merge writes anew for every process and thread."""
-
-_MOST_UNSETTLED: Final = 1 << 15
-"""So many slices are in memory at most, about 5 MB. The more, the fewer parts must be compared with each other in the end."""
+_MOST_UNSETTLED: Final = 1 << 14
+"""So many slices are in memory at most, about 2.5 MB. The more, the fewer parts must be compared with each other in the end."""
 _ANCHOR: Final = f'"{ANCHOR_EVENT}"'.encode()
 _LATEST_END: Final = -(2**63 - 1)  # negated: what does not fit 64 bits ends there
-_NO_DURATION: Final = Raw(b"0.000")  # written so that it does not spoil the column it stands in
 
 _LOOKED_AT: Final = (*NAMES_OF_COLLECTIVES, GAP_NAME, _ANCHOR)
 """Beginnings of names by which events are found that say more than when and where."""
 
 _EASY_PHASES: Final = frozenset("XstfiICbenSTFpNODPRvcM")
 """Phases that are slices with a start and a duration, or none at all."""
-
-
-@dataclass(slots=True)
-class ThreadScan:
-    """A thread, stream or other track of a process: its name and order as declared, and its slices."""
-
-    name: str | None = None
-    sort_index: int | None = None
-    used: bool = False
-    category: bytes = b""
-    slices: Slices = field(default_factory=Slices)
-
-
-@dataclass(slots=True)
-class ProcessScan:
-    """A ``pid`` of the input.
-
-    Attributes:
-        name: From ``process_name``.
-        label: From ``process_labels``: "CPU", "GPU 3".
-        used: Whether it has any event that is not metadata.
-        threads: Its threads by ``tid`` as it stands in the file.
-        thread_keys: What a ``tid`` stands for that an earlier merge has given: the original one, and which lane of it.
-    """
-
-    name: str | None = None
-    label: str = ""
-    sort_index: int | None = None
-    used: bool = False
-    threads: dict[Any, ThreadScan] = field(default_factory=dict)
-    thread_keys: dict[Any, tuple[int | str, int]] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class InputScan:
-    """What the first pass found out about one input.
-
-    Attributes:
-        path: The file, as the user may see it.
-        kind: "tracekit" (a rank trace), "torch" (torch.profiler), "merged" (an earlier merge), "xprof" (XLA's profiler, as of
-            JAX), "chrome" (anything else).
-        header: The keys beside ``traceEvents``.
-        metadata: ``args`` of ``tracekit_metadata``, empty where there is none.
-        companions: Names of further trace files of the same process.
-        processes: By ``pid`` as it stands in the file. Spellings that mean the same (absent, null, 0) share one value.
-        phases: How many events of each phase were read.
-        lowest_ns: The earliest time, in the file's own time; None when no event has a time.
-        highest_ns: The latest start.
-        epoch_lowest_ns: The earliest of the times that count from the epoch, or None.
-        decimals: Whether times have decimals.
-        bytes_read: Size of the unpacked input.
-        clock_offsets: ``args`` of what a rank trace says of another rank's clock.
-        clock_steps: By how many ns its wall clock was set, and when on the monotonic clock.
-        collectives: Some collectives of each rank of an earlier merge; those of any other input under None.
-        plain: Which runs need not be decoded again.
-        accounts: What it tells of losses while it was recorded.
-        profile: Of a trace of XLA's profiler, when it began and whose it is; None for others.
-    """
-
-    path: str
-    kind: str
-    form: str
-    header: dict[str, Any]
-    metadata: dict[str, Any]
-    companions: list[str]
-    processes: dict[Any, ProcessScan]
-    phases: Counter[str]
-    lowest_ns: int | None
-    highest_ns: int | None
-    epoch_lowest_ns: int | None
-    decimals: bool
-    bytes_read: int
-    plain: PlainRuns
-    repairs: list[Finding]
-    drops: list[Finding]
-    accounts: Accounts = field(default_factory=Accounts)
-    clock_offsets: list[dict[str, Any]] = field(default_factory=list)
-    clock_steps: list[tuple[int, int]] = field(default_factory=list)
-    collectives: dict[int | None, list[Collective]] = field(default_factory=dict)
-    profile: ProfileStart | None = None
-
-    @property
-    def base_ns(self) -> int | None:
-        """What the times of the file are relative to: ns since the epoch (0 for epoch times), None when it is unknown."""
-        base = self.metadata.get(BASE_TIME_KEY, self.header.get(BASE_TIME_KEY))
-        viztracer = self.header.get("viztracer_metadata")
-        if base is None and isinstance(viztracer, dict):
-            base = viztracer.get(BASE_TIME_KEY)
-        if base is None and self.profile is not None:
-            base = self.profile.start_ns
-        if isinstance(base, str) and base.isdecimal():
-            base = int(base)
-        # Python-written files may say 1.7e18; a double holds that to 256 ns and Kineto's bases are whole seconds.
-        if isinstance(base, float):
-            base = round(base / 1e9) * 10**9
-        if isinstance(base, int) and not isinstance(base, bool) and 0 < base < 2**63:
-            return base
-        return 0 if self.epoch_lowest_ns is not None else None
-
-    @property
-    def generation(self) -> str:
-        """How the times of the file are written, in words for the report."""
-        if self.base_ns is None:
-            return "times without a base"
-        if self.profile is not None and self.profile.start_ns == self.base_ns:
-            return f"times relative to the start of the profile, from {self.profile.source}"
-        if self.base_ns > 0:
-            return f"times relative to {BASE_TIME_KEY}"
-        return "epoch times with decimals" if self.decimals else "epoch times in whole microseconds"
-
-    @property
-    def start_ns(self) -> int | None:
-        """When the first event happens, ns since the epoch; None when the file's clock is unknown or it holds no times."""
-        base = self.base_ns
-        if base is None:
-            return None
-        lowest = self.epoch_lowest_ns if base == 0 else self.lowest_ns
-        return None if lowest is None else base + lowest
 
 
 def scan(path: str, progress: Callable[[int], None] | None = None, scratch: str | None = None) -> InputScan:
@@ -235,6 +89,8 @@ def scan(path: str, progress: Callable[[int], None] | None = None, scratch: str 
         kind = "tracekit"
     elif is_kineto(header):
         kind = "torch"
+    elif reader.foreign == "flight recorder":
+        kind = reader.foreign
     elif scanner.is_xprof:
         kind, profile = "xprof", start_of_anchors(scanner.anchors) or start_in_xplane(path)
     else:
@@ -242,7 +98,7 @@ def scan(path: str, progress: Callable[[int], None] | None = None, scratch: str 
     return InputScan(
         path=reader.path,
         kind=kind,
-        form="pftrace" if reader.native else reader.form,
+        form=reader.foreign or reader.form,
         header=header,
         metadata=scanner.metadata if kind == "tracekit" else {},
         companions=scanner.companions,
@@ -277,21 +133,6 @@ def merged_ranks(header: dict[str, Any]) -> dict[Any, int]:
     }
 
 
-def times_of(run: list[Event]) -> list[int | None]:
-    """Return the time of every event of a run in ns, None where it has no usable one."""
-    try:
-        return parse_all_us([event.ts for event in run])  # type: ignore[misc]
-    except TypeError:
-        # An event without ts.
-        return [time_field(event.ts) for event in run]
-
-
-def durations_of(run: list[Event]) -> list[int]:
-    """Return the duration of every event of a run in ns, 0 where it has no usable one or is no ``X``."""
-    found = parse_all_us([_NO_DURATION if event.dur is UNSET else event.dur for event in run])
-    return [max(duration or 0, 0) for duration in found]
-
-
 class _Scanner:
     def __init__(self, scratch: str | None) -> None:
         self._scratch = scratch
@@ -321,18 +162,13 @@ class _Scanner:
         if found is None:
             return 0
         counts, checksum, low, high, epoch_lowest, firsts, rows, named, metadata = found
-        self.phases.update(counts)
-        for event in _events_at(text, metadata):
-            self._metadata(event)
-        events = _events_at(text, named)
-        if not self.metadata:
-            self.collectives.take(events)
-        else:
-            for event in events:
-                if event.ph == "i":
-                    self.accounts.note_instant(event)
-        if self.is_xprof:
-            self._note_anchors(events, times_of(events))
+        for phase, number in counts.items():
+            self.phases[phase] += number
+        if metadata:
+            for event in _events_at(text, metadata):
+                self._metadata(event)
+        if named:
+            self._named(_events_at(text, named))
         self._span([time for time in (low, epoch_lowest, high) if time is not None])
         for start, end, number in firsts:
             [event] = decode_run(text[start:end])
@@ -345,6 +181,17 @@ class _Scanner:
         count = sum(counts.values())
         self._settle_after(count - len(metadata))
         return count
+
+    def _named(self, events: list[Event]) -> None:
+        """Look at the events of a run whose names say more."""
+        if not self.metadata:
+            self.collectives.take(events)
+        else:
+            for event in events:
+                if event.ph == "i":
+                    self.accounts.note_instant(event)
+        if self.is_xprof:
+            self._note_anchors(events, times_of(events))
 
     def take(self, run: list[Event], text: bytes | None) -> None:
         """Look at a run of events; ``text`` is what it was decoded from, None when it was read event by event."""

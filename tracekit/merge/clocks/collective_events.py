@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.decimal_time import format_us
-from tracekit.formats.trace_reader import Raw, encode_json
+from tracekit.formats.trace_event import Raw, encode_json
 from tracekit.merge.ids import NAMESPACE
 from tracekit.merge.patch import Lanes
 
@@ -107,12 +107,16 @@ class _Tracks:
 
     def __init__(self, maps: Sequence[InputMap]) -> None:
         self._maps = maps
+        self._read: dict[int, InputMap] = {}
         self._lanes: dict[int, Lanes] = {}
 
     def of(self, member: Member) -> tuple[int, int]:
         """Return process and thread."""
         part = member.part
-        pid, tids = self._maps[member.number].processes[part.pid]
+        target = self._read.get(member.number)
+        if target is None:
+            target = self._read[member.number] = self._maps[member.number]
+        pid, tids = target.processes[part.pid]
         track = tids[part.tid]
         if isinstance(track, int):
             return pid, track

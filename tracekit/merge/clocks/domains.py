@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 from tracekit.clock import STEP_TOLERANCE_NS
 
 if TYPE_CHECKING:
-    from tracekit.merge.inputs import Input
+    from tracekit.merge.input import Input
 
 __all__ = ["ClockDomain", "boot_of", "find_domains", "monotonic_base_ns"]
 
@@ -44,14 +44,14 @@ class ClockDomain:
 
 def boot_of(item: Input) -> str | None:
     """Return the boot that an input was recorded in, where it tells."""
-    boot = item.identity.get("boot_id")
+    boot = item.scan.identity.get("boot_id")
     return boot if isinstance(boot, str) and boot else None
 
 
 def monotonic_base_ns(item: Input) -> int | None:
     """Return what to add to the monotonic clock to get the times of a rank trace; None for other files."""
-    anchor = item.scan.metadata.get("clock")
-    if not isinstance(anchor, dict):
+    anchor = item.scan.identity.get("clock")
+    if item.scan.kind != "tracekit" or not isinstance(anchor, dict):
         return None
     wall, monotonic = anchor.get("wall_ns"), anchor.get("monotonic_ns")
     return wall - monotonic if _is_time(wall) and _is_time(monotonic) else None
@@ -158,7 +158,7 @@ def _base_under(item: Input, recordings: list[tuple[Input, int]]) -> int | None:
     if start_ns is None or not begun:
         return None
     _, base, nearest = min(begun, key=lambda found: found[:2])
-    for step_ns, monotonic_ns in nearest.scan.clock_steps:
+    for step_ns, monotonic_ns in nearest.scan.clock_steps():
         if start_ns - base - step_ns >= monotonic_ns:
             base += step_ns
     return base

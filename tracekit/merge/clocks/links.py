@@ -7,22 +7,27 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.collectives.matching import match
-from tracekit.collectives.parts import by_group
 from tracekit.merge.clocks.clock_map import ClockMap
 from tracekit.merge.clocks.domains import monotonic_base_ns
 from tracekit.merge.clocks.estimate import ClockEstimate, SyncPoint, estimate_from_ends, estimate_from_sync
 from tracekit.merge.clocks.graph import Evidence, Link
-from tracekit.merge.clocks.words import stated
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
     from tracekit.collectives.parts import Collective
     from tracekit.merge.clocks.domains import ClockDomain
-    from tracekit.merge.clocks.words import RankClock
-    from tracekit.merge.inputs import Input
+    from tracekit.merge.clocks.kept_collectives import Group, KeptCollectives
+    from tracekit.merge.input import Input
 
-__all__ = ["CollectiveLog", "collective_links", "earlier_links", "stated_clocks", "stated_ranks", "sync_links"]
+__all__ = [
+    "CollectiveLog",
+    "collective_links",
+    "earlier_links",
+    "members_of_groups",
+    "stated_clocks",
+    "sync_links",
+]
 
 _MOST: Final = 2**62
 _MOST_HUBS: Final = 8
@@ -38,14 +43,14 @@ class CollectiveLog:
         rank: Whose they are.
         domain: Place of the domain of its clock.
         to_domain_ns: What to add to the times of the file to get those of the domain.
-        collectives: In the order of their ends.
+        collectives: What is known of them.
     """
 
     number: int
     rank: int
     domain: int
     to_domain_ns: int
-    collectives: list[Collective]
+    collectives: KeptCollectives
 
 
 def sync_links(items: Sequence[Input], domains: Sequence[ClockDomain]) -> list[Link]:
@@ -64,7 +69,7 @@ def sync_links(items: Sequence[Input], domains: Sequence[ClockDomain]) -> list[L
             if own_ns is None:
                 continue
             base_ns = domain.monotonic_base_ns if domain.monotonic_base_ns is not None else own_ns
-            for measured in items[member].scan.clock_offsets:
+            for measured in items[member].scan.clock_offsets():
                 if not _is_sync(measured):
                     continue
                 boot, rank = measured.get("reference_boot_id"), measured["reference_rank"]
@@ -121,18 +126,11 @@ def earlier_links(items: Sequence[Input], domains: Sequence[ClockDomain]) -> lis
 
 def stated_clocks(item: Input) -> list[dict[str, Any]]:
     """Return the clocks that an earlier merge states, those of them that can be read."""
-    clocks = item.scan.header.get("tracekit", {}).get("clocks")
+    clocks = item.scan.head().header.get("tracekit", {}).get("clocks")
     found = clocks.get("domains") if isinstance(clocks, dict) else None
     return (
         [one for one in found if isinstance(one, dict) and _is_map(one.get("knots"))] if isinstance(found, list) else []
     )
-
-
-def stated_ranks(item: Input) -> list[RankClock]:
-    """Return what an earlier merge states of its ranks' clocks, as far as it can be read."""
-    clocks = item.scan.header.get("tracekit", {}).get("clocks")
-    found = clocks.get("ranks") if isinstance(clocks, dict) else None
-    return [clock for clock in map(stated, found) if clock is not None] if isinstance(found, list) else []
 
 
 def _is_map(knots: Any) -> bool:
@@ -154,10 +152,7 @@ def collective_links(logs: Sequence[CollectiveLog]) -> tuple[list[Link], dict[in
 
     In each process group, one rank of each domain is compared with the lowest rank; where that fails, with the next ones.
     """
-    groups: dict[tuple[str, str], list[tuple[CollectiveLog, list[Collective]]]] = {}
-    for log in sorted(logs, key=lambda log: (log.rank, log.number)):
-        for group, collectives in by_group(log.collectives):
-            groups.setdefault(group, []).append((log, collectives))
+    groups = members_of_groups(logs)
     links: list[Link] = []
     refused: dict[int, str] = {}
     for _, members in sorted(groups.items()):
@@ -165,19 +160,29 @@ def collective_links(logs: Sequence[CollectiveLog]) -> tuple[list[Link], dict[in
         for _ in range(_MOST_HUBS):
             if len({log.domain for log, _ in waiting}) < 2:
                 break
-            hub, ours = waiting.pop(0)
+            hub, place = waiting.pop(0)
+            ours = hub.collectives.at(place)
             linked = set()
-            for log, theirs in waiting:
+            for log, place in waiting:
                 if log.domain == hub.domain or log.domain in linked:
                     continue
-                estimate = _compare(hub, ours, log, theirs)
+                estimate = _compare(hub, ours, log, log.collectives.at(place))
                 if isinstance(estimate, str):
                     refused[log.domain] = f"{estimate} (ranks {hub.rank} and {log.rank})"
                 else:
                     linked.add(log.domain)
                     links.append(Link(log.domain, hub.domain, estimate, Evidence.COLLECTIVES))
-            waiting = [(log, theirs) for log, theirs in waiting if log.domain not in linked]
+            waiting = [(log, place) for log, place in waiting if log.domain not in linked]
     return links, refused
+
+
+def members_of_groups(logs: Iterable[CollectiveLog]) -> dict[Group, list[tuple[CollectiveLog, int]]]:
+    """Return for each process group who synchronised in it, by rank, and the place of what is known of that."""
+    groups: dict[Group, list[tuple[CollectiveLog, int]]] = {}
+    for log in sorted(logs, key=lambda log: (log.rank, log.number)):
+        for group, place in log.collectives.groups:
+            groups.setdefault(group, []).append((log, place))
+    return groups
 
 
 def _compare(

@@ -26,14 +26,14 @@ from tracekit.merge.clocks.report import ClockDescriber, domain_metadata, flags
 from tracekit.merge.clocks.solution import solve, span_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-    from tracekit.collectives.parts import Collective
+    from tracekit.formats.rank_clock import RankClock
     from tracekit.merge.clocks.domains import ClockDomain
     from tracekit.merge.clocks.graph import Link
+    from tracekit.merge.clocks.kept_collectives import KeptByRank
     from tracekit.merge.clocks.solution import PlacedDomain
-    from tracekit.merge.clocks.words import RankClock
-    from tracekit.merge.inputs import Input
+    from tracekit.merge.input import Input
 
 __all__ = ["ALIGN", "Placement", "place"]
 
@@ -68,9 +68,10 @@ class Placement:
     warnings: list[str]
     logs: list[CollectiveLog] = field(default_factory=list)
 
-    def metadata(self) -> dict[str, Any]:
-        """Return what the merged trace says of its clocks."""
-        return {"ranks": [clock.to_json() for _, clock in sorted(self.clocks.items())], "domains": self.domains}
+    def metadata(self) -> Iterator[dict[str, Any]]:
+        """Yield what the merged trace says of the clock of each rank, ready for JSON."""
+        for _, clock in sorted(self.clocks.items()):
+            yield clock.to_json()
 
     def time_ns(self, number: int, time_ns: int) -> int:
         """Return the merged time of a time in an input."""
@@ -158,9 +159,7 @@ def _evidence(
     return links, refused
 
 
-def _logs(
-    items: list[Input], domains: list[ClockDomain], collectives: list[dict[int | None, list[Collective]]]
-) -> list[CollectiveLog]:
+def _logs(items: list[Input], domains: list[ClockDomain], collectives: list[KeptByRank]) -> list[CollectiveLog]:
     domain_of = {member: number for number, domain in enumerate(domains) for member in domain.members}
     logs = []
     for number, (item, by_rank) in enumerate(zip(items, collectives, strict=True)):
@@ -168,17 +167,18 @@ def _logs(
         to_domain_ns = (item.scan.base_ns or 0) + domains[domain].shifts[number]
         logs += [
             CollectiveLog(number, item.rank if rank is None else rank, domain, to_domain_ns, found)
-            for rank, found in by_rank.items()
+            for rank, found in by_rank
+            if rank is None or rank in item.ranks  # of an earlier merge, some ranks may not be selected
         ]
     return logs
 
 
-def _read_all(item: Input) -> dict[int | None, list[Collective]]:
+def _read_all(item: Input) -> KeptByRank:
     """Read all collectives of an input, of which its scan has kept some."""
     if not item.scan.collectives:
-        return {}
+        return ()
     ranks = {pid: rank for pid, (rank, _, _) in item.merged_processes.items()} or None
-    return read_collectives(item.path, sum(item.scan.phases.values()), ranks)
+    return item.scan.put_collectives(read_collectives(item.path, item.scan.events, ranks))
 
 
 def _map_of(domain: PlacedDomain, number: int) -> ClockMap:

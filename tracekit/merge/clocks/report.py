@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tracekit.formats.rank_clock import RankClock, stated_ranks
 from tracekit.merge.clocks.clock_map import ClockMap
-from tracekit.merge.clocks.links import stated_clocks, stated_ranks
+from tracekit.merge.clocks.links import stated_clocks
 from tracekit.merge.clocks.solution import span_of
-from tracekit.merge.clocks.words import RankClock, by_path, by_wall, duration, rank_spans, worse
+from tracekit.merge.clocks.words import by_path, by_wall, duration, worse
+from tracekit.wording import rank_spans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tracekit.merge.clocks.solution import PlacedDomain
-    from tracekit.merge.inputs import Input
+    from tracekit.merge.input import Input
 
 __all__ = ["ClockDescriber", "domain_metadata", "flags"]
 
@@ -60,7 +62,7 @@ class ClockDescriber:
         """Return how far apart the two clocks were read at most when the rank traces of each rank began."""
         found: dict[int, int] = {}
         for item in self.items:
-            clock = item.scan.metadata.get("clock")
+            clock = item.scan.identity.get("clock") if item.scan.kind == "tracekit" else None
             error_ns = clock.get("error_ns") if isinstance(clock, dict) else None
             if type(error_ns) is int and error_ns < 2**62:
                 found[item.rank] = max(found.get(item.rank, 0), error_ns)
@@ -90,7 +92,7 @@ class ClockDescriber:
     @staticmethod
     def _stated(item: Input, domain: PlacedDomain, found: RankClock) -> list[RankClock]:
         """Return what an earlier merge says of its ranks, and what this one has added."""
-        before = {clock.rank: clock for clock in stated_ranks(item)}
+        before = {clock.rank: clock for clock in stated_ranks(item.scan.head().header)}
         clocks = []
         for rank in sorted(item.ranks):
             known = before.get(rank)

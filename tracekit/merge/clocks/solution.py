@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tracekit.merge.clocks.domains import ClockDomain
-    from tracekit.merge.inputs import Input
+    from tracekit.merge.input import Input
 
 __all__ = ["PlacedDomain", "solve", "span_of"]
 

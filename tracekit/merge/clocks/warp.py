@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracekit.formats.decimal_time import format_us, parse_us
-from tracekit.formats.trace_reader import UNSET, Event, Raw
+from tracekit.formats.trace_event import UNSET, Event, Raw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,46 +1,18 @@
-"""What places a rank on the merged timeline, as a value for the report and in words for people."""
+"""What places a rank on the merged timeline, in words for people."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tracekit.merge.clocks.graph import ClockPath, Evidence
+from tracekit.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from tracekit.formats.rank_clock import RankClock
 
-__all__ = ["RankClock", "by_path", "by_wall", "counted", "duration", "rank_spans", "stated", "worse"]
+__all__ = ["by_path", "by_wall", "duration", "worse"]
 
 _WORST_LAST = ("reference", "shared", "earlier_merge", "sync", "collectives", "by_hand", "wall", "none", "unknown")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankClock:
-    """The clock of a rank.
-
-    Attributes:
-        rank: Whose.
-        source: What places it: "reference" (its clock is the merged trace's), "shared" (it is the reference's own clock: same
-            host and boot), "sync", "collectives", "earlier_merge", "by_hand", "wall", "none" or "unknown".
-        aligned: Whether it is on the reference's clock as far as anybody asked for that.
-        offset_ns: What was added to its times, at its first event.
-        drift_ppm: By how many µs a second that grows.
-        error_ns: How far it can be off, anywhere in its traces; None when that is not known.
-        words: The same for people.
-    """
-
-    rank: int
-    source: str
-    aligned: bool
-    offset_ns: int = 0
-    drift_ppm: float = 0.0
-    error_ns: int | None = None
-    words: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the clock as JSON-ready values."""
-        return asdict(self)
 
 
 def by_path(path: ClockPath, offset_ns: int, drift_ppm: float, error_ns: int) -> tuple[str, str]:
@@ -66,21 +38,6 @@ def by_wall(relation: str, *, several: bool, hosts_known: bool) -> str:
     return f"wall clock; {relation or 'host unknown'}"
 
 
-def stated(value: Any) -> RankClock | None:
-    """Read a clock that a merged trace states; None where it cannot be read."""
-    try:
-        clock = RankClock(**value)
-        numbers = (clock.rank, clock.offset_ns, 0 if clock.error_ns is None else clock.error_ns)
-        if (
-            not all(type(number) is int and abs(number) < 2**62 for number in numbers)
-            or type(clock.aligned) is not bool
-        ):
-            return None
-        return replace(clock, drift_ppm=float(clock.drift_ppm), words=str(clock.words), source=str(clock.source))
-    except (TypeError, ValueError):
-        return None
-
-
 def worse(first: RankClock | None, second: RankClock) -> RankClock:
     """Return of two clocks of one rank the less certain one, which its reader must know about; else the first."""
     if first is None:
@@ -100,21 +57,3 @@ def duration(ns: int, *, sign: bool = False) -> str:
         if abs(ns) >= size:
             text = f"{ns / size:+.{decimals}f} {unit}" if sign else f"{ns / size:.1f} {unit}"
     return text
-
-
-def rank_spans(ranks: Iterable[int]) -> str:
-    """Return "rank 3", "ranks 0-7" or "ranks 0-2, 5"."""
-    spans: list[list[int]] = []
-    ordered = sorted(set(ranks))
-    for rank in ordered:
-        if spans and spans[-1][1] == rank - 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    words = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
-    return f"{'rank' if len(ordered) == 1 else 'ranks'} {words}"
-
-
-def counted(number: int, noun: str) -> str:
-    """Return "1 rank" or "1,000 ranks"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

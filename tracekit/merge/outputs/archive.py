@@ -9,7 +9,6 @@ before v58 would take for one.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
@@ -18,6 +17,7 @@ from tracekit.formats.byte_stream import ByteStream
 from tracekit.formats.event_fields import raw_number
 from tracekit.formats.perfetto_manifest import MANIFEST_NAME, encode_manifest, file_entry
 from tracekit.formats.trace_reader import TraceReader
+from tracekit.merge.joined_frames import JoinedFrames
 from tracekit.merge.outputs.json_output import JsonOutput
 from tracekit.merge.parts import PartResult, Rewriter
 from tracekit.merge.patch import Patcher
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from tracekit.formats.archive_file import ArchiveFile
-    from tracekit.merge.inputs import Input
+    from tracekit.merge.input import Input
     from tracekit.merge.namespaces import InputMap
-    from tracekit.merge.outputs.output import Merged
+    from tracekit.merge.outputs.merged import Merged
     from tracekit.merge.parts import PartInput
+    from tracekit.merge.planning import Plan
 
 __all__ = ["Archive", "Member"]
 
@@ -66,7 +67,7 @@ class Archive:
     Args:
         kind: Its form.
         merged: What is true of the whole merge.
-        maps: How each input would be rewritten.
+        plan: How each input would be rewritten.
         selected: For each input whether something is selected from it.
 
     Attributes:
@@ -77,12 +78,13 @@ class Archive:
         self,
         kind: Callable[[BinaryIO], ArchiveFile],
         merged: Merged,
-        maps: list[InputMap],
+        plan: Plan,
         selected: Iterable[bool],
     ) -> None:
         self._kind = kind
         self._merged = merged
-        self._maps = maps
+        self._plan = plan
+        self._maps = maps = list(plan)
         reasons = [
             "something is selected" if chosen else _unfit(item, target)
             for chosen, item, target in zip(selected, merged.inputs, maps, strict=True)
@@ -116,17 +118,17 @@ class Archive:
         return encode_manifest(files, attributes)
 
     def write(
-        self, file: BinaryIO, inputs: list[PartInput], progress: Callable[[int, int], None] | None
-    ) -> tuple[int, list[PartResult]]:
+        self, file: BinaryIO, inputs: Callable[[int], PartInput], progress: Callable[[int, int], None] | None
+    ) -> Iterator[tuple[int, int, PartResult]]:
         """Write the archive.
 
         Args:
             file: Where to; it can be sought in.
-            inputs: How each input is rewritten, where it has to be.
+            inputs: Returns how an input is rewritten, by its number, where it has to be.
             progress: Called with the number of an input and how many of its bytes are dealt with.
 
-        Returns:
-            How many metadata events were added, and what became of the events of each input.
+        Yields:
+            The number of an input, how many metadata events were added for it, and what became of its events.
 
         Raises:
             MergeError: An input has changed since it was scanned, or is too large.
@@ -134,24 +136,21 @@ class Archive:
         """
         archive = self._kind(file)
         archive.add(MANIFEST_NAME, [self.manifest()])
-        added = 0
-        results = []
         for member in self.members:
             item = self._merged.inputs[member.number]
             if not member.rewritten:
                 archive.add(member.name, _copied(item, member.number, progress))
-                results.append(PartResult(Counter(item.scan.phases)))
+                yield member.number, 0, PartResult(item.scan.phases)
                 continue
             pids = {pid for pid, _ in self._maps[member.number].processes.values()}
-            own = [process for process in self._merged.processes if process.pid in pids]
+            own = [process for process in self._plan.processes_beside(member.number) if process.pid in pids]
             output = JsonOutput(replace(self._merged, inputs=[item], processes=own))
-            head, count = output.head()
-            added += count
-            rewriter = Rewriter(inputs[member.number], progress)
+            head: list[bytes] = []
+            count = output.head(head.append)
+            rewriter = Rewriter(inputs(member.number), progress)
             archive.add(member.name, _joined(head, count, output, rewriter))
-            results.append(rewriter.result)
+            yield member.number, count, rewriter.result
         archive.close()
-        return added, results
 
 
 def _unfit(item: Input, target: InputMap) -> str:
@@ -161,14 +160,15 @@ def _unfit(item: Input, target: InputMap) -> str:
     scan = item.scan
     if scan.kind == "xprof":
         return "its slices overlap, which viewers drop"
-    if scan.form == "pftrace":
+    if scan.form not in ("array", "object"):
         # Its processes and clocks follow other rules than those that the manifest is made for.
         return "it is no JSON"
-    found = {finding.kind for finding in (*scan.repairs, *scan.drops)}
-    if scan.form == "object" or not scan.phases:
+    findings = scan.findings()
+    found = {finding.kind for finding in (*findings.repairs, *findings.drops)}
+    if scan.form == "object" or not scan.events:
         # An object that is cut fails the whole archive, and so does an array without any event.
         found.discard("trailing_comma")
-        unfit = bool(found) or not scan.phases
+        unfit = bool(found) or not scan.events
     else:
         unfit = not found <= _TAKEN_AS_IS
     if not unfit and scan.kind == "chrome":
@@ -211,7 +211,7 @@ def _separate(inputs: list[Input], maps: list[InputMap], reasons: list[str]) -> 
 
 def _raw_pids(item: Input, target: InputMap) -> Iterator[tuple[Any, int]]:
     """Yield the pids of an input as Perfetto takes them, each with what it stands for; -1 is a name without events."""
-    for raw in item.scan.processes:
+    for raw in item.scan.tracks()[0]:
         pid = raw_number(raw)
         if isinstance(pid, int) and not 0 <= pid <= _MAX_ID:
             pid = 0
@@ -250,10 +250,12 @@ def _copied(item: Input, number: int, progress: Callable[[int, int], None] | Non
         raise MergeError(f"{item.scan.path}: the file changed while it was merged; merge it again")
 
 
-def _joined(head: bytes, count: int, output: JsonOutput, pieces: Iterable[bytes]) -> Iterator[bytes]:
-    yield head
+def _joined(head: list[bytes], count: int, output: JsonOutput, rewriter: Rewriter) -> Iterator[bytes]:
+    yield from head
     separator = output.separator if count else b""
-    for piece in pieces:
+    for piece in rewriter:
         yield separator + piece
         separator = output.separator
-    yield output.tail()
+    frames = JoinedFrames()
+    frames.take(rewriter.stack_frames)
+    yield output.tail(frames.text())

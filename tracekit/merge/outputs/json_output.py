@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.final_backslash import without_final_backslash
 from tracekit.formats.rank_trace import BASE_TIME_KEY
-from tracekit.formats.trace_reader import encode_json
+from tracekit.formats.stack_frames import STACK_FRAMES
+from tracekit.formats.trace_event import encode_json
 from tracekit.merge.losses import for_metadata, recording_losses
-from tracekit.merge.processes import CHILD, CPU, GPU
+from tracekit.merge.process_key import CHILD, CPU, GPU
+from tracekit.merge.told import kept_of_header
 from tracekit.storage import basename
 from tracekit.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
-    from tracekit.merge.inputs import Input
+    from tracekit.merge.input import Input
     from tracekit.merge.namespaces import Process
-    from tracekit.merge.outputs.output import Merged
+    from tracekit.merge.outputs.merged import Merged
 
 __all__ = ["JsonOutput", "JsonPart", "describe"]
 
-_MAX_KEPT_KEYS: Final = 64
-_MAX_KEPT_BYTES: Final = 4096
-_OWN_KEYS: Final = frozenset(
-    {"traceEvents", "deviceProperties", "distributedInfo", "displayTimeUnit", "schemaVersion", "tracekit"}
-)
+_LISTED: Final = 64
 
 
 class JsonPart:
     """The events of one input, as they are."""
+
+    writes_out_frames = False
 
     def encode(self, number: int, events: bytes) -> bytes:
         """Return the events, as Perfetto can read them."""
@@ -54,113 +55,158 @@ class JsonOutput:
         self.units = [[number] for number in range(len(merged.inputs))]
         self._merged = merged
 
-    def head(self) -> tuple[bytes, int]:
-        """Return everything up to the first event of an input, and how many metadata events that holds."""
-        events = [event for order, process in enumerate(self._merged.processes) for event in _declare(process, order)]
-        head = encode_json(describe(self._merged))
-        text = head[:-1] + b',"traceEvents":[\n' + b",\n".join(encode_json(event) for event in events)
-        return without_final_backslash(text), len(events)
+    def head(self, write: Callable[[bytes], object]) -> int:
+        """Write everything up to the first event of an input; returns how many metadata events that holds."""
+        before = b""
+        for piece in describe(self._merged):
+            write(without_final_backslash(before))
+            before = piece
+        write(without_final_backslash(before[:-1]) + b',"traceEvents":[\n')
+        declared = 0
+        for order, process in enumerate(self._merged.processes):
+            events = _declare(process, order)
+            text = b",\n".join(map(encode_json, events))
+            write((self.separator if declared and events else b"") + without_final_backslash(text))
+            declared += len(events)
+        return declared
 
     def part(self, unit: int) -> JsonPart:
         """Return the encoder of an input."""
         del unit
         return JsonPart()
 
-    def tail(self) -> bytes:
-        """Return what follows the last event."""
-        return b"\n]}\n"
+    def tail(self, stack_frames: bytes) -> bytes:
+        """Return what follows the last event: the table of stack frames, where there are any."""
+        return b'\n],\n"%b":%b}\n' % (STACK_FRAMES.encode(), stack_frames) if stack_frames else b"\n]}\n"
 
 
-def describe(merged: Merged) -> dict[str, Any]:
-    """Return what a merged trace says about itself beside its events: its processes, devices, and inputs."""
-    inputs, processes = merged.inputs, merged.processes
-    devices: dict[bytes, Any] = {}
-    for item in inputs:
-        properties = item.scan.header.get("deviceProperties")
-        for device in properties if isinstance(properties, list) else []:
-            devices.setdefault(encode_json(device), device)
-    head: dict[str, Any] = {
-        "schemaVersion": 1,
-        "tracekit": {
-            "merge": {"format_version": 1, "tracekit_version": __version__},
-            "processes": [
-                {
-                    "pid": process.pid,
-                    "rank": process.rank,
-                    "key": list(process.key),
-                    "name": process.name,
-                    "host": process.host,
-                    "identity": None if process.identity is None else process.identity.to_json(),
-                    # What each thread id stands for: [tid, the input's, lane]. Also of threads whose events are all left out,
-                    # since they have a number that no other thread can get.
-                    "threads": sorted([thread.tid, thread.key, thread.lane] for thread in process.threads.values()),
-                }
-                for process in processes
-            ],
-            "inputs": _inputs_metadata(inputs),
-            "losses": for_metadata(recording_losses(inputs)),
-            "clocks": merged.clocks,
-        },
-        "deviceProperties": list(devices.values()),
-        "displayTimeUnit": "ms",
-    }
-    info = _distributed_info(inputs)
-    if info:
-        head["distributedInfo"] = info
+def describe(merged: Merged) -> Iterator[bytes]:
+    """Yield, as the text of a JSON object, what a merged trace says about itself beside its events.
+
+    These are its processes, devices and inputs, each written before the next is looked at.
+    """
+    inputs = merged.inputs
+    own = encode_json({"merge": {"format_version": 1, "tracekit_version": __version__}})[:-1]
+    yield b'{"schemaVersion":1,"tracekit":%b,"processes":[' % own
+    yield from _listed(map(_process_metadata, merged.processes))
+    yield b'],"inputs":['
+    yield from _listed(_inputs_metadata(inputs))
+    yield b'],"losses":%b,"clocks":{"ranks":[' % encode_json(for_metadata(recording_losses(inputs)))
+    yield from _listed(map(encode_json, merged.clocks.metadata()))
+    yield b'],"domains":%b}},"deviceProperties":[' % encode_json(merged.clocks.domains)
+    info = _DistributedInfo()
+    yield from _listed(_devices(inputs, info))
+    rest: dict[str, Any] = {"displayTimeUnit": "ms"}
+    if info.of_all(inputs):
+        rest["distributedInfo"] = info.of_all(inputs)
     if merged.base_ns:
-        head[BASE_TIME_KEY] = merged.base_ns
-    return head
+        rest[BASE_TIME_KEY] = merged.base_ns
+    yield b"],%b" % encode_json(rest)[1:]
 
 
-def _inputs_metadata(inputs: list[Input]) -> list[dict[str, Any]]:
-    """Return what all inputs say about themselves; of an earlier merge, what its inputs said."""
-    found: list[dict[str, Any]] = []
+def _listed(items: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the elements of a JSON array, many at a time."""
+    left, before = iter(items), b""
+    while some := list(islice(left, _LISTED)):
+        yield before + b",".join(some)
+        before = b","
+
+
+def _process_metadata(process: Process) -> bytes:
+    return encode_json(
+        {
+            "pid": process.pid,
+            "rank": process.rank,
+            "key": list(process.key),
+            "name": process.name,
+            "host": process.host,
+            "identity": None if process.identity is None else process.identity.to_json(),
+            # What each thread id stands for: [tid, the input's, lane]. Also of threads whose events are all left out,
+            # since they have a number that no other thread can get.
+            "threads": sorted([thread.tid, thread.key, thread.lane] for thread in process.threads.values()),
+        }
+    )
+
+
+def _devices(inputs: list[Input], info: _DistributedInfo) -> Iterator[bytes]:
+    """Yield the properties of all devices, each once, and take in what the inputs say of the run."""
+    told: set[bytes] = set()
     for item in inputs:
-        if item.scan.kind == "merged":
-            earlier = item.scan.header["tracekit"].get("inputs")
-            found += [entry for entry in earlier if isinstance(entry, dict)] if isinstance(earlier, list) else []
-        else:
-            found.append(_input_metadata(item))
-    # In an order that does not depend on the steps in which they were merged.
-    return sorted(found, key=lambda entry: (entry.get("rank") or 0, str(entry.get("kind")), encode_json(entry)))
+        header = item.scan.head().header
+        info.take(header.get("distributedInfo"))
+        properties = header.get("deviceProperties")
+        for device in map(encode_json, properties if isinstance(properties, list) else []):
+            if device not in told:
+                told.add(device)
+                yield device
+
+
+def _inputs_metadata(inputs: list[Input]) -> Iterator[bytes]:
+    """Yield what all inputs say about themselves; of an earlier merge, what its inputs said.
+
+    In an order that does not depend on the steps in which they were merged.
+    """
+    # Of an input of its own, only the place is kept until it is its turn.
+    found: list[tuple[int, str, int | bytes]] = []
+    for number, item in enumerate(inputs):
+        if item.scan.kind != "merged":
+            found.append((item.rank or 0, item.scan.kind, number))
+            continue
+        earlier = item.scan.head().header["tracekit"].get("inputs")
+        ranks = item.ranks if item.unwanted_pids else None  # of a selection
+        found += [
+            (entry.get("rank") or 0, str(entry.get("kind")), encode_json(entry))
+            for entry in (earlier if isinstance(earlier, list) else [])
+            if isinstance(entry, dict) and (ranks is None or entry.get("rank") in ranks)
+        ]
+    for _, alike in groupby(sorted(found, key=_rank_and_kind), key=_rank_and_kind):
+        yield from sorted(
+            entry if isinstance(entry, bytes) else encode_json(_input_metadata(inputs[entry])) for _, _, entry in alike
+        )
+
+
+def _rank_and_kind(entry: tuple[int, str, int | bytes]) -> tuple[int, str]:
+    return entry[:2]
 
 
 def _input_metadata(item: Input) -> dict[str, Any]:
-    """Return what an input says about itself; large values (logs, whole configurations) are left to the input."""
-    header: dict[str, Any] = {}
-    for key, value in item.scan.header.items():
-        if key not in _OWN_KEYS and len(header) < _MAX_KEPT_KEYS and len(encode_json(value)) <= _MAX_KEPT_BYTES:
-            header[key] = value
-    info = item.scan.header.get("distributedInfo")
-    if isinstance(info, dict) and len(encode_json(info)) <= _MAX_KEPT_BYTES:
-        header["distributedInfo"] = info
+    """Return what an input says about itself."""
+    own = item.scan.head()
+    header, left_out = kept_of_header(own.header)
     return {
         "file": basename(item.path),
         "kind": item.scan.kind,
         "rank": item.rank,
         "host": item.host,
         "header": header,
-        "metadata": item.scan.metadata,
+        "metadata": own.metadata,
+        **({"header_left_out": left_out} if left_out else {}),
     }
 
 
-def _distributed_info(inputs: list[Input]) -> dict[str, Any]:
-    """Return what is true of all inputs: one rank's own information, or backend and size of the run they share."""
-    infos = [
-        item.scan.header["distributedInfo"]
-        for item in inputs
-        if isinstance(item.scan.header.get("distributedInfo"), dict)
-    ]
-    if not infos:
-        return {}
-    if len(inputs) == 1 or (
-        len({item.rank for item in inputs}) == 1 and not any(item.merged_processes for item in inputs)
-    ):
-        return dict(infos[0])
-    keys = ("backend", "world_size")
-    return {
-        key: infos[0][key] for key in keys if key in infos[0] and all(info.get(key) == infos[0][key] for info in infos)
-    }
+class _DistributedInfo:
+    """What is true of all inputs: one rank's own information, or backend and size of the run they share."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, Any] | None = None
+        self._shared: dict[str, Any] = {}
+
+    def take(self, info: Any) -> None:
+        """Take in what an input says, if it says anything."""
+        if not isinstance(info, dict):
+            return
+        if self._first is None:
+            self._first, self._shared = info, {key: info[key] for key in ("backend", "world_size") if key in info}
+        self._shared = {key: value for key, value in self._shared.items() if info.get(key) == value}
+
+    def of_all(self, inputs: list[Input]) -> dict[str, Any]:
+        """Return what to say of these inputs."""
+        if self._first is not None and (
+            len(inputs) == 1
+            or (len({item.rank for item in inputs}) == 1 and not any(item.merged_processes for item in inputs))
+        ):
+            return self._first
+        return self._shared
 
 
 def _declare(process: Process, order: int) -> list[dict[str, Any]]:

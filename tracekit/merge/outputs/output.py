@@ -8,8 +8,7 @@ process, so parts may be made anywhere and at any time, as long as they are join
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
 
 from tracekit.errors import ConfigError
 from tracekit.formats.gzip_codec import GzipWriter
@@ -20,33 +19,23 @@ from tracekit.storage import without_secrets
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from tracekit.merge.inputs import Input
-    from tracekit.merge.namespaces import Process
+    from tracekit.merge.outputs.merged import Merged
 
-__all__ = ["Merged", "Output", "Part", "output_format", "packed"]
+__all__ = ["Output", "Part", "output_format", "packed", "write_head"]
 
+_HEAD_BYTES: Final = 1 << 18
+"""So much of a head is packed at once: a packer that is given single names packs badly."""
 _PACKED: Final = ".gz"
 
 
-@dataclass(frozen=True, slots=True)
-class Merged:
-    """What is true of the whole merge.
+class Part(Protocol):
+    """Encodes the events of one unit of inputs. It can be pickled before its first use.
 
     Attributes:
-        base_ns: What all times are relative to, ns since the epoch; 0 when no input tells its clock.
-        inputs: In the order of the output.
-        processes: In the order of display, with their threads.
-        clocks: What is said of them, ready for JSON.
+        writes_out_frames: Whether the format has no table of stack frames, so that events get the frames themselves.
     """
 
-    base_ns: int
-    inputs: list[Input]
-    processes: list[Process]
-    clocks: dict[str, Any] = field(default_factory=dict)
-
-
-class Part(Protocol):
-    """Encodes the events of one unit of inputs. It can be pickled before its first use."""
+    writes_out_frames: bool
 
     def encode(self, number: int, events: bytes) -> bytes:
         """Return what the next run of events adds to the output; empty where the part keeps it until later.
@@ -74,17 +63,24 @@ class Output(Protocol):
 
     def __init__(self, merged: Merged) -> None: ...
 
-    def head(self) -> tuple[bytes, int]:
-        """Return everything up to the first event of an input, and how many metadata events that holds.
+    def head(self, write: Callable[[bytes], object]) -> int:
+        """Write everything up to the first event of an input; returns how many metadata events that holds.
 
         Without any, no separator follows it.
+
+        Args:
+            write: Takes a piece.
         """
 
     def part(self, unit: int) -> Part:
         """Return the encoder of a unit."""
 
-    def tail(self) -> bytes:
-        """Return what follows the last event."""
+    def tail(self, stack_frames: bytes) -> bytes:
+        """Return what follows the last event.
+
+        Args:
+            stack_frames: The table of stack frames, as JSON; empty where there are none.
+        """
 
 
 _FORMATS: Final[dict[str, Callable[[Merged], Output]]] = {".json": JsonOutput, ".pftrace": PftraceOutput}
@@ -105,11 +101,26 @@ def output_format(path: str) -> Callable[[Merged], Output]:
     )
 
 
+def write_head(output: Output, sink: BinaryIO | GzipWriter) -> int:
+    """Write the head of an output; returns how many metadata events it holds."""
+    held = bytearray()
+
+    def take(piece: bytes) -> None:
+        held.extend(piece)
+        if len(held) >= _HEAD_BYTES:
+            sink.write(bytes(held))
+            held.clear()
+
+    declared = output.head(take)
+    sink.write(bytes(held))
+    return declared
+
+
 @contextmanager
-def packed(path: str, file: BinaryIO) -> Iterator[BinaryIO | GzipWriter]:
-    """Open what is to be written to ``file``: packed with gzip where the name says so."""
+def packed(path: str, file: BinaryIO, *, behind: bool = False) -> Iterator[BinaryIO | GzipWriter]:
+    """Open what is to be written to ``file``: packed with gzip where the name says so, and ``behind`` as `GzipWriter` does it."""
     if not path.endswith(_PACKED):
         yield file
         return
-    with GzipWriter(file) as stream:
+    with GzipWriter(file, behind=behind) as stream:
         yield stream

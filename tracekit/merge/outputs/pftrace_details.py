@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from tracekit.formats.event_fields import raw_field
 from tracekit.formats.pftrace import Sequence, correlation
-from tracekit.formats.trace_reader import UNSET, Event, Raw, decode_or_none, decode_raw_dict
+from tracekit.formats.trace_event import UNSET, Event, Raw, decode_or_none, decode_raw_dict
 
 __all__ = ["OTHER_FIELDS", "Details", "text_field"]
 

@@ -6,13 +6,14 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 from tracekit.formats.pftrace import Sequence, clock_snapshot, metadata_value, root_track
-from tracekit.formats.trace_reader import encode_json
 from tracekit.merge.outputs.json_output import describe
 from tracekit.merge.outputs.pftrace_part import PftracePart
 from tracekit.merge.outputs.pftrace_tracks import describe_tracks
 
 if TYPE_CHECKING:
-    from tracekit.merge.outputs.output import Merged
+    from collections.abc import Callable
+
+    from tracekit.merge.outputs.merged import Merged
 
 __all__ = ["PftraceOutput"]
 
@@ -34,29 +35,36 @@ class PftraceOutput:
     def __init__(self, merged: Merged) -> None:
         self._base_ns = merged.base_ns
         self._processes = merged.processes
-        self._description = encode_json(describe(merged))
+        self._description = b"".join(describe(merged))
+        self._merge = sha256(self._description).hexdigest()
         self._start_ns = min(
             (item.scan.start_ns for item in merged.inputs if item.scan.start_ns is not None), default=0
         )
         self.units = _units(merged)
 
-    def head(self) -> tuple[bytes, int]:
-        """Return everything up to the first event of an input, and how many tracks that describes."""
+    def head(self, write: Callable[[bytes], object]) -> int:
+        """Write everything up to the first event of an input; returns how many tracks that describes."""
         sequence = Sequence(_HEAD)
-        out = [sequence.definitions()]
+        write(sequence.definitions())
         if self._start_ns:
             # Not at the base, which may lie months before the first event and would be part of the timeline.
-            out.append(sequence.plain(clock_snapshot(self._start_ns, self._start_ns)))
-        out.append(sequence.plain(metadata_value("tracekit", self._description)))
-        tracks = [sequence.describe(description) for description in describe_tracks(self._processes)]
-        return b"".join([*out, sequence.describe(root_track()), *tracks]), len(tracks)
+            write(sequence.plain(clock_snapshot(self._start_ns, self._start_ns)))
+        write(sequence.plain(metadata_value("tracekit", self._description)))
+        self._description = b""
+        write(sequence.describe(root_track()))
+        described = 0
+        for description in describe_tracks(self._processes):
+            write(sequence.describe(description))
+            described += 1
+        return described
 
     def part(self, unit: int) -> PftracePart:
         """Return the encoder of some inputs."""
-        return PftracePart(_HEAD + 1 + unit, self._base_ns, sha256(self._description).hexdigest())
+        return PftracePart(_HEAD + 1 + unit, self._base_ns, self._merge)
 
-    def tail(self) -> bytes:
-        """Return nothing: packets need no end."""
+    def tail(self, stack_frames: bytes) -> bytes:
+        """Return nothing: packets need no end, and events have their stack frames as an argument."""
+        del stack_frames
         return b""
 
 
@@ -70,7 +78,7 @@ def _units(merged: Merged) -> list[list[int]]:
         return number
 
     for process in merged.processes:
-        found = sorted({find(number) for thread in process.threads.values() for number, _ in thread.scans})
+        found = sorted({find(number) for number in process.inputs})
         for number in found[1:]:
             unit_of[number] = found[0]
     units: dict[int, list[int]] = {}

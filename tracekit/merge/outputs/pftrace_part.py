@@ -24,19 +24,11 @@ from tracekit.formats.pftrace import (
     metadata_value,
     track,
 )
-from tracekit.formats.time_columns import parse_all_us
-from tracekit.formats.trace_reader import (
-    UNSET,
-    Event,
-    Raw,
-    decode_events,
-    decode_or_none,
-    encode_events,
-)
+from tracekit.formats.time_columns import durations_of, parse_all_us
+from tracekit.formats.trace_event import UNSET, Event, Raw, decode_events, decode_or_none, encode_events
 from tracekit.merge.outputs import pftrace_flows as flows
 from tracekit.merge.outputs.pftrace_details import OTHER_FIELDS, Details, text_field
 from tracekit.merge.outputs.pftrace_tracks import process_uuid, thread_uuid, unit_of, uuid_of
-from tracekit.merge.scan import durations_of
 from tracekit.merge.sorted_items import SortedItems
 
 if TYPE_CHECKING:
@@ -65,6 +57,8 @@ class PftracePart:
         base_ns: What the times of the events are relative to.
         merge: What this merge is and no other. The ids of arrows and of async events mean something within it only.
     """
+
+    writes_out_frames = True
 
     def __init__(self, number: int, base_ns: int, merge: str) -> None:
         self._base_ns = base_ns

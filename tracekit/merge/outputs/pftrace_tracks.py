@@ -13,10 +13,10 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from tracekit.formats.pftrace import process_track, thread_track, track
-from tracekit.merge.processes import CHILD, CPU
+from tracekit.merge.process_key import CHILD, CPU
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from tracekit.merge.namespaces import Process, Thread
 
@@ -66,25 +66,25 @@ def unit_of(name: str) -> str:
     return ""
 
 
-def describe_tracks(processes: list[Process]) -> Iterator[bytes]:
+def describe_tracks(processes: Iterable[Process]) -> Iterator[bytes]:
     """Yield the description of every process, group and thread, parents first."""
-    owners: dict[int, Process] = {}
+    owners: dict[int, int] = {}  # the pid of the rank's own process
     for process in processes:
         if process.key[0] == CPU:
-            owners.setdefault(process.rank, process)
+            owners.setdefault(process.rank, process.pid)
     for order, process in enumerate(processes):
-        owner = process if process.key[0] in (CPU, CHILD) else owners.get(process.rank, process)
+        owner = process.pid if process.key[0] in (CPU, CHILD) else owners.get(process.rank, process.pid)
         uuid = process_uuid(process.pid)
-        if owner is process:
+        if owner == process.pid:
             labels = [process.host] if process.host else []
             yield process_track(uuid, process.pid, process.title, order=order, labels=labels)
         else:
-            yield track(uuid, process_uuid(owner.pid), process.name, order=_GROUPS + order)
+            yield track(uuid, process_uuid(owner), process.name, order=_GROUPS + order)
         threads = sorted(process.threads.values(), key=lambda thread: (*_rank(thread), thread.tid))
         free = _FREE_TIDS
         for place, thread in enumerate(threads):
             number, tid = thread_uuid(process.pid, thread.tid), thread.tid
-            if owner is process:
+            if owner == process.pid:
                 if tid > _MAX_TID:
                     tid = free
                     free += 1

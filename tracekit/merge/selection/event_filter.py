@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import MergeError
 from tracekit.formats.event_fields import raw_number
-from tracekit.formats.trace_reader import UNSET, Event, TraceReader, decode_or_none
-from tracekit.merge.scan import durations_of, times_of
+from tracekit.formats.time_columns import durations_of, times_of
+from tracekit.formats.trace_event import UNSET, Event, decode_or_none
+from tracekit.formats.trace_reader import TraceReader
 from tracekit.merge.selection.names import WantedNames
 from tracekit.merge.selection.pairs import PAIRED, judge_pairs
 from tracekit.merge.selection.steps import ProcessSteps, find_steps, join_spans, step_spans
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from tracekit.merge.inputs import Input
+    from tracekit.merge.input import Input
     from tracekit.merge.namespaces import InputMap
     from tracekit.merge.selection.names import TrackId
     from tracekit.merge.selection.selection import Selection
@@ -177,7 +178,7 @@ class EventFilter:
 
 
 def make_filters(
-    selection: Selection | None, items: list[Input], maps: list[InputMap], base_ns: int
+    selection: Selection | None, items: list[Input], maps: Sequence[InputMap], base_ns: int
 ) -> list[EventFilter | None]:
     """Return the filter of every input; None for one that is taken whole.
 
@@ -217,7 +218,9 @@ def _first_ns(item: Input) -> int:
     return lowest or 0
 
 
-def _find_spans(items: list[Input], maps: list[InputMap], wanted: tuple[int | None, int | None]) -> dict[int, Spans]:
+def _find_spans(
+    items: list[Input], maps: Sequence[InputMap], wanted: tuple[int | None, int | None]
+) -> dict[int, Spans]:
     """Return for every rank when its wanted steps were, in the time of the merge.
 
     A rank that tells of no steps gets those of all others, which go through the steps together.

@@ -8,7 +8,7 @@ from fnmatch import translate
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tracekit.formats.event_fields import raw_number
-from tracekit.formats.trace_reader import Raw, decode_or_none
+from tracekit.formats.trace_event import Raw, decode_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tracekit.formats.event_fields import raw_field, raw_number
-from tracekit.formats.trace_reader import UNSET, Event, decode_or_none
+from tracekit.formats.trace_event import UNSET, Event, decode_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
+from tracekit.arguments import check_names
 from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -69,8 +70,7 @@ class Selection:
             ("exclude_categories", self.exclude_categories),
             ("names", self.names),
         ):
-            if isinstance(value, str):
-                raise ConfigError(f"{name} must be several names, such as [{value!r}], not one text")
+            check_names(name, value)
         _check_span("steps", self.steps)
         _check_span("time_window", self.time_window)
         if self.min_duration_ns < 0:

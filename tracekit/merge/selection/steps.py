@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.event_fields import raw_field, raw_number, time_field
 from tracekit.formats.rank_trace import TIMESTAMP_EVENT
-from tracekit.formats.trace_reader import UNSET, Event, TraceReader, decode_or_none
+from tracekit.formats.trace_event import UNSET, Event, decode_or_none
+from tracekit.formats.trace_reader import TraceReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -168,6 +169,8 @@ def step_spans(processes: list[ProcessSteps], wanted: tuple[int | None, int | No
     if any(steps.changes for steps in processes):
         for steps in processes:
             changes = steps.changes
+            if not changes:  # of another process of the rank, which tells of no steps
+                continue
             ends = [time for time, _ in changes[1:]] + [steps.last_ns + 1]
             spans += [(time, end) for (time, batch), end in zip(changes, ends, strict=True) if low <= batch < high]
     elif any(steps.profiler for steps in processes):

@@ -1,0 +1,144 @@
+/* Texts that stood in an event before, and mostly stand in the next one again: keys with what is around them, the place of an
+   event, its arguments. Where the same bytes stand again, they mean the same, and need not be read again.
+
+   A text is known in one kind of place only: behind a value, or behind the opening brace of an object. */
+
+#ifndef TRACEKIT_KNOWN_H
+#define TRACEKIT_KNOWN_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline, unused))
+#define MOST_KEY 48         /* characters of a known key; a multiple of 16, as the others */
+#define MOST_PLACE_TEXT 112 /* of a known place */
+#define MOST_SAME 128       /* of known arguments */
+#define KNOWN_PLACES 8
+#define KNOWN_KEYS 128      /* of arguments; a power of two */
+#define FIELDS 22           /* no field, and each of an event */
+#define PHASE_GROUPS 4
+
+enum where { NOWHERE, BEHIND_BRACE, BEHIND_VALUE };
+
+/* All from what stands before a key to its value. 64 bytes. */
+typedef struct {
+    char text[MOST_KEY];
+    unsigned char where; /* NOWHERE: none is known */
+    unsigned char size, key_at, key_size;
+    unsigned char field; /* of an event */
+    unsigned char next;  /* of arguments: what came behind it */
+    uint16_t begin;      /* a bit for each of the first 16 characters */
+    char unused[8];
+} KnownKey;
+
+/* All from what stands before the key pid to the value of ts, where pid and tid are numbers. */
+typedef struct {
+    char text[MOST_PLACE_TEXT];
+    unsigned char where, size, pid_at, pid_end, tid_at, tid_end;
+    int64_t track; /* -1: to be found */
+} KnownPlace;
+
+typedef struct {
+    KnownKey of_events[PHASE_GROUPS][FIELDS]; /* by the phase, once it is read, and the field before */
+    KnownKey of_args[KNOWN_KEYS];
+    KnownPlace places[KNOWN_PLACES];
+    unsigned next_place, last_place;
+    char same_args[MOST_SAME];
+    size_t same_size; /* 0: none are known */
+} Known;
+
+/* Tells whether a text stands at p. Both have room for `most` characters where `end` is that far, so that 16 are compared at once. */
+INLINE int stands_at(const char *p, const char *end, const char *text, size_t size, size_t most)
+{
+#if defined(__SSE2__)
+    if ((size_t)(end - p) >= most) {
+        for (size_t at = 0; at < size; at += 16) {
+            __m128i here = _mm_loadu_si128((const __m128i *)(const void *)(p + at));
+            __m128i there = _mm_loadu_si128((const __m128i *)(const void *)(text + at));
+            unsigned differ = ~(unsigned)_mm_movemask_epi8(_mm_cmpeq_epi8(here, there)) & 0xFFFF;
+            if (size - at < 16)
+                return (differ & ((1u << (size - at)) - 1)) == 0;
+            if (differ)
+                return 0;
+        }
+        return 1;
+    }
+#endif
+    return (size_t)(end - p) >= size && memcmp(p, text, size) == 0;
+}
+
+INLINE int is_known_key(const KnownKey *key, const char *p, const char *end, enum where where)
+{
+    if (key->where != where)
+        return 0;
+#if defined(__SSE2__)
+    if (end - p >= MOST_KEY) {
+        __m128i here = _mm_loadu_si128((const __m128i *)(const void *)p);
+        __m128i there = _mm_loadu_si128((const __m128i *)(const void *)key->text);
+        if (~(unsigned)_mm_movemask_epi8(_mm_cmpeq_epi8(here, there)) & key->begin)
+            return 0;
+        return key->size <= 16 || stands_at(p + 16, end, key->text + 16, key->size - 16u, MOST_KEY - 16);
+    }
+#endif
+    return (size_t)(end - p) >= key->size && memcmp(p, key->text, key->size) == 0;
+}
+
+/* A key counts where it stands, unless it has nothing that is counted; see find_string_end. */
+INLINE int may_be_known(const char *key, const char *quote)
+{
+    if (memchr(key, '\\', (size_t)(quote - key)) != NULL)
+        return 0;
+    return !(quote[-1] == 'd' && quote[-2] == 'i' && (quote[-3] == 'p' || quote[-3] == '"')) && !(quote[-1] == 'g' && quote[-2] == '"');
+}
+
+INLINE int keep_key(KnownKey *known, const char *from, const char *key, const char *quote, const char *value, enum where where, unsigned field)
+{
+    size_t size = (size_t)(value - from);
+    if (size > MOST_KEY)
+        return 0;
+    memcpy(known->text, from, size);
+    known->size = (unsigned char)size;
+    known->key_at = (unsigned char)(key - from);
+    known->key_size = (unsigned char)(quote - key);
+    known->where = (unsigned char)where;
+    known->field = (unsigned char)field;
+    known->begin = (uint16_t)(size < 16 ? (1u << size) - 1 : 0xFFFF);
+    return 1;
+}
+
+/* Returns the key of arguments that came behind another one. */
+INLINE const KnownKey *next_key(const Known *known, unsigned before)
+{
+    return &known->of_args[known->of_args[before].next];
+}
+
+/* Keeps a key of arguments; returns its number, or 0 where it is none that can be known. */
+INLINE unsigned keep_arg_key(Known *known, unsigned before, const char *from, const char *key, const char *quote, const char *value, enum where where)
+{
+    if (quote == key || !may_be_known(key, quote))
+        return 0;
+    unsigned number = 1 + (((unsigned char)*key * 5u + (unsigned char)quote[-1] * 3u + (unsigned)(quote - key) * 7u) & (KNOWN_KEYS - 1)) % (KNOWN_KEYS - 1);
+    if (!keep_key(&known->of_args[number], from, key, quote, value, where, 0))
+        return 0;
+    known->of_args[before].next = (unsigned char)number;
+    return number;
+}
+
+INLINE KnownPlace *find_place(Known *known, const char *p, const char *end, enum where where)
+{
+    for (unsigned i = 0; i < KNOWN_PLACES; i++) {
+        unsigned number = (known->last_place + i) % KNOWN_PLACES;
+        KnownPlace *place = &known->places[number];
+        if (place->where == where && stands_at(p, end, place->text, place->size, MOST_PLACE_TEXT)) {
+            known->last_place = number;
+            return place;
+        }
+    }
+    return NULL;
+}
+
+#endif

@@ -1,0 +1,379 @@
+"""A dump of torch's flight recorder as a stream of Chrome JSON, so that all that reads traces reads these as well.
+
+The recorder keeps the last collectives of a process, and each rank writes its own when a job hangs, as a pickle
+(``nccl_trace_rank_0``) or as JSON. A collective becomes a slice on the track of its process group, from when it was enqueued
+(``time_created_ns``) to when its completion was discovered (``time_discovered_completed_ns``): that is how long it was in
+flight. How long it ran is less, and told by ``duration_ms`` where torch measured it; the watchdog of torch looks about ten
+times a second, so both discovered times are late by so much. What never completed is a slice without an end, marked by its
+name; what completed without a time (gloo tells none) is an instant. Sends and receives stand on a track of their own.
+
+A dump names neither rank nor host: the rank is that of the file's name. Its times are ns since the epoch by the wall clock.
+Nor does it say when it was written, which is how long something has hung at least: the time of the file does, as far as it is
+not beyond the timeout of what hung; a copy may be of any time.
+
+Source: torch 2.13 ``torch/csrc/distributed/c10d/FlightRecorderDetail.hpp`` (version 2.10 of the dump) and its dumps.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tracekit.formats.decimal_time import format_us
+from tracekit.formats.json_repair import object_end
+from tracekit.formats.plain_pickle import PickleRefusedError, is_pickle, read_pickle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from tracekit.formats.byte_stream import ByteStream
+
+__all__ = ["FlightDumpStream", "is_flight_dump"]
+
+_MAX_DUMP_BYTES: Final = 64 << 20
+_MAX_TEXT_BYTES: Final = 1 << 30  # of JSON; a pickle can hold one thing many times
+_MAX_ENTRY_BYTES: Final = 1 << 20
+_MAX_HEADER_BYTES: Final = 4 << 20
+_PIECE: Final = 200
+"""So many events are handed on at once."""
+
+_MAX_CHARACTERS: Final = 2000
+_MAX_ITEMS: Final = 64
+_MAX_NS: Final = 2**62
+_MAX_TIMEOUT_MS: Final = 86_400_000
+
+_OF_A_DUMP: Final = re.compile(rb"collective_seq_id|pg_config|pg_status|nccl_comm_state|comm_lib_version")
+_FIRST_KEY: Final = re.compile(
+    rb'\s*\{\s*"(?:comm_lib_version|entries|nccl_comm_state|pg_config|pg_status|version)"\s*:'
+)
+_TRACE: Final = b'"traceEvents"'
+_ENTRIES: Final = re.compile(rb'(?<!\\)"entries"\s*:\s*\[')
+_BETWEEN: Final = re.compile(rb"[\s,]*")
+
+_PROCESS: Final = "flight recorder"
+_CATEGORY: Final = "flight_recorder"
+_UNNAMED: Final = ("", "undefined")
+"""What torch writes where a process group has no description."""
+
+_COPIED: Final = ("state", "retired", "record_id", "op_id", "p2p_seq_id", "timeout_ms", "duration_ms", "thread_name")
+_TIMES: Final = ("time_discovered_started_ns", "time_discovered_completed_ns")
+
+
+def is_flight_dump(head: bytes) -> bool:
+    """Tell whether a file that begins so is a dump of torch's flight recorder, in JSON or a pickle."""
+    if is_pickle(head):
+        return _OF_A_DUMP.search(head) is not None
+    return _FIRST_KEY.match(head) is not None and _OF_A_DUMP.search(head) is not None and _TRACE not in head
+
+
+class _Launch(NamedTuple):
+    """What the parts of one coalesced group have in common: they are launched, and complete, as one."""
+
+    group: int | None
+    is_p2p: bool
+    sequence: int | None
+
+
+class FlightDumpStream:
+    """Reads a dump as Chrome JSON of the object form; to be used like the stream of bytes that it reads from.
+
+    Attributes:
+        foreign: What the file is instead of JSON in the Trace Event Format.
+        path: The file, as it may be printed.
+        compressed: Whether the file is gzip.
+        damage: Why reading stopped before the end of the dump, or None.
+        losses: What cannot be read, by kind.
+
+    Args:
+        source: The file, of which nothing is read yet.
+        written_ns: When it was written, ns since the epoch; None where that is not known.
+    """
+
+    foreign: Final = "flight recorder"
+
+    def __init__(self, source: ByteStream, written_ns: int | None = None) -> None:
+        self.path = source.path
+        self.compressed = source.compressed
+        self.damage: str | None = None
+        self.losses: Counter[str] = Counter()
+        self._source = source
+        self._pieces: Iterator[str] | None = None
+        self._configs: dict[str, Any] = {}
+        self._states: dict[str, Any] = {}
+        self._tracks: set[str] = set()
+        self._written_ns = written_ns
+        self._last_ns = 0
+        self._timeout_ns = 0
+
+    def close(self) -> None:
+        """Close the file."""
+        self._source.close()
+
+    def read(self) -> bytes:
+        """Return the next piece; empty at the end."""
+        if self._pieces is None:
+            self._pieces = self._text()
+        return next(self._pieces, "").encode("utf-8", "replace")
+
+    def _text(self) -> Iterator[str]:
+        """Yield the trace in pieces."""
+        read = self._open()
+        if read is None:
+            return
+        header, entries = read
+        self._configs, self._states = _dict(header.get("pg_config")), _dict(header.get("pg_status"))
+        completed = self._completed(entries())
+        left = _MAX_TEXT_BYTES
+        yield '{"traceEvents":[\n'
+        separator = ""
+        batch: list[str] = []
+        for entry in entries():
+            batch += self._events(entry, completed)
+            if len(batch) >= _PIECE:
+                text = separator + ",\n".join(batch)
+                yield text
+                separator, batch = ",\n", []
+                left -= len(text)
+                if left < 0:
+                    self.damage = f"it makes more than {_MAX_TEXT_BYTES >> 20} MB of events"
+                    return
+        batch += self._end_of_what_hung()
+        about = {key: _text_of(header[key]) for key in ("version", "comm_lib_version") if key in header}
+        end = f'\n],\n"flight_recorder": {json.dumps(about)}'
+        # An object that is not closed is told as a cut file by whoever reads it.
+        yield (separator if batch else "") + ",\n".join(batch) + end + ("" if self.damage else "}\n")
+
+    # The dump.
+
+    def _open(self) -> tuple[dict[str, Any], Callable[[], Iterable[Any]]] | None:
+        """Return the dump without its entries, and what gives these; None, and ``damage``, where it cannot be read."""
+        data = bytearray()
+        while piece := self._source.read():
+            data += piece
+            if len(data) > _MAX_DUMP_BYTES:
+                self.damage = (
+                    f"this is a flight-recorder dump of more than {_MAX_DUMP_BYTES >> 20} MB, which is not read"
+                )
+                return None
+        self.damage = self._source.damage
+        text = bytes(data)
+        return self._open_pickle(text) if is_pickle(text) else self._open_json(text)
+
+    def _open_pickle(self, data: bytes) -> tuple[dict[str, Any], Callable[[], Iterable[Any]]] | None:
+        try:
+            value, whole = read_pickle(data)
+        except PickleRefusedError as error:
+            self.damage = f"this flight-recorder dump cannot be read: {error}"
+            return None
+        if not whole:
+            self.damage = self.damage or "the pickle is cut off"
+        header = _dict(value)
+        found = header.pop("entries", [])
+        entries: list[Any] = found if isinstance(found, list) else []
+        if not header and not entries:
+            self.damage = "this pickle holds no flight-recorder dump" if whole else self.damage
+            return None
+        return header, lambda: entries
+
+    def _open_json(self, text: bytes) -> tuple[dict[str, Any], Callable[[], Iterable[Any]]] | None:
+        begin = _ENTRIES.search(text)
+        if begin is None:
+            header = self._header(text)
+            return None if header is None else (header, tuple)
+        spans: list[tuple[int, int]] = []
+        at = begin.end()
+        while text.startswith(b"{", at := _after(text, at)):
+            end = object_end(text, at, min(len(text), at + _MAX_ENTRY_BYTES))
+            if end < 0:
+                break
+            spans.append((at, end))
+            at = end
+        if not text.startswith(b"]", at):
+            self.damage = self.damage or f"the entries of the dump end in the middle, at byte {at}"
+            rest = b"}"
+        else:
+            rest = b"null" + text[at + 1 :]
+        header = self._header(text[: begin.end() - 1] + rest) if rest != b"}" else {}
+
+        def entries() -> Iterator[Any]:
+            for start, end in spans:
+                try:
+                    yield json.loads(text[start:end].decode("utf-8", "replace"))
+                except (ValueError, RecursionError):
+                    yield None
+
+        return header or {}, entries
+
+    def _header(self, text: bytes) -> dict[str, Any] | None:
+        try:
+            if len(text) > _MAX_HEADER_BYTES:
+                raise ValueError("too long")
+            return _dict(json.loads(text.decode("utf-8", "replace")))
+        except (ValueError, RecursionError):
+            self.damage = self.damage or "what the dump says beside its entries cannot be read"
+            return None
+
+    # Entries.
+
+    @staticmethod
+    def _completed(entries: Iterable[Any]) -> dict[_Launch, int]:
+        """Return when each launch completed, as far as any of its entries tells."""
+        found = {}
+        for entry in entries:
+            completed_ns = _time(_dict(entry).get("time_discovered_completed_ns"))
+            if completed_ns is not None:
+                found[_launch(entry)] = completed_ns
+        return found
+
+    def _events(self, value: Any, completed: dict[_Launch, int]) -> Iterator[str]:
+        """Yield the event of an entry, and before it what names its track where it is the first there."""
+        entry = _dict(value)
+        created_ns = _time(entry.get("time_created_ns"))
+        if created_ns is None:
+            self.losses["entries_without_a_time" if entry else "broken_entries"] += 1
+            return
+        launch = _launch(entry)
+        self._last_ns = max([self._last_ns, created_ns, *(_time(entry.get(key)) or 0 for key in _TIMES)])
+        track = _track(entry, is_p2p=launch.is_p2p)
+        if not self._tracks:
+            yield _metadata("process_name", _PROCESS, {"name": _PROCESS})
+        if track not in self._tracks:
+            self._tracks.add(track)
+            yield _metadata("thread_name", track, {"name": track})
+            yield _metadata("thread_sort_index", track, {"sort_index": min(launch.group or 0, 2**20)})
+        args = self._args(entry, launch)
+        name = _text_of(entry.get("profiling_name")) or "collective"
+        end_ns = _time(entry.get("time_discovered_completed_ns"))
+        status = _dict(self._states.get(str(launch.group)))
+        last = _integer(status.get("last_completed_collective"))
+        if end_ns is None and launch in completed:
+            end_ns, args["completed"] = completed[launch], "with the others of its launch (coalesced)"
+        if end_ns is not None:
+            args.setdefault("completed", "yes")
+            dur = format_us(max(0, end_ns - created_ns)).decode()
+            yield _event("X", track, created_ns, name, args, f', "dur": {dur}')
+        elif entry.get("state") == "completed" or (
+            not launch.is_p2p and last is not None and launch.sequence is not None and launch.sequence <= last
+        ):
+            args["completed"] = "yes; when is not recorded"
+            yield _event("i", track, created_ns, name, args, ', "s": "t"')
+        else:
+            args["completed"] = "no; it timed out" if entry.get("retired") is True else "no"
+            for key in ("last_enqueued_collective", "last_started_collective", "last_completed_collective"):
+                number = _integer(status.get(key))
+                if number is not None:
+                    args[f"{key} of the group"] = number
+            timeout_ms = min(_integer(entry.get("timeout_ms")) or 0, _MAX_TIMEOUT_MS)
+            self._timeout_ns = max(self._timeout_ns, created_ns + timeout_ms * 1_000_000)
+            yield _event("B", track, created_ns, f"{name} (not completed)", args, "")
+
+    def _end_of_what_hung(self) -> list[str]:
+        """Return an instant when the dump was written, so that what has no end is seen for as long as it hung at least."""
+        if self._written_ns is None or self._written_ns <= self._last_ns or self._timeout_ns <= self._last_ns:
+            return []
+        late = self._written_ns > self._timeout_ns
+        end_ns = self._timeout_ns if late else self._written_ns
+        name = "timeout (the file is younger)" if late else "dump written"
+        return [_event("i", _PROCESS, end_ns, name, {}, ', "s": "p"')]
+
+    def _args(self, entry: dict[str, Any], launch: _Launch) -> dict[str, Any]:
+        """Return what is known of a collective; what torch.profiler tells as well is called as there."""
+        group, description = _group(entry)
+        ranks = _dict(self._configs.get(group)).get("ranks")
+        name = _text_of(entry.get("profiling_name"))
+        found: dict[str, Any] = {
+            "Collective name": name.rpartition(":")[2],
+            "Process Group Name": group,
+            "Process Group Description": description,
+            "Process Group Ranks": _text_of(ranks),
+            "Seq": None if launch.is_p2p else launch.sequence,
+        }
+        for key in _COPIED:
+            found[key] = _plain(entry.get(key))
+        for key in _TIMES:
+            found[key] = _time(entry.get(key))
+        for side in ("input", "output"):
+            found[f"{side}_sizes"] = [
+                [number for item in _items(sizes) if (number := _integer(item)) is not None]
+                for sizes in _items(entry.get(f"{side}_sizes"))
+            ]
+            found[f"{side}_dtypes"] = [_text_of(item) for item in _items(entry.get(f"{side}_dtypes"))]
+        found["frames"] = [
+            f"{_text_of(frame.get('name'))} ({_text_of(frame.get('filename'))}:{_integer(frame.get('line'))})"
+            for frame in map(_dict, _items(entry.get("frames")))
+        ]
+        return {key: value for key, value in found.items() if value not in (None, "", [])}
+
+
+def _launch(entry: dict[str, Any]) -> _Launch:
+    is_p2p = entry.get("is_p2p") is True
+    return _Launch(
+        _integer(entry.get("pg_id")), is_p2p, _integer(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id"))
+    )
+
+
+def _group(entry: dict[str, Any]) -> tuple[str, str]:
+    """Return name and description of the process group of an entry."""
+    names = [_text_of(name) for name in _items(entry.get("process_group"))]
+    name, description = (*names, "", "")[:2]
+    return name, "" if description in _UNNAMED else description
+
+
+def _track(entry: dict[str, Any], *, is_p2p: bool) -> str:
+    name, description = _group(entry)
+    title = f"process group {name}" + (f" ({description})" if description else "")
+    return f"{title} send/recv" if is_p2p else title
+
+
+def _event(phase: str, track: str, time_ns: int, name: str, args: dict[str, Any], more: str) -> str:
+    event = {"ph": phase, "cat": _CATEGORY, "name": name, "pid": _PROCESS, "tid": track, "args": args}
+    return f'{json.dumps(event, ensure_ascii=False)[:-1]}, "ts": {format_us(time_ns).decode()}{more}}}'
+
+
+def _metadata(what: str, track: str, args: dict[str, Any]) -> str:
+    event = {"ph": "M", "name": what, "pid": _PROCESS, "tid": track, "args": args}
+    return json.dumps(event, ensure_ascii=False)
+
+
+def _after(text: bytes, at: int) -> int:
+    match = _BETWEEN.match(text, at)
+    return match.end() if match else at
+
+
+# What an entry may hold is anything, and any amount of it.
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _items(value: Any) -> list[Any]:
+    return list(value[:_MAX_ITEMS]) if isinstance(value, (list, tuple)) else []
+
+
+def _integer(value: Any) -> int | None:
+    """Return a whole number that may be a text, as in JSON dumps."""
+    if isinstance(value, str) and len(value) < 20 and value.isascii() and value.removeprefix("-").isdecimal():
+        value = int(value)
+    return value if type(value) is int and abs(value) < 2**63 else None
+
+
+def _time(value: Any) -> int | None:
+    """Return a time in ns since the epoch; JSON dumps have 0 where there is none."""
+    return value if type(value) is int and 0 < value < _MAX_NS else None
+
+
+def _text_of(value: Any) -> str:
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    return value[:_MAX_CHARACTERS] if isinstance(value, str) else ""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bool) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    number = _integer(value)
+    return _text_of(value) if number is None else number

@@ -1,0 +1,160 @@
+"""What a rank lost while it recorded: its own account of it, in its rank traces and in merges of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.formats.rank_trace import DUMP_EVENT, GAP_EVENT, LOSS_EVENT, LOST_EVENTS_KEY, SUMMARY_EVENT
+from tracekit.formats.trace_event import UNSET, decode_or_none
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from tracekit.formats.trace_event import Event
+
+__all__ = [
+    "ACCOUNTS",
+    "CUT",
+    "DROPPED",
+    "FAILED",
+    "GAP_NAME",
+    "Accounts",
+    "RecordedFile",
+    "RecordingLoss",
+    "losses_of_process",
+    "stated_losses",
+]
+
+ACCOUNTS: Final = frozenset({SUMMARY_EVENT, LOSS_EVENT, DUMP_EVENT})
+"""Metadata events that tell what a file lacks."""
+
+DROPPED: Final = "dropped"
+FAILED: Final = "failed"
+CUT: Final = "cut"
+
+GAP_NAME: Final = f'"{GAP_EVENT}"'.encode()
+"""The name of a gap as JSON."""
+
+_UNWRITTEN: Final = "events that could not be written, at least"
+_NO_SUMMARY: Final = "the file ends without its summary"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingLoss:
+    """Something that a rank lost while it recorded.
+
+    Attributes:
+        rank: The rank.
+        path: The file that tells it.
+        kind: `DROPPED` (events are missing), `FAILED` (a handler, a source or the schedule failed) or `CUT` (the recording
+            did not end: its process was killed or is still running).
+        reason: In the words of the file: what was lost, or who failed.
+        count: How many events, or how often; None where nobody knows.
+    """
+
+    rank: int
+    path: str
+    kind: str
+    reason: str
+    count: int | None
+
+
+@dataclass(slots=True)
+class Accounts:
+    """What one file says about itself.
+
+    Attributes:
+        summary: ``args`` of its summary, None without one.
+        lost_events: How many events it lacks because it could not be written.
+        gap_events: The same, from the gaps in it; may include what was lost before the file.
+        is_dump: Whether it is a dump of a flight recorder, which has no summary.
+    """
+
+    summary: dict[str, Any] | None = None
+    lost_events: int = 0
+    gap_events: int = 0
+    is_dump: bool = False
+
+    def note(self, name: str, args: dict[str, Any]) -> None:
+        """Take in one of the metadata events `ACCOUNTS`."""
+        if name == SUMMARY_EVENT:
+            self.summary = args
+        elif name == LOSS_EVENT:
+            self.lost_events += _count(args.get(LOST_EVENTS_KEY))
+        else:
+            self.is_dump = True
+
+    def note_instant(self, event: Event) -> None:
+        """Take in an instant, which may be a gap."""
+        if event.name is not UNSET and bytes(event.name) == GAP_NAME:
+            args = decode_or_none(event.args)
+            self.gap_events += _count(args.get(LOST_EVENTS_KEY)) if isinstance(args, dict) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedFile:
+    """A file of a recording.
+
+    Attributes:
+        path: As it may be shown.
+        start_ns: When its first event is; 0 where it has none.
+        cut: Whether it ends without its closing bracket.
+        accounts: What it says about itself.
+    """
+
+    path: str
+    start_ns: int
+    cut: bool
+    accounts: Accounts
+
+
+def losses_of_process(rank: int, files: Sequence[RecordedFile]) -> list[RecordingLoss]:
+    """Return what a process lost while it recorded, as its files tell.
+
+    The summary of a recording counts for all of its files. Where it is missing, the files' own counts are the least that was
+    lost. A dump of a flight recorder is no recording.
+    """
+    told = [file for file in files if file.accounts.summary is not None]
+    return [loss for file in told for loss in _of_summary(rank, file)] if told else _of_files(rank, files)
+
+
+def stated_losses(header: dict[str, Any], ranks: Collection[int]) -> list[RecordingLoss]:
+    """Return what a merged trace passes on of its ranks."""
+    found = []
+    own = header["tracekit"].get("losses")
+    for entry in own if isinstance(own, list) else []:
+        if not isinstance(entry, dict):
+            continue
+        rank, count = entry.get("rank"), entry.get("count")
+        file, kind, reason = (str(entry.get(key)) for key in ("file", "kind", "reason"))
+        if isinstance(rank, int) and rank in ranks and kind in (DROPPED, FAILED, CUT):
+            found.append(RecordingLoss(rank, file, kind, reason, _count(count) or None))
+    return found
+
+
+def _of_summary(rank: int, file: RecordedFile) -> list[RecordingLoss]:
+    found = []
+    for key, kind in (("dropped", DROPPED), ("failures", FAILED)):
+        counts = (file.accounts.summary or {}).get(key)
+        for reason, count in counts.items() if isinstance(counts, dict) else ():
+            if _count(count):
+                found.append(RecordingLoss(rank, file.path, kind, reason, count))
+    return found
+
+
+def _of_files(rank: int, files: Sequence[RecordedFile]) -> list[RecordingLoss]:
+    found = []
+    for file in files:
+        lost = max(file.accounts.lost_events, file.accounts.gap_events)
+        if lost:
+            found.append(RecordingLoss(rank, file.path, DROPPED, _UNWRITTEN, lost))
+    last = max(files, key=lambda file: (file.start_ns, file.path))
+    # A file that was completed has its closing bracket; only the last one of a recording has a summary.
+    if last.cut:
+        found.append(RecordingLoss(rank, last.path, CUT, _NO_SUMMARY, None))
+    return found
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

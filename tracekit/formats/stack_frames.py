@@ -1,0 +1,178 @@
+"""Stack frames of the Trace Event Format: a table ``stackFrames`` beside the events, in which events name theirs by ``sf``.
+
+``esf`` names the stack at the end of a slice. A frame names the one that called it as its ``parent``. Ids are numbers or texts,
+``7`` and ``"7"`` being one; keys of the table are texts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.formats.trace_event import UNSET, Raw, decode_or_none, encode_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tracekit.formats.trace_event import Event
+
+__all__ = ["PARENT", "STACK_FRAMES", "StackFrames", "frame_key", "numbered_frames", "rename_frames", "renumber"]
+
+STACK_FRAMES: Final = "stackFrames"
+PARENT: Final = "parent"
+"""The key of a frame that names its caller."""
+_FRAME: Final = "sf"
+_END_FRAME: Final = "esf"
+_SAMPLES: Final = "samples"
+_KEYS_END: Final = b'sf"'
+_ID_BYTES: Final = 8
+_MOST_KNOWN: Final = 1000
+_MOST_LISTED: Final = 100
+
+
+def _frame_key(value: Any) -> str | None:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def frame_key(raw: bytes) -> str | None:
+    """Return the key that an id means, from its JSON text; None: it is no id."""
+    return _frame_key(decode_or_none(Raw(raw)))
+
+
+def rename_frames(event: Event, new: Callable[[bytes], Raw]) -> None:
+    """Give an event other ids of frames, where it has any.
+
+    Args:
+        event: Changed in place.
+        new: Returns the JSON text of the new value for that of the old one.
+    """
+    if event.sf is not UNSET:
+        event.sf = new(bytes(event.sf))
+    if event.extra is not UNSET and _END_FRAME in event.extra:
+        event.extra = {**event.extra, _END_FRAME: new(bytes(event.extra[_END_FRAME]))}
+
+
+def numbered_frames(header: Mapping[str, Any]) -> dict[str, int]:
+    """Return for each frame of a trace's table another id, which says nothing about it."""
+    table = header.get(STACK_FRAMES)
+    return {key: number for number, key in enumerate(table if isinstance(table, dict) else (), 1)}
+
+
+def renumber(header: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, Any]:
+    """Return the keys beside the events with other ids in the table of frames, and in ``samples``, which name frames too."""
+
+    def renamed(entry: Any, field: str) -> Any:
+        key = _frame_key(entry.get(field)) if isinstance(entry, dict) else None
+        return entry if key is None or key not in ids else {**entry, field: ids[key]}
+
+    found = dict(header)
+    table, samples = found.get(STACK_FRAMES), found.get(_SAMPLES)
+    if isinstance(table, dict):
+        found[STACK_FRAMES] = {str(ids.get(key, key)): renamed(frame, PARENT) for key, frame in table.items()}
+    if isinstance(samples, list):
+        found[_SAMPLES] = [renamed(sample, _FRAME) for sample in samples]
+    return found
+
+
+class StackFrames:
+    """The frames of one file, under ids that the same frame with the same callers has in every file.
+
+    An id is made of what the frame and its callers say, so that tables of many files can be joined without a word between those
+    who read them, the same frame is there once, and joining them again changes no id.
+
+    Args:
+        table: ``stackFrames`` as it was decoded. What is no frame is passed over; a caller that is not there, or that a frame
+            is a caller of itself by, is left out.
+
+    Attributes:
+        used: The frames that were named, with all their callers: the JSON text of each by its id.
+    """
+
+    def __init__(self, table: Any) -> None:
+        self.used: dict[str, bytes] = {}
+        self._ids: dict[str, str] = {}
+        self._frames: dict[str, tuple[bytes, str | None, str]] = {}
+        self._known: dict[bytes, Raw] = {}
+        frames = (
+            {key: frame for key, frame in table.items() if isinstance(frame, dict)} if isinstance(table, dict) else {}
+        )
+        for key in frames:
+            self._add(key, frames)
+
+    def __bool__(self) -> bool:
+        return bool(self._ids)
+
+    def may_be_named(self, run: bytes) -> bool:
+        """Tell whether events, as they stand in the file, may name a frame of it."""
+        return bool(self._ids) and _KEYS_END in run
+
+    def rename(self, event: Event) -> None:
+        """Give an event the ids of this table; an id that the file's table does not have stays."""
+        rename_frames(event, self._renamed)
+
+    def write_out(self, event: Event) -> None:
+        """Put the frames themselves in the place of ids, for a format without such a table: texts, the innermost first."""
+        rename_frames(event, self._written_out)
+
+    def _add(self, key: str, frames: dict[str, dict[str, Any]]) -> None:
+        """Give a frame and all its callers their ids."""
+        way: dict[str, None] = {}
+        at: str | None = key
+        while at is not None and at in frames and at not in way and at not in self._ids:
+            way[at] = None
+            at = _frame_key(frames[at].get(PARENT))
+        parent = None if at is None else self._ids.get(at)
+        for found in reversed(way):
+            frame = frames[found]
+            # What an id is made of must not depend on an order.
+            fields = {name: frame[name] for name in sorted(frame) if name != PARENT}
+            text = encode_json(fields if parent is None else {**fields, PARENT: parent})
+            # Not to be kept from anybody, only short, and not the same for two frames by chance.
+            name = hashlib.blake2b(text, digest_size=_ID_BYTES).hexdigest()
+            self._ids[found] = name
+            self._frames[name] = text, parent, _words(fields)
+            parent = name
+
+    def _id_of(self, raw: bytes) -> str | None:
+        key = frame_key(raw)
+        return None if key is None else self._ids.get(key)
+
+    def _renamed(self, raw: bytes) -> Raw:
+        known = self._known.get(raw)
+        if known is None:
+            at = name = self._id_of(raw)
+            if name is None:
+                return Raw(raw)
+            known = self._known[raw] = Raw(encode_json(name))
+            while at is not None and at not in self.used:
+                self.used[at], at, _ = self._frames[at]
+        return known
+
+    def _written_out(self, raw: bytes) -> Raw:
+        known = self._known.get(raw)
+        if known is None:
+            at = self._id_of(raw)
+            if at is None:
+                return Raw(raw)
+            stack: list[str] = []
+            while at is not None:
+                _, at, words = self._frames[at]
+                stack.append(words)
+            if len(stack) > _MOST_LISTED:
+                stack[_MOST_LISTED:] = [f"{len(stack) - _MOST_LISTED} more"]
+            if len(self._known) >= _MOST_KNOWN:  # each has all its callers
+                self._known.clear()
+            known = self._known[raw] = Raw(encode_json(stack))
+        return known
+
+
+def _words(fields: dict[str, Any]) -> str:
+    name, category = fields.get("name"), fields.get("category")
+    if isinstance(name, str) and name:
+        return f"{name} ({category})" if isinstance(category, str) and category else name
+    return json.dumps(fields)

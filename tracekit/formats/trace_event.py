@@ -1,0 +1,182 @@
+"""Events of the Trace Event Format, and their JSON: texts in, events out, and back.
+
+Fields that a tool need not look at stay undecoded text, so what is not changed is never touched and decimals stay exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+__all__ = [
+    "REFUSED",
+    "UNSET",
+    "Event",
+    "Raw",
+    "UnsetType",
+    "decode_any",
+    "decode_event",
+    "decode_events",
+    "decode_floats",
+    "decode_integers",
+    "decode_json",
+    "decode_lines",
+    "decode_or_none",
+    "decode_raw_dict",
+    "decode_raw_list",
+    "decode_run",
+    "decode_unusual",
+    "encode_events",
+    "encode_json",
+]
+
+# The name of `Event.extra` in msgspec's eyes; no event has such a key.
+_EXTRA: Final = "tracekit: extra"
+_EXTRA_KEY: Final = b'"tracekit: extra":'
+
+REFUSED: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
+"""What the decoders raise that do not say otherwise."""
+
+
+class Event(Struct, forbid_unknown_fields=True, gc=False, omit_defaults=True):
+    """One event. Every field but ``ph``, ``pid`` and ``tid`` is the JSON text of the value, or UNSET.
+
+    The fields are those of the Trace Event Format document; whatever else an event holds is in ``extra``.
+    """
+
+    ph: str | UnsetType = UNSET
+    cat: Raw | UnsetType = UNSET
+    name: Raw | UnsetType = UNSET
+    pid: int | str | float | UnsetType | None = UNSET
+    tid: int | str | float | UnsetType | None = UNSET
+    ts: Raw | UnsetType = UNSET
+    dur: Raw | UnsetType = UNSET
+    id: Raw | UnsetType = UNSET
+    id2: Raw | UnsetType = UNSET
+    bind_id: Raw | UnsetType = UNSET
+    bp: Raw | UnsetType = UNSET
+    s: Raw | UnsetType = UNSET
+    scope: Raw | UnsetType = UNSET
+    flow_in: Raw | UnsetType = UNSET
+    flow_out: Raw | UnsetType = UNSET
+    tts: Raw | UnsetType = UNSET
+    tdur: Raw | UnsetType = UNSET
+    cname: Raw | UnsetType = UNSET
+    sf: Raw | UnsetType = UNSET
+    stack: Raw | UnsetType = UNSET
+    args: Raw | UnsetType = UNSET
+    extra: dict[str, Raw] | UnsetType = msgspec.field(default=UNSET, name=_EXTRA)
+
+
+_decode_run = msgspec.json.Decoder(list[Event]).decode
+
+
+def decode_run(text: bytes) -> list[Event]:
+    """Decode events with ``,`` between them.
+
+    Raises:
+        msgspec.MsgspecError: It is no valid JSON, or an event has keys that the format does not know.
+    """
+    return _decode_run(b"[%b]" % text)
+
+
+decode_event = msgspec.json.Decoder(Event).decode
+"""Decode one event whose keys are those of the format."""
+decode_raw_dict = msgspec.json.Decoder(dict[str, Raw]).decode
+"""Decode a JSON object, leaving each value as the text it is."""
+decode_any = msgspec.json.Decoder().decode
+"""Decode any JSON value; see `decode_json`."""
+decode_raw_list = msgspec.json.Decoder(list[Raw]).decode
+"""Decode a JSON array, leaving each item as the text it is."""
+decode_integers = msgspec.json.Decoder(list[int]).decode
+"""Decode a JSON array of integers."""
+decode_floats = msgspec.json.Decoder(list[float]).decode
+"""Decode a JSON array of numbers."""
+_encoder = msgspec.json.Encoder()
+_FIELDS: Final = frozenset(Event.__struct_fields__) - {"extra"}
+
+
+def decode_json(text: bytes | Raw) -> Any:
+    """Decode any JSON value.
+
+    Raises:
+        ValueError: It is no JSON, not valid UTF-8, or nested too deeply.
+    """
+    try:
+        return decode_any(text)
+    except REFUSED as error:
+        raise ValueError(str(error)) from error
+
+
+def decode_or_none(text: Raw | UnsetType) -> Any:
+    """Decode a field of an event; None where it is absent or cannot be decoded."""
+    if text is UNSET:
+        return None
+    try:
+        return decode_json(text)
+    except ValueError:
+        return None
+
+
+def encode_json(value: Any) -> bytes:
+    """Encode a value as compact JSON (``Raw`` parts verbatim)."""
+    return _encoder.encode(value)
+
+
+def encode_events(events: list[Event]) -> bytes:
+    """Return the events as JSON objects separated by ``,`` (and, between runs that hold unknown keys, a newline)."""
+    text = _encoder.encode(events)[1:-1]
+    if _EXTRA_KEY not in text:
+        return text
+    return b",\n".join(_encode_event(event) for event in events)
+
+
+def decode_events(text: bytes) -> list[Event]:
+    """Return the events that `encode_events` wrote."""
+    text = b"[" + text + b"]"
+    try:
+        return _decode_run(text)
+    except REFUSED:
+        return [decode_unusual(raw) for raw in decode_raw_list(text)]
+
+
+def decode_lines(text: bytes) -> tuple[list[Event], int]:
+    """Decode events, one a line with ``,`` at its end, as in a rank trace; returns them, and how many lines are no event."""
+    try:
+        return _decode_run(b"[%b]" % text.rstrip(b", \t\r\n")), 0
+    except REFUSED:
+        events: list[Event] = []
+        refused = 0
+        for line in text.split(b"\n"):
+            event = line.strip(b", \t\r")
+            try:
+                events += decode_events(event) if event else ()
+            except REFUSED:
+                refused += 1
+        return events, refused
+
+
+def decode_unusual(text: bytes | Raw) -> Event:
+    """Decode an event with keys that the format does not know, or a ``pid`` or ``tid`` of an odd type."""
+    fields = decode_raw_dict(text)
+    known: dict[str, Any] = {key: value for key, value in fields.items() if key in _FIELDS}
+    extra = {key: value for key, value in fields.items() if key not in _FIELDS}
+    for key in ("ph", "pid", "tid"):
+        if key in known:
+            value = decode_any(known[key])
+            known[key] = value if isinstance(value, (str, int, float)) and not isinstance(value, bool) else None
+    if not isinstance(known.get("ph", ""), str):
+        known["ph"] = str(known["ph"])
+    return Event(**known, extra=extra or UNSET)
+
+
+def _encode_event(event: Event) -> bytes:
+    if event.extra is UNSET:
+        return _encoder.encode(event)
+    extra, event.extra = event.extra, UNSET
+    known, others = _encoder.encode(event)[:-1], _encoder.encode(extra)[1:]
+    text = known + (b"," if known != b"{" else b"") + others
+    event.extra = extra
+    return text
