@@ -20,6 +20,8 @@ LARGEST_BYTES: Final = 64 << 10
 _ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _LARGEST: Final = (1 << 63) - 1
 _LARGEST_RANK: Final = (1 << 31) - 1
+_LARGEST_WORLD: Final = 1_000_000
+_SHORTEST_STEP_S: Final = 1e-6
 _LONGEST_SECONDS: Final = 30 * 24 * 3600.0
 _LATEST_TIME: Final = 4e9  # the year 2096, in seconds since the epoch; milliseconds by mistake are beyond it
 _LONGEST_TEXT: Final = 4096
@@ -209,8 +211,11 @@ class RankStatus:
         """Read a document; raises `ConfigError` for what is none."""
         fields = _Fields.read(data, "the status of a rank")
         rank, world_size, pid = fields.integer("rank"), fields.integer("world_size"), fields.integer("pid")
-        if rank is None or world_size is None or pid is None or not rank < world_size <= _LARGEST_RANK:
+        if rank is None or world_size is None or pid is None or not rank < world_size:
             raise ConfigError("the status of a rank: rank, world_size and pid must say who it is")
+        if world_size > _LARGEST_WORLD:
+            raise ConfigError(f"the status of a rank: world_size must be at most {_LARGEST_WORLD}")
+        step_seconds = fields.number("step_seconds", most=_LONGEST_SECONDS)
         refused = fields.texts("refused")
         capture = fields.document.get("capture")
         return cls(
@@ -225,7 +230,8 @@ class RankStatus:
             listening=fields.flag("listening"),
             look_seconds=fields.number("look_seconds", most=_LONGEST_SECONDS) or 0.0,
             batch=fields.integer("batch") or 0,
-            step_seconds=fields.number("step_seconds", most=_LONGEST_SECONDS),
+            # No batch is that short, and a start would be reckoned beyond all numbers.
+            step_seconds=None if step_seconds is None or step_seconds < _SHORTEST_STEP_S else step_seconds,
             capture=None if capture is None else CaptureStatus.read(capture),
             refused=(refused[0], refused[1]) if len(refused) == 2 else None,
         )

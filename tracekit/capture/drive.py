@@ -24,6 +24,8 @@ _SAFETY: Final = 1.25
 _LARGEST_SPREAD_S: Final = 10.0
 _GRACE_STEPS: Final = 3
 _LEAST_EXPIRY_S: Final = 60.0
+_MOST_ABSENT: Final = 10_000
+"""Of ranks that have said nothing, those below this number are waited for: one that says of how many it is may be wrong."""
 
 
 @dataclass(slots=True)
@@ -156,7 +158,9 @@ class Drive:
         answered = [status for status in statuses.values() if self._has_answered(status)]
         # Of an earlier run there may be files of more ranks than this run has.
         told = answered or [status for status in statuses.values() if status.listening and not is_gone(status)]
-        return list(range(max((status.world_size for status in told), default=0)))
+        world_size = max((status.world_size for status in told), default=0)
+        known = {rank for rank in statuses if rank < world_size}
+        return sorted(known.union(range(min(world_size, _MOST_ABSENT))))
 
     def _has_answered(self, status: RankStatus) -> bool:
         of_capture = status.capture is not None and status.capture.id == self.request.id

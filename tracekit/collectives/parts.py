@@ -16,7 +16,8 @@ from sys import intern
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit.formats.event_fields import raw_field, time_field
-from tracekit.formats.trace_reader import UNSET, Event, TraceReader, decode_or_none
+from tracekit.formats.trace_event import UNSET, Event, decode_or_none
+from tracekit.formats.trace_reader import TraceReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
+from tracekit.arguments import check_path
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import ConfigError, StorageError
-from tracekit.events import WIDTH
+from tracekit.events import WIDTH, earliest
 from tracekit.formats.rank_trace import COMPANION_EVENT
 from tracekit.handlers.base import Recording, Summary, TraceHandler
 from tracekit.handlers.gap import Gap, count_events, span_ns
@@ -27,6 +27,7 @@ from tracekit.outbox.remote import GONE
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from tracekit.arguments import StrPath
     from tracekit.clock import Anchor, ClockOffset, ClockStep
     from tracekit.events import EventBatch
     from tracekit.timestamp import Time, Timestamp
@@ -92,19 +93,19 @@ class JSONTraceHandler(TraceHandler):
 
     def __init__(
         self,
-        filename: str | os.PathLike[str] = DEFAULT_NAME,
+        filename: StrPath = DEFAULT_NAME,
         *,
         rotate_bytes: int | None = None,
         rotate_seconds: float | None = None,
         rotate_every: Time | str | None = None,
         num_traces_to_keep: int | None = None,
         max_total_bytes: int | None = None,
-        spool: str | os.PathLike[str] | None = None,
+        spool: StrPath | None = None,
         spool_bytes: int = DEFAULT_SPOOL_BYTES,
         mode: int = PRIVATE_MODE,
     ) -> None:
         self._rotation = Rotation.of(rotate_bytes, rotate_seconds, rotate_every)
-        name = DEFAULT_PARTS_NAME if self._rotation and filename == DEFAULT_NAME else os.fspath(filename)
+        name = DEFAULT_PARTS_NAME if self._rotation and filename == DEFAULT_NAME else check_path("filename", filename)
         if storage.is_remote(name):
             name = _numbered(name)
             self._rotation = self._rotation or _SEGMENTS
@@ -209,7 +210,7 @@ class JSONTraceHandler(TraceHandler):
         newest = None if self._rotation is None else _newest(batch)
         if self._file is None or (newest is not None and self._is_full(self._file, *newest)):
             # The first batch names its file; it began when this batch's first event happened.
-            self._begin_file(batch.timestamps.at(min(batch.records[1::WIDTH])), batch)
+            self._begin_file(batch.timestamps.at(earliest(batch.records)), batch)
         self._open_slices.follow(batch.records)
         self._tables = dataclasses.replace(batch, records=())
         if newest is not None:

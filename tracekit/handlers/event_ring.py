@@ -45,7 +45,7 @@ class _Chunk:
 class EventRing:
     """Keeps the newest events; used by one thread.
 
-    A record takes 32 bytes here (in the profiler's own list about 100), and nothing that the garbage collector visits. A slice
+    A record takes 32 bytes here (in a list of Python about 100), and nothing that the garbage collector visits. A slice
     is kept as long as its end is, with its true start. What is dropped is dropped in the pieces in which it was delivered.
 
     Args:

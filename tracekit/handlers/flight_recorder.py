@@ -26,6 +26,7 @@ from tracekit.naming import shown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tracekit.arguments import StrPath
     from tracekit.clock import Anchor, ClockOffset, ClockStep
     from tracekit.events import EventBatch
     from tracekit.timestamp import Timestamp
@@ -81,7 +82,7 @@ class FlightRecorder(TraceHandler):
 
     def __init__(
         self,
-        filename: str | os.PathLike[str] = DEFAULT_NAME,
+        filename: StrPath = DEFAULT_NAME,
         *,
         seconds: float = 30.0,
         max_bytes: int = 64 << 20,

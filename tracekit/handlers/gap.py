@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracekit.events import BEGIN, END, WIDTH
+from tracekit.events import BEGIN, END, WIDTH, count_kinds
 from tracekit.formats.chrome_writer import encode_value
 from tracekit.formats.rank_trace import GAP_EVENT
 
@@ -99,7 +99,8 @@ class Gap:
 
 def count_events(batch: EventBatch) -> int:
     """Return how many events a batch has, a slice counting at its finish."""
-    return len(batch) - batch.records[2::WIDTH].count(BEGIN)
+    (begins,) = count_kinds(batch.records, BEGIN)
+    return len(batch) - begins
 
 
 def span_ns(batch: EventBatch) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracekit.events import BEGIN, END, WIDTH
+from tracekit.events import BEGIN, END, WIDTH, count_kinds, places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,13 +31,11 @@ class OpenSlices:
 
     def follow(self, records: Sequence[Any]) -> None:
         """Take in the records of a batch (see `tracekit.events`)."""
-        kinds = records[2::WIDTH]
-        if BEGIN not in kinds and END not in kinds:
+        if not any(count_kinds(records, BEGIN, END)):
             return
         edges = [
-            (records[at * WIDTH + 1], kind, records[at * WIDTH], records[at * WIDTH + 3])
-            for at, kind in enumerate(kinds)
-            if kind in (BEGIN, END)
+            (records[at * WIDTH + 1], records[at * WIDTH + 2], records[at * WIDTH], records[at * WIDTH + 3])
+            for at in places(records, BEGIN, END)
         ]
         # Stable: at one time, what ends stands before what begins.
         for time_ns, kind, label, track in sorted(edges, key=lambda edge: edge[0]):

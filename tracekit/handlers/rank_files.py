@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.arguments import check_whole
+from tracekit.arguments import check_path, check_whole
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import ConfigError, StorageError
 from tracekit.formats.segment_index import index_name
@@ -22,6 +22,7 @@ from tracekit.storage import basename, is_remote
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tracekit.arguments import StrPath
     from tracekit.handlers.base import Recording
     from tracekit.handlers.rotation import Retention
     from tracekit.timestamp import Timestamp
@@ -52,7 +53,7 @@ class RankFiles:
         name: FileName,
         retention: Retention,
         *,
-        spool: str | os.PathLike[str] | None = None,
+        spool: StrPath | None = None,
         spool_bytes: int = DEFAULT_SPOOL_BYTES,
         mode: int = PRIVATE_MODE,
     ) -> None:
@@ -190,13 +191,13 @@ class RankFiles:
         self._retention.add(path)
 
 
-def trace_name(filename: str | os.PathLike[str], number: str) -> FileName:
+def trace_name(filename: StrPath, number: str) -> FileName:
     """Return the template of a JSON trace, which may have a field ``number``.
 
     Raises:
         ConfigError: It is wrong, or does not end as a JSON trace does.
     """
-    name = os.fspath(filename)
+    name = check_path("filename", filename)
     template = FileName(name, number)
     if not name.endswith((".json", ".json.gz")):
         raise ConfigError(f"file name {shown(name)}: a JSON trace must end with .json or .json.gz")

@@ -36,43 +36,44 @@ class AttachedMarkers:
         self._buffer = buffer
         self._states = marker_states(clock)
         self._task_tracks = TaskTracks(buffer)
-        self._markers: list[Marker] = []
+        self._markers: dict[int, Marker] = {}  # by identity: two threads may add one at once
         self._action: ProfilerAction | None = None  # nothing is recorded
 
     def add(self, marker: Marker) -> None:
         """Have a marker record into the buffer."""
         marker.attach(self._buffer, self._states, self._task_tracks)
-        self._markers.append(marker)
+        self._markers[id(marker)] = marker
         if self._action is not None:
             marker.set_recording(self._action in marker.actions, self.observer)
 
     def let_go(self, markers: Iterable[Marker]) -> None:
         """Detach some markers, so that another profiler can have them."""
-        released = {id(marker) for marker in markers}
         with self._buffer.lock:
-            for marker in self._markers:
-                if id(marker) in released:
+            for marker in markers:
+                if self._markers.pop(id(marker), None) is not None:
                     marker.detach()
-        self._markers = [marker for marker in self._markers if id(marker) not in released]
 
     def pass_to(self, action: ProfilerAction | None) -> None:
         """Have every marker do what it does during an action of the schedule; None: record nothing."""
         self._action = action
         with self._buffer.lock:
-            for marker in list(self._markers):
+            for marker in self._all():
                 marker.set_recording(action in marker.actions, self.observer)
 
     def open_slices(self) -> list[OpenSlice]:
         """Return the slices that are being recorded now."""
-        return [slice_ for marker in list(self._markers) for slice_ in marker.open_slices()]
+        return [slice_ for marker in self._all() for slice_ in marker.open_slices()]
 
     def detach(self) -> None:
         """Detach all; when the last records have been taken."""
         with self._buffer.lock:
-            for marker in self._markers:
+            for marker in self._all():
                 marker.detach()
 
     def abandon_in_child(self) -> None:
         """Have all forget the parent's recording in a forked child."""
-        for marker in self._markers:
+        for marker in self._all():
             marker.abandon_in_child()
+
+    def _all(self) -> list[Marker]:
+        return list(self._markers.values())

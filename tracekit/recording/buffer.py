@@ -1,16 +1,16 @@
 """Where markers put their records: one flat list, the labels, and the track of every thread.
 
-This is the recording half of a seam (fixed-width records in; bytes out in the handlers): a compiled buffer can take its
-place without a change elsewhere.
+This is the recording half of a seam (fixed-width records in; bytes out in the handlers): with a compiled core, what keeps
+the records looks like a list and is none, see `tracekit.recording.compiled`.
 """
 
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.events import Label, Track
+from tracekit.recording.compiled import BufferBase, forget_threads, new_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ NEVER_NS: Final = 1 << 62
 """A monotonic time that no clock reaches."""
 
 
-class RecordBuffer:
+class RecordBuffer(BufferBase):
     """Records of one profiler, its labels and tracks.
 
     Thread-safe: every change is one operation of a list or dict, atomic under the interpreter lock; labels are made under a
@@ -47,19 +47,14 @@ class RecordBuffer:
     __slots__ = (
         "_label_numbers",
         "_local",
-        "due_ns",
         "labels",
         "lock",
         "look_after",
-        "lost_events",
-        "records",
-        "refused_values",
-        "track_of_thread",
         "tracks",
     )
 
     def __init__(self) -> None:
-        self.records: list[Any] = []
+        self.records: list[Any] = new_records()
         self.labels: list[Label] = []
         # Track 0 stands for "no track", so that a marker can use 0 for "not open".
         self.tracks: list[Track] = [Track(0, "")]
@@ -109,6 +104,8 @@ class RecordBuffer:
 
     def take(self, count: int) -> list[Any]:
         """Remove and return the first ``count`` entries; markers may go on appending meanwhile."""
+        if not isinstance(self.records, list):
+            return self.records.take(count)
         taken = self.records[:count]
         del self.records[:count]
         return taken
@@ -120,9 +117,8 @@ def _nothing(_now_ns: int) -> None:
 
 DETACHED: Final = RecordBuffer()
 """The buffer of markers that have none: nothing is recorded into it."""
-DETACHED.due_ns = (
-    0  # an exit that was looked up while its marker recorded goes the slow way, which finds nothing to record
-)
+# An exit that was looked up while its marker recorded goes the slow way, which finds nothing to record.
+DETACHED.due_ns = 0
 
 
 class _Farewell:
@@ -135,8 +131,11 @@ class _Farewell:
         self._ident = ident
 
     def __del__(self) -> None:
-        with suppress(AttributeError):  # Ctrl-C came while it was made
+        try:
             self._tracks.pop(self._ident, None)
+            forget_threads()
+        except (AttributeError, TypeError):
+            pass  # Ctrl-C came while it was made; or this is the interpreter's end, and what would be called is gone
 
 
 def _thread_name(ident: int) -> str:

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    from typing import Protocol
 
-    from tracekit.recording.marker import Marker
+    class _Marker(AbstractContextManager[Any], AbstractAsyncContextManager[Any], Protocol):
+        """What stands around a run, in a thread or a task."""
+
 
 __all__ = ["decorate"]
 
 
-def decorate(marker: Marker, function: Callable[..., Any]) -> Callable[..., Any]:
+def decorate(marker: _Marker, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``function`` wrapped so that each call, or each run of a generator, is a slice of the marker."""
     if inspect.iscoroutinefunction(function):
         return _coroutine(marker, function)
@@ -25,7 +29,7 @@ def decorate(marker: Marker, function: Callable[..., Any]) -> Callable[..., Any]
     return _function(marker, function)
 
 
-def _function(marker: Marker, function: Callable[..., Any]) -> Callable[..., Any]:
+def _function(marker: _Marker, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         with marker:
@@ -34,7 +38,7 @@ def _function(marker: Marker, function: Callable[..., Any]) -> Callable[..., Any
     return wrapper
 
 
-def _coroutine(marker: Marker, function: Callable[..., Any]) -> Callable[..., Any]:
+def _coroutine(marker: _Marker, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
         async with marker:
@@ -43,7 +47,7 @@ def _coroutine(marker: Marker, function: Callable[..., Any]) -> Callable[..., An
     return wrapper
 
 
-def _generator(marker: Marker, function: Callable[..., Any]) -> Callable[..., Any]:
+def _generator(marker: _Marker, function: Callable[..., Any]) -> Callable[..., Any]:
     # The slice ends at every yield: between two values the caller runs, and records slices of its own.
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
@@ -71,7 +75,7 @@ def _generator(marker: Marker, function: Callable[..., Any]) -> Callable[..., An
     return wrapper
 
 
-def _async_generator(marker: Marker, function: Callable[..., Any]) -> Callable[..., Any]:
+def _async_generator(marker: _Marker, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         inner = function(*args, **kwargs)

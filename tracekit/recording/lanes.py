@@ -49,24 +49,21 @@ class Lanes:
             opened: The slices that are open at the cut.
             cut_ns: The monotonic time of this flush.
         """
-        starts, tracks = records[1::WIDTH], records[3::WIDTH]
         open_now = {slice_[1:]: slice_ for slice_ in opened}
         if len(open_now) < len(opened):
             count = Counter(slice_[1:] for slice_ in opened)
             self._twins.update(key for key in count if count[key] > 1)
             opened = list(open_now.values())
-        finished = [
-            (key, _find(starts, tracks, *key)) for key in self._announced if key not in open_now or key in self._twins
-        ]
+        ended = [key for key in self._announced if key not in open_now or key in self._twins]
+        finished = _find_all(records, ended)
         lost = sorted((key for key, index in finished if index is None and key not in open_now), reverse=True)
         if lost:
             # Neither open nor ended: an end that there was no memory for, or that Ctrl-C took. It ends here, the inner first.
             for start, track in lost:
                 records += (self._announced[start, track][0], start, cut_ns, track)
-            starts, tracks = records[1::WIDTH], records[3::WIDTH]
-            finished = [(key, _find(starts, tracks, *key) if index is None else index) for key, index in finished]
+            finished = _find_all(records, ended)
         cut_short: list[Any] = []
-        for track in self._look(starts, records[2::WIDTH], tracks, opened):
+        for track in self._look(records, opened):
             # In front, since what is cut short ends at the same time as what was around it, and must end first.
             cut_short[:0] = self._untangle(track, records, opened)
         for key, index in finished:
@@ -81,19 +78,24 @@ class Lanes:
                 records += (label, start, BEGIN, track)
         return cut_short + records if cut_short else records
 
-    def _look(self, starts: list[int], ends: list[int], tracks: list[Any], opened: Sequence[OpenSlice]) -> set[int]:
+    def _look(self, records: list[Any], opened: Sequence[OpenSlice]) -> set[int]:
         """Find the tracks on which slices overlap. This is a part of what every slice costs.
 
         Slices come in the order of their ends, so that one is nested if those it does not contain ended before it started.
         """
+        still_open = sorted(opened, key=_start, reverse=True)
+        if not isinstance(records, list):
+            return records.overlapping(
+                [entry for _, start, track in still_open for entry in (0, start, _STILL_OPEN, track)]
+            )
         tangled: set[int] = set()
         # By track, the starts and the ends of slices that nothing contains yet, but for the last of them: that is in `last_...`.
         stacks: dict[int, tuple[list[int], list[int]]] = {}
         around_starts, around_ends = [], []  # those of the track of the last slice
         last_track = last_start = last_end = -1
-        slices: Iterable[tuple[int, int, Any]] = zip(starts, ends, tracks, strict=True)
+        columns = records[1::WIDTH], records[2::WIDTH], records[3::WIDTH]
+        slices: Iterable[tuple[int, int, Any]] = zip(*columns, strict=True)
         if opened:
-            still_open = sorted(opened, key=_start, reverse=True)
             slices = chain(slices, ((start, _STILL_OPEN, track) for _, start, track in still_open))
         for start, end, track in slices:
             if end < 0:
@@ -181,6 +183,14 @@ class Lanes:
         ends[lane] = [end]
         begun.add((lane, start))
         return lane
+
+
+def _find_all(records: list[Any], keys: Iterable[tuple[int, int]]) -> list[tuple[tuple[int, int], int | None]]:
+    """Return each key, (start, track), with the index of its slice, or None where it is not among the records."""
+    if not isinstance(records, list):
+        return [(key, records.find(*key)) for key in keys]
+    starts, tracks = records[1::WIDTH], records[3::WIDTH]
+    return [(key, _find(starts, tracks, *key)) for key in keys]
 
 
 def _find(starts: list[int], tracks: list[Any], start: int, track: int) -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import copyreg
 import os
+import threading
 import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -40,7 +41,7 @@ DEFAULT_ACTIONS: Final = frozenset({ProfilerAction.WARMUP, ProfilerAction.ACTIVE
 class MarkerTable:
     """Markers by everything that makes them different, so that asking again gives the same one.
 
-    Thread-safe: two threads that ask for a new marker at once get the same one.
+    Thread-safe: two threads that ask for a new marker at once get the same one, and none gets one that does not record yet.
     """
 
     __slots__ = ("_by_key",)
@@ -58,8 +59,10 @@ class MarkerTable:
         actions: Iterable[ProfilerAction] = DEFAULT_ACTIONS,
         record_instant_on_start: bool = False,
         record_instant_on_finish: bool = False,
-    ) -> tuple[Marker, bool]:
-        """Return the marker, and whether it was made just now."""
+        *,
+        adopt: Callable[[Marker], object],
+    ) -> Marker:
+        """Return the marker; a new one is adopted first."""
         key = (
             _text(name),
             _texts(categories),
@@ -68,11 +71,13 @@ class MarkerTable:
             bool(record_instant_on_finish),
         )
         marker = self._by_key.get(key)
-        if marker is not None:
-            return marker, False
-        new = Marker(*key[:3], record_instant_on_start=key[3], record_instant_on_finish=key[4])
-        marker = self._by_key.setdefault(key, new)  # atomic
-        return marker, marker is new
+        if marker is None:
+            new = Marker(*key[:3], record_instant_on_start=key[3], record_instant_on_finish=key[4])
+            # Before any other thread can find it: this one may have to wait for its next turn, and what the others record
+            # with a marker that is not adopted is lost.
+            adopt(new)
+            marker = self._by_key.setdefault(key, new)  # atomic
+        return marker
 
 
 def _text(name: object) -> str:
@@ -94,6 +99,9 @@ def _texts(categories: object) -> tuple[str, ...]:
 _active: list[Profiler] = []
 """Profilers that have been started and not stopped, the innermost last."""
 
+_lock = threading.RLock()
+"""Held while profilers become active and cease to be, which threads may do at once. Re-entrant, for signal handlers."""
+
 _module_markers: Final = MarkerTable()
 """Markers made by `tracekit.marker`, which record into the innermost active profiler."""
 
@@ -106,7 +114,8 @@ _known: Final[weakref.WeakSet[Profiler]] = weakref.WeakSet()
 
 def active_profiler() -> Profiler | None:
     """Return the innermost profiler that has been started and not stopped, or None."""
-    return _active[-1] if _active else None
+    innermost = _active[-1:]  # at once: another thread may stop it
+    return innermost[0] if innermost else None
 
 
 def marker(
@@ -125,9 +134,11 @@ def marker(
 
     Args: as for `Profiler.marker`. Thread-safe.
     """
-    found, is_new = _module_markers.get(name, categories, actions, record_instant_on_start, record_instant_on_finish)
-    if is_new and _active:
-        _active[-1].adopt(found)
+    found = _module_markers.get(
+        name, categories, actions, record_instant_on_start, record_instant_on_finish, adopt=_adopt_by_active
+    )
+    if not found.attached:  # or by a profiler that another thread has started since
+        _adopt_by_active(found)
     return found
 
 
@@ -136,24 +147,26 @@ def activate(profiler: Profiler) -> None:
     if not _known:
         _register_hooks()
     _known.add(profiler)
-    if _active:
-        _active[-1].release(_shared_markers())
-    _active.append(profiler)
-    for found in _shared_markers():
-        profiler.adopt(found)
+    with _lock:
+        outer = active_profiler()
+        if outer is not None:
+            outer.release(_shared_markers())
+        _active.append(profiler)
+        for found in _shared_markers():
+            profiler.adopt(found)
 
 
 def deactivate(profiler: Profiler) -> None:
     """Take a profiler out; the one that was active before gets the module-level markers back."""
-    if profiler not in _active:
-        return
-    innermost = _active[-1] is profiler
-    _active.remove(profiler)
-    if innermost:
-        profiler.release(_shared_markers())
-        if _active:
+    with _lock:
+        if profiler not in _active:
+            return
+        innermost = _active[-1] is profiler
+        _active.remove(profiler)
+        if innermost:
+            profiler.release(_shared_markers())
             for found in _shared_markers():
-                _active[-1].adopt(found)
+                _adopt_by_active(found)
 
 
 def inherit(markers: MarkerTable) -> None:
@@ -163,8 +176,13 @@ def inherit(markers: MarkerTable) -> None:
 
 def adopt_in_child(found: Marker) -> None:
     """In a forked child: the same for a marker that the parent's profiler was asked for just now."""
-    if _active:
-        _active[-1].adopt(found)
+    _adopt_by_active(found)
+
+
+def _adopt_by_active(found: Marker) -> None:
+    innermost = active_profiler()
+    if innermost is not None:
+        innermost.adopt(found)
 
 
 def _shared_markers() -> list[Marker]:
@@ -191,6 +209,8 @@ def _at_exit() -> None:
 
 def _after_fork_in_child() -> None:
     # No logging here: another thread of the parent may have held the lock of a logging handler (dd-trace-py #18900).
+    global _lock  # noqa: PLW0603 - another thread of the parent may have held it
+    _lock = threading.RLock()
     for profiler in list(_known):
         profiler.abandon_in_child()
     _active.clear()

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast, overloa
 
 from tracekit.events import INSTANT
 from tracekit.recording.buffer import DETACHED
+from tracekit.recording.compiled import MarkerBase, compiled
 from tracekit.recording.decorate import decorate
-from tracekit.recording.tasks import TaskTracks, current_owner
+from tracekit.recording.tasks import TaskTracks, current_owner, current_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -76,7 +77,8 @@ class MarkerStates(NamedTuple):
     shared: type[Marker]
 
 
-class Marker:
+@compiled("idle")
+class Marker(MarkerBase):
     """Records slices, instants and counters under one name. Made by `Profiler.marker` or `tracekit.marker`.
 
     Use it as ``with marker:``, ``async with marker:``, a decorator (of functions, generators, coroutines and async
@@ -98,20 +100,13 @@ class Marker:
     # may come when the marker records again, is not taken for the finish of a recorded one.
     __slots__ = (
         "__weakref__",
-        "_buffer",
         "_carried",
         "_clock",
-        "_clones",
-        "_contended",
-        "_label",
         "_observer",
         "_recording",
-        "_skipped",
         "_stacks",
-        "_start",
         "_states",
         "_task_tracks",
-        "_track",
         "actions",
         "categories",
         "name",
@@ -185,7 +180,17 @@ class Marker:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.__exit__(exc_type, exc, traceback)
+        if self._ends_task():
+            self._exit_slow(exc_type, self._clock())
+        else:
+            self.__exit__(exc_type, exc, traceback)
+
+    def _ends_task(self) -> bool:
+        """Whether the slice that the task which runs ends is open here, not in a marker behind this one.
+
+        Of a thread, what began before this marker was shared ends last; its tasks end in any order.
+        """
+        return bool(self._stacks.get(current_task()))
 
     def _push(self, start: int, track: int) -> None:
         self._contended += 1
@@ -202,6 +207,9 @@ class Marker:
         buffer = self._buffer
         track = track or buffer.thread_track()
         start = self._clock()
+        if buffer is not self._buffer:  # it has passed to another profiler, with other tracks
+            self.__enter__()
+            return
         self._push(start, track)
         if self.record_instant_on_start:
             buffer.records.extend((self._label, start, INSTANT, track))
@@ -263,6 +271,12 @@ class Marker:
                 return owner, stack
         return 0, None
 
+    def _mine(self) -> Marker:
+        return self  # it was shared a moment ago
+
+    def _clone(self) -> Marker:
+        return self
+
     def _share(self) -> None:
         """Pass to the state of a marker that several threads use at once."""
         with self._buffer.lock:  # or the profiler could pass it to another state meanwhile
@@ -308,6 +322,11 @@ class Marker:
         return cast("F", decorate(self, function))
 
     # ---- attached to a profiler ---------------------------------------------------------------------------------------
+
+    @property
+    def attached(self) -> bool:
+        """Whether a profiler has adopted it."""
+        return self._buffer is not DETACHED
 
     def attach(self, buffer: RecordBuffer, states: MarkerStates, task_tracks: TaskTracks) -> None:
         """Record into a buffer from now on; still idle until `set_recording`."""

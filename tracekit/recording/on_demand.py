@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tracekit import storage
-from tracekit.arguments import check_seconds, check_whole
+from tracekit.arguments import check_path, check_seconds, check_whole
 from tracekit.capture.documents import Request, new_id
 from tracekit.clock import SYSTEM_CLOCK, Clock
 from tracekit.errors import ConfigError
@@ -23,6 +23,7 @@ from tracekit.recording.schedule import CyclicSchedule, ProfilerAction
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tracekit.arguments import StrPath
     from tracekit.events import EventBatch
     from tracekit.handlers.base import Recording
     from tracekit.recording.schedule import Schedule
@@ -46,7 +47,7 @@ class OnDemand(TraceHandler):
 
     def __init__(
         self,
-        folder: str | os.PathLike[str] | None,
+        folder: StrPath | None,
         *,
         on_signal: int | None,
         signal_all_ranks: bool,
@@ -62,7 +63,7 @@ class OnDemand(TraceHandler):
             raise ConfigError(
                 f"on_demand: base must be a schedule, such as cyclic_schedule(...), or None, not {base!r}"
             )
-        name = None if folder is None else os.fspath(folder)
+        name = None if folder is None else check_path("folder", folder)
         if name is not None and storage.is_remote(name):
             raise ConfigError(
                 f"on_demand: the control folder must be on a file system that all ranks see, not {name!r}; traces may be "
@@ -344,7 +345,7 @@ class OnDemand(TraceHandler):
 
 
 def on_demand(
-    folder: str | os.PathLike[str] | None = DEFAULT_FOLDER,
+    folder: StrPath | None = DEFAULT_FOLDER,
     *,
     on_signal: int | None = None,
     signal_all_ranks: bool = False,

@@ -19,6 +19,7 @@ from tracekit.naming import FileName
 from tracekit.recording.attached_markers import AttachedMarkers
 from tracekit.recording.buffer import RecordBuffer
 from tracekit.recording.children import SHUTDOWN_TIMEOUT_S, ChildPlan, ChildRecording
+from tracekit.recording.compiled import ProfilerBase, compiled_lookup
 from tracekit.recording.compiling import pass_over_profilers
 from tracekit.recording.failures import Failures
 from tracekit.recording.inline import WithoutEvents, observer_of
@@ -51,7 +52,8 @@ _NO_CATEGORIES: Final = ()  # of which CPython has one only; any other that is e
 _ACTIVE: Final = (ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE)
 
 
-class Profiler:
+@compiled_lookup
+class Profiler(ProfilerBase):
     """Records what a training loop does, and gives it to trace handlers.
 
     Example::
@@ -84,7 +86,7 @@ class Profiler:
         flush_interval: Seconds within which an event is given to the handlers; what a killed process can lose. The writer
             looks several times in it, and when it is kept from doing so for that long, the recording threads do its work.
         max_buffered_events: How many events may wait for a handler that does not keep up (a storage that hangs). One takes
-            about 100 bytes.
+            about 100 bytes, 32 with the compiled core.
         on_full: What happens to events beyond that: ``"drop_newest"`` and ``"drop_oldest"`` drop and count them,
             ``"block"`` makes the recording threads wait. Slices that are longer than the flush interval are never dropped.
         shutdown_timeout: Seconds that `stop` waits for the handlers at most.
@@ -572,15 +574,12 @@ class Profiler:
             try:
                 return self._by_name[name]
             except Exception:  # noqa: BLE001 - it is new, or no text, and may raise when it is hashed
-                marker, is_new = self._markers.get(name)
+                marker = self._markers.get(name, adopt=self.adopt)
                 self._by_name[marker.name] = marker
-        else:
-            marker, is_new = self._markers.get(
-                name, categories, actions, record_instant_on_start, record_instant_on_finish
-            )
-        if is_new:
-            self.adopt(marker)
-        return marker
+                return marker
+        return self._markers.get(
+            name, categories, actions, record_instant_on_start, record_instant_on_finish, adopt=self.adopt
+        )
 
     def adopt(self, marker: Marker) -> None:
         """Have a marker record into this profiler."""

@@ -10,7 +10,9 @@ import time
 from typing import TYPE_CHECKING, Final, cast
 
 from tracekit.events import COUNTER, INSTANT
+from tracekit.recording.compiled import compiled, is_core_clock
 from tracekit.recording.marker import Marker, MarkerObserver, MarkerStates
+from tracekit.recording.tasks import current_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,10 +42,15 @@ class _Shared(Marker):
     def finish(self) -> None:
         """End the slice that this thread (or asyncio task) started last. Without one it does nothing."""
         clone = self._clones.get(self._buffer.thread_track())
-        if clone is not None and (clone._start or clone._skipped):
+        if clone is not None and (clone._start or clone._skipped) and not self._ends_task():
             clone.finish()
         else:
-            super().finish()
+            Marker.finish(self)  # not by super(): it may just have been detached, and be a `Marker`
+
+    def _ends_task(self) -> bool:
+        task = current_task()
+        clone = self._clones.get(self._buffer.thread_track())
+        return bool(self._stacks.get(task)) and (clone is None or not clone._stacks.get(task))
 
     def instant(self) -> None:
         """Record that something happened now."""
@@ -55,7 +62,9 @@ class _Shared(Marker):
 
     def open_slices(self) -> list[tuple[int, int, int]]:
         """Return (label, start, track) of every slice that is being recorded now, on any thread."""
-        return super().open_slices() + [found for clone in list(self._clones.values()) for found in clone.open_slices()]
+        return Marker.open_slices(self) + [
+            found for clone in list(self._clones.values()) for found in clone.open_slices()
+        ]
 
     def set_recording(self, recording: bool, observer: MarkerObserver | None = None) -> None:
         """Have the markers behind this one pass to the recording or to the idle state."""
@@ -89,20 +98,26 @@ class _Shared(Marker):
         return self._clones.get(self._buffer.thread_track()) or self._clone()
 
     def _clone(self) -> Marker:
-        """Make the marker of this thread."""
-        assert self._states is not None
-        buffer, track = self._buffer, self._buffer.thread_track()
-        if len(self._clones) >= _MANY_CLONES:
-            alive = set(buffer.track_of_thread.values())
-            for other, unused in list(self._clones.items()):
-                if other not in alive and not (unused._start or unused._skipped):
-                    self._clones.pop(other, None)
-        clone = Marker(self.name, self.categories, self.actions)
-        clone.attach(buffer, self._states, self._task_tracks)
-        clone._track = track
-        self._clones[track] = clone
-        clone.set_recording(self._recording, self._observer)  # now that `set_recording` finds it
-        return clone
+        """Make the marker of this thread; the marker itself where it is no longer shared."""
+        buffer = self._buffer
+        with buffer.lock:  # or the profiler could detach it meanwhile
+            if self._states is None or buffer is not self._buffer or not isinstance(self, _Shared):
+                return self
+            track = buffer.thread_track()
+            known = self._clones.get(track)
+            if known is not None:  # a signal handler has made it meanwhile, and may have left it open
+                return known
+            if len(self._clones) >= _MANY_CLONES:
+                alive = set(buffer.track_of_thread.values())
+                for other, unused in list(self._clones.items()):
+                    if other not in alive and not (unused._start or unused._skipped):
+                        self._clones.pop(other, None)
+            clone = Marker(self.name, self.categories, self.actions)
+            clone.attach(buffer, self._states, self._task_tracks)
+            clone._track = track
+            self._clones[track] = clone
+            clone.set_recording(self._recording, self._observer)
+            return clone
 
 
 @functools.cache
@@ -113,20 +128,25 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
     profilers but those of tests have the same clock, and so the same classes.
     """
 
+    @compiled("recording", wanted=is_core_clock(clock))
     class RecordingMarker(Marker):
         """A marker while it records."""
 
         __slots__ = ()
 
         def __enter__(self) -> Marker:
+            ident = _get_ident()
+            start = clock()
+            # Atomic from here on (on 3.10 because the branches that are taken here do not jump): between a look at the buffer
+            # and the end, the marker could pass to another profiler, with other tracks.
             buffer = self._buffer
             try:
-                track = buffer.track_of_thread[_get_ident()]
+                track = buffer.track_of_thread[ident]
             except KeyError:
-                track = buffer.thread_track()
-            start = clock()
+                buffer.thread_track()
+                # Shared by now or not: the exit of a ``with`` is looked up before its enter is called, and is that of this class.
+                return RecordingMarker.__enter__(self) if buffer is self._buffer else self.__enter__()
             if not self._start:
-                # Atomic with the test (on 3.10 because the branch that is taken here does not jump).
                 self._track = track
                 self._start = start
             else:
@@ -142,8 +162,9 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
         ) -> None:
             end = clock()
             buffer = self._buffer
-            if exc_type is None and not self._contended and end < buffer.due_ns:
-                start = self._start
+            start = self._start
+            # No start: it began for another profiler, or while nothing was recorded.
+            if start and exc_type is None and not self._contended and end < buffer.due_ns:
                 self._start = 0
                 try:
                     # Atomic with the test and the lines above: threads change after this call at the earliest.
@@ -169,10 +190,10 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
                 buffer.look_after(now)
 
         def counter(self, values: Mapping[str, float]) -> None:
-            now, buffer = clock(), self._buffer
+            now, buffer, label = clock(), self._buffer, self._label
             try:
                 kept = values.copy() if type(values) is dict else {**values}
-                buffer.records.extend((self._label, now, COUNTER, kept))
+                buffer.records.extend((label, now, COUNTER, kept))
             except MemoryError:
                 buffer.lost_events += 1
             except Exception:  # noqa: BLE001 - no mapping, or one whose methods raise: never the training's problem
@@ -222,6 +243,7 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
             if now > buffer.due_ns:
                 buffer.look_after(now)
 
+    @compiled("shared", wanted=is_core_clock(clock))
     class SharedMarker(_Shared):
         """A marker that several threads use at once, with what each slice pays for."""
 
@@ -233,7 +255,7 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
                 clone = self._clones[buffer.track_of_thread[_get_ident()]]
             except KeyError:
                 clone = self._clone()
-            if clone._start or clone.__class__ is not RecordingMarker:
+            if clone is self or clone._start or clone.__class__ is not RecordingMarker:
                 clone.__enter__()
                 return self
             start = clone._start = clock()  # nobody else comes here, so that it need not be atomic with the test

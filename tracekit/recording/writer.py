@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
 from collections import deque
 from contextlib import suppress
-from numbers import Real
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.events import COUNTER, INSTANT, WIDTH, EventBatch, Timestamps
+from tracekit.events import COUNTER, INSTANT, WIDTH, EventBatch, Timestamps, count_kinds
 from tracekit.handlers.base import Summary
 from tracekit.recording.buffer import NEVER_NS
 from tracekit.recording.clock_watch import ClockWatch
+from tracekit.recording.counter_values import CounterValues
 from tracekit.recording.lanes import Lanes, OpenSlice
 from tracekit.recording.outlet import Outlet
 from tracekit.recording.signal import Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from tracekit.clock import Timeline
     from tracekit.handlers.base import TraceHandler
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from tracekit.recording.failures import Failures
 
 __all__ = ["Writer"]
-
-logger = logging.getLogger("tracekit")
 
 _WAKE_UPS: Final = 4
 """How often the writer looks in a flush interval. A short burst of work each time is felt less in a training step than a long
@@ -100,7 +97,8 @@ class Writer:
         limit_events: int,
         on_full: str,
     ) -> None:
-        self._slices = self._instants = self._counters = self._counter_values_refused = 0
+        self._slices = self._instants = self._counters = 0
+        self._counter_values = CounterValues()
         self._buffer = buffer
         self._timeline = timeline
         self._timestamps = timestamps
@@ -233,7 +231,7 @@ class Writer:
         if missed is None:
             missed = max((outlet.dropped_events for outlet in self._outlets), default=0)
         dropped = {
-            "counter values that are no numbers": self._counter_values_refused + self._buffer.refused_values,
+            "counter values that are no numbers": self._counter_values.refused + self._buffer.refused_values,
             "events there was no memory for": self._buffer.lost_events,
             "events lost when the writer failed": self._lost_events,
             "events beyond max_buffered_events": missed,
@@ -360,33 +358,11 @@ class Writer:
 
     def _count(self, records: list[Any]) -> None:
         """Count what is delivered, and leave out counter values that are no finite numbers."""
-        kinds = records[2::WIDTH]
-        if not kinds or min(kinds) >= 0:
-            self._slices += len(kinds)
-            return
-        counters = kinds.count(COUNTER)
-        instants = kinds.count(INSTANT)
-        self._slices += len(kinds) - counters - instants
+        counters, instants = count_kinds(records, COUNTER, INSTANT)
+        self._slices += len(records) // WIDTH - counters - instants
         self._counters += counters
         self._instants += instants
         if counters:
-            for index, kind in enumerate(kinds):
-                if kind == COUNTER:
-                    values = records[index * WIDTH + 3]
-                    numbers = records[index * WIDTH + 3] = _numbers(values)
-                    self._counter_values_refused += len(values) - len(numbers)
-
-
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the values that are finite numbers, as int or float.
-
-    A tensor is no number here: reading it could wait for the device.
-    """
-    numbers: dict[str, float] = {}
-    for series, value in values.items():
-        if isinstance(value, Real):
-            with suppress(Exception):  # a number of somebody's own, whose methods may do anything
-                number = int(value) if isinstance(value, int) else float(value)
-                if math.isfinite(number) and abs(number) < 1 << 63:
-                    numbers[str(series)] = number
-    return numbers
+            self._counter_values.clean(records, self._buffer.labels)
+        if self._buffer.refused_values:
+            self._counter_values.tell_of_others()

@@ -138,20 +138,12 @@ class SumReports(TimerRegistry):
         """
         if writer is not None and not hasattr(writer, "add_scalar") and not hasattr(writer, "log"):
             raise TimerError(f"Timers.write takes a SummaryWriter of TensorBoard or a run of wandb, not {writer!r}")
-        found = self._extremes(
-            "write",
-            names,
-            normalizer,
-            reset=reset,
-            barrier=barrier,
-            reads=lambda *_: writer is not None,
-            step=_step(iteration),
-        )
-        for name, (_, seconds) in found.items():
+        found = self._to_write("write", names, writer, iteration, normalizer, reset=reset, barrier=barrier)
+        for key, seconds in found.items():
             if hasattr(writer, "add_scalar"):
-                writer.add_scalar(f"{name}-time", seconds, iteration)
+                writer.add_scalar(key, seconds, iteration)
             else:
-                writer.log({f"{name}-time": seconds}, iteration)
+                writer.log({key: seconds}, iteration)
 
     def write_to_wandb(
         self,
@@ -170,17 +162,9 @@ class SumReports(TimerRegistry):
         """
         if writer is not None and not hasattr(writer, "log"):
             raise TimerError(f"Timers.write_to_wandb takes wandb or a run of it, not {writer!r}")
-        found = self._extremes(
-            "wandb",
-            names,
-            normalizer,
-            reset=reset,
-            barrier=barrier,
-            reads=lambda *_: writer is not None,
-            step=_step(iteration),
-        )
-        for name, (_, seconds) in found.items():
-            writer.log({f"{name}-time": seconds}, iteration)
+        found = self._to_write("wandb", names, writer, iteration, normalizer, reset=reset, barrier=barrier)
+        for key, seconds in found.items():
+            writer.log({key: seconds}, iteration)
 
     def get_global_min_max_time(
         self, names: Sequence[str] | None = None, reset: bool = True, barrier: bool = False, normalizer: float = 1.0
@@ -200,6 +184,29 @@ class SumReports(TimerRegistry):
 
     # NeMo's own benchmark and Megatron-Bridge call it by this name.
     _get_global_min_max_time = get_global_min_max_time
+
+    def _to_write(
+        self,
+        report: str,
+        names: Sequence[str] | None,
+        writer: Any,
+        iteration: int | None,
+        normalizer: float,
+        *,
+        reset: bool,
+        barrier: bool,
+    ) -> dict[str, float]:
+        """Return what a writer is given: the slowest rank's seconds, by Megatron's keys."""
+        found = self._extremes(
+            report,
+            names,
+            normalizer,
+            reset=reset,
+            barrier=barrier,
+            reads=lambda *_: writer is not None,
+            step=_step(iteration),
+        )
+        return {f"{name}-time": seconds for name, (_, seconds) in found.items()}
 
     def _extremes(
         self,

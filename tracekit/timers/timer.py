@@ -248,7 +248,7 @@ class Timer(TimerBase):
 
         What is asked for here belongs to what is returned, and to nothing else: it cannot reach another ``with``.
         """
-        return TimerWithBarrier(self) if barrier else self
+        return TimerWithBarrier(self, self.wait_for_ranks) if barrier else self
 
     def wait_for_ranks(self) -> None:
         """Meet the other ranks of the barrier group."""

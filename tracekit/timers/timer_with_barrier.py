@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 from tracekit.timers.base import TimerBase
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
-
-    from tracekit.timers.timer import Timer
 
 __all__ = ["TimerWithBarrier"]
 
@@ -20,17 +19,18 @@ class TimerWithBarrier(TimerBase):
     When the body raises there is no barrier at its end: the other ranks may never come, and the error must get out.
     """
 
-    __slots__ = ("_timer",)
+    __slots__ = ("_timer", "_wait_for_ranks")
 
-    def __init__(self, timer: Timer) -> None:
+    def __init__(self, timer: TimerBase, wait_for_ranks: Callable[[], None]) -> None:
         super().__init__(timer.name)
         self._timer = timer
+        self._wait_for_ranks = wait_for_ranks
 
     def __repr__(self) -> str:
         return f"<Timer {self.name!r} with barriers>"
 
     def __enter__(self) -> TimerWithBarrier:
-        self._timer.wait_for_ranks()
+        self._wait_for_ranks()
         self._timer.__enter__()
         return self
 
@@ -38,7 +38,7 @@ class TimerWithBarrier(TimerBase):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if exc_type is None:
-            self._timer.wait_for_ranks()
+            self._wait_for_ranks()
         self._timer.__exit__(exc_type, exc, traceback)
 
     def start(self, barrier: bool = False) -> None:

@@ -5,20 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.arguments import check_paths
 from tracekit.errors import TraceFormatError
 from tracekit.formats.event_fields import raw_field, time_field
 from tracekit.formats.rank_trace import BASE_TIME_KEY, METADATA_EVENT
-from tracekit.formats.trace_reader import UNSET, Event, TraceReader, decode_or_none
+from tracekit.formats.trace_event import UNSET, Event, decode_or_none
+from tracekit.formats.trace_reader import TraceReader
 from tracekit.statistics import DurationStatistics
 from tracekit.storage import expand, without_secrets
 from tracekit.timers.table import TimerTable
 from tracekit.timers.timer import NESTED, TIMER
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable
 
     from msgspec import Raw, UnsetType
+
+    from tracekit.arguments import StrPath
 
 __all__ = ["read_timers"]
 
@@ -26,7 +29,7 @@ _SUFFIXES: Final = (".json", ".json.gz")
 _AT_ONCE: Final = 4096
 
 
-def read_timers(*paths: str | os.PathLike[str]) -> TimerTable:
+def read_timers(*paths: StrPath) -> TimerTable:
     """Return what the timers of all ranks have measured, from their rank traces.
 
     Every slice of category "timer" counts, on whatever thread or in whatever child process of the rank, and over all files and
@@ -42,8 +45,7 @@ def read_timers(*paths: str | os.PathLike[str]) -> TimerTable:
             folder is one.
     """
     reading = _Reading()
-    for path in paths:
-        name = str(path)
+    for name in check_paths("paths", paths):
         files = expand(name, _SUFFIXES)
         found = [reading.take(file) for file in files]
         if not any(found):

@@ -5,16 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tracekit.arguments import check_path
 from tracekit.errors import ConfigError, StorageError
 from tracekit.statistics import DurationStatistics
 from tracekit.storage import is_remote
 from tracekit.timers.sinks.sink import numbers, records
 
 if TYPE_CHECKING:
+    from tracekit.arguments import StrPath
     from tracekit.timers.table import TimerTable
 
 __all__ = ["CSVSink", "JSONLinesSink"]
@@ -25,8 +26,8 @@ _COLUMNS = ("step", "timer", "rank", *numbers(DurationStatistics()))
 class _FileSink:
     """Appends text to a file. Each write opens and closes it, so that it is complete after each, and rotating it is safe."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        name = os.fspath(path)
+    def __init__(self, path: StrPath) -> None:
+        name = check_path("path", path)
         if is_remote(name):
             raise ConfigError(f"{type(self).__name__} appends to a local file, which {name} is not")
         self._path = Path(name)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from tracekit.timers.text import table_text
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -28,4 +26,4 @@ class TextSink:
 
     def write(self, table: TimerTable, step: int) -> None:
         """Write a table."""
-        self._output(f"timers at step {step}:\n{table_text(table)}")
+        self._output(f"timers at step {step}:\n{table.text()}")
