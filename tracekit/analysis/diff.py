@@ -14,12 +14,14 @@ from tracekit.analysis.nesting import nested
 from tracekit.analysis.ordered_rows import Scratch
 from tracekit.analysis.steps import Steps, steps_of_ranks
 from tracekit.analysis.trace_files import read_traces
+from tracekit.arguments import check_names, check_paths
 from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tracekit.analysis.reading import Reading, Thread
+    from tracekit.arguments import Paths
 
 __all__ = ["diff_traces"]
 
@@ -125,8 +127,8 @@ class _Side:
 
 
 def diff_traces(
-    first: Sequence[str],
-    second: Sequence[str] | None = None,
+    first: Paths,
+    second: Paths | None = None,
     *,
     rank_a: int | None = None,
     rank_b: int | None = None,
@@ -158,14 +160,17 @@ def diff_traces(
     for name, value in (("at_least", at_least), ("sure", sure)):
         if not 0 <= value < 1:
             raise ConfigError(f"{name}={value!r}: a share from 0 to below 1")
+    before = check_paths("first", first)
+    after = before if second is None else check_paths("second", second)
+    check_names("inside", inside)
     if second is None and (rank_a is None or rank_b is None or rank_a == rank_b):
         raise ConfigError("one run alone can only be compared by its ranks: name two different ones, rank_a and rank_b")
     half = None if progress is None else lambda done, what: progress(done / 2, what)
     other = None if progress is None else lambda done, what: progress(0.5 + done / 2, what)
-    ours = _read(first, rank_a, inside, half)
-    theirs = _read(first if second is None else second, rank_b, inside, other, by_steps=bool(ours.steps))
+    ours = _read(before, rank_a, inside, half)
+    theirs = _read(after, rank_b, inside, other, by_steps=bool(ours.steps))
     if ours.steps and not theirs.steps:
-        ours = _read(first, rank_a, inside, None, by_steps=False)
+        ours = _read(before, rank_a, inside, None, by_steps=False)
     notes = list(dict.fromkeys([*ours.notes, *theirs.notes]))
     changes, untested = _compare(ours, theirs)
     if untested:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracekit.analysis.diff_report import STEP
-from tracekit.analysis.text import counted, duration, shortened, table
+from tracekit.analysis.text import duration, shortened, table
+from tracekit.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.analysis.file_account import FileAccount
 from tracekit.analysis.inputs import base_of, merged_ranks, stated_rank
 from tracekit.analysis.markers import Kind
 from tracekit.analysis.pairs import AsyncPairs, pair_marks
@@ -11,16 +12,20 @@ from tracekit.analysis.reading import MOST_TRACKS, Process, Reading, TraceFile, 
 from tracekit.analysis.recordings import recordings_of
 from tracekit.errors import StorageError, TraceFormatError
 from tracekit.formats.event_fields import raw_field, raw_number, time_field
+from tracekit.formats.losses import stated_losses
+from tracekit.formats.rank_clock import stated_ranks
 from tracekit.formats.rank_trace import METADATA_EVENT
 from tracekit.formats.time_columns import parse_all_us
-from tracekit.formats.trace_reader import Event, TraceReader, decode_or_none
+from tracekit.formats.trace_event import Event, decode_or_none
 from tracekit.storage import size_bytes, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tracekit.analysis.counters import CounterCollector
     from tracekit.analysis.ordered_rows import OrderedRows
     from tracekit.collectives.parts import CollectiveCollector
+    from tracekit.formats.trace_reader import TraceReader
     from tracekit.spill import Row
 
 __all__ = ["FileReading", "file_size"]
@@ -47,10 +52,19 @@ class FileReading:
         reading: Where everything goes.
         reader: Of the file.
         collectives: Looks for the collectives, where these are wanted.
+        counters: Collects the counters, where these are wanted.
     """
 
-    def __init__(self, reading: Reading, reader: TraceReader, collectives: CollectiveCollector | None) -> None:
+    def __init__(
+        self,
+        reading: Reading,
+        reader: TraceReader,
+        collectives: CollectiveCollector | None,
+        counters: CounterCollector | None,
+    ) -> None:
         self._collectives = collectives
+        self._counters = counters
+        self._account = FileAccount()
         self._all = reading
         self._reader = reader
         self._number = len(reading.files)
@@ -61,6 +75,11 @@ class FileReading:
         self._batches: dict[tuple[Any, Any, int], int | None] = {}
         self._order = 0
         self._thread_names = 0
+
+    @property
+    def series(self) -> int:
+        """How many series of counters were kept."""
+        return 0 if self._counters is None else len(self._counters.series)
 
     def read(self) -> Iterator[float]:
         """Read the file; yields which share of it is read, as far as that is known."""
@@ -80,6 +99,9 @@ class FileReading:
             merged=ranks is not None,
             base_ns=base_of(reader.header, self._metadata),
             events=reader.events,
+            account=self._account,
+            ranks=ranks,
+            counters=self._counters,
         )
         file.recordings = recordings_of(reader.header, self._metadata, file.rank)
         if self._collectives is not None:
@@ -95,11 +117,21 @@ class FileReading:
             if track is not None and track.marks is not None:
                 self._pair(track, track.marks)
                 track.marks = None
-        if self._metadata and ranks is None:
-            firsts = (track.slices.first for track in self._tracks.values() if track is not None)
-            first_ns = min((first[0] for first in firsts if first is not None), default=None)
-            if first_ns is not None:
-                file.content = repr(sorted(self._metadata.items())), reader.events, first_ns
+        self._take_account(file)
+        if self._metadata and ranks is None and self._account.start_ns is not None:
+            file.content = repr(sorted(self._metadata.items())), reader.events, self._account.start_ns
+
+    def _take_account(self, file: TraceFile) -> None:
+        account, reader = self._account, self._reader
+        account.metadata = self._metadata
+        account.repairs = {repair.kind: repair.count for repair in reader.repairs}
+        account.damage = {drop.kind: drop.count for drop in reader.drops}
+        account.cut = "cut_file" in account.repairs
+        firsts = (track.slices.first for track in self._tracks.values() if track is not None)
+        account.start_ns = min((first[0] for first in firsts if first is not None), default=None)
+        if file.ranks is not None:
+            account.clocks = stated_ranks(reader.header)
+            account.losses = stated_losses(reader.header, set(file.ranks.values()))
 
     def _pair(self, track: Track, marks: OrderedRows) -> None:
         all_ = self._all
@@ -128,6 +160,10 @@ class FileReading:
                     self._take_async(event, is_end=phase == "e")
                 elif phase == "M":
                     self._take_metadata(event)
+                elif phase in ("i", "I"):
+                    self._account.take_instant(event)
+                elif phase == "C" and self._counters is not None:
+                    self._counters.take(event)
         self._all.scratch.added(len(run))
 
     def _take_slices(self, slices: list[Event]) -> None:
@@ -227,7 +263,7 @@ class FileReading:
     def _take_metadata(self, event: Event) -> None:
         name = decode_or_none(event.name)
         args = decode_or_none(event.args)
-        if not isinstance(args, dict):
+        if not isinstance(name, str) or not isinstance(args, dict):
             return
         if name == METADATA_EVENT:
             self._metadata = self._metadata or args
@@ -235,6 +271,8 @@ class FileReading:
             process = self._process(event.pid)
             if process is not None:
                 self._name(process, event, name, args[_NAMES[name]].strip()[:_MOST_CHARACTERS])
+        else:
+            self._account.take(name, args, raw_number(event.pid))
 
     def _name(self, process: Process, event: Event, what: str, name: str) -> None:
         if what == "thread_name":

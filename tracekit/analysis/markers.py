@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntFlag
 from typing import TYPE_CHECKING, Final
 
-from tracekit.formats.trace_reader import decode_json
+from tracekit.formats.trace_event import decode_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

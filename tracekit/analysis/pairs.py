@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.event_fields import raw_field
-from tracekit.formats.trace_reader import UNSET
+from tracekit.formats.trace_event import UNSET
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tracekit.analysis.markers import Marker, Markers
     from tracekit.analysis.ordered_rows import OrderedRows, Scratch
-    from tracekit.formats.trace_reader import Event
+    from tracekit.formats.trace_event import Event
     from tracekit.spill import Row
 
 __all__ = ["AsyncPairs", "pair_marks"]

@@ -9,13 +9,15 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.analysis.file_account import FileAccount
 from tracekit.analysis.markers import MOST_MARKERS, Markers
 from tracekit.analysis.ordered_rows import merged_windows
-from tracekit.analysis.text import counted
+from tracekit.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tracekit.analysis.counters import CounterCollector
     from tracekit.analysis.ordered_rows import OrderedRows, Scratch
     from tracekit.analysis.recordings import Recording
     from tracekit.collectives.parts import Collective
@@ -140,6 +142,9 @@ class TraceFile:
         content: What it shares with its copies alone: its rank metadata, how many events it holds and when its first slice is;
             None where it has no rank metadata, or no slice.
         collectives: Those that were looked for, by rank; of a trace that is not merged, under None.
+        account: What it says about itself.
+        ranks: Whose each ``pid`` of a merged trace is; None of other traces.
+        counters: Those that were asked for.
     """
 
     path: str
@@ -150,6 +155,9 @@ class TraceFile:
     recordings: list[Recording] = field(default_factory=list)
     content: tuple[str, int, int] | None = None
     collectives: dict[int | None, list[Collective]] = field(default_factory=dict)
+    account: FileAccount = field(default_factory=FileAccount)
+    ranks: dict[Any, int] | None = None
+    counters: CounterCollector | None = None
 
 
 @dataclass(slots=True)

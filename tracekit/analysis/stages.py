@@ -29,7 +29,7 @@ __all__ = [
 
 MOST_STAGES: Final = 64
 MOST_STEPS: Final = 20_000
-_MOST_CELLS: Final = 8_000_000
+_MOST_CELLS: Final = 2_000_000
 _TYPICAL_STAGES: Final = 16
 OTHER_STAGES: Final = -1
 """The number of all stages beyond the first `MOST_STAGES`."""

@@ -17,18 +17,23 @@ from tracekit.analysis.stragglers_report import (
 )
 from tracekit.analysis.trace_files import read_traces
 from tracekit.analysis.waits import Waits, find_waits
+from tracekit.arguments import check_names, check_paths
 from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["find_stragglers"]
+    from tracekit.analysis.reading import Reading
+    from tracekit.analysis.stages import StageTable
+    from tracekit.arguments import Paths
+
+__all__ = ["compare_ranks", "find_stragglers"]
 
 _READING_SHARE: Final = 0.8
 
 
 def find_stragglers(
-    inputs: Sequence[str],
+    inputs: Paths,
     *,
     inside: Sequence[str] = (),
     at_least: float = AT_LEAST,
@@ -55,14 +60,30 @@ def find_stragglers(
     for name, value in (("at_least", at_least), ("sure", sure)):
         if not 0 <= value < 1:
             raise ConfigError(f"{name}={value!r}: a share from 0 to below 1")
+    paths = check_paths("inputs", inputs)
+    check_names("inside", inside)
     with Scratch() as scratch:
         share = None if progress is None else lambda done, what: progress(done * _READING_SHARE, what)
-        reading = read_traces(inputs, scratch, share, collectives=True)
+        reading = read_traces(paths, scratch, share, collectives=True)
         reading.markers.look_through(inside)
         if progress is not None:
             progress(_READING_SHARE, "comparing ranks")
-        run = StageComparison(training_stages(reading, steps_of_ranks(reading)), reading.markers)
-        waits = find_waits(reading.collectives())
+        return compare_ranks(reading, training_stages(reading, steps_of_ranks(reading)), at_least, sure)
+
+
+def compare_ranks(
+    reading: Reading, tables: dict[int, StageTable], at_least: float = AT_LEAST, sure: float = SURE
+) -> StragglerReport:
+    """Say which rank holds the others up, of what was read with its collectives.
+
+    Args:
+        reading: What was read.
+        tables: The stages of each rank.
+        at_least: What share of a step a delay must be to be named.
+        sure: How likely it must be that it is none of chance.
+    """
+    run = StageComparison(tables, reading.markers)
+    waits = find_waits(reading.collectives())
     stragglers = [*run.stragglers(at_least, sure), *_late(waits, run, at_least, sure)]
     return StragglerReport(
         files=[file.path for file in reading.files],

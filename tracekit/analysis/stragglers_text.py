@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tracekit.analysis.text import counted, duration, share, shortened, table
+from tracekit.analysis.cells import member_cells, spread_words
+from tracekit.analysis.text import certainty, duration, share, shortened, table
+from tracekit.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,21 +66,8 @@ def _collectives(report: StragglerReport) -> Iterator[str]:
     if found is None:
         return
     yield ""
-    yield (
-        f"{counted(found.count, 'collective')}: first and last member come {duration(found.spread_median_ns)} apart in the "
-        f"median, {duration(found.spread_longest_ns)} at most"
-    )
-    rows = [
-        (
-            str(member.rank),
-            f"{member.count:,}",
-            duration(member.wait_ns / member.count),
-            duration(member.transfer_ns / member.count),
-            share(member.last / member.count),
-            duration(member.mean_late_ns),
-        )
-        for member in found.members
-    ]
+    yield spread_words(found)
+    rows = [(str(member.rank), *member_cells(member)) for member in found.members]
     yield from table(("rank", "collectives", "wait", "transfer", "came last", "later than median"), rows)
 
 
@@ -86,13 +75,13 @@ def _straggler(one: Straggler) -> Iterator[str]:
     if one.source == "collectives":
         yield (
             f"rank {one.rank} comes late to collectives: {duration(one.mean_ns)} after the median member on average, "
-            f"last at {one.late} of {one.of} ({_sure(one.sure)})"
+            f"last at {one.late} of {one.of} (sure: {certainty(one.sure)})"
         )
         return
     yield (
         f"rank {one.rank} is slow in {one.stage}: {duration(one.mean_ns)} a step ({share(one.share_of_step)} of it), "
         f"{duration(one.median_ns)} in the median step, behind all others in {one.late} of {one.of} steps "
-        f"({_sure(one.sure)})"
+        f"(sure: {certainty(one.sure)})"
     )
     if one.look_at:
         first = one.look_at[0]
@@ -101,7 +90,3 @@ def _straggler(one: Straggler) -> Iterator[str]:
             f"tracekit merge --ranks {one.rank} --steps {first}:{first + 1} ..., or "
             f"tracekit diff --rank-a OTHER --rank-b {one.rank} ..."
         )
-
-
-def _sure(sure: float) -> str:
-    return "sure: more than 99.9%" if sure > 0.999 else f"sure: {sure:.1%}"

@@ -23,14 +23,16 @@ from tracekit.analysis.summary_report import (
     TraceSummary,
 )
 from tracekit.analysis.trace_files import read_traces
+from tracekit.arguments import check_names, check_paths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tracekit.analysis.reading import Reading, Thread
     from tracekit.analysis.stages import TrainingThreads
+    from tracekit.arguments import Paths
 
-__all__ = ["summarize_traces"]
+__all__ = ["Summarizer", "summarize_traces"]
 
 _PERCENTS: Final = (50, 95, 99)
 _DEVICE: Final = int(DEVICE)
@@ -50,7 +52,7 @@ class _Tally:
 
 
 def summarize_traces(
-    inputs: Sequence[str],
+    inputs: Paths,
     *,
     inside: Sequence[str] = (),
     progress: Callable[[float, str], None] | None = None,
@@ -74,34 +76,55 @@ def summarize_traces(
         StorageError: Something cannot be read, or there is no room for temporary data.
         TraceFormatError: A file that was named is no trace.
     """
+    paths = check_paths("inputs", inputs)
+    check_names("inside", inside)
     with Scratch() as scratch:
         share = None if progress is None else lambda done, what: progress(done * _READING_SHARE, what)
-        reading = read_traces(inputs, scratch, share)
+        reading = read_traces(paths, scratch, share)
         reading.markers.look_through(inside)
-        return _Summarizer(reading).result(progress)
+        rest = (
+            None
+            if progress is None
+            else lambda done, what: progress(_READING_SHARE + (1 - _READING_SHARE) * done, what)
+        )
+        return Summarizer(reading).result(rest)
 
 
-class _Summarizer:
+class Summarizer:
+    """Summarizes what was read; the slices are gone after that.
+
+    Args:
+        reading: What was read.
+
+    Attributes:
+        steps: The steps of each rank.
+        tables: The stages of each rank, known with the result.
+    """
+
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
-        self._steps = steps_of_ranks(reading)
-        self._kept = steps_kept(len(self._steps))
+        self.steps = steps_of_ranks(reading)
+        self._kept = steps_kept(len(self.steps))
         self._durations = DurationStore(reading.scratch.path + "-durations")
         self._tallies: dict[int, dict[int, _Tally]] = {}
         self._training: TrainingThreads = {}
-        self._tables: dict[int, StageTable] = {}
+        self.tables: dict[int, StageTable] = {}
         self._gaps: dict[tuple[int, object], Longest] = {}
         self._devices: dict[tuple[int, object], OrderedRows] = {}
         self._first: dict[int, int] = {}
         self._last: dict[int, int] = {}
 
     def result(self, progress: Callable[[float, str], None] | None) -> TraceSummary:
+        """Return the summary.
+
+        Args:
+            progress: Called with the share of this work that is done, 0 to 1, and what is being done.
+        """
         reading = self._reading
         threads = reading.threads()
         for number, thread in enumerate(threads):
             if progress is not None:
-                done = number / len(threads)
-                progress(_READING_SHARE + (1 - _READING_SHARE) * done, f"rank {thread.rank}: {thread.name}")
+                progress(number / len(threads), f"rank {thread.rank}: {thread.name}")
             self._take(thread)
             reading.forget(thread)
         markers = [
@@ -118,7 +141,7 @@ class _Summarizer:
         for rank, tables in self._training.items():
             for pid, table in tables.items():
                 gaps += self._named_gaps(rank, table.thread.name, self._gaps[rank, pid])
-        self._tables = joined_tables(self._training)
+        self.tables = joined_tables(self._training)
         gaps.sort(key=lambda gap: (-gap.length_ns, gap.rank, gap.where, gap.start_ns))
         return TraceSummary(
             files=[(file.path, file.events) for file in reading.files],
@@ -126,14 +149,14 @@ class _Summarizer:
             markers=markers,
             gaps=gaps[:_LONGEST_GAPS],
             notes=self._notes(),
-            stragglers=StageComparison(self._tables, reading.markers).stragglers(AT_LEAST, SURE),
+            stragglers=StageComparison(self.tables, reading.markers).stragglers(AT_LEAST, SURE),
             incomplete=reading.incomplete,
         )
 
     def _take(self, thread: Thread) -> None:
         reading = self._reading
         rank = thread.rank
-        steps = self._steps[rank]
+        steps = self.steps[rank]
         tallies = self._tallies.setdefault(rank, {})
         table = StageTable(thread, steps, self._kept)
         longest = Longest(_LONGEST_GAPS)
@@ -199,7 +222,7 @@ class _Summarizer:
 
     def _marker(self, rank: int, number: int, tally: _Tally) -> MarkerSummary:
         marker = self._reading.markers.table[number]
-        steps_ns = self._steps[rank].total_ns
+        steps_ns = self.steps[rank].total_ns
         p50, p95, p99 = tally.durations.percentiles(_PERCENTS)
         return MarkerSummary(
             rank=rank,
@@ -226,7 +249,7 @@ class _Summarizer:
 
     def _named_gaps(self, rank: int, where: str, longest: Longest) -> list[GapSummary]:
         table = self._reading.markers.table
-        steps = self._steps[rank]
+        steps = self.steps[rank]
         named = []
         for gap in longest.gaps:
             step = steps.at(gap.start_ns)
@@ -244,7 +267,7 @@ class _Summarizer:
         return named
 
     def _rank(self, rank: int, devices: dict[tuple[int, object], tuple[str, DeviceTime]]) -> RankSummary:
-        steps, table = self._steps[rank], self._tables.get(rank)
+        steps, table = self.steps[rank], self.tables.get(rank)
         durations = steps.durations
         totals: dict[str, int] = {}
         each: dict[str, list[int]] = {}
@@ -273,6 +296,6 @@ class _Summarizer:
 
     def _notes(self) -> list[str]:
         notes = self._reading.all_notes
-        if any(len(steps) > self._kept for steps in self._steps.values()):
+        if any(len(steps) > self._kept for steps in self.steps.values()):
             notes.append(f"only the first {self._kept:,} steps of each rank are told one by one")
         return notes

@@ -176,6 +176,11 @@ class RankSummary:
         """The mean time of a step; 0 without steps."""
         return self.steps_ns / len(self.step_durations_ns) if self.step_durations_ns else 0.0
 
+    @property
+    def stage_means_ns(self) -> dict[str, float]:
+        """The mean time of each stage in a step, in the order within a step; empty without steps."""
+        return {stage.name: stage.total_ns / len(self.step_durations_ns) for stage in self.stages}
+
 
 @dataclass(frozen=True, slots=True)
 class SlowestRank:
@@ -215,12 +220,28 @@ class TraceSummary:
     incomplete: bool = False
 
     @property
+    def timed(self) -> list[RankSummary]:
+        """The ranks that tell of steps."""
+        return [rank for rank in self.ranks if rank.step_durations_ns]
+
+    def longest_timed(self, most: int) -> list[RankSummary]:
+        """Return no more than so many ranks that tell of steps, by rank: of more, those with the longest steps."""
+        longest = sorted(self.timed, key=lambda rank: (-rank.step_mean_ns, rank.rank))[:most]
+        return sorted(longest, key=lambda rank: rank.rank)
+
+    @property
+    def named_markers(self) -> list[MarkerSummary]:
+        """The markers that are no frames, those of the longest total time first."""
+        named = [marker for marker in self.markers if not marker.frame]
+        return sorted(named, key=lambda marker: (-marker.total_ns, marker.rank, marker.name))
+
+    @property
     def slowest(self) -> SlowestRank | None:
         """The rank with the longest steps; None where fewer than two ranks tell of steps.
 
         Ranks that wait for each other all take the same time: who holds up the others, `stragglers` says.
         """
-        timed = [rank for rank in self.ranks if rank.step_durations_ns]
+        timed = self.timed
         if len(timed) < 2:
             return None
         last = max(timed, key=lambda rank: (rank.step_mean_ns, -rank.rank))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
-from tracekit.analysis.summary_report import percentile
-from tracekit.analysis.text import counted, duration, share, shortened, table
+from tracekit.analysis.cells import device_cells, marker_cells, step_cells
+from tracekit.analysis.text import duration, share, shortened, table
+from tracekit.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,9 +30,9 @@ def summary_lines(summary: TraceSummary, top: int) -> Iterator[str]:
     events = sum(count for _, count in summary.files)
     ranks = counted(len(summary.ranks), "rank")
     yield f"{counted(len(summary.files), 'file')}, {counted(events, 'event')}, {ranks}"
-    timed = [rank for rank in summary.ranks if rank.step_durations_ns]
+    timed = summary.timed
     if timed:
-        yield from _steps(timed)
+        yield from _steps(summary)
         yield from _slowest(summary)
         yield from _stages(timed, top)
     elif summary.ranks:
@@ -57,34 +58,23 @@ def summary_lines(summary: TraceSummary, top: int) -> Iterator[str]:
         yield f"note: {note}"
 
 
-def _steps(timed: list[RankSummary]) -> Iterator[str]:
+def _steps(summary: TraceSummary) -> Iterator[str]:
     yield ""
     yield "steps"
-    rows = []
-    for rank in _most_telling(timed):
-        durations = rank.step_durations_ns
-        loading = rank.loading
-        rows.append(
-            (
-                str(rank.rank),
-                f"{len(durations):,}",
-                duration(rank.step_mean_ns),
-                *(duration(percentile(durations, percent)) for percent in (50, 95, 99)),
-                duration(max(durations)),
-                "-" if loading is None else share(loading.share_of_steps),
-                share(rank.unrecorded_ns / rank.steps_ns if rank.steps_ns else None),
-            )
+    rows = [
+        (
+            str(rank.rank),
+            *step_cells(rank),
+            "-" if rank.loading is None else share(rank.loading.share_of_steps),
+            share(rank.unrecorded_ns / rank.steps_ns if rank.steps_ns else None),
         )
+        for rank in summary.longest_timed(_MOST_RANKS)
+    ]
     head = ("rank", "steps", "mean", "p50", "p95", "p99", "longest", "loading", "unrecorded")
     yield from table(head, rows)
-    if len(timed) > len(rows):
-        yield f"  and {counted(len(timed) - len(rows), 'rank')} with shorter steps"
-
-
-def _most_telling(timed: list[RankSummary]) -> list[RankSummary]:
-    """Return the ranks to show: all, or those with the longest steps."""
-    longest = sorted(timed, key=lambda rank: (-rank.step_mean_ns, rank.rank))[:_MOST_RANKS]
-    return sorted(longest, key=lambda rank: rank.rank)
+    left = len(summary.timed) - len(rows)
+    if left:
+        yield f"  and {counted(left, 'rank')} with shorter steps"
 
 
 def _slowest(summary: TraceSummary) -> Iterator[str]:
@@ -112,16 +102,8 @@ def _slowest(summary: TraceSummary) -> Iterator[str]:
 
 def _stages(timed: list[RankSummary], top: int) -> Iterator[str]:
     names = dict.fromkeys(stage.name for rank in timed for stage in rank.stages)
-    means = {
-        name: [
-            (
-                sum(stage.total_ns for stage in rank.stages if stage.name == name) / len(rank.step_durations_ns),
-                rank.rank,
-            )
-            for rank in timed
-        ]
-        for name in names
-    }
+    each = [(rank.stage_means_ns, rank.rank) for rank in timed]
+    means = {name: [(own.get(name, 0.0), rank) for own, rank in each] for name in names}
     whole = fmean(rank.step_mean_ns for rank in timed)
     # In the order within a step; of many, those that take longest.
     shown = set(sorted(means, key=lambda name: -fmean(mean for mean, _ in means[name]))[:top])
@@ -143,24 +125,9 @@ def _stages(timed: list[RankSummary], top: int) -> Iterator[str]:
 
 
 def _devices(ranks: list[RankSummary]) -> Iterator[str]:
-    rows = []
-    for rank in ranks:
-        for device in rank.devices:
-            time = device.time
-            whole = time.span_ns or 1
-            rows.append(
-                (
-                    str(rank.rank),
-                    shortened(device.name, 24),
-                    duration(time.span_ns),
-                    share(time.busy_ns / whole),
-                    share(time.idle_ns / whole),
-                    share(time.compute_ns / whole),
-                    share(time.communication_ns / whole),
-                    share(time.hidden_ns / time.communication_ns if time.communication_ns else None),
-                    share(time.memory_ns / whole),
-                )
-            )
+    rows = [
+        (str(rank.rank), shortened(device.name, 24), *device_cells(device)) for rank in ranks for device in rank.devices
+    ]
     if rows:
         yield ""
         yield "devices (hidden: the part of communication during which kernels compute)"
@@ -171,27 +138,14 @@ def _devices(ranks: list[RankSummary]) -> Iterator[str]:
 
 
 def _markers(summary: TraceSummary, top: int) -> Iterator[str]:
-    markers = [marker for marker in summary.markers if not marker.frame]
+    markers = summary.named_markers
     if not markers:
         return
-    longest = sorted(markers, key=lambda marker: (-marker.total_ns, marker.rank, marker.name))[:top]
     yield ""
     yield "markers (by total time)"
     rows = [
-        (
-            shortened(marker.name),
-            shortened(marker.category, 16),
-            str(marker.rank),
-            f"{marker.count:,}",
-            duration(marker.total_ns),
-            duration(marker.self_ns),
-            duration(marker.mean_ns),
-            duration(marker.p50_ns),
-            duration(marker.p95_ns),
-            duration(marker.p99_ns),
-            share(marker.share_of_steps),
-        )
-        for marker in longest
+        (shortened(marker.name), shortened(marker.category, 16), str(marker.rank), *marker_cells(marker))
+        for marker in markers[:top]
     ]
     head = ("name", "category", "rank", "count", "total", "self", "mean", "p50", "p95", "p99", "of steps")
     yield from table(head, rows, left=2)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["counted", "duration", "share", "shortened", "table"]
+__all__ = ["certainty", "duration", "share", "shortened", "table"]
 
 _UNITS: Final = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"))
 _WIDEST: Final = 48
@@ -28,9 +28,9 @@ def share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-def counted(number: int, word: str) -> str:
-    """Return a number with its word: "1 step", "2 steps"."""
-    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
+def certainty(sure: float) -> str:
+    """Return how likely it is that something is none of chance, as percents: never "100.0%", which nothing is."""
+    return "more than 99.9%" if sure > 0.999 else share(sure)
 
 
 def shortened(name: str, width: int = _WIDEST) -> str:

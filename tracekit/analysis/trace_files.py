@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from tracekit.analysis.counters import MOST_SERIES, CounterCollector
+from tracekit.analysis.file_checks import check_copies, check_runs
 from tracekit.analysis.file_reading import FileReading, file_size
 from tracekit.analysis.inputs import find_traces, merged_ranks
 from tracekit.analysis.reading import Reading
-from tracekit.analysis.recordings import check_copies, check_runs
 from tracekit.collectives.parts import CollectiveCollector
 from tracekit.errors import TraceFormatError
 from tracekit.formats.trace_reader import TraceReader
@@ -29,6 +30,7 @@ def read_traces(
     progress: Callable[[float, str], None] | None = None,
     *,
     collectives: bool = False,
+    counters: bool = False,
 ) -> Reading:
     """Read the slices of traces.
 
@@ -37,6 +39,7 @@ def read_traces(
         scratch: Where rows go that are too many for memory; it must stay open as long as the result is used.
         progress: Called with the share that has been read, and the file.
         collectives: Whether to look for the collectives in torch's traces, too; of each process the first 20,000.
+        counters: Whether to keep what counters tell, too; of the first 20,000 that there are.
 
     Raises:
         ConfigError: Nothing was named, several runs of one rank, or one trace twice.
@@ -47,7 +50,7 @@ def read_traces(
     found = find_traces(patterns)
     sizes = [file_size(path) for path, _ in found] if progress is not None else [0] * len(found)
     whole = sum(sizes) or 1
-    done = 0
+    done = series = 0
     left_out: list[TraceFormatError] = []
     for (path, named), size in zip(found, sizes, strict=True):
         try:
@@ -56,10 +59,16 @@ def read_traces(
                 if merged and not named and len(found) > 1:
                     reading.notes.append(f"{reader.path} is left out: it is the result of a merge; name it to read it")
                     continue
-                file = FileReading(reading, reader, CollectiveCollector(_MOST_COLLECTIVES) if collectives else None)
+                file = FileReading(
+                    reading,
+                    reader,
+                    CollectiveCollector(_MOST_COLLECTIVES) if collectives else None,
+                    CounterCollector(MOST_SERIES - series) if counters else None,
+                )
                 for share in file.read():
                     if progress is not None:
                         progress(min(1.0, (done + share * size) / whole), basename(path))
+                series += file.series
         except TraceFormatError as error:
             if named:
                 raise

@@ -29,7 +29,8 @@ _WHOLE: Final = {
 WHOLE_VALUE: Final = re.compile(rb'"((?i:%b))"\s*:\s*(?=[\[{\d-])' % "|".join(_WHOLE).encode())
 """A key, in JSON, with a value of one kind as a whole that is no text, up to the value."""
 
-_NAMES: Final = frozenset({"name", "labels"})
+# The last three hold functions, where a trace has stacks.
+_NAMES: Final = frozenset({"name", "labels", "sf", "esf", "stack"})
 # Kinds whose words are looked for in all other texts too.
 _EVERYWHERE: Final = ("host", "user")
 _LEAST_LETTERS: Final = 2  # a word of one letter is in too many others

@@ -6,25 +6,21 @@ import re
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from tracekit.anonymising.aliases import WHOLE_VALUE, Aliases
-from tracekit.errors import ConfigError, StorageError, TraceFormatError
+from tracekit.arguments import check_path
+from tracekit.errors import ConfigError, TraceFormatError
 from tracekit.formats.gzip_codec import GzipWriter
-from tracekit.formats.trace_reader import (
-    UNSET,
-    Event,
-    Raw,
-    TraceReader,
-    decode_json,
-    decode_raw_dict,
-    encode_events,
-    encode_json,
-)
-from tracekit.storage import atomic_write, basename, exists, same_file, without_secrets
+from tracekit.formats.stack_frames import PARENT, STACK_FRAMES, frame_key, numbered_frames, rename_frames, renumber
+from tracekit.formats.trace_event import UNSET, Event, Raw, decode_json, decode_raw_dict, encode_events, encode_json
+from tracekit.formats.trace_reader import TraceReader
+from tracekit.storage import atomic_write, basename, refuse_existing, same_file, without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from tracekit.arguments import StrPath
 
 __all__ = ["AnonymousTrace", "anonymise_traces"]
 
@@ -57,7 +53,7 @@ class AnonymousTrace:
 
 
 def anonymise_traces(
-    pairs: Sequence[tuple[str, str]],
+    pairs: Sequence[tuple[StrPath, StrPath]],
     *,
     names: bool = False,
     overwrite: bool = False,
@@ -71,7 +67,7 @@ def anonymise_traces(
 
     Args:
         pairs: Each trace, and where to write it: ``.json``, or ``.json.gz``.
-        names: Also replace the names of events, processes and threads that are not everybody's.
+        names: Also replace the names of events, processes, threads and functions in stacks that are not everybody's.
         overwrite: Whether files that are there may be replaced.
         progress: Called now and then with the share that is done, 0 to 1, and with what is being done.
 
@@ -83,29 +79,31 @@ def anonymise_traces(
         StorageError: A trace cannot be read, or an output cannot be written or is there already.
         TraceFormatError: A file is no trace, or no event in it can be read.
     """
-    for number, (_, output) in enumerate(pairs):
-        if any(same_file(earlier, output) for _, earlier in pairs[:number]):
+    named = [(check_path("pairs", source), check_path("pairs", output)) for source, output in pairs]
+    for number, (_, output) in enumerate(named):
+        if any(same_file(earlier, output) for _, earlier in named[:number]):
             raise ConfigError(
                 f"{without_secrets(output)}: two of the inputs would be written there; anonymise them one by one with -o"
             )
         if not output.removesuffix(".gz").endswith(".json"):
             raise ConfigError(f"{without_secrets(output)}: the output must end with .json or .json.gz")
-        if any(same_file(source, output) for source, _ in pairs):
+        if any(same_file(source, output) for source, _ in named):
             raise ConfigError(f"{without_secrets(output)}: the output is one of the inputs; choose another name")
-        if not overwrite and exists(output):
-            raise StorageError(
-                f"{without_secrets(output)}: already exists; choose another name, or pass --force to replace it"
-            )
+        if not overwrite:
+            refuse_existing(output)
     aliases = Aliases(names=names)
     tell = progress or (lambda share, what: None)
-    for number, (source, _) in enumerate(pairs):
-        _learn(source, aliases, partial(_tell, tell, number, 2 * len(pairs), f"reading {basename(source)}"))
+    frames = []
+    for number, (source, _) in enumerate(named):
+        frames.append(
+            _learn(source, aliases, partial(_tell, tell, number, 2 * len(named), f"reading {basename(source)}"))
+        )
     aliases.finish_learning()
     written = []
-    for number, (source, output) in enumerate(pairs):
-        share = partial(_tell, tell, len(pairs) + number, 2 * len(pairs), f"writing {basename(output)}")
+    for number, (source, output) in enumerate(named):
+        share = partial(_tell, tell, len(named) + number, 2 * len(named), f"writing {basename(output)}")
         with atomic_write(output, overwrite=overwrite) as file:
-            written.append(_write(source, output, file, aliases, share))
+            written.append(_write(source, output, file, aliases, frames[number], share))
     tell(1.0, "done")
     return written, aliases.counts
 
@@ -132,8 +130,9 @@ class _Texts:
                 self._key = field
                 self.learn(raw)
 
-    def clean_event(self, event: Event) -> None:
-        """Put other words into an event."""
+    def clean_event(self, event: Event, frames: dict[str, int]) -> None:
+        """Put other words into an event, and other ids of stack frames."""
+        rename_frames(event, partial(_renamed, frames))
         for field, raw in _raw_fields(event):
             self._key = field
             if field == "args":
@@ -151,6 +150,29 @@ class _Texts:
                 setattr(event, place, self._aliases.clean(place, value))
         if event.extra is not UNSET:
             event.extra = decode_raw_dict(self.clean(encode_json(event.extra)))
+
+    def clean_header(self, header: Mapping[str, Any], frames: Mapping[str, int]) -> bytes:
+        """Return the keys beside the events with other words, as JSON, and with other ids of stack frames."""
+        found = renumber(header, frames)
+        table = found.pop(STACK_FRAMES, None)
+        cleaned = self.clean(encode_json(found))
+        if table is None:
+            return cleaned
+        if isinstance(table, dict):
+            table = {key: self._clean_frame(frame) for key, frame in table.items()}
+        key = encode_json({STACK_FRAMES: table})[1:]
+        return b"%b,%b" % (cleaned[:-1], key) if found else b"{" + key
+
+    def _clean_frame(self, frame: Any) -> Any:
+        """Return a stack frame with other words: what it says is what a function is called, and where it is."""
+        if not isinstance(frame, dict):
+            return frame
+        return {
+            field: self._aliases.clean("name", value)
+            if isinstance(value, str) and field != PARENT
+            else Raw(self.clean(encode_json(value)))
+            for field, value in frame.items()
+        }
 
     def learn(self, json: bytes) -> None:
         """Note whom the texts name."""
@@ -236,7 +258,17 @@ def _raw_fields(event: Event) -> Iterator[tuple[str, bytes]]:
             yield field, bytes(raw)
 
 
-def _learn(source: str, aliases: Aliases, progress: Callable[[int], None]) -> None:
+def _renamed(frames: dict[str, int], raw: bytes) -> Raw:
+    key = frame_key(raw) if frames else None
+    # A frame that the table does not have must not become one that it has.
+    return Raw(raw) if key is None else Raw(b"%d" % frames.setdefault(key, len(frames) + 1))
+
+
+def _learn(source: str, aliases: Aliases, progress: Callable[[int], None]) -> dict[str, int]:
+    """Note whom a trace names; returns other ids for its stack frames.
+
+    The old ones may say something: those of a merge are made of what the frames say.
+    """
     texts = _Texts(aliases)
     with TraceReader(source) as reader:
         for run in reader.runs():
@@ -248,10 +280,16 @@ def _learn(source: str, aliases: Aliases, progress: Callable[[int], None]) -> No
         texts.learn(encode_json(reader.header))
         if not reader.events and reader.drops:
             raise TraceFormatError(reader.path, "no event in it can be read", offset_bytes=reader.drops[0].offset_bytes)
+        return numbered_frames(reader.header)
 
 
 def _write(
-    source: str, output: str, file: BinaryIO, aliases: Aliases, progress: Callable[[int], None]
+    source: str,
+    output: str,
+    file: BinaryIO,
+    aliases: Aliases,
+    frames: dict[str, int],
+    progress: Callable[[int], None],
 ) -> AnonymousTrace:
     texts = _Texts(aliases)
     with TraceReader(source) as reader, GzipWriter(file) if output.endswith(".gz") else nullcontext(file) as sink:
@@ -260,19 +298,19 @@ def _write(
             sink.write(b"[\n")
         else:
             sink.write(
-                texts.clean(encode_json(early))[:-1] + (b',"traceEvents":[\n' if early else b'"traceEvents":[\n')
+                texts.clean_header(early, frames)[:-1] + (b',"traceEvents":[\n' if early else b'"traceEvents":[\n')
             )
         between = b""
         for run in reader.runs():
             for event in run:
-                texts.clean_event(event)
+                texts.clean_event(event, frames)
             sink.write(between + encode_events(run))
             between = b",\n"
             progress(reader.bytes_read)
         late = {key: value for key, value in reader.header.items() if key not in early}
         sink.write(b"\n]")
         if reader.form == "object":
-            sink.write(b"," + texts.clean(encode_json(late))[1:] if late else b"}")
+            sink.write(b"," + texts.clean_header(late, frames)[1:] if late else b"}")
         sink.write(b"\n")
         lost = sum(drop.count for drop in reader.drops)
         events = reader.events

@@ -14,6 +14,7 @@ from tracekit import core
 from tracekit.diagnosis.findings import Section
 from tracekit.distributed import detect_process
 from tracekit.errors import ConfigError
+from tracekit.processors import usable_processors
 from tracekit.version import __version__
 
 __all__ = ["examine_environment", "examine_packages", "examine_rank"]
@@ -40,6 +41,7 @@ _PACKAGES: Final = (
     ("perfetto", "perfetto", "perfetto", "tracekit query"),
     ("pyarrow", "pyarrow", "parquet", "tracekit query --format parquet"),
     ("rich", "rich", "progress", "progress bars"),
+    ("jinja2", "Jinja2", "report", "tracekit report"),
     ("isal", "isal", "fast", "gzip that is three times as fast"),
     ("s3fs", "s3fs", "s3", "s3:// storage"),
     ("pynvml", "nvidia-ml-py", "gpu", "GPU counters"),
@@ -58,8 +60,9 @@ def examine_environment() -> Section:
         "python": platform.python_version(),
         "implementation": platform.python_implementation(),
         "platform": platform.platform(),
+        "recording_core": "pure Python" if core.record is None else "compiled",
         "merge_core": "pure Python" if core.merge is None else "compiled",
-        "processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "processors": usable_processors(),
         "variables": {
             name: _shown(name, value) for name, value in sorted(os.environ.items()) if name.startswith(_VARIABLES)
         },

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import html
-import re
 from typing import TYPE_CHECKING, Final
 
+from tracekit.markup import plain
 from tracekit.notebook.spans import totals
 
 if TYPE_CHECKING:
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from tracekit.events import Track
     from tracekit.notebook.spans import Span
 
-__all__ = ["duration_words", "plain", "timeline_svg"]
+__all__ = ["duration_words", "timeline_svg"]
 
 _WIDTH: Final = 960
 _LABEL_WIDTH: Final = 150
@@ -27,20 +26,14 @@ _TICKS: Final = 6
 _CHARACTER: Final = 6.6  # the width of a letter at 11 px, about
 # Light enough for dark text on them, in the order of how well they are told apart (after Okabe and Ito).
 _COLOURS: Final = ("#8ecae6", "#ffd166", "#a8dadc", "#f4a261", "#b5e48c", "#cdb4db", "#ffafcc", "#d4d4aa")
-# What XML cannot hold, and what turns the direction of text.
-_UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
-
-
-def plain(text: str) -> str:
-    """Return any text as it may stand in HTML and SVG, within an element or an attribute."""
-    return html.escape(_UNFIT.sub("\ufffd", text))
 
 
 def duration_words(ns: int) -> str:
     """Return a duration as people write it: "1.25 ms"."""
     for unit, size in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):
         if ns >= size:
-            return f"{ns / size:.3g} {unit}" if ns < 1000 * size else f"{ns / size:,.0f} {unit}"
+            # From 999.5 on three digits would be written with an exponent.
+            return f"{ns / size:.3g} {unit}" if 2 * ns < 1999 * size else f"{ns / size:,.0f} {unit}"
     return f"{ns} ns"
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tracekit.notebook.picture import duration_words, plain, timeline_svg
+from tracekit.markup import plain
+from tracekit.notebook.picture import duration_words, timeline_svg
 from tracekit.notebook.spans import totals
 
 if TYPE_CHECKING:

@@ -10,13 +10,15 @@ import shutil
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
+from tracekit.arguments import check_path
 from tracekit.errors import ConfigError, StorageError, TraceFormatError
 from tracekit.formats.byte_stream import ByteStream
 from tracekit.formats.fragments import FragmentReader, LostBytes
 from tracekit.formats.json_repair import repair_text
 from tracekit.formats.rank_trace import BASE_TIME_KEY, METADATA_EVENT, SUMMARY_EVENT
-from tracekit.formats.trace_reader import encode_json
-from tracekit.recovery.open_slices import OpenSlices
+from tracekit.formats.trace_event import encode_json
+from tracekit.formats.trace_stream import foreign_form
+from tracekit.recovery.open_slices import OpenSlices, decoded
 from tracekit.recovery.report import RecoveryReport
 from tracekit.storage import atomic_write, basename, is_remote, same_file, without_secrets
 from tracekit.version import __version__
@@ -24,6 +26,7 @@ from tracekit.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tracekit.arguments import StrPath
     from tracekit.formats.fragments import Fragment
 
 __all__ = ["SUFFIXES", "is_other_json", "recover_trace"]
@@ -38,8 +41,8 @@ _NAMED_SLICES: Final = 100
 
 
 def recover_trace(
-    path: str | os.PathLike[str],
-    output: str | os.PathLike[str] | None = None,
+    path: StrPath,
+    output: StrPath | None = None,
     *,
     overwrite: bool = False,
     in_place: bool = False,
@@ -70,7 +73,10 @@ def recover_trace(
         StorageError: The file cannot be read, or the output not written, or it is there already.
         TraceFormatError: There is no event in the file.
     """
-    path, output = _check(os.fspath(path), None if output is None else os.fspath(output), in_place=in_place)
+    path, output = _check(
+        check_path("path", path), None if output is None else check_path("output", output), in_place=in_place
+    )
+    _refuse_foreign(path)
     before = _state(path)
     recovery = _Recovery(path)
     for _ in recovery.runs():
@@ -88,6 +94,18 @@ def recover_trace(
         recovery = _write(path, file, close=close_open_slices, compress=output.endswith(".gz"))
     _copy_mode(path, output)
     return recovery.report(output=without_secrets(output))
+
+
+def _refuse_foreign(path: str) -> None:
+    with ByteStream(path) as stream:
+        foreign = foreign_form(stream.peek())
+    if foreign:
+        shown = without_secrets(path)
+        raise TraceFormatError(
+            shown,
+            f"this is {foreign}, and recover makes JSON whole; tracekit convert {shown} OUTPUT.json writes all that can be "
+            "read of it",
+        )
 
 
 def _check(path: str, output: str | None, *, in_place: bool) -> tuple[str, str | None]:
@@ -125,7 +143,7 @@ def _recover_in_place(
     kept_as = Path(f"{path}.broken")
     if os.path.lexists(kept_as) and not overwrite:
         raise StorageError(
-            f"{kept_as}: already exists, from an earlier recovery; move it, or pass --force to replace it"
+            f"{kept_as}: already exists, from an earlier recovery; move it, or pass --force (overwrite=True) to replace it"
         )
     kept = False
     try:
@@ -239,7 +257,7 @@ class _Recovery:
             self._other_events += 1
             return False
         self._events += 1
-        if phase in self._counts:
+        if isinstance(phase, str) and phase in self._counts:  # two halves may have grown together to anything
             self._counts[phase] += 1
         self._slices.add(fragment)
         return True
@@ -269,11 +287,11 @@ class _Recovery:
     def _summary(self, metadata: Fragment) -> bytes:
         report = self.report()
         lost = report.lost_events + (report.tail.events if report.tail else 0)
-        counts = self._counts
+        counts, own = self._counts, decoded(metadata)
         fields: dict[str, Any] = {
             "ph": "M",
             "name": SUMMARY_EVENT,
-            **{key: metadata.fields[key] for key in ("pid", "tid") if key in metadata.fields},
+            **{key: own[key] for key in ("pid", "tid") if key in own},
             "args": {
                 "slices": counts["X"] + counts["B"],
                 "instants": counts["i"] + counts["I"],

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.decimal_time import format_us, parse_us
 from tracekit.formats.rank_trace import BASE_TIME_KEY, CLOCK_ANCHOR_EVENT, METADATA_EVENT, TIMESTAMP_EVENT
-from tracekit.formats.trace_reader import decode_json, encode_json
+from tracekit.formats.trace_event import decode_json, encode_json
 from tracekit.recovery.report import OpenSlice
 
 if TYPE_CHECKING:
     from tracekit.formats.fragments import Fragment
 
-__all__ = ["OpenSlices"]
+__all__ = ["OpenSlices", "decoded"]
 
 # More is not kept, so that memory stays bounded whatever is in the file; Perfetto draws 512 levels.
 _KEPT_DEEP: Final = 1024
@@ -75,7 +75,7 @@ class OpenSlices:
         if not isinstance(args, dict):
             return
         if name == "thread_name" and len(self._threads) < _KEPT_TRACKS:
-            args = _decoded(fragment).get("args")
+            args = decoded(fragment).get("args")
             if isinstance(args, dict) and isinstance(args.get("name"), str):
                 self._threads[_key(fields)] = args["name"]
         elif name == METADATA_EVENT:
@@ -101,7 +101,7 @@ class OpenSlices:
             track = self._tracks[key] = []
         if len(track) < _KEPT_DEEP:
             fields = fragment.fields
-            track.append(_Open(fields.get("name"), fields.get("cat"), time_ns, _decoded(fragment)))
+            track.append(_Open(fields.get("name"), fields.get("cat"), time_ns, decoded(fragment)))
         else:
             self._deeper[key] = self._deeper.get(key, 0) + 1
 
@@ -161,7 +161,7 @@ def _ns(value: Any) -> int | None:
     return value * 1000 if isinstance(value, int) else None
 
 
-def _decoded(fragment: Fragment) -> dict[str, Any]:
+def decoded(fragment: Fragment) -> dict[str, Any]:
     """Return the event with its text as text; `Fragment.fields` has a character for each byte."""
     try:
         fields = decode_json(fragment.text)

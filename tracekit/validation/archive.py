@@ -12,16 +12,19 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
+from tracekit.arguments import check_path
 from tracekit.errors import MissingExtraError, TraceFormatError
 from tracekit.formats.perfetto_manifest import MANIFEST_KEY, manifest_problems
 from tracekit.formats.schema import PERFETTO_MANIFEST, compile_schema
-from tracekit.formats.trace_reader import decode_json
+from tracekit.formats.trace_event import decode_json
 from tracekit.storage import open_read, without_secrets
 from tracekit.validation.report import Findings, ValidationReport
 from tracekit.validation.trace import validate_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tracekit.arguments import StrPath
 
 __all__ = ["validate_file"]
 
@@ -39,7 +42,7 @@ _PROTOBUF: Final = b"\n"
 _DAMAGED: Final = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImplementedError, RuntimeError)
 
 
-def validate_file(path: str, *, schema: bool = True) -> list[ValidationReport]:
+def validate_file(path: StrPath, *, schema: bool = True) -> list[ValidationReport]:
     """Check a trace, a manifest, or an archive and everything in it.
 
     Args:
@@ -54,6 +57,7 @@ def validate_file(path: str, *, schema: bool = True) -> list[ValidationReport]:
         StorageError: The file is not there or cannot be read.
         TraceFormatError: It is none of these.
     """
+    path = check_path("path", path)
     if not path:
         return [validate_trace(path, schema=schema)]
     with open_read(path) as file:

@@ -9,7 +9,7 @@ from tracekit.formats.decimal_time import parse_us
 from tracekit.formats.final_backslash import has_final_backslash
 from tracekit.formats.late_times import is_exact
 from tracekit.formats.rank_trace import METADATA_EVENT
-from tracekit.formats.trace_reader import UNSET, decode_json, decode_or_none, encode_json
+from tracekit.formats.trace_event import UNSET, decode_json, decode_or_none, encode_json
 from tracekit.validation.shapes import shape
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from msgspec import Raw, UnsetType
 
-    from tracekit.formats.trace_reader import Event
+    from tracekit.formats.trace_event import Event
     from tracekit.validation.flows import Flows
     from tracekit.validation.report import Findings
     from tracekit.validation.tracks import Tracks

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from tracekit.arguments import check_path
 from tracekit.errors import ConfigError, MissingExtraError, TraceFormatError
 from tracekit.formats.byte_stream import ByteStream
 from tracekit.formats.schema import TRACE_EVENT, compile_schema
 from tracekit.formats.trace_reader import TraceReader
+from tracekit.formats.trace_stream import foreign_form
 from tracekit.validation.events import EventChecks, schema_check
 from tracekit.validation.flows import Flows
 from tracekit.validation.report import Findings, ValidationReport
@@ -17,7 +19,8 @@ from tracekit.validation.tracks import Tracks
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracekit.formats.trace_reader import Event
+    from tracekit.arguments import StrPath
+    from tracekit.formats.trace_event import Event
     from tracekit.formats.trace_reader import Finding as Damage
     from tracekit.validation.rules import Kind
 
@@ -55,7 +58,7 @@ _DAMAGES: Final = {
 }
 
 
-def validate_trace(path: str, *, schema: bool = True) -> ValidationReport:
+def validate_trace(path: StrPath, *, schema: bool = True) -> ValidationReport:
     """Check a trace against the rules of `tracekit.validation.rules` and, where tracekit wrote it, the schemas.
 
     The file is read once as a stream; memory grows by 24 bytes a slice (they must be sorted to see whether they nest).
@@ -70,6 +73,7 @@ def validate_trace(path: str, *, schema: bool = True) -> ValidationReport:
         StorageError: The file is not there or cannot be read.
         TraceFormatError: It is no JSON, so there is nothing to validate.
     """
+    path = check_path("path", path)
     if not path:
         raise ConfigError("the path of the trace is empty; give the name of a file")
     findings = Findings()
@@ -78,6 +82,12 @@ def validate_trace(path: str, *, schema: bool = True) -> ValidationReport:
         while not head.strip() and (piece := stream.read()):
             head = piece
         file = stream.path
+        foreign = foreign_form(head)
+        if foreign:
+            raise TraceFormatError(
+                file,
+                f"this is {foreign}, and validate checks JSON; tracekit convert {file} OUTPUT.json makes JSON of it",
+            )
         if not _JSON.match(head):
             raise TraceFormatError(file, "this is no JSON; validate reads traces in Chrome's Trace Event Format")
         if stream.damage and not head:
