@@ -1,16 +1,35 @@
-"""Checks of arguments that many constructors share: one wording, one idea of what a number is."""
+"""Checks of arguments that many functions share: one wording, one idea of what a number is, and what a path."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+import os
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["check_choice", "check_seconds", "check_whole"]
+__all__ = [
+    "Paths",
+    "StrPath",
+    "check_choice",
+    "check_names",
+    "check_path",
+    "check_paths",
+    "check_seconds",
+    "check_whole",
+]
+
+StrPath: TypeAlias = "str | os.PathLike[str]"
+"""A file, folder, glob or URL; a URL as text."""
+Paths: TypeAlias = "StrPath | Iterable[StrPath]"
+"""One of these, or several."""
+
+_URL_IN_PATH: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
@@ -42,3 +61,48 @@ def check_seconds(name: str, value: object) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ConfigError(f"{name} must be a number of seconds above 0, not {value!r}")
+
+
+def check_path(name: str, value: object) -> str:
+    """Return a path or URL as text.
+
+    Raises:
+        ConfigError: It is neither text nor a path; or a path was made of a URL, which has lost a slash in that. The message
+            names it.
+    """
+    if isinstance(value, str):
+        return value
+    text = os.fspath(value) if isinstance(value, os.PathLike) else None
+    if not isinstance(text, str):
+        raise ConfigError(f"{name} must be a path or URL, not {_short(value)}")
+    if _URL_IN_PATH.match(text):
+        raise ConfigError(f"{name}: pathlib makes another thing of a URL ({text}); give it as text")
+    return text
+
+
+def check_paths(name: str, values: object) -> list[str]:
+    """Return one path or URL, or several, as texts.
+
+    Raises:
+        ConfigError: There is something else among them; the message names it.
+    """
+    if isinstance(values, str | os.PathLike):
+        return [check_path(name, values)]
+    if isinstance(values, bytes) or not isinstance(values, Iterable):
+        raise ConfigError(f"{name} must be paths or URLs, not {_short(values)}")
+    return [check_path(name, value) for value in values]
+
+
+def check_names(name: str, values: object) -> None:
+    """Refuse a text where several are meant: its letters would be taken for them.
+
+    Raises:
+        ConfigError: It is one text; the message names it.
+    """
+    if isinstance(values, str):
+        raise ConfigError(f"{name} must be several names, such as [{values!r}], not one text")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -17,6 +17,9 @@ kind_or_end             time                   track_or_values
 ======================  =====================  =========================================
 
 Times are monotonic ns; labels and tracks are indices into the tables of the `EventBatch`.
+
+With a compiled core, what looks like that list is another sequence, which keeps a record in 32 bytes and answers `count_kinds`,
+`places` and `earliest` without making an object of every entry.
 """
 
 from __future__ import annotations
@@ -45,6 +48,9 @@ __all__ = [
     "SliceEnd",
     "Timestamps",
     "Track",
+    "count_kinds",
+    "earliest",
+    "places",
 ]
 
 WIDTH: Final = 4
@@ -52,6 +58,33 @@ INSTANT: Final = -1
 COUNTER: Final = -2
 BEGIN: Final = -3
 END: Final = -4
+
+
+def count_kinds(records: Sequence[Any], *kinds: int) -> list[int]:
+    """Return how many records are of each of some kinds, which are no whole slices."""
+    count = getattr(records, "count_kind", None)
+    if count is None:
+        column = records[2::WIDTH]
+        if not column or min(column) >= 0:  # as it is most often
+            return [0] * len(kinds)
+        count = column.count
+    return [count(kind) for kind in kinds]
+
+
+def places(records: Sequence[Any], kind: int, other: int) -> list[int]:
+    """Return the indices of the records of two kinds, which may be the same, in their order."""
+    find = getattr(records, "places", None)
+    if find is None:
+        return [index for index, found in enumerate(records[2::WIDTH]) if found in (kind, other)]
+    found_places: list[int] = find(kind, other)
+    return found_places
+
+
+def earliest(records: Sequence[Any]) -> int:
+    """Return the earliest time of some records, one at least."""
+    find = getattr(records, "earliest", None)
+    found: int = min(records[1::WIDTH]) if find is None else find()
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +163,8 @@ Event = SliceBegin | SliceEnd | Instant | Counter
 class Timestamps:
     """Which training `Timestamp` was current when: events carry a time only, and find their timestamp by it.
 
-    That keeps the recording path free of it. One thread (the training thread) appends, one (the writer) reads and forgets;
-    each step is one operation on a list, atomic under the interpreter lock.
+    That keeps the recording path free of it. One thread (the training thread) appends, one (the writer) forgets, and any asks
+    for one with `at`; each step is one operation on a list, atomic under the interpreter lock.
     """
 
     __slots__ = ("_log",)
@@ -144,12 +177,16 @@ class Timestamps:
         self._log.append((monotonic_ns, timestamp))
 
     def at(self, monotonic_ns: int) -> Timestamp:
-        """Return the timestamp that was current at a time."""
-        return self._log[self._index(monotonic_ns)][1]
+        """Return the timestamp that was current at a time. Any thread may ask."""
+        since_ns, newest = self._log[-1]
+        if since_ns <= monotonic_ns:
+            return newest
+        log = self._log.copy()  # the writer may forget the first ones meanwhile
+        return log[_index(log, monotonic_ns)][1]
 
     def since(self, monotonic_ns: int) -> list[tuple[int, Timestamp]]:
         """Return the one current at a time and all later ones, each with the time it became current."""
-        return self._log[self._index(monotonic_ns) :]
+        return self._log[_index(self._log, monotonic_ns) :]
 
     def copy(self) -> Timestamps:
         """Return what is known now, for a reader that comes later."""
@@ -161,10 +198,11 @@ class Timestamps:
 
     def forget_before(self, monotonic_ns: int) -> None:
         """Drop what no event from ``monotonic_ns`` on can need."""
-        del self._log[: self._index(monotonic_ns)]
+        del self._log[: _index(self._log, monotonic_ns)]
 
-    def _index(self, monotonic_ns: int) -> int:
-        return max(bisect_right(self._log, monotonic_ns, key=_time) - 1, 0)
+
+def _index(log: list[tuple[int, Timestamp]], monotonic_ns: int) -> int:
+    return max(bisect_right(log, monotonic_ns, key=_time) - 1, 0)
 
 
 def _time(entry: tuple[int, Timestamp]) -> int:

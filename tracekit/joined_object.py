@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import StorageError
-from tracekit.storage import exists, explained, filesystem_of, without_secrets
+from tracekit.storage import explained, filesystem_of, refuse_existing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,10 +50,8 @@ def joined_write(url: str, scratch: str, *, overwrite: bool = True) -> Iterator[
         way = _CopiedObject(url) if joins_by_itself(url) else _StreamedObject(url, scratch)
     try:
         yield JoinedObject(url, way)
-        if not overwrite and exists(url):
-            raise StorageError(
-                f"{without_secrets(url)}: already exists; choose another name, or pass --force to replace it"
-            )
+        if not overwrite:
+            refuse_existing(url)
         with _explained(url):
             way.finish()
     except BaseException:

@@ -11,13 +11,14 @@ import glob as _glob
 import inspect
 import os
 import tempfile
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 from tracekit.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 __all__ = [
     "AlreadyThereError",
@@ -26,6 +27,7 @@ __all__ = [
     "atomic_write",
     "basename",
     "check_protocol",
+    "common_folder",
     "download",
     "exists",
     "expand",
@@ -35,6 +37,7 @@ __all__ = [
     "open_read",
     "put",
     "read",
+    "refuse_existing",
     "remove_all",
     "same_file",
     "size_bytes",
@@ -93,7 +96,17 @@ def without_secrets(path: str) -> str:
 
 def basename(path: str) -> str:
     """Return the last component of a path or URL."""
-    return PurePosixPath(path.split("?", 1)[0]).name if is_remote(path) else Path(_local(path)).name
+    if is_remote(path):
+        return PurePosixPath(path.split("?", 1)[0]).name
+    name = os.path.basename(_local(path))  # noqa: PTH119 - pathlib interns every part of every path that it sees
+    return Path(_local(path)).name if name in ("", ".") else name
+
+
+def common_folder(paths: Iterable[str]) -> str:
+    """Return the folder or prefix that all of some files are in, with its slash; empty where there is none."""
+    folders = {path[: path.rfind("/") + 1] for path in paths}
+    levels = zip(*(folder.split("/")[:-1] for folder in folders), strict=False)
+    return "".join(f"{names[0]}/" for names in takewhile(lambda names: len(set(names)) == 1, levels))
 
 
 def filesystem_of(path: str) -> tuple[Any, str]:
@@ -132,6 +145,18 @@ def exists(path: str) -> bool:
         raise explained(path, error, "be reached") from error
 
 
+def refuse_existing(path: str) -> None:
+    """Raise if there is a file or object of this name: for who may not replace it, before long work.
+
+    Raises:
+        StorageError: There is one, or it cannot be told.
+    """
+    if exists(path):
+        raise StorageError(
+            f"{without_secrets(path)}: already exists; choose another name, or pass --force (overwrite=True) to replace it"
+        )
+
+
 def size_bytes(path: str) -> int | None:
     """Return the size of a file, or None where the storage does not tell."""
     try:
@@ -142,6 +167,16 @@ def size_bytes(path: str) -> int | None:
         return None if size is None else int(size)
     except Exception as error:
         raise explained(path, error, "be read") from error
+
+
+def modified_ns(path: str) -> int | None:
+    """Return when a local file was last written, ns since the epoch; None of a remote one and where nobody can tell."""
+    if is_remote(path):
+        return None
+    try:
+        return Path(_local(path)).stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def same_file(first: str, second: str) -> bool:
@@ -162,7 +197,7 @@ def open_read(path: str) -> BinaryIO:
     """
     try:
         if not is_remote(path):
-            return Path(_local(path)).open("rb")
+            return open(_local(path), "rb")  # noqa: PTH123 - as in `basename`; the caller closes it
         filesystem, inner = filesystem_of(path)
         # By default s3fs reads ahead, and keeps, some 50 MiB.
         return cast("BinaryIO", filesystem.open(inner, "rb", block_size=_PIECE_BYTES))
@@ -183,6 +218,8 @@ def expand(pattern: str, suffixes: tuple[str, ...]) -> list[str]:
     """
     if is_remote(pattern):
         return _expand_remote(pattern, suffixes)
+    if os.path.isfile(_local(pattern)):  # noqa: PTH113 - as in `basename`
+        return [_local(pattern)]
     path = Path(_local(pattern))
     try:
         if path.is_dir():
@@ -231,7 +268,9 @@ def _expand_remote(pattern: str, suffixes: tuple[str, ...]) -> list[str]:
 
 
 @contextlib.contextmanager
-def atomic_write(path: str, *, overwrite: bool = True, mode: int | None = None) -> Iterator[BinaryIO]:
+def atomic_write(
+    path: str, *, overwrite: bool = True, mode: int | None = None, folder: str | None = None
+) -> Iterator[BinaryIO]:
     """Give a binary file whose content appears under ``path`` whole, when the block ends, or not at all.
 
     Local files are written beside their place, synced and renamed. Remote ones are written to a local temporary file and
@@ -241,24 +280,24 @@ def atomic_write(path: str, *, overwrite: bool = True, mode: int | None = None) 
         path: Where the file shall be. Missing local folders are made.
         overwrite: Whether a file that is already there may be replaced.
         mode: Who may read and write a local file; None leaves that to the umask, as for a result that people share.
+        folder: Where it is written until it is complete: a local one on the file system of its place, and beside it if None.
 
     Raises:
         StorageError: It cannot be written, or is there and ``overwrite`` is False.
     """
-    if not overwrite and exists(path):
-        raise StorageError(
-            f"{without_secrets(path)}: already exists; choose another name, or pass --force to replace it"
-        )
+    if not overwrite:
+        refuse_existing(path)
     remote = is_remote(path)
     target = Path(tempfile.gettempdir()) / basename(path) if remote else Path(_local(path))
     try:
         if not remote:
             target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+        descriptor, temporary = tempfile.mkstemp(dir=folder or target.parent, prefix=f".{target.name}.", suffix=".tmp")
     except OSError as error:
         raise explained(path, error, "be written") from error
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        os.close(descriptor)
+        with Path(temporary).open("wb") as file:  # so that it has a name, by which others can open it
             yield file
             file.flush()
             if not remote:

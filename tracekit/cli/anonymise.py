@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from tracekit.anonymising import anonymise_traces
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import printable
+from tracekit.cli.terminal import print_json, printable
 from tracekit.errors import CommandError
 from tracekit.merge.inputs import SUFFIXES
 from tracekit.storage import expand
@@ -57,7 +56,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     with ProgressBar(enabled=not (args.json or args.quiet)) as bar:
         written, counts = anonymise_traces(pairs, names=args.names, overwrite=args.force, progress=bar.update)
     if args.json:
-        print(json.dumps({"files": [asdict(trace) for trace in written], "replaced": counts}, indent=2))
+        print_json({"files": [asdict(trace) for trace in written], "replaced": counts})
     else:
         for trace in written:
             lost = f", {trace.lost:,} places LOST that could not be read" if trace.lost else ""

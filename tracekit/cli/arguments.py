@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-__all__ = ["add_common", "add_inputs", "percentage", "positive"]
+__all__ = ["add_common", "add_inputs", "add_inside", "percentage", "port", "positive"]
 
 
 def add_inputs(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +21,12 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
 
 def add_common(parser: argparse.ArgumentParser) -> None:
     """Add what all verbs that analyse take beside their traces."""
+    add_inside(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def add_inside(parser: argparse.ArgumentParser) -> None:
+    """Add the names that stages are looked for within."""
     parser.add_argument(
         "--inside",
         action="append",
@@ -28,14 +34,16 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="look through markers of this name, which enclose the stages of a step (repeat for several)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def positive(text: str) -> int:
     """Return a whole number from 1 on."""
-    if not text.isascii() or not text.isdecimal() or not 0 < int(text[:10]) < 10**9:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
-    return int(text)
+    return _whole(text, 10**9 - 1, "whole number from 1 on")
+
+
+def port(text: str) -> int:
+    """Return the number of a port, from 1 on."""
+    return _whole(text, 65535, "port from 1 to 65535")
 
 
 def percentage(text: str) -> float:
@@ -47,3 +55,9 @@ def percentage(text: str) -> float:
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no share from 0 to below 100%, such as 5% or 0.05")
     return value
+
+
+def _whole(text: str, most: int, what: str) -> int:
+    if not text.isascii() or not text.isdecimal() or not 0 < int(text[:10]) <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
+    return int(text)

@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
-from tracekit.capture.documents import CaptureState, Request, new_id
-from tracekit.capture.drive import Drive, RankView, is_gone
-from tracekit.capture.folder import RANKS, ControlFolder
+from tracekit.capture.documents import Request, new_id
+from tracekit.capture.drive import Drive, is_gone
+from tracekit.capture.folder import ControlFolder
+from tracekit.capture.press import control_folder, fit_for, parse_ranks, progress_words, result_lines, result_of
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import printable
+from tracekit.cli.terminal import print_json, printable
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import CommandError
+from tracekit.wording import counted
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable
 
 __all__ = ["prepare_parser", "run"]
 
@@ -83,10 +84,10 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         if args.status:
             return _show_status(folder, as_json=args.json)
         request = _request(args, parser)
-        if args.output is not None and not args.force and storage.exists(args.output):
-            raise CommandError(f"{args.output}: already exists; choose another name, or pass --force to replace it")
+        if args.output is not None and not args.force:
+            storage.refuse_existing(args.output)
         if not request.stop:
-            request = _fit_for(folder, request)
+            request = fit_for(folder, request)
         drive = Drive(folder, request, timeout_s=args.timeout)
         with ProgressBar(enabled=not (args.json or args.quiet)) as bar:
             _watch(drive, bar, quiet=args.json or args.quiet)
@@ -99,12 +100,12 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _control_folder(name: str) -> Path:
-    for folder in (Path(name), Path(name) / "control"):
-        if (folder / RANKS).is_dir():
-            return folder.absolute()
-    raise CommandError(
-        f"{name}: no run listens here; give the folder that the run's on_demand(...) has, such as traces/RUN/control"
-    )
+    folder = control_folder(Path(name))
+    if folder is None:
+        raise CommandError(
+            f"{name}: no run listens here; give the folder that the run's on_demand(...) has, such as traces/RUN/control"
+        )
+    return folder
 
 
 def _request(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Request:
@@ -115,7 +116,7 @@ def _request(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Reque
     written = Request(
         id=new_id(),
         stop=args.stop,
-        ranks=None if args.ranks is None else _ranks(args.ranks),
+        ranks=None if args.ranks is None else parse_ranks(args.ranks),
         steps=0 if args.until_stop else args.steps,
         seconds=args.seconds,
         warmup=args.warmup,
@@ -124,18 +125,6 @@ def _request(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Reque
         together=not (args.now or args.stop) and args.at_batch is None and args.at_time is None,
     )
     return Request.from_bytes(written.to_bytes())  # refused here as a rank would refuse it
-
-
-def _ranks(text: str) -> tuple[int, ...]:
-    ranks: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or int(last or first) - int(first) > 1_000_000:
-            raise CommandError(f"--ranks {text}: give numbers and ranges, for example 0,8-15", exit_code=2)
-        ranks.update(range(int(first), int(last or first) + 1))
-    if not ranks:
-        raise CommandError(f"--ranks {text}: there is no rank in it", exit_code=2)
-    return tuple(sorted(ranks))
 
 
 def _time(text: str) -> float:
@@ -147,34 +136,6 @@ def _time(text: str) -> float:
         )
     except (ValueError, OverflowError):
         raise CommandError(f"--at-time {text}: give 2026-01-31T12:00:00, or +10 for in ten seconds", 2) from None
-
-
-def _fit_for(folder: ControlFolder, request: Request) -> Request:
-    """Refuse what is known to be in vain; leave out the round for a common start where there is one rank."""
-    listening = {rank: status for rank, status in folder.statuses().items() if status.listening and not is_gone(status)}
-    if not listening:
-        raise CommandError(f"{folder.path}: no rank listens here any more; the run has ended")
-    busy = [
-        rank
-        for rank, status in sorted(listening.items())
-        if request.selects(rank) and status.capture is not None and status.capture.in_force
-        if status.capture.state != CaptureState.ACKNOWLEDGED
-    ]
-    if busy:
-        raise CommandError(
-            f"{_named(busy)} {'is' if len(busy) == 1 else 'are'} in a capture already; wait for it, or end it with "
-            f"tracekit capture --stop {shlex.quote(str(folder.path))}"
-        )
-    size = max(status.world_size for status in listening.values())
-    beyond = [rank for rank in request.ranks or () if rank >= size]
-    if beyond:
-        raise CommandError(f"--ranks: there is no {_named(beyond)}; the run has {_count(size, 'rank')}", exit_code=2)
-    alone = size == 1 or (request.ranks is not None and len(request.ranks) == 1)
-    return Request(**{**_fields(request), "together": request.together and not alone})
-
-
-def _fields(request: Request) -> dict[str, Any]:
-    return {name: getattr(request, name) for name in Request.__slots__}
 
 
 # ---- while it runs ----------------------------------------------------------------------------------------------------
@@ -194,7 +155,7 @@ def _watch(drive: Drive, bar: ProgressBar, *, quiet: bool) -> None:
                     print(_start_line(drive), flush=True)
             views = drive.ranks.values()
             over = sum(drive.is_done(view) or view.lost is not None for view in views)
-            bar.update(over / max(1, len(views)), _progress_line(drive))
+            bar.update(over / max(1, len(views)), progress_words(drive))
             if drive.finished:
                 break
             time.sleep(_LOOK_S + 2 * (time.monotonic() - began))
@@ -212,20 +173,11 @@ def _watch(drive: Drive, bar: ProgressBar, *, quiet: bool) -> None:
 
 def _start_line(drive: Drive) -> str:
     request = drive.request
-    ranks = _count(sum(view.lost is None for view in drive.ranks.values()), "rank")
+    ranks = counted(sum(view.lost is None for view in drive.ranks.values()), "rank")
     if request.start_time is not None:
         when = datetime.fromtimestamp(request.start_time).astimezone()
         return f"{ranks} start at {when:%H:%M:%S}, as their batches are far apart"
     return f"{ranks} start with batch {request.start_batch}"
-
-
-def _progress_line(drive: Drive) -> str:
-    states: dict[str, int] = {}
-    for view in drive.ranks.values():
-        capture = drive.capture_of(view)
-        state = "lost" if view.lost is not None else "asked" if capture is None else capture.state
-        states[state] = states.get(state, 0) + 1
-    return ", ".join(f"{count} {state}" for state, count in states.items())
 
 
 # ---- after ------------------------------------------------------------------------------------------------------------
@@ -236,18 +188,18 @@ def _conclude(drive: Drive, args: argparse.Namespace) -> int:
         print(json.dumps({"ranks": [], "files": []}) if args.json else "no capture is in force")
         return OK
     views = [drive.ranks[rank] for rank in sorted(drive.ranks)]
-    results = {view.rank: _result(drive, view) for view in views}
+    results = {view.rank: result_of(drive, view) for view in views}
     files = list(dict.fromkeys(file for result in results.values() for file in result["files"]))
     done = sum(drive.is_done(view) for view in views)
     document: dict[str, Any] = {"id": drive.request.id, "ranks": list(results.values()), "files": files}
     if not (args.json or args.quiet):
-        for line in _result_lines(results):
+        for line in result_lines(results.values()):
             print(printable(line))
     complete = bool(done) and done == len(views)
     if args.output is not None and files:
         complete = _merge(args, files, document) and complete
     if args.json:
-        print(json.dumps(document, indent=2))
+        print_json(document)
     else:
         _print_files(files, args)
     if not done:
@@ -259,44 +211,6 @@ def _conclude(drive: Drive, args: argparse.Namespace) -> int:
         print(printable(f"tracekit capture: {what}; is the training loop calling step()?", sys.stderr), file=sys.stderr)
         return FAILED
     return OK if complete else PARTLY
-
-
-def _result(drive: Drive, view: RankView) -> dict[str, Any]:
-    capture = drive.capture_of(view)
-    refusal = drive.refusal_of(view)
-    return {
-        "rank": view.rank,
-        "state": "refused" if refusal is not None else capture.state if capture is not None else None,
-        "first_batch": None if capture is None else capture.first_batch,
-        "last_batch": None if capture is None else capture.last_batch,
-        "late_batches": 0 if capture is None else capture.late_batches,
-        "note": refusal or view.lost or (None if capture is None else capture.note),
-        "files": [] if capture is None else list(capture.files),
-    }
-
-
-def _result_lines(results: dict[int, dict[str, Any]]) -> list[str]:
-    """Return what became of the ranks, those with the same result in one line."""
-    alike: dict[str, list[int]] = {}
-    for rank, result in results.items():
-        alike.setdefault(_result_line(result), []).append(rank)
-    return [f"{_named(ranks)}: {line}" for line, ranks in alike.items()]
-
-
-def _result_line(result: dict[str, Any]) -> str:
-    first, last = result["first_batch"], result["last_batch"]
-    if result["state"] is None:
-        return result["note"] or "has not answered"
-    parts = [result["state"]]
-    if result["state"] == CaptureState.DONE:
-        parts = [f"batch {first}" if first == last else f"batches {first} to {last}"]
-    elif first is not None:
-        parts.append(f"from batch {first} on")
-    if result["late_batches"]:
-        parts.append(f"{_count(result['late_batches'], 'batch', 'batches')} late")
-    if result["note"]:
-        parts.append(result["note"])
-    return ", ".join(parts)
 
 
 def _merge(args: argparse.Namespace, files: list[str], document: dict[str, Any]) -> bool:
@@ -366,7 +280,7 @@ def _show_status(folder: ControlFolder, *, as_json: bool) -> int:
             }
         )
     if as_json:
-        print(json.dumps({"folder": str(folder.path), "ranks": rows}, indent=2))
+        print_json({"folder": str(folder.path), "ranks": rows})
     else:
         for row in rows:
             life = "listens" if row["listening"] else "has ended"
@@ -380,19 +294,3 @@ def _show_status(folder: ControlFolder, *, as_json: bool) -> int:
                 )
             )
     return OK if any(row["listening"] for row in rows) else FAILED
-
-
-def _named(ranks: Iterable[int]) -> str:
-    """Return "rank 3", or "ranks 0-7, 9"."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-    return f"rank {text}" if text.isdecimal() else f"ranks {text}"
-
-
-def _count(number: int, word: str, words: str | None = None) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {words or word + 's'}"

@@ -18,7 +18,11 @@ __all__ = ["prepare_parser", "run"]
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit convert``."""
-    parser.add_argument("input", metavar="INPUT", help="a trace: JSON or Perfetto's own format, plain or gzip")
+    parser.add_argument(
+        "input",
+        metavar="INPUT",
+        help="a trace: JSON, Perfetto's own format, a flight-recorder dump of torch; plain or gzip",
+    )
     parser.add_argument(
         "output", metavar="OUTPUT", help="the file or URL to write: .json or .pftrace, with .gz after it packed"
     )

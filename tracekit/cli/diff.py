@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Final
 
 from tracekit.analysis.diff import diff_traces
 from tracekit.analysis.diff_text import diff_lines
 from tracekit.cli.arguments import add_common, percentage, positive
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import printable
+from tracekit.cli.terminal import print_json, printable
 from tracekit.errors import CommandError
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             progress=bar.update,
         )
     if args.json:
-        print(json.dumps(diff.as_dict(), indent=2))
+        print_json(diff.as_dict())
     else:
         for line in diff_lines(diff, args.top):
             print(printable(line))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.cli.terminal import printable
+from tracekit.cli.terminal import print_json, printable
 from tracekit.diagnosis.clocks import examine_clocks
 from tracekit.diagnosis.environment import examine_environment, examine_packages, examine_rank
 from tracekit.diagnosis.places import examine_place
@@ -47,7 +46,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     ]
     problems = [problem for section in sections for problem in section.problems]
     if args.json:
-        print(json.dumps({"sections": [section.to_json() for section in sections], "problems": problems}, indent=2))
+        print_json({"sections": [section.to_json() for section in sections], "problems": problems})
         return PROBLEMS if problems else OK
     for section in [] if args.quiet else sections:
         print(printable(section.title))

@@ -6,6 +6,7 @@ import re
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
+from tracekit.cli.arguments import positive
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.report_of_merge import show
 from tracekit.cli.selecting import add_selection, selection_of
@@ -13,7 +14,7 @@ from tracekit.errors import CommandError
 from tracekit.merge import merge_traces
 from tracekit.merge.clocks.placement import ALIGN
 from tracekit.merge.dask_cluster import DaskExecutor
-from tracekit.merge.workers import process_pool
+from tracekit.merge.workers import fitting_pool, process_pool
 
 if TYPE_CHECKING:
     import argparse
@@ -55,10 +56,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--workers",
-        type=_workers,
-        default=1,
+        type=positive,
         metavar="N",
-        help="how many processes work at once, each on one input (default: %(default)s)",
+        help="how many processes work at once, each on one input (default: one for each processor, 8 at most; small inputs: 1)",
     )
     parser.add_argument(
         "--dask",
@@ -98,7 +98,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run ``tracekit merge``; return its exit code."""
     del parser
-    if args.dask is not None and args.workers > 1:
+    if args.dask is not None and args.workers is not None:
         raise CommandError("--workers and --dask exclude each other: a cluster has workers of its own", exit_code=2)
     ranks = dict(_rank(text) for text in args.rank)
     select = selection_of(args)
@@ -107,6 +107,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         executor: Executor | None = None
         if args.dask is not None:
             executor = stack.enter_context(DaskExecutor(args.dask))
+        elif args.workers is None:
+            executor = stack.enter_context(fitting_pool(args.output, args.inputs))
         elif args.workers > 1:
             executor = stack.enter_context(process_pool(args.workers))
         bar = stack.enter_context(ProgressBar(enabled=not (args.json or args.quiet)))
@@ -124,13 +126,6 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             executor=executor,
         )
     return show(report, as_json=args.json, quiet=args.quiet)
-
-
-def _workers(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise ValueError
-    return count
 
 
 def _rank(text: str) -> tuple[str, int]:

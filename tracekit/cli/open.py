@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -12,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.arguments import check_seconds
+from tracekit.cli.arguments import port
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import printable
+from tracekit.cli.terminal import print_json, printable
 from tracekit.errors import CommandError
 from tracekit.viewing.prepare import Prepared, mended, prepare
 from tracekit.viewing.server import PERFETTO_PORT, OneFileServer
@@ -59,7 +59,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
     parser.add_argument(
         "--port",
-        type=_port,
+        type=port,
         metavar="N",
         help=f"where to listen on 127.0.0.1 (default: {PERFETTO_PORT}, which Perfetto may fetch from, else any)",
     )
@@ -124,7 +124,7 @@ def _announce(args: argparse.Namespace, prepared: Prepared, server: OneFileServe
             "direct_address": server.direct_address,
             "merge": None if prepared.merge is None else prepared.merge.to_json(),
         }
-        print(json.dumps(document, indent=2), flush=True)
+        print_json(document)
         return
     lines = [] if prepared.merge is None or args.quiet else prepared.merge.lines()[:-1]
     lines.append(server.address)
@@ -146,10 +146,3 @@ def _open_browser(address: str) -> bool:
         return webbrowser.open(address)
     except (webbrowser.Error, OSError):
         return False
-
-
-def _port(text: str) -> int:
-    number = int(text)
-    if not 1 <= number <= 65535:
-        raise ValueError
-    return number

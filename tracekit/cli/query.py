@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import printable
 from tracekit.errors import CommandError
-from tracekit.storage import atomic_write, exists, without_secrets
+from tracekit.storage import atomic_write, refuse_existing
 from tracekit.viewing.query import query
 from tracekit.viewing.tables import FORMATS
 
@@ -52,10 +52,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     form = args.format or (ending if ending in FORMATS else "table")
     if form == "parquet" and args.output is None:
         raise CommandError("Parquet is no text: name a file for it with -o", _USAGE)
-    if args.output is not None and not args.force and exists(args.output):
-        raise CommandError(
-            f"{without_secrets(args.output)}: already exists; choose another name, or pass --force to replace it"
-        )
+    if args.output is not None and not args.force:
+        refuse_existing(args.output)
     sql = sys.stdin.read() if args.sql == "-" else args.sql
     if not sql.strip():
         raise CommandError("the query is empty", _USAGE)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.cli.terminal import printable
+from tracekit.cli.terminal import print_json, printable
 from tracekit.errors import CommandError, StorageError, TraceFormatError
 from tracekit.recovery import SUFFIXES, is_other_json, recover_trace
 from tracekit.storage import expand, same_file, without_secrets
@@ -96,7 +95,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             "no_traces": others,
             "failed": [{"file": file, "reason": reason} for file, reason in failed],
         }
-        print(json.dumps(document, indent=2))
+        print_json(document)
     elif len(files) > 1 and not (args.quiet and not failed and all(report.complete for report in reports)):
         whole = sum(report.whole for report in reports)
         print(f"{len(files)} files: {len(reports) - whole} recovered, {whole} whole, {len(failed)} failed")

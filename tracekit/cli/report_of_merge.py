@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Final
 
-from tracekit.cli.terminal import printable
+from tracekit.cli.terminal import print_json, printable
 
 if TYPE_CHECKING:
     from tracekit.merge import MergeReport
@@ -20,7 +19,7 @@ INCOMPLETE: Final = 3
 def show(report: MergeReport, *, as_json: bool, quiet: bool) -> int:
     """Print a report for people or for machines; return the exit code that it stands for."""
     if as_json:
-        print(json.dumps(report.to_json(), indent=2))
+        print_json(report.to_json())
     elif not quiet or not report.complete:
         stream = sys.stderr if quiet else sys.stdout
         for line in report.lines():

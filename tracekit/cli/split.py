@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 from decimal import Decimal
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.report_of_merge import INCOMPLETE, OK
-from tracekit.cli.terminal import printable
+from tracekit.cli.terminal import print_json, printable
 from tracekit.errors import CommandError
 from tracekit.merge.inputs import SUFFIXES
 from tracekit.storage import basename, expand
@@ -73,7 +72,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         complete = complete and prepared.merge.complete
     if args.json:
         document = {"parts": [_as_json(part) for part in parts if part.report is not None], "complete": complete}
-        print(json.dumps(document, indent=2))
+        print_json(document)
     else:
         for part in parts:
             if part.report is not None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Final
 
 from tracekit.analysis.stragglers import find_stragglers
 from tracekit.analysis.stragglers_text import straggler_lines
 from tracekit.cli.arguments import add_inputs, percentage
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import printable
+from tracekit.cli.terminal import print_json, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -47,7 +46,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             args.inputs, inside=args.inside, at_least=args.at_least, sure=args.sure, progress=bar.update
         )
     if args.json:
-        print(json.dumps(report.as_dict(), indent=2))
+        print_json(report.as_dict())
     else:
         for line in straggler_lines(report):
             print(printable(line))

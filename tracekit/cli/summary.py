@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Final
 
 from tracekit.analysis.summary import summarize_traces
 from tracekit.analysis.summary_text import summary_lines
 from tracekit.cli.arguments import add_inputs, positive
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import printable
+from tracekit.cli.terminal import print_json, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -40,7 +39,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     with ProgressBar(enabled=True) as bar:
         summary = summarize_traces(args.inputs, inside=args.inside, progress=bar.update)
     if args.json:
-        print(json.dumps(summary.as_dict(), indent=2))
+        print_json(summary.as_dict())
     else:
         for line in summary_lines(summary, args.top):
             print(printable(line))

@@ -10,6 +10,7 @@ from tracekit.cli.report_of_merge import INCOMPLETE, show
 from tracekit.cli.selecting import add_selection, selection_of
 from tracekit.errors import CommandError
 from tracekit.merge import Selection, merge_traces
+from tracekit.merge.workers import fitting_pool
 
 if TYPE_CHECKING:
     import argparse
@@ -42,8 +43,10 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     select = selection_of(args)
     if select == Selection():
         raise CommandError("say what to take: --steps, --time-window, --ranks, --categories or --name", exit_code=2)
-    with ProgressBar(enabled=not (args.json or args.quiet)) as bar:
-        report = merge_traces(args.output, args.inputs, overwrite=args.force, select=select, progress=bar.update)
+    with fitting_pool(args.output, args.inputs) as executor, ProgressBar(enabled=not (args.json or args.quiet)) as bar:
+        report = merge_traces(
+            args.output, args.inputs, overwrite=args.force, select=select, progress=bar.update, executor=executor
+        )
     code = show(report, as_json=args.json, quiet=args.quiet)
     if any(count for phase, count in report.events_out.items() if phase != "M"):
         return code

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.cli.terminal import printable
+from tracekit.cli.terminal import print_json, printable
 from tracekit.errors import CommandError, StorageError
 from tracekit.outbox.finish import Finished, finish_spool
 from tracekit.outbox.spool import JOURNAL, BusyError, default_root
@@ -76,7 +75,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             "busy": busy,
             "failed": [{"spool": spool, "reason": reason} for spool, reason in failed],
         }
-        print(json.dumps(document, indent=2))
+        print_json(document)
     elif not (done or busy or failed) and not args.quiet:
         print("nothing is left to upload")
     if failed or not all(report.complete for report in done):

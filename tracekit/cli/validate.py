@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Final
 
-from tracekit.cli.terminal import printable
+from tracekit.cli.terminal import print_json, printable
 from tracekit.errors import StorageError, TraceFormatError
 from tracekit.storage import without_secrets
 from tracekit.validation import validate_file
@@ -61,7 +60,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             "files": [report.as_dict() for report in reports],
             "unreadable": [{"file": file, "reason": reason} for file, reason in unreadable],
         }
-        print(json.dumps(document, indent=2))
+        print_json(document)
     elif len(args.files) > 1 and not (args.quiet and _all_fine(reports, strict=args.strict)):
         print(_summary(reports, len(unreadable)))
     if unreadable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import importlib.resources
 import json
 from typing import Final
 
@@ -32,55 +33,21 @@ _PAGE: Final = """<!doctype html>
 </main>
 <script type="application/json" id="given">%(given)s</script>
 <script nonce="%(nonce)s">
-'use strict';
+%(handover)s
 const given = JSON.parse(document.getElementById('given').textContent);
 const button = document.getElementById('open');
 const say = (words) => { document.getElementById('status').textContent = words; };
 
-// Perfetto's answer to PING is the only sign that it listens:
-// https://perfetto.dev/docs/visualization/deep-linking-to-perfetto-ui
-function answered(tab) {
-  return new Promise((resolve, reject) => {
-    const stop = (end, value) => { clearInterval(timer); removeEventListener('message', hear); end(value); };
-    const hear = (event) => {
-      if (event.source === tab && event.origin === given.origin && event.data === 'PONG') stop(resolve);
-    };
-    addEventListener('message', hear);
-    const timer = setInterval(() => {
-      if (tab.closed) stop(reject, new Error('The tab of Perfetto is closed.'));
-      else tab.postMessage('PING', given.origin);
-    }, 200);
-  });
-}
-
-async function read() {
-  const answer = await fetch(given.trace, {cache: 'no-store'});
-  if (!answer.ok) throw new Error('tracekit no longer serves the trace. Run tracekit open again.');
-  return answer.arrayBuffer();
-}
-
-async function handOver() {
-  const tab = window.open(given.link);
-  if (!tab) {
-    say('The browser wants a click first.');
-    button.focus();
-    return;
-  }
-  button.disabled = true;
-  try {
-    say('Waiting for Perfetto.');
-    const [buffer] = await Promise.all([read(), answered(tab)]);
-    tab.postMessage({perfetto: {buffer, title: given.title, fileName: given.title}}, given.origin, [buffer]);
+async function begin() {
+  if (await handOver(given, button, say)) {
+    button.disabled = true;
     say('Perfetto has the trace. This tab can be closed.');
     await fetch(given.done, {cache: 'no-store'});
-  } catch (error) {
-    say(String(error.message ?? error));
-    button.disabled = false;
   }
 }
 
-button.addEventListener('click', handOver);
-handOver();
+button.addEventListener('click', begin);
+begin();
 </script>
 """
 _OTHER_WAY: Final = """<a href="%s" rel="noreferrer">let Perfetto fetch the trace</a>
@@ -103,7 +70,8 @@ def opening_page(
         direct: The address with which the UI fetches the trace itself; None where it must not.
         nonce: What the page's own script and style are known by.
     """
-    given = json.dumps({"title": title, "origin": origin, "link": link, "trace": trace, "done": done})
+    gone = "tracekit no longer serves the trace. Run tracekit open again."
+    given = json.dumps({"title": title, "origin": origin, "link": link, "trace": trace, "done": done, "gone": gone})
     return (
         _PAGE
         % {
@@ -113,6 +81,7 @@ def opening_page(
             # Inside of a script element only the end tag and comments are not plain text.
             "given": given.replace("<", "\\u003c"),
             "other": "" if direct is None else _OTHER_WAY % html.escape(direct),
+            "handover": (importlib.resources.files("tracekit.viewing") / "handover.js").read_text("utf-8"),
             "nonce": nonce,
         }
     ).encode("utf-8", "replace")

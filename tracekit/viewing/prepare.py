@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import ConfigError, TraceFormatError
 from tracekit.formats.file_kinds import HEAD_BYTES
+from tracekit.formats.trace_event import encode_events
 from tracekit.formats.trace_reader import TraceReader
 from tracekit.merge import MergeReport, merge_traces
 from tracekit.merge.inputs import SUFFIXES
+from tracekit.merge.workers import fitting_pool
 from tracekit.storage import basename, download, expand, is_remote, open_read, same_file
 
 if TYPE_CHECKING:
@@ -22,6 +24,9 @@ __all__ = ["Prepared", "mended", "prepare"]
 
 _HARMLESS: Final = {"cut_file", "cut_event"}
 """What Perfetto takes in an array of events, as a recording that goes on or was killed leaves it."""
+
+_TIME_BEYOND_DOUBLES: Final = re.compile(rb'"(?:ts|dur)"\s*:\s*-?[\d.]+[eE]\+?\d{3}')
+"""Perfetto refuses all of a trace with such a time, but takes such numbers elsewhere."""
 
 _SHOWN: Final = re.compile(
     # JSON, archives, perf, Fuchsia, Java, Perfetto's own; then texts: systrace, ninja, Instruments, ART, logcat, perf.
@@ -81,7 +86,8 @@ def prepare(
     if output is not None and is_remote(output):
         raise ConfigError(f"-o {output}: name a local file; a browser cannot be given another")
     target = output or str(folder / "merged.json.gz")
-    report = merge_traces(target, inputs, overwrite=overwrite, progress=progress)
+    with fitting_pool(target, inputs) as executor:
+        report = merge_traces(target, inputs, overwrite=overwrite, progress=progress, executor=executor)
     return Prepared(Path(target), report)
 
 
@@ -107,9 +113,11 @@ def mended(prepared: Prepared, folder: Path, progress: Callable[[float, str], No
 def _is_damaged(path: str, progress: Callable[[float, str], None] | None) -> bool:
     try:
         with TraceReader(path) as reader:
-            if reader.native:
-                return False
-            for _ in reader.runs():
+            if reader.foreign:
+                return reader.foreign != "pftrace"  # which Perfetto shows as it is
+            for run in reader.runs():
+                if _TIME_BEYOND_DOUBLES.search(reader.run_text or encode_events(run)):
+                    return True
                 if progress is not None:
                     progress(0.0, f"checking {basename(path)}")
             found = {finding.kind for finding in (*reader.repairs, *reader.drops)}

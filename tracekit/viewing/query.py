@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import MissingExtraError, TraceFormatError, TracekitError
+from tracekit.formats.byte_stream import ByteStream
+from tracekit.formats.flight_dump import is_flight_dump
 from tracekit.formats.protobuf_wire import WireError, fields
 from tracekit.storage import basename, open_read, size_bytes, without_secrets
 
@@ -67,9 +69,10 @@ def query(
         MissingExtraError: The package is not installed.
         QueryError: The trace processor cannot be had or started, has died, or the query is wrong.
         StorageError: The trace cannot be read.
-        TraceFormatError: The trace processor does not take the trace.
+        TraceFormatError: The trace processor does not take the trace, or it is a dump of torch's flight recorder.
     """
     tell = progress or (lambda share, what: None)
+    _refuse_dumps(path)
     with open_read(path) as file:  # before a program is downloaded
         tell(0.0, "starting the trace processor")
         processor = _start(trace_processor)
@@ -77,13 +80,32 @@ def query(
             _load(processor.http, file, path, tell)
             tell(1.0, "running the query")
             answer = processor.http.execute_query(sql)
+        except TracekitError:
+            raise
         except OSError as error:
             raise QueryError(f"{without_secrets(path)}: the trace processor has ended: {error}") from error
+        except Exception as error:
+            # An answer that is cut off or none at all: what is not read of it raises an error of protobuf.
+            raise QueryError(
+                f"{without_secrets(path)}: what the trace processor answers cannot be read, as when it has run out of memory "
+                f"({type(error).__name__}: {error})"
+            ) from error
         finally:
             processor.close()
     if answer.error:
         raise QueryError(f"the query cannot be run: {answer.error.strip()}")
     return Rows(list(answer.column_names), _rows(answer))
+
+
+def _refuse_dumps(path: str) -> None:
+    with ByteStream(path) as stream:
+        if is_flight_dump(stream.peek()):
+            shown = without_secrets(path)
+            raise TraceFormatError(
+                shown,
+                "this is a dump of torch's flight recorder, which the trace processor does not know; tracekit convert "
+                f"{shown} OUTPUT.json makes a trace of it",
+            )
 
 
 def _start(program: str | None) -> Any:

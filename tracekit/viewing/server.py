@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from tracekit.errors import StorageError
 from tracekit.viewing.page import opening_page
-from tracekit.viewing.ui import fragment
+from tracekit.viewing.ui import content_type, fragment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,17 +37,6 @@ _COMMON: Final = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
-}
-# Types without which a browser refuses a file; they must not depend on the tables of the machine.
-_TYPES: Final = {
-    ".css": "text/css",
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript",
-    ".json": "application/json",
-    ".png": "image/png",
-    ".svg": "image/svg+xml",
-    ".wasm": "application/wasm",
-    ".woff2": "font/woff2",
 }
 
 
@@ -205,7 +194,7 @@ class OneFileServer:
         if path == self._trace_path:
             return Answer(self._trace, _PLAIN_BYTES)
         if path in self._files:
-            return Answer(self._files[path], _type_of(self._files[path]))
+            return Answer(self._files[path], content_type(self._files[path]))
         if self._ui.folder is None and path == self._entry:
             return self._page()
         return Answer(b"", "text/plain") if path == self._done_path else None
@@ -242,10 +231,6 @@ class OneFileServer:
             "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
         )
         return Answer(page, "text/html; charset=utf-8", {"Content-Security-Policy": policy})
-
-
-def _type_of(path: Path) -> str:
-    return _TYPES.get(path.suffix, _PLAIN_BYTES)
 
 
 class _Server(ThreadingHTTPServer):

@@ -9,6 +9,7 @@ from tracekit.errors import TraceFormatError
 from tracekit.formats.byte_stream import ByteStream
 from tracekit.storage import basename, size_bytes
 from tracekit.viewing.ui import PERFETTO_UI
+from tracekit.wording import size_words
 
 __all__ = ["BROWSER_LIMIT_BYTES", "counted_bytes", "too_big"]
 
@@ -56,7 +57,7 @@ def too_big(path: str, count: int, limit_bytes: int = BROWSER_LIMIT_BYTES) -> st
     if count <= limit_bytes:
         return None
     return (
-        f"{path}: too big for Perfetto in a browser: more than {limit_bytes / 1e9:.1f} GB unpacked, and the tab would run out of "
+        f"{path}: too big for Perfetto in a browser: more than {size_words(limit_bytes)} unpacked, and the tab would run out of "
         f"memory. Take a part of it (tracekit trim --steps 10:20 -o part.json.gz {path}), split it by time (tracekit split "
         f"--seconds 10 {path}), or let the native trace processor load it (trace_processor server http {path}, then open "
         f"{PERFETTO_UI}); or pass --force to try all the same"

