@@ -12,16 +12,16 @@ from tracekit.errors import TracekitError
 from tracekit.formats import byte_stream
 from tracekit.merge import merge_traces, scan
 from tracekit.merge.parts import Rewriter
-from tracekit.merge.plain import PlainRuns
+from tracekit.merge.plain_runs import PlainRuns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
     from random import Random
 
+    from tracekit.merge.input_scan import InputScan
     from tracekit.merge.lanes import Slices
     from tracekit.merge.parts import PartInput
-    from tracekit.merge.scan import InputScan
 
 SPACES = ["", "", "", " ", "\n    ", "\t", "\r\n", "\n" + 40 * " ", 120 * " "]
 USUAL_PLACES = ["5", "5", "5", "77", "0", "-1"]

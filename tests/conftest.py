@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from tests.native import cores
 from tests.perfetto import Browser, Engine, UnavailableError
 
 if TYPE_CHECKING:
@@ -21,7 +23,36 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Read before any test clears the environment.
 TRACES = Path(os.environ.get("TRACEKIT_TRACES") or ROOT.parent / "shared" / "traces")
-REQUIRE_ENGINE = os.environ.get("TRACEKIT_REQUIRE_ENGINE", "0") not in {"", "0"}
+
+
+def is_set(variable: str) -> bool:
+    """Whether a variable of the environment says yes."""
+    return os.environ.get(variable, "0") not in {"", "0"}
+
+
+REQUIRED = {
+    "engine": is_set("TRACEKIT_REQUIRE_ENGINE"),
+    "browser": is_set("TRACEKIT_REQUIRE_ENGINE"),
+    "core": is_set("TRACEKIT_REQUIRE_CORE"),
+}
+"""By marker: whether a test that has it fails where it would be skipped elsewhere."""
+
+# scripts/test runs everything twice, with the compiled core and in pure Python. What stands here is run once: it cannot
+# see which of the two records and merges. Tests with the marker core compare both, or are about the compiled one.
+ONCE = {
+    "tests/browser/": "Perfetto's UI shows files, which golden tests hold to be the same",
+    "tests/typing/": "the types are the same",
+    "tests/integration/test_bench.py": "the bench measures both by itself",
+    "tests/integration/test_merge_dask.py": "a cluster's workers do what the processes of test_merge_workers.py do",
+    "tests/integration/test_readme.py": "the page, its links and what pip installs",
+    "tests/integration/test_test_support.py": "the tests' own tools",
+    "tests/integration/test_wheels.py": "installs each and runs it",
+    "tests/integration/test_perfetto_engine.py": "the tests' own tools",
+    "tests/faults/test_table.py": "the table of the tests",
+    "tests/unit/test_bench_": "the tables of the bench",
+    "tests/unit/test_repository.py": "scripts and files",
+    "tests/unit/test_layers.py": "who imports whom",
+}
 
 # What launchers tell a process about its place in a run; tests that want these set them themselves.
 LAUNCHER_VARIABLES = {
@@ -48,29 +79,46 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that use the engine or the browser, so that ``-m 'not browser'`` leaves them out."""
+    """Mark the tests that use the engine or the browser, and those that scripts/test runs once; skip what needs a core."""
+    missing = missing_core()
     for item in items:
         for name in ("engine", "browser"):
             if name in getattr(item, "fixturenames", ()):
                 item.add_marker(name)
+        needs_core = item.get_closest_marker("core") is not None
+        if needs_core or item.nodeid.startswith(tuple(ONCE)):
+            item.add_marker("once")
+        if needs_core and missing:
+            item.add_marker(pytest.mark.skip(reason=missing))
+
+
+def missing_core() -> str | None:
+    """Return why the compiled core is not used here, or None."""
+    if is_set("TRACEKIT_PURE_PYTHON"):
+        return "TRACEKIT_PURE_PYTHON asks for pure Python"
+    names = [each.name for each in cores.extensions() if importlib.util.find_spec(each.name) is None]
+    return f"not built here (is there a C compiler?): {', '.join(names)}" if names else None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Fail instead of skip where the engine and the browser are required, as in continuous integration."""
+    """Fail instead of skip where the engine, the browser or the core are required, as in continuous integration."""
     report = yield
-    needs_engine = any(item.get_closest_marker(name) for name in ("engine", "browser"))
-    if REQUIRE_ENGINE and needs_engine and report.skipped and not hasattr(report, "wasxfail"):
+    required = [name for name, yes in REQUIRED.items() if yes and item.get_closest_marker(name)]
+    if required and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
-        report.longrepr = f"TRACEKIT_REQUIRE_ENGINE is set, and this test was skipped: {report.longrepr}"
+        report.longrepr = f"here the {required[0]} is required, and this test was skipped: {report.longrepr}"
     return report
 
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Take away what a launcher, or the user's shell, says about ranks and about tracekit; keep spools among the tests' files."""
+    """Take away what a launcher or the user's shell says about ranks, itself and tracekit; keep spools among the tests' files."""
+    for name in ("COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
     for name in list(os.environ):
-        if name in LAUNCHER_VARIABLES or name.startswith(LAUNCHER_PREFIXES):
+        # Which core is tested, processes that tests start must know as well.
+        if name != "TRACEKIT_PURE_PYTHON" and (name in LAUNCHER_VARIABLES or name.startswith(LAUNCHER_PREFIXES)):
             monkeypatch.delenv(name)
     monkeypatch.setenv("TRACEKIT_SPOOL", str(tmp_path_factory.getbasetemp() / "spool"))
 

@@ -1,6 +1,8 @@
 """Real runs of four ranks that exchange gradients with gloo, in each of which one rank is slow in one stage.
 
-One start of the ranks makes many runs, each recorded by a profiler of its own.
+One start of the ranks makes many runs, each recorded by a profiler of its own. Where a run is told to be apart, each rank
+is as on a host of its own: it records by clocks that stand seconds apart from those of the others, and exchanges with rank 0
+how far.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from random import Random
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from tracekit.analysis import summarize_traces
@@ -23,10 +26,12 @@ STEPS = 40
 STAGES_MS = {"dataloader": 0.5, "forward": 1.5, "backward": 2.0, "optimizer": 0.7}
 
 CHILD = """
-import json, os, random, sys, time
+import dataclasses, json, os, random, sys, threading, time
 import torch
 import torch.distributed as dist
-from tracekit import JSONTraceHandler, Profiler
+from tracekit import ClockSync, JSONTraceHandler, Profiler, TraceHandler
+from tracekit.clock import Clock
+from tracekit.distributed import detect_process
 
 folder, rank, ranks, steps, stages = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), json.loads(sys.argv[5])
 dist.init_process_group("gloo", init_method="file://" + os.path.join(folder, "store"), rank=rank, world_size=ranks)
@@ -44,8 +49,27 @@ for run in json.loads(sys.argv[6]):
         with profiler.marker("all_reduce"):
             dist.all_reduce(gradients)
 
-    path = os.path.join(folder, run["name"], "rank{rank}.json")
-    with Profiler(JSONTraceHandler(path), rank=rank) as profiler:
+    handlers, options = [JSONTraceHandler(os.path.join(folder, run["name"], "rank{rank}.json"))], {}
+    compared = threading.Event()
+    if run["apart"]:
+        class Tells(TraceHandler):
+            def clock_offset(self, offset):
+                compared.set()
+
+        wall, monotonic = run["apart"][rank]
+        handlers.append(Tells())
+        here = detect_process(rank=rank, world_size=ranks)
+        options = {
+            "clock": Clock(lambda: time.time_ns() + wall, lambda: time.perf_counter_ns() + monotonic),
+            "process": dataclasses.replace(here, host=f"host{rank}", boot_id=f"boot{rank}"),
+            "sources": ClockSync(0.5),
+        }
+    else:
+        compared.set()
+        options = {"rank": rank}
+    with Profiler(handlers, **options) as profiler:
+        assert compared.wait(60)
+        dist.barrier()
         for step in range(steps):
             for stage in stages:
                 with profiler.marker(stage):
@@ -72,6 +96,7 @@ class Run:
         delay_ms: By how much.
         often: In which share of the steps.
         nested: Whether gradients are exchanged inside of the backward pass.
+        apart: By how many ns the wall clock and the monotonic clock of each rank are ahead; empty where they share a host.
     """
 
     name: str
@@ -81,10 +106,17 @@ class Run:
     delay_ms: float = 0.0
     often: float = 1.0
     nested: bool = False
+    apart: tuple[tuple[int, int], ...] = ()
 
 
-def drawn_runs(count: int, seed: int) -> list[Run]:
-    """Return runs with one slow rank each, drawn by a seed."""
+def clocks_apart(seed: int) -> tuple[tuple[int, int], ...]:
+    """Return by how much the clocks of each rank are ahead: the wall clock by up to 20 seconds, the other by any."""
+    random = Random(seed)
+    return tuple((random.randrange(-20 * 10**9, 20 * 10**9), random.randrange(10**15)) for _ in range(RANKS))
+
+
+def drawn_runs(count: int, seed: int, *, apart: bool = False) -> list[Run]:
+    """Return runs with one slow rank each, drawn by a seed; where they shall be ``apart``, every other one is so."""
     random = Random(seed)
     return [
         Run(
@@ -95,6 +127,7 @@ def drawn_runs(count: int, seed: int) -> list[Run]:
             delay_ms=random.uniform(3.0, 6.0),
             often=random.choice([1.0, 1.0, 0.6]),
             nested=bool(number % 2),
+            apart=clocks_apart(seed + number) if apart and number // 2 % 2 else (),
         )
         for number in range(count)
     ]
@@ -130,11 +163,15 @@ def skew_clocks(folder: Path, seed: int) -> None:
 
 
 def stage_times(folder: Path) -> list[list[dict[str, int]]]:
-    """Return what each stage took in a recorded run that is not nested, in ns, by rank and step."""
+    """Return what each stage took in a recorded run that is not nested, in ns, by rank and step.
+
+    At most three times its median: beyond that it is what other programs of a busy machine have added.
+    """
     found = []
     for rank in summarize_traces([str(folder)]).ranks:
         columns = rank.steps.stages_ns
-        found.append([{name: column[step] for name, column in columns.items()} for step in range(STEPS)])
+        most = {name: 3 * round(median(column)) for name, column in columns.items()}
+        found.append([{name: min(columns[name][step], most[name]) for name in columns} for step in range(STEPS)])
     return found
 
 

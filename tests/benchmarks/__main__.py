@@ -120,6 +120,12 @@ def _arguments() -> argparse.Namespace:
         help="where traces are made and merged, 8 times their size (default: /dev/shm if it has the room, else the "
         "system's place for temporary files); removed in the end",
     )
+    parser.add_argument(
+        "--hta",
+        metavar="PYTHON",
+        default=sys.executable,
+        help="the Python that has HolisticTraceAnalysis, in an environment of its own: it brings JupyterLab (default: this one)",
+    )
     parser.add_argument("--markdown", action="store_true", help="print the table for the documentation")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the rows to FILE")
     parser.add_argument(
@@ -145,7 +151,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _effort(arguments: argparse.Namespace) -> Effort:
-    effort = QUICK if arguments.quick else FULL
+    effort = dataclasses.replace(QUICK if arguments.quick else FULL, hta=arguments.hta)
     if arguments.slices is not None:
         effort = dataclasses.replace(effort, streamed_slices=arguments.slices)
     if arguments.size is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
+import sys
 import time
 from dataclasses import dataclass
 from itertools import repeat
@@ -41,6 +42,7 @@ class Effort:
         growth: Shares of ``merge_bytes`` that are merged to see how time and memory grow.
         small_ranks: Numbers of small ranks, for the same.
         small_rank_bytes: Size of the trace of a small rank.
+        hta: The Python that has HolisticTraceAnalysis.
     """
 
     rounds: int
@@ -59,6 +61,7 @@ class Effort:
     growth: tuple[float, ...]
     small_ranks: tuple[int, ...]
     small_rank_bytes: int
+    hta: str = sys.executable
 
 
 FULL = Effort(

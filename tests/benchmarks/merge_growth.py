@@ -69,7 +69,7 @@ def _by_ranks(datasets: list[Dataset], outcomes: list[Outcome]) -> Iterator[Row]
     first, last = outcomes[0], outcomes[-1]
     few, most = counts[0], counts[-1]
     yield _row(f"memory for {most} ranks", last.peak_bytes / first.peak_bytes, SAME, f" x that for {few}")
-    yield _row(f"open files for {most} ranks", last.open_files - first.open_files, 0, f" more than for {few}")
+    yield _row(f"open files for {most} ranks", max(0, last.open_files - first.open_files), 0, f" more than for {few}")
     # Not beside the fewest, among whom what every merge costs once is shared.
     middle = len(counts) // 2
     per_rank = (last.seconds / most) / (outcomes[middle].seconds / counts[middle])

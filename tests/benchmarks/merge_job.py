@@ -26,13 +26,13 @@ PLAIN = (".json", ".json.gz")
 def main() -> None:
     """Do what standard input says, and print what it took or, under ``missing``, why it cannot be done."""
     told = json.load(sys.stdin)
-    output, inputs = Path(told["output"]), [Path(path) for path in told["inputs"]]
+    output, inputs = Path(told["output"]), told["inputs"]
     before = sum(os.times()[:4])  # of this process and of those that it has waited for
     try:
         took = (
             tracekit(output, inputs, told["workers"])
             if told["how"] == "tracekit"
-            else peer(told["how"], output, inputs)
+            else peer(told["how"], output, [Path(path) for path in inputs])
         )
     except FileNotFoundError as error:
         found: dict[str, Any] = {"missing": f"not installed ({error.filename})"}
@@ -47,15 +47,15 @@ def main() -> None:
     print(json.dumps(found))
 
 
-def tracekit(output: Path, inputs: list[Path], workers: int) -> float:
+def tracekit(output: Path, inputs: list[str], workers: int) -> float:
     """Merge with tracekit; returns how long it took in seconds."""
     options: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
+        start = time.perf_counter()
         if workers > 1:
             pools = importlib.import_module("tracekit.merge.workers")
             options["executor"] = stack.enter_context(pools.process_pool(workers))
-        start = time.perf_counter()
-        report = merge_traces(str(output), [str(path) for path in inputs], **options)
+        report = merge_traces(str(output), inputs, **options)
         took = time.perf_counter() - start
     assert report.complete, "; ".join(report.lines())
     return took

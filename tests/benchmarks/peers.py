@@ -108,7 +108,20 @@ def marker_instant() -> Iterator[Subject]:
 
 @contextlib.contextmanager
 def marker_counter() -> Iterator[Subject]:
-    """``marker.counter({"loss": value})``."""
+    """``marker.counter(values)`` with the values of the step before."""
+    with recording() as profiler:
+        marker, values = profiler.marker("x"), {"loss": 0.5}
+
+        def loop(count: int) -> None:
+            for _ in repeat(None, count):
+                marker.counter(values)
+
+        yield Subject(loop, profiler.flush)
+
+
+@contextlib.contextmanager
+def marker_counter_of_new_values() -> Iterator[Subject]:
+    """``marker.counter({"loss": value})``, which makes a dictionary each time."""
     with recording() as profiler:
         marker, value = profiler.marker("x"), 0.5
 
@@ -117,6 +130,17 @@ def marker_counter() -> Iterator[Subject]:
                 marker.counter({"loss": value})
 
         yield Subject(loop, profiler.flush)
+
+
+def new_values() -> Loop:
+    """Return a loop that makes the dictionary which a counter takes, and nothing else."""
+    value = 0.5
+
+    def loop(count: int) -> None:
+        for _ in repeat(None, count):
+            {"loss": value}  # noqa: B018
+
+    return loop
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""How fast ``tracekit summary`` reads a merged trace, and in how much memory, beside unpacking it and having jq read it."""
+"""How fast ``tracekit summary`` reads traces, and in how much memory: beside unpacking them, jq, and HolisticTraceAnalysis."""
 
 from __future__ import annotations
 
@@ -30,6 +30,15 @@ _, status, usage = os.wait4(os.posix_spawnp(sys.argv[1], sys.argv[1:], os.enviro
 print(json.dumps([os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, usage.ru_maxrss]))
 """
 JQ = '[.traceEvents[] | select(.ph == "X")] | group_by(.name) | map([.[0].name, length, (map(.dur) | add)])'
+# What HTA takes to say what `summary` says of a GPU: it reads the traces of ranks, each in a process, into tables.
+HTA = """
+import sys
+from hta.trace_analysis import TraceAnalysis
+if __name__ == "__main__":
+    ranks = dict(enumerate(sys.argv[1:]))
+    found = TraceAnalysis(trace_files=ranks, trace_dir="").get_temporal_breakdown(visualize=False)
+    sys.exit(len(found) != len(ranks))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,12 @@ class Took:
 
 
 def rows(effort: Effort, inputs: Inputs) -> Iterator[Row]:
+    """Summarise a merged trace, and then the traces of ranks."""
+    yield from _merged(effort, inputs)
+    yield from _beside_hta(effort, inputs)
+
+
+def _merged(effort: Effort, inputs: Inputs) -> Iterator[Row]:
     """Summarise one merged trace, plain and packed; then a smaller one beside jq, which holds all of it."""
     large, small = inputs.folder / "summary.json", inputs.folder / "summary_small.json"
     try:
@@ -95,6 +110,40 @@ def rows(effort: Effort, inputs: Inputs) -> Iterator[Row]:
     )
     for path in (large, small, packed):
         path.unlink()
+
+
+def _beside_hta(effort: Effort, inputs: Inputs) -> Iterator[Row]:
+    """Summarise traces of torch that are not merged, packed as torch leaves them, and have HTA load them."""
+    what = "traces of ranks, beside HTA: load and temporal breakdown"
+    wanted = "import importlib.util, sys; sys.exit(importlib.util.find_spec('hta') is None)"
+    if subprocess.run([effort.hta, "-c", wanted], check=False, capture_output=True).returncode:
+        yield Row(NAME, what, None, remarks="not installed (HolisticTraceAnalysis; see --hta)")
+        return
+    packed = inputs.packed(inputs.torch(effort.peer_bytes, effort.peer_files))
+    paths = [str(path) for path in packed.paths]
+    program = inputs.folder / "hta_load.py"
+    program.write_text(HTA, encoding="utf-8")
+    ours, theirs = [], []
+    try:
+        for _ in range(min(3, effort.merge_rounds)):
+            ours.append(measure([sys.executable, "-m", "tracekit", "summary", "--json", *paths]))
+            theirs.append(measure([effort.hta, str(program), *paths]))
+    except NotMeasuredError as error:
+        yield Row(NAME, what, None, remarks=str(error))
+        return
+
+    def told(taken: list[Took]) -> str:
+        rate = Spread.of([packed.megabytes / one.seconds for one in taken]).median
+        return f"{number(rate)} MB/s, {number(max(one.peak_mb for one in taken))} MB in its largest process"
+
+    ratio = Spread.of([their.seconds / our.seconds for our, their in zip(ours, theirs, strict=True)])
+    yield Row(
+        NAME,
+        what,
+        ratio,
+        " x HTA",
+        remarks=f"{number(packed.megabytes)} MB in {len(paths)} files, packed; {told(theirs)}; tracekit {told(ours)}",
+    )
 
 
 def measure(command: list[str]) -> Took:

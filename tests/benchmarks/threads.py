@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tests.benchmarks import peers
 from tests.benchmarks.measure import Spread, count_for
+from tests.benchmarks.pure_python import beside
 from tests.benchmarks.table import Row
 
 if TYPE_CHECKING:
@@ -22,6 +23,11 @@ BOUND = 1.5
 
 
 def rows(effort: Effort) -> Iterator[Row]:
+    """Measure threads, with the compiled core and in pure Python."""
+    yield from beside(own_rows(effort), __name__, effort)
+
+
+def own_rows(effort: Effort) -> Iterator[Row]:
     """Measure threads that share one marker, as with the same name, and threads with a marker each."""
     for what, shared in (("with marker: on 4 threads, one marker", True), ("the same, a marker each", False)):
         with peers.recording() as profiler:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import tracekit
 from tests.benchmarks.measure import Spread
+from tests.benchmarks.pure_python import beside
 from tests.benchmarks.table import Row
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ STEP_NS = 10_000_000
 
 
 def rows(effort: Effort) -> Iterator[Row]:
+    """Measure a training loop, with the compiled core and in pure Python."""
+    yield from beside(own_rows(effort), __name__, effort)
+
+
+def own_rows(effort: Effort) -> Iterator[Row]:
     """Measure the mean step and the 98th percentile, with and without recording."""
     mean, tail = "mean step of a torch training loop", "98th percentile of the step"
     try:

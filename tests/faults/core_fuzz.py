@@ -1,8 +1,10 @@
 """Fuzzing of the compiled core beside pure Python; ``--sanitize`` builds it with sanitizers first (see scripts/sanitize).
 
-Four kinds of rounds take turns: whole merges and scans of odd traces, which must be the same in C and in Python; runs of events
-from real and odd traces, damaged, which must be refused or read without touching memory that is not theirs; sorting and
-nesting of rows; and memory that fails at the N-th request, which must end in MemoryError and leave everything usable.
+Of the merge, four kinds of rounds take turns: whole merges and scans of odd traces, which must be the same in C and in Python;
+runs of events from real and odd traces, damaged, which must be refused or read without touching memory that is not theirs;
+sorting and nesting of rows; and memory that fails at the N-th request, which must end in MemoryError and leave everything usable.
+Then `tests.faults.record_fuzz` does the like with recording, in a process of its own, since a marker gets its core when tracekit
+is imported.
 """
 
 from __future__ import annotations
@@ -10,15 +12,11 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gzip
-import importlib.machinery
-import importlib.util
 import os
 import random
-import shutil
 import struct
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from array import array
@@ -27,73 +25,47 @@ from typing import Any
 
 from tests import both_cores
 from tests.bad_traces import BAD_OWN_TRACES, BAD_TRACES, GOOD_TRACES
+from tests.native import cores
 from tracekit import core
 from tracekit.merge.lanes import _ENDLESS, _nest
 
-ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "tracekit" / "core"
-CANNOT = 77
-FLAGS = [
-    "-shared", "-fPIC", "-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
-    "-DTRACEKIT_FAILING_MEMORY",
-]  # fmt: skip
-VARIANTS: list[list[str]] = [[], ["-U__SSE2__"]]
-"""With the instructions of x86-64, and as on other processors."""
+PROGRAMS = [*(("tests.faults.core_fuzz", flags) for flags in cores.VARIANTS), ("tests.faults.record_fuzz", [])]
+"""What runs with sanitizers, and what the core is built with beside them."""
 WORDS = (b'"nccl', b'"step')
 
 
-def build(folder: Path, compiler: str, more: list[str]) -> tuple[Path, str]:
-    """Build the core with sanitizers; returns it, and the library that must be loaded before everything else."""
-    output = folder / "_merge.so"
-    sources = [str(path) for path in sorted(FOLDER.glob("*.c"))]
-    include = f"-I{sysconfig.get_paths()['include']}"
-    subprocess.run([compiler, *FLAGS, *more, include, *sources, "-o", str(output)], check=True)
-    found = subprocess.run([compiler, "-print-file-name=libasan.so"], check=True, capture_output=True, text=True)
-    return output, found.stdout.strip()
-
-
 def sanitize(seconds: float, seed: int) -> int:
-    """Build the core with sanitizers, in all variants, and run this program with each for its share of the time."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
+    """Run every program with a core that was built with sanitizers, each for its share of the time."""
+    compiler = cores.find_compiler()
     if compiler is None:
         print("no C compiler is here")
-        return CANNOT
-    for number, more in enumerate(VARIANTS):
-        code = sanitize_variant(compiler, more, seconds / len(VARIANTS), seed + number * 1_000_000)
+        return cores.CANNOT
+    for number, (program, flags) in enumerate(PROGRAMS):
+        code = sanitize_program(program, flags, compiler, seconds / len(PROGRAMS), seed + number * 1_000_000)
         if code:
             return code
     return 0
 
 
-def sanitize_variant(compiler: str, more: list[str], seconds: float, seed: int) -> int:
-    """Build the core with sanitizers and some more options, and run this program with it."""
+def sanitize_program(program: str, flags: list[str], compiler: str, seconds: float, seed: int) -> int:
+    """Build the core with sanitizers and some more flags, and run a program with it."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            built, library = build(Path(folder), compiler, more)
+            for extension in cores.extensions():
+                cores.build(extension, Path(folder), compiler, [*cores.SANITIZERS, *flags])
         except subprocess.CalledProcessError as error:
             print(f"the core cannot be built with sanitizers: {error}")
-            return CANNOT
-        # Python leaves memory behind at its end; its own allocator would hide from the sanitizer where an object ends.
-        environment = os.environ | {"LD_PRELOAD": library, "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
-        command = [sys.executable, "-m", "tests.faults.core_fuzz", "--core", str(built)]
-        command += ["--seconds", str(seconds), "--seed", str(seed)]
-        return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
-
-
-def load(path: str) -> Any:
-    """Load a core that was built elsewhere, in place of the one of the package."""
-    loader = importlib.machinery.ExtensionFileLoader("_merge", path)
-    spec = importlib.util.spec_from_file_location("_merge", path, loader=loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
+            return cores.CANNOT
+        command = ["-m", program, "--seconds", str(seconds), "--seed", str(seed)]
+        done = cores.run_with(Path(folder), command, **cores.sanitizer_variables(compiler))
+        print(done.stdout, end="")
+        return done.returncode
 
 
 def corpus() -> list[bytes]:
     """Return texts to damage: traces that are bad by purpose, and real ones where they are."""
     found = [bad.data for bad in (*BAD_TRACES, *BAD_OWN_TRACES)] + list(GOOD_TRACES.values())
-    folder = Path(os.environ.get("TRACEKIT_TRACES") or ROOT.parent / "shared" / "traces")
+    folder = Path(os.environ.get("TRACEKIT_TRACES") or cores.ROOT.parent / "shared" / "traces")
     for path in sorted(folder.rglob("*.json*")):
         data = path.read_bytes()
         found.append(gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data)
@@ -115,9 +87,7 @@ def same_merge(source: random.Random, folder: Path) -> None:
 def run_of(source: random.Random, texts: list[bytes]) -> bytes:
     """Return what may be a run of events: a piece of a trace, whole events mostly, often damaged."""
     if source.random() < 0.3:
-        run = ",".join(
-            both_cores.event(source, 0.02, 1000 * number) for number in range(source.randrange(1, 20))
-        ).encode()
+        run = event_run(source)
     else:
         text = source.choice(texts)
         at = source.randrange(len(text) + 1)
@@ -125,6 +95,11 @@ def run_of(source: random.Random, texts: list[bytes]) -> bytes:
         end = text.rfind(b"}", start, start + source.randrange(1, 6000))
         run = text[max(start, 0) : end + 1]
     return both_cores.damaged(source, run) if source.random() < 0.6 else run
+
+
+def event_run(source: random.Random) -> bytes:
+    """Return some events, almost all of them usual."""
+    return ",".join(both_cores.event(source, 0.02, 1000 * number) for number in range(source.randrange(1, 20))).encode()
 
 
 def use(run: bytes, scanner: Any, patcher: Any) -> None:
@@ -194,23 +169,54 @@ def fail_memory(source: random.Random, texts: list[bytes], left: Any) -> None:
                 return
 
 
+def fail_python_memory(run: bytes) -> int:
+    """Have each request that Python makes for memory fail in turn, where it can be made to; returns how many did."""
+    try:
+        import _testcapi
+    except ImportError:
+        return 0
+    compiled: Any = core.merge
+    failures = 0
+    for number in range(200):
+        scanner, patcher = compiled.Scanner(WORDS, 10**18), compiled.Patcher(5, 0, 10**10, True)
+        patcher.add_place(b"5", b"6", 1001, 8, -1)
+        failed = False
+        _testcapi.set_nomemory(number, number + 1)
+        try:
+            found = scanner.scan(run)
+            patcher.patch(run, (1, 0, 0, 0, 0, 0, 0), 0)
+            for _, starts, minus_ends in found[6] if found else ():
+                compiled.sort_rows(starts, minus_ends, 0)
+                compiled.nest(starts, minus_ends, b"")
+        except MemoryError:
+            failed = True
+        finally:
+            _testcapi.remove_mem_hooks()
+        use(run, scanner, patcher)
+        if not failed:
+            break
+        failures += 1
+    return failures
+
+
 def main() -> int:
     """Run for some time; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sanitize", action="store_true", help="build the core with sanitizers and use that")
-    parser.add_argument("--core", help="a core built elsewhere")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     told = parser.parse_args()
     if told.sanitize:
         return sanitize(told.seconds, told.seed)
-    left = None
-    if told.core is not None:
-        core.merge = load(told.core)
-        left = ctypes.c_long.in_dll(ctypes.CDLL(told.core), "tracekit_requests_left")
     if core.merge is None:
         print("the compiled core is not built here")
-        return CANNOT
+        return cores.CANNOT
+    # Only a core that was built for these tests has requests that fail.
+    assert core.merge.__file__ is not None
+    library = ctypes.CDLL(core.merge.__file__)
+    left = (
+        ctypes.c_long.in_dll(library, "tracekit_requests_left") if hasattr(library, "tracekit_requests_left") else None
+    )
     texts = corpus()
     end = time.monotonic() + told.seconds
     seed = told.seed
@@ -225,6 +231,7 @@ def main() -> int:
                     order(*odd_rows(source))
                 if left is not None:
                     fail_memory(source, texts, left)
+                fail_python_memory(run_of(source, texts))
             except BaseException:
                 print(f"at seed {seed}", file=sys.stderr)
                 raise

@@ -22,7 +22,11 @@ _XML = '<?xml version="1.0"?><Error><Code>{}</Code><Message>no</Message><Request
 
 
 class ObjectStore:
-    """moto's server; its objects stay while it is stopped."""
+    """moto's server; its objects stay while it is stopped.
+
+    moto keeps them for the whole process, whichever server they came through: a new one begins by removing what the tests
+    of another module left, or the first test of the next finds a bucket that is not empty.
+    """
 
     def __init__(self) -> None:
         import boto3
@@ -34,6 +38,7 @@ class ObjectStore:
         self.start()
         self.client: Any = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{self.port}", **self._login())
         self.client.create_bucket(Bucket=BUCKET)
+        self.forget()
 
     @staticmethod
     def _login() -> dict[str, str]:

@@ -9,9 +9,10 @@ import sys
 import pytest
 
 from tests.conftest import TRACES
-from tests.faults.core_fuzz import CANNOT, ROOT
+from tests.native.cores import CANNOT, ROOT
 
 
+@pytest.mark.core
 @pytest.mark.slow
 def test_fuzzing_with_sanitizers_finds_nothing() -> None:
     command = [sys.executable, "-m", "tests.faults.core_fuzz", "--sanitize", "--seconds", "15"]

@@ -92,7 +92,20 @@ if __name__ == "__main__":
 
 
 def train(folder: Path, method: str, workers: int, ways: list[str], writer: str = GOOD) -> None:
-    """Run it, and hold it to what it may say and how long it may take at its end."""
+    """Run it, and hold it to what it may say and how long it may take at its end.
+
+    A worker that does not end is waited for by torch for 5 s, every time; a loaded machine takes that long now and then.
+    """
+    for _ in range(3):
+        took_s = _train_once(folder, method, workers, ways, writer)
+        if method != "fork" or took_s < 5.0:  # the others start workers in this time
+            return
+        for path in folder.iterdir():
+            path.unlink()
+    raise AssertionError(f"it takes {took_s} s to end")
+
+
+def _train_once(folder: Path, method: str, workers: int, ways: list[str], writer: str) -> float:
     script = folder / "train.py"
     script.write_text(TRAIN)
     few_cores = "ignore:This DataLoader will create"
@@ -120,8 +133,7 @@ def train(folder: Path, method: str, workers: int, ways: list[str], writer: str 
         assert errors == ""
     assert "tracekit:" not in errors
     assert "Warning" not in errors
-    if method == "fork":  # the others start workers in this time
-        assert took_s < 5.0
+    return took_s
 
 
 def workers_of(folder: Path) -> dict[int, Path]:

@@ -89,10 +89,13 @@ def test_a_merge_that_is_killed_at_its_last_step_leaves_all_or_nothing(
             assert trace.scalar("select count(*) from slice") == 6000
 
 
-@pytest.mark.parametrize("name", ["out.json", "out.json.gz"])
-def test_a_full_disk_ends_a_merge_with_one_sentence_and_no_output(tmp_path: Path, name: str) -> None:
+PACKED_BEHIND = "from tracekit.formats import gzip_codec; gzip_codec._TOGETHER_BYTES = 1"
+
+
+@pytest.mark.parametrize(("name", "more"), [("out.json", ""), ("out.json.gz", ""), ("out.json.gz", PACKED_BEHIND)])
+def test_a_full_disk_ends_a_merge_with_one_sentence_and_no_output(tmp_path: Path, name: str, more: str) -> None:
     before = make_inputs(tmp_path / "in")
-    done = merge_under("RLIMIT_FSIZE", 4096, tmp_path, "-o", name, "in")
+    done = merge_under("RLIMIT_FSIZE", 4096, tmp_path, "-o", name, "in", more=more)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert name in done.stderr

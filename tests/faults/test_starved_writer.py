@@ -27,6 +27,9 @@ def test_what_is_recorded_while_the_writer_is_starved_is_on_disk_at_once(
     """C code that keeps the interpreter lock starves every other thread; the recording thread must write by itself then."""
     program = f"""
         import collections, itertools, re
+        from tracekit.recording import writer
+        # A recording thread waits 50 ms at most, which on a loaded machine may be over before the writer had a processor.
+        writer._WAIT_S = writer._BLOCKED_S = 60.0
         profiler = record()
         marker = profiler.marker("in the hang")
         profiler.flush()

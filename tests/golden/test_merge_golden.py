@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tracekit.errors import TraceFormatError
 from tracekit.formats.decimal_time import parse_us
-from tracekit.formats.trace_reader import UNSET, TraceReader, decode_json
+from tracekit.formats.trace_event import UNSET, decode_json
+from tracekit.formats.trace_reader import TraceReader
 from tracekit.merge import merge_traces
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.perfetto import Engine, LoadedTrace
-    from tracekit.formats.trace_reader import Event
+    from tracekit.formats.trace_event import Event
 
 # A slice as every viewer shows it, with the rank and the track left out: those are what a merge changes.
 SLICES = """
@@ -268,11 +268,6 @@ def test_the_way_an_instant_was_written_does_not_matter(traces: Path, tmp_path: 
         path.write_text(json.dumps(value).replace('"@', "").replace('@"', ""))
         seen.append(absolute(merge(tmp_path, path, name=f"merged_{kind}.json")[0]))
     assert seen[0] == seen[1] == seen[2] == seen[3]
-
-
-def test_a_packed_pickle_is_no_trace(traces: Path, tmp_path: Path) -> None:
-    with pytest.raises(TraceFormatError, match="no trace"):
-        merge(tmp_path, traces / "flight_recorder" / "_dump_fr_trace_json_rank0.bin")
 
 
 def test_texts_that_end_with_a_backslash_can_be_read_after_a_merge(engine: Engine, tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from tests.golden.test_merge_golden import SINGLE
 from tests.property.test_merge_properties import BASE_NS, runs, write
 from tracekit import JSONTraceHandler, Profiler
 from tracekit.errors import TracekitError
-from tracekit.formats.trace_reader import UNSET, TraceReader, decode_or_none
+from tracekit.formats.trace_event import UNSET, decode_or_none
+from tracekit.formats.trace_reader import TraceReader
 from tracekit.merge import merge_traces
 from tracekit.testing import FakeClock
 

@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.scripts import run_script
 from tracekit import merge_traces
 
 if TYPE_CHECKING:
     from tests.perfetto import Engine
 
 SCRIPT = Path(__file__).with_name("accelerate_runs.py")
-ROOT = SCRIPT.parents[2]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TRACEKIT_RUN_ID": "example"}
 
 
 def run(folder: Path, *command: str) -> str:
     pytest.importorskip("accelerate", reason="accelerate is not installed")
     # -W: the warnings of accelerate are its own; tracekit warns by its log.
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", *command],
-        cwd=folder,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_script(folder, "-W", "ignore", *command, TRACEKIT_RUN_ID="example").stdout
 
 
 @pytest.fixture(scope="module")

@@ -212,3 +212,28 @@ def test_no_name_gives_orders_to_a_terminal(
     # What goes into a file or a pipe stays as it is.
     assert ("\x1b" in out) == (form == "csv" and not terminal)
     assert "c" in out.splitlines()[-1] or form == "json"
+
+
+def test_an_answer_that_cannot_be_read_is_told_in_words(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a trace processor that ran out of memory over a packed bomb: protobuf's errors are no OSError."""
+
+    class Processor:
+        http: Any
+
+        def __init__(self) -> None:
+            self.http = self
+
+        def parse(self, _piece: bytes) -> Any:
+            raise ValueError("Wire format was corrupt")
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("tracekit.viewing.query._start", lambda _program: Processor())
+    assert main(["query", str(trace), SLICES]) == 1
+    error = capsys.readouterr().err
+    assert "what the trace processor answers cannot be read" in error
+    assert "ValueError: Wire format was corrupt" in error
+    assert "fault of tracekit" not in error

@@ -23,6 +23,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     monkeypatch.setattr(finish, "Retry", lambda: Retry(answer_s=5, first_s=0.01, longest_s=0.02))
     memory = fsspec.filesystem("memory")
+    memory.store.clear()  # it is one for all tests
     yield memory
     memory.store.clear()
     memory.pseudo_dirs[:] = [""]

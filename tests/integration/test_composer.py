@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +11,7 @@ import pytest
 
 from tests.composer_library import composer_library
 from tests.perfetto.install import UnavailableError
+from tests.scripts import run_script
 from tracekit import merge_traces, validate_trace
 
 if TYPE_CHECKING:
@@ -35,17 +34,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     except UnavailableError as error:
         pytest.skip(f"Composer: {error}")
     folder = tmp_path_factory.mktemp("composer")
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{library}", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(SCRIPT)],  # Composer's own warnings; tracekit warns by its log
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    path = f"{ROOT}{os.pathsep}{library}"
+    # -W: the warnings of Composer are its own; tracekit warns by its log.
+    done = run_script(folder, "-W", "ignore", SCRIPT, PYTHONPATH=path)
     return folder, json.loads(done.stdout)
 
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import pickle
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +19,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.lightning_loop import QUIET, SECOND, Net, SlowSGD, train_loader, trainer, val_loader
+from tests.scripts import run_script
 from tracekit import (
     ConfigError,
     JSONTraceHandler,
@@ -554,25 +552,10 @@ def test_the_name_that_the_ranks_agree_on_is_rank_0s_and_can_be_private(
 # ---- several ranks, the other package, the example ----------------------------------------------------------------------
 
 
-def run(script: Path, folder: Path) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)}
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_two_ranks_of_pytorch_lightning_share_one_run_and_one_set_of_values(tmp_path: Path, engine: Engine) -> None:
     """A real run of 2 processes with gloo, in which everything takes rank 1 twice as long."""
     pytest.importorskip("pytorch_lightning", reason="pytorch_lightning is not installed")
-    run(TWO_RANKS, tmp_path)
+    run_script(tmp_path, TWO_RANKS)
     ranks = [json.loads((tmp_path / f"values{rank}.json").read_text("utf-8")) for rank in (0, 1)]
     assert [found["module"] for found in ranks] == ["pytorch_lightning"] * 2
     values, others = (found["values"] for found in ranks)
@@ -599,7 +582,7 @@ def test_two_ranks_of_pytorch_lightning_share_one_run_and_one_set_of_values(tmp_
 def test_the_example_is_short_and_its_trace_opens(tmp_path: Path, engine: Engine) -> None:
     example = EXAMPLES / "lightning_trainer.py"
     assert len(example.read_text("utf-8").splitlines()) <= 30
-    assert "optimizer step" in run(example, tmp_path)
+    assert "optimizer step" in run_script(tmp_path, example).stdout
     (path,) = (tmp_path / "traces").glob("*/rank0.json")
     assert validate_trace(str(path)).counts == {}
     with engine.load(path) as trace:

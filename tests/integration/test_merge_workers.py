@@ -19,8 +19,8 @@ import pytest
 
 from tests.bad_traces import rank_trace, slice_
 from tracekit.cli import main
-from tracekit.errors import MergeError, TraceFormatError
-from tracekit.merge import merge_traces, parts
+from tracekit.errors import MergeError, StorageError, TraceFormatError
+from tracekit.merge import merge_traces, workshop
 from tracekit.merge.workers import process_pool
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def left(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("name", ["out.json", "out.json.gz"])
+@pytest.mark.parametrize("name", ["out.json", "out.json.gz", "out.pftrace", "out.pftrace.gz"])
 def test_the_output_and_the_report_do_not_depend_on_who_works(inputs: Path, tmp_path: Path, name: str) -> None:
     alone = merge_traces(str(tmp_path / f"alone.{name}"), [str(inputs)])
     assert alone.overlaps_moved
@@ -66,11 +66,49 @@ def test_the_output_and_the_report_do_not_depend_on_who_works(inputs: Path, tmp_
     assert left(tmp_path) == [f"0.{name}", f"1.{name}", f"alone.{name}", "in"]
 
 
-def test_a_merge_reports_progress_of_workers(inputs: Path, tmp_path: Path) -> None:
+def outside(folder: Path, code: str) -> str:
+    """Return what a program prints that has nothing but its main thread when it begins."""
+    head = (
+        "import threading\nfrom tracekit.merge import merge_traces\nfrom tracekit.merge.workers import process_pool\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", head + code],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert not done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux" or sys.version_info < (3, 11), reason="nothing is forked here")
+@pytest.mark.parametrize("threads", [0, 1])
+def test_workers_are_forked_where_there_is_no_other_thread(inputs: Path, tmp_path: Path, threads: int) -> None:
+    merge_traces(str(tmp_path / "alone.json"), [str(inputs)])
+    code = f"""
+done = threading.Event()
+for _ in range({threads}):
+    threading.Thread(target=done.wait).start()
+with process_pool(2) as executor:
+    said = executor.submit(eval, "'forked' if __import__('sys').modules['__main__'].__dict__.get('done') else 'spawned'")
+    print(said.result())
+    merge_traces("out.json", ["in"], executor=executor)
+done.set()
+"""
+    assert outside(tmp_path, code) == ("spawned\n" if threads else "forked\n")
+    assert (tmp_path / "out.json").read_bytes() == (tmp_path / "alone.json").read_bytes()
+
+
+@pytest.mark.parametrize("make", [ThreadPoolExecutor, process_pool])
+@pytest.mark.parametrize("name", ["out.json", "out.pftrace"])  # of which one part takes several inputs
+def test_a_merge_reports_progress_of_workers(inputs: Path, tmp_path: Path, make: Any, name: str) -> None:
     seen: list[float] = []
-    with ThreadPoolExecutor(2) as executor:
+    with make(2) as executor:
         merge_traces(
-            str(tmp_path / "out.json"), [str(inputs)], executor=executor, progress=lambda share, _: seen.append(share)
+            str(tmp_path / name), [str(inputs)], executor=executor, progress=lambda share, _: seen.append(share)
         )
     assert seen == sorted(seen)
     assert seen[-1] == 1
@@ -99,6 +137,49 @@ def test_an_input_that_no_worker_can_read_is_told_as_without_workers(tmp_path: P
     assert left(tmp_path) == ["rank0.json"]
 
 
+MERGE_UNASKED = """
+from tracekit.merge import workers
+workers._WORTH_BYTES = dict.fromkeys(workers._WORTH_BYTES, {worth})
+workers.usable_processors = lambda: {processors}
+made = []
+class Counted(workers.ProcessPool):
+    def __init__(self, count):
+        made.append(count)
+        {refuse}
+        super().__init__(count)
+workers.ProcessPool = Counted
+from tracekit.cli import main
+if __name__ == "__main__":
+    code = main(["merge", "-q", "-f", "-o", "out.json", "in"])
+    print(code, made)
+"""
+
+
+@pytest.mark.parametrize(
+    ("worth", "processors", "refuse", "started"),
+    [
+        (10**9, 4, "", []),
+        (1000, 1, "", []),
+        (1000, 3, "", [3]),
+        (1000, 64, "", [8]),
+        (1000, 3, "raise OSError(11, 'no process')", [3]),
+        (1000, 3, "raise NotImplementedError('no semaphores')", [3]),
+        (1000, 3, "import os; del os.fork; os.fork = lambda: open(os.devnull + '/no process')", [3]),
+    ],
+)
+def test_large_inputs_are_merged_by_all_processors_unasked(
+    inputs: Path, tmp_path: Path, worth: int, processors: int, refuse: str, started: list[int]
+) -> None:
+    (inputs / "settings.json").unlink()
+    for number in (5, 6, 7):  # with the one of torch, 9: more files than the most workers
+        (inputs / f"rank{number}.json").write_bytes(rank_trace(slice_(1, 5, "a"), rank=number, pid=100 + number))
+    merge_traces(str(tmp_path / "alone.json"), [str(inputs)])
+    code = MERGE_UNASKED.format(worth=worth, processors=processors, refuse=refuse or "pass")
+    assert outside(tmp_path, code) == f"0 {started}\n"
+    assert (tmp_path / "out.json").read_bytes() == (tmp_path / "alone.json").read_bytes()
+    assert left(tmp_path) == ["alone.json", "in", "out.json"]
+
+
 def test_workers_are_counted_from_one(capsys: Any) -> None:
     for number in ("0", "-1", "many"):
         assert main(["merge", "--workers", number, "a.json"]) == 2
@@ -113,7 +194,7 @@ def die(*_: object) -> None:
 def test_a_worker_that_dies_ends_the_merge_with_one_sentence(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_work: str
 ) -> None:
-    monkeypatch.setattr(parts, at_work, die)
+    monkeypatch.setattr(workshop, at_work, die)
     with process_pool(2) as executor, pytest.raises(MergeError, match=r"worker .* ended .* nothing was written"):
         merge_traces(str(tmp_path / "out.json"), [str(inputs)], executor=executor)
     assert left(tmp_path) == ["in"]
@@ -208,3 +289,16 @@ def test_parts_are_joined_where_the_kernel_cannot_copy(
     with ThreadPoolExecutor(1) as executor:
         merge_traces(str(tmp_path / "out.json"), [str(inputs)], executor=executor)
     assert (tmp_path / "out.json").read_bytes() == (tmp_path / "alone.json").read_bytes()
+    # As a process of this machine copies a part into the middle of an output.
+    (tmp_path / "part").write_bytes(b"part" * 1000)
+    (tmp_path / "whole").write_bytes(b"before after")
+    before = iter([copied_bytes] if copied_bytes else [])
+    workshop._copy_job(str(tmp_path / "part"), str(tmp_path / "whole"), 7, "whole")
+    assert (tmp_path / "whole").read_bytes() == b"before " + b"part" * 1000
+    assert not (tmp_path / "part").exists()
+
+
+def test_an_output_that_workers_cannot_write_is_told(tmp_path: Path) -> None:
+    (tmp_path / "part").write_bytes(b"part")
+    with pytest.raises(StorageError, match=r"out\.json: cannot be written: Is a directory"):
+        workshop._copy_job(str(tmp_path / "part"), str(tmp_path), 0, "out.json")

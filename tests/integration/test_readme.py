@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -33,14 +35,30 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def serves(command: list[str], folder: Path) -> None:
+    """Start a server, see the run on its page, and end it as Ctrl-C does."""
+    program = Path(sys.executable).with_name(command[0])
+    server = subprocess.Popen([program, *command[1:], "--port", "0"], cwd=folder, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        line = next(line for line in server.stdout if "http://127.0.0.1:" in line)
+        (url,) = re.findall(r"http://127\.0\.0\.1:\d+/", line)
+        with urllib.request.urlopen(url, timeout=60) as page:
+            assert "RUN" in page.read().decode()
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.communicate(timeout=60)
+    assert server.returncode == 0
+
+
 def test_the_readme_fits_two_screens() -> None:
     assert len(README.splitlines()) <= 80
 
 
 def test_every_command_is_one_that_is_tested_here() -> None:
     assert {" ".join(command[:2]) for command in commands()} == {
-        "scripts/demo", "scripts/test", "pip install", "tracekit diff", "tracekit merge", "tracekit open", "tracekit recover",
-        "tracekit stragglers", "tracekit summary", "tracekit validate",
+        "scripts/demo", "scripts/test", "pip install", "tracekit diff", "tracekit merge", "tracekit open", "tracekit report",
+        "tracekit serve", "tracekit stragglers", "tracekit summary", "tracekit top", "tracekit validate",
     }  # fmt: skip
 
 
@@ -57,11 +75,15 @@ def test_the_python_runs_and_the_commands_merge_and_check_what_it_recorded(tmp_p
     assert recorded.returncode == 0, recorded.stderr
     assert (tmp_path / "traces" / "RUN" / "rank0.json").exists()
     offline = [command for command in commands() if command[0] == "tracekit"]
-    assert len(offline) == 7
+    assert len(offline) == 9
     for command in offline:
+        if command[1] == "serve":
+            serves(command, tmp_path)
+            continue
         # Nobody will come for the trace: a browser opens it in tests/browser.
         nobody = ["--no-browser", "--timeout", "0.1"] if command[1] == "open" else []
-        done = run([*command, *nobody], tmp_path)
+        once = ["--once"] if command[1] == "top" else []
+        done = run([*command, *nobody, *once], tmp_path)
         assert done.returncode == (1 if nobody else 0), done.stderr
         assert not nobody or done.stdout.startswith("http://127.0.0.1:")
         assert "Traceback" not in done.stderr

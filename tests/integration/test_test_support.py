@@ -10,6 +10,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from tests.conftest import ONCE
+
 ROOT = Path(__file__).resolve().parents[2]
 
 SAMPLE = """
@@ -37,12 +39,16 @@ def test_nothing_is_left():
 def test_engine_is_skipped():
     pytest.skip("no Node here")
 
+@pytest.mark.core
+def test_core_is_skipped():
+    pass
+
 def test_other_is_skipped():
     pytest.skip("not here")
 """
 
 
-@pytest.fixture(scope="module", params=["", "1"], ids=["engine wanted", "engine required"])
+@pytest.fixture(scope="module", params=["", "1"], ids=["wanted", "required"])
 def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return how the sample's tests end: passed, skipped, failure, error; under "required" what was required."""
     folder = tmp_path_factory.mktemp("sample")
@@ -59,6 +65,8 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
             "SLURM_PROCID": "3",
             "TRACEKIT_RUN_ID": "x",
             "TRACEKIT_REQUIRE_ENGINE": request.param,
+            "TRACEKIT_REQUIRE_CORE": request.param,
+            "TRACEKIT_PURE_PYTHON": "1",
         },
         capture_output=True,
         check=False,
@@ -83,6 +91,14 @@ def test_a_profiler_that_is_left_is_an_error_of_that_test_only(outcomes: dict[st
     assert outcomes["test_nothing_is_left"] == "passed"
 
 
-def test_a_skipped_engine_test_fails_only_where_the_engine_is_required(outcomes: dict[str, str]) -> None:
+def test_a_skipped_test_of_the_engine_or_the_core_fails_only_where_that_is_required(outcomes: dict[str, str]) -> None:
     assert outcomes["test_engine_is_skipped"] == ("failure" if outcomes["required"] else "skipped")
+    # Skipped before it begins, which pytest calls an error.
+    assert outcomes["test_core_is_skipped"] == ("error" if outcomes["required"] else "skipped")
     assert outcomes["test_other_is_skipped"] == "skipped"
+
+
+@pytest.mark.parametrize("place", ONCE)
+def test_what_is_run_once_is_there(place: str) -> None:
+    folder, _, name = place.rpartition("/")
+    assert any(path.name.startswith(name) and path.name != "__init__.py" for path in (ROOT / folder).iterdir())

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.scripts import run_script
 from tracekit import merge_traces
 
 if TYPE_CHECKING:
@@ -25,17 +23,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("accelerate", reason="accelerate, which the Trainer needs, is not installed")
     folder = tmp_path_factory.mktemp("transformers")
-    offline = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TRACEKIT_RUN_ID": "example"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(SCRIPT)],  # transformers' own warnings; tracekit warns by its log
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(SCRIPT.parents[2]), **offline},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    offline = {"HF_HUB_OFFLINE": "1", "TRACEKIT_RUN_ID": "example"}
+    # -W: the warnings of transformers are its own; tracekit warns by its log.
+    done = run_script(folder, "-W", "ignore", SCRIPT, **offline)
     return folder, {**json.loads(done.stdout), "stderr": done.stderr}
 
 

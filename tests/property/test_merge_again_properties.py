@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.property.test_merge_properties import BASE_NS, as_line, events, load, timed, when
 from tracekit.formats.decimal_time import parse_us
 from tracekit.merge import merge_traces
-from tracekit.merge.scan import NAMED_METADATA
+from tracekit.merge.input_scan import NAMED_METADATA
 
 LIMITS = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 TASK_NS = 1_000_000

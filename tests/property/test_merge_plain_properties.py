@@ -6,7 +6,7 @@ import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
@@ -15,12 +15,15 @@ from hypothesis import strategies as st
 
 from tracekit.formats import byte_stream
 from tracekit.formats.decimal_time import format_us
-from tracekit.formats.trace_reader import encode_events
+from tracekit.formats.trace_event import encode_events
 from tracekit.merge.lanes import assign_lanes
 from tracekit.merge.namespaces import InputMap, Track
 from tracekit.merge.parts import PartInput, Rewriter
-from tracekit.merge.plain import PlainRuns
-from tracekit.merge.scan import InputScan, scan
+from tracekit.merge.plain_runs import PlainRuns
+from tracekit.merge.scan import scan
+
+if TYPE_CHECKING:
+    from tracekit.merge.input_scan import InputScan
 
 TIDS = st.sampled_from([7, 7, 7, 8, -1, "stream 7", "lane"])
 TEXTS = st.sampled_from(["aten::add", "π", 'a "pid": 3, "tid": 3, "ts": 4.000', "{", "\\u0070id", "\\"])

@@ -19,8 +19,8 @@ from tracekit.analysis.markers import OTHERS, Kind, Markers
 from tracekit.analysis.nesting import MOST_DEPTH, MOST_LANES, nested
 from tracekit.analysis.ordered_rows import Scratch
 from tracekit.analysis.steps import Steps
-from tracekit.analysis.summary import _Summarizer
-from tracekit.analysis.text import duration, shortened, table
+from tracekit.analysis.summary import Summarizer
+from tracekit.analysis.text import certainty, duration, shortened, table
 from tracekit.analysis.trace_files import read_traces
 from tracekit.cli import main
 from tracekit.errors import ConfigError, StorageError, TraceFormatError
@@ -416,7 +416,7 @@ def test_what_goes_by_the_disk_is_the_same(traces: Path) -> None:
         patch.setattr("tracekit.analysis.summary.DurationStore", lambda path: DurationStore(path, 700))
         patch.setattr("tracekit.analysis.durations._LEAST_RUN", 10)
         patch.setattr("tracekit.analysis.ordered_rows._LEAST_RUN_ROWS", 20)
-        found = _Summarizer(read_traces(paths, scratch)).result(None)
+        found = Summarizer(read_traces(paths, scratch)).result(None)
         stored = [run for track in scratch._tracks for run in track._runs]
     assert found == summarize_traces(paths)
     assert stored == []  # all was let go of
@@ -514,6 +514,10 @@ def test_rows_of_odd_ids_are_read(tmp_path: Path) -> None:
 )
 def test_times_have_three_digits_that_count(ns: int, text: str) -> None:
     assert duration(ns) == text
+
+
+def test_nothing_is_wholly_certain() -> None:
+    assert [certainty(sure) for sure in (0.5, 0.999, 0.9991, 1.0)] == ["50.0%", "99.9%", *["more than 99.9%"] * 2]
 
 
 def test_tables_line_up() -> None:

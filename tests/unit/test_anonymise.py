@@ -15,7 +15,7 @@ from tracekit.anonymising import anonymise_traces
 from tracekit.anonymising.aliases import Aliases
 from tracekit.anonymising.rewrite import _Texts
 from tracekit.errors import ConfigError, StorageError, TraceFormatError
-from tracekit.formats.trace_reader import decode_events, encode_events
+from tracekit.formats.trace_event import decode_events, encode_events
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -331,7 +331,7 @@ def test_events_without_a_sign_of_anybody_are_passed_over_rightly(
         texts = _Texts(aliases)
         (parsed,) = decode_events(text)
         if not whole:
-            texts.clean_event(parsed)
+            texts.clean_event(parsed, {})
         encoded = encode_events([parsed])
         found.append(json.loads(texts.clean(encoded) if whole else encoded))
     one, other = (json.dumps(each) for each in found)

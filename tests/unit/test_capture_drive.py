@@ -270,3 +270,13 @@ def test_it_is_known_here_whether_a_process_has_died() -> None:
     child.communicate()
     assert is_gone(told)
     assert not is_gone(dataclasses.replace(told, machine="another")), "nothing is known of other machines"
+
+
+def test_of_very_many_ranks_those_that_speak_are_watched_and_not_all_that_may_be_absent(run: Run) -> None:
+    run.say(status(0, world_size=1_000_000), status(999_999, world_size=1_000_000))
+    run.drive.begin()
+    run.look()
+    assert sorted(run.drive.ranks) == [*range(10_000), 999_999]
+    run.look(31)
+    assert run.drive.finished
+    assert len(run.lost) == 10_001

@@ -167,6 +167,7 @@ def test_a_request_of_another_user_is_refused(folder: ControlFolder) -> None:
         b"[]",
         b'{"rank": 1}',
         b'{"rank": 9, "world_size": 2, "pid": 1}',
+        b'{"rank": 0, "world_size": 1000001, "pid": 1}',
         b'{"rank": 0, "world_size": 2, "pid": 1, "capture": {"state": "flying"}}',
         b'{"rank": 0, "world_size": 2, "pid": 1, "capture": 3}',
         b"x" * (LARGEST_BYTES + 1),
@@ -208,3 +209,11 @@ def test_nothing_half_written_is_left(folder: ControlFolder, monkeypatch: pytest
     with pytest.raises(OSError, match="No space"):
         folder.write_request(Request(id="a"))
     assert [path.name for path in folder.path.iterdir()] == ["ranks"]
+
+
+@pytest.mark.parametrize(
+    ("told", "taken"), [("5e-324", None), ("0", None), ("9e-7", None), ("1e-6", 1e-6), ("null", None)]
+)
+def test_a_batch_beyond_all_shortness_is_not_believed(told: str, taken: float | None) -> None:
+    status = RankStatus.from_bytes(f'{{"rank": 0, "world_size": 1, "pid": 1, "step_seconds": {told}}}'.encode())
+    assert status.step_seconds == taken

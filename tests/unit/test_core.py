@@ -19,7 +19,7 @@ from tracekit.merge.scan import _Scanner
 if TYPE_CHECKING:
     from pathlib import Path
 
-needs_core = pytest.mark.skipif(core.merge is None, reason="the compiled core is not built here")
+needs_core = pytest.mark.core
 
 SLICE = (
     b'{"ph":"X","name":"a","pid":5,"tid":6,"ts":1.500,"dur":0.250,"args":{"correlation":3,"x":[{"External id": 4}]}}'
@@ -49,8 +49,13 @@ def test_a_variable_forces_pure_python() -> None:
 
 
 def test_without_the_extension_it_is_pure_python_and_one_line_of_the_log_says_so() -> None:
-    line, pure = load_anew("sys.modules['tracekit.core._merge'] = None")
+    modules = ("sys.modules['tracekit.core._merge']", "sys.modules['tracekit.core._record']")
+    line, pure = load_anew(" = ".join((*modules, "None")))
     assert line.startswith("DEBUG:tracekit.core:pure Python: ")
+    assert pure == "True"
+    line, pure = load_anew(f"{modules[0]} = None")
+    assert line.startswith("DEBUG:tracekit.core:pure Python")
+    assert "_merge" in line
     assert pure == "True"
 
 
@@ -150,6 +155,66 @@ def test_what_is_given_back(text: bytes) -> None:
     for space in range(1, 18):
         assert scanner.scan(space * b" " + text) is None
     assert scanner.scan(SLICE) is not None
+    # And where all around it is known, since it stood before.
+    usual = b",".join([SLICE] * 9)
+    assert scanner.scan(usual) is not None
+    assert scanner.scan(b"%b,%b,%b" % (usual, text, usual)) is None
+    assert scanner.scan(usual) is not None
+
+
+LAYOUTS = {
+    "as json writes": SLICE.replace(b":", b": ").replace(b",", b", "),
+    "on lines": SLICE.replace(b",", b",\n    ").replace(b"{", b"{\n    "),
+    "spaces here, none there": SLICE.replace(b'"tid":6', b'"tid" :  6').replace(b'"dur":', b'"dur": '),
+    "other values": SLICE.replace(b"0.250", b" 0.25 ").replace(b'"a"', b'"' + b"a" * 40 + b'"').replace(b"4}", b"44 }"),
+    "pid first": b'{"pid":5,"tid":6,"ts":1.500,"ph":"X","name":"a","dur":0.250}',
+    "only pid first": b'{"pid":5,"ph":"X","tid":6,"ts":1.500,"name":"a","dur":0.250}',
+    "the same arguments": SLICE.replace(b'"correlation":3,', b""),
+    "no arguments": SLICE[: SLICE.index(b',"args"')] + b"}",
+    "nothing in them": SLICE[: SLICE.index(b"{", 1)] + b"{}}",
+    "objects in objects": SLICE.replace(b"[{", b'{"x":{"y":[{"x":1},{"y":2}],"z":').replace(b"}]}", b'},"x":4}}'),
+    "a key that says id": SLICE.replace(b'"x"', b'"id"'),
+    "a key that says g": SLICE.replace(b'"x"', b'"g"'),
+    "a key with an escape in arguments": SLICE.replace(b'"x"', b'"\\u0078"'),
+    "a long key": SLICE.replace(b'"x"', b'"' + b"x" * 60 + b'"'),
+    "an instant": SLICE.replace(b'"X"', b'"i"').replace(b'"dur":0.250', b'"s":"t"'),
+    "a counter": b'{"ph":"C","name":"a","pid":5,"tid":6,"ts":1.500,"args":{"loss":0.25}}',
+    "an arrow": FLOW,
+    "a comma behind a brace": SLICE.replace(b"{", b"{,", 1),
+    "no comma before pid": SLICE.replace(b',"pid"', b'"pid"'),
+    "no comma in arguments": SLICE.replace(b',"x"', b'"x"'),
+    "a comma in arguments": SLICE.replace(b'{"correlation"', b'{,"correlation"'),
+    "a key twice": SLICE.replace(b'"dur"', b'"ts":1.500,"dur"'),
+}
+COUNTS = {
+    "X": (1, 0, 0, 0, 0, 0, 0),
+    "i": (0, 0, 0, 0, 1, 0, 0),
+    "C": (0, 0, 0, 0, 0, 0, 1),
+    "s": (0, 1, 0, 0, 0, 0, 0),
+}
+
+
+def phase_of(text: bytes) -> str:
+    return chr(text.split(b'"ph"')[1].lstrip(b' :"\n')[0])
+
+
+@needs_core
+@pytest.mark.parametrize("first", LAYOUTS)
+@pytest.mark.parametrize("then", LAYOUTS)
+def test_what_stood_before_changes_nothing(first: str, then: str) -> None:
+    """What is kept of one event to read the next one faster."""
+    behind = b" " * 200  # with less behind it, blocks are not compared
+    before, text = b",".join([LAYOUTS[first]] * 3) + behind, LAYOUTS[then] + behind
+    scanner, fresh = make_scanner(), make_scanner()
+    scanner.scan(before)
+    fresh.scan(SLICE)
+    scanner.scan(SLICE)
+    assert scanner.scan(text) == fresh.scan(text)
+    counts, checksum = COUNTS[phase_of(text)], 2000 if then == "an arrow" else 1500
+    for shift_ns, offset in ((0, 0), (1_000_000, 10**10)):
+        patcher, fresh = (make_patcher(shift_ns, offset=offset, arg_ids=offset > 0) for _ in range(2))
+        patcher.patch(before, tuple(3 * count for count in COUNTS[phase_of(before)]), 3 * checksum)
+        assert patcher.patch(text, counts, checksum) == fresh.patch(text, counts, checksum)
 
 
 @needs_core

@@ -85,9 +85,11 @@ def test_the_rank_and_what_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("found", "word"), [(object(), "compiled"), (None, "pure Python")])
-def test_which_core_merges(monkeypatch: pytest.MonkeyPatch, found: object, word: str) -> None:
+def test_which_core_records_and_merges(monkeypatch: pytest.MonkeyPatch, found: object, word: str) -> None:
     monkeypatch.setattr(core, "merge", found)
-    assert examine_environment().facts["merge_core"] == word
+    monkeypatch.setattr(core, "record", found)
+    facts = examine_environment().facts
+    assert facts["merge_core"] == facts["recording_core"] == word
 
 
 def test_the_variables_of_tracekit_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:

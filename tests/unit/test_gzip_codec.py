@@ -44,9 +44,25 @@ def test_a_member_holds_what_was_written(codec: Any) -> None:
     assert file.getvalue()[3:8] == bytes(5)
 
 
-def test_a_member_that_is_not_written_to_its_end_is_not_closed() -> None:
+def test_a_thread_that_packs_writes_the_same_bytes(codec: Any) -> None:
+    assert codec
+    sizes = random.Random(7)
+    cuts = sorted(sizes.sample(range(len(TEXT)), 50))
+    pieces = [*(TEXT[start:end] for start, end in pairwise([0, *cuts, len(TEXT)])), b"", TEXT, b","] * 3
+    files = [io.BytesIO(), io.BytesIO()]
+    for file, behind in zip(files, (False, True), strict=True):
+        with GzipWriter(file, behind=behind) as writer:
+            for piece in pieces:
+                assert writer.write(piece) == len(piece)
+        assert not file.closed
+    assert gzip.decompress(files[0].getvalue()) == b"".join(pieces)
+    assert files[0].getvalue() == files[1].getvalue()
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_member_that_is_not_written_to_its_end_is_not_closed(behind: bool) -> None:
     file = io.BytesIO()
-    with suppress(RuntimeError), GzipWriter(file) as writer:
+    with suppress(RuntimeError), GzipWriter(file, behind=behind) as writer:
         writer.write(TEXT)
         raise RuntimeError
     with pytest.raises(EOFError):

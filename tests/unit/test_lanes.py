@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracekit.events import BEGIN, END, WIDTH
 from tracekit.recording.buffer import LANE_TID, RecordBuffer
+from tracekit.recording.compiled import new_records
 from tracekit.recording.lanes import Lanes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Span = tuple[int, int, int]  # start, end, track
 
 
-def play(spans: list[Span], cuts: list[int]) -> tuple[RecordBuffer, list[list[Any]]]:
+def play(
+    spans: list[Span], cuts: list[int], make_records: Callable[[], list[Any]] = new_records
+) -> tuple[RecordBuffer, list[list[Any]]]:
     """Feed slices to `Lanes` as a writer with these flush times would; return what comes out of each flush."""
     buffer = RecordBuffer()
     for number in range(3):
@@ -23,7 +29,7 @@ def play(spans: list[Span], cuts: list[int]) -> tuple[RecordBuffer, list[list[An
     flushed, last = [], 0
     for cut in [*sorted(set(cuts)), 10_000]:
         ended = sorted((span for span in spans if last < span[1] <= cut), key=lambda span: (span[1], -span[0]))
-        records: list[Any] = []
+        records = make_records()
         for start, end, track in ended:
             records += (start, start, end, track)  # the label is the start, to know the slice by
         opened = [(start, start, track) for start, end, track in spans if start <= cut < end]

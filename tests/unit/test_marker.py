@@ -183,6 +183,135 @@ def test_a_marker_that_threads_share_follows_the_schedule_and_ends_what_was_open
     assert len(run.slices()) == 5
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        lambda profiler: profiler.marker("made twice"),
+        lambda profiler: profiler.marker("made twice", ("of a category",)),
+        lambda profiler: tracekit.marker("made twice"),
+    ],
+    ids=["by name", "by name and category", "of the module"],
+)
+def test_a_thread_that_asks_for_a_marker_while_another_makes_it_loses_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch, asked: Callable[[Profiler], Marker]
+) -> None:
+    adopt, main = Profiler.adopt, threading.main_thread()
+
+    def other() -> None:
+        for _ in range(5):
+            with asked(run.profiler):
+                pass
+
+    def adopt_late(profiler: Profiler, marker: Marker) -> None:
+        if threading.current_thread() is main:
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+        adopt(profiler, marker)
+
+    monkeypatch.setattr(Profiler, "adopt", adopt_late)
+    with asked(run.profiler):
+        pass
+    assert run.names() == ["made twice"] * 6
+
+
+def test_a_task_ends_its_slice_that_began_before_the_marker_was_shared_by_threads(run: Run) -> None:
+    marker = run.profiler.marker("shared while tasks are in it")
+
+    async def early(entered: asyncio.Event, leave: asyncio.Event) -> None:
+        async with marker:
+            entered.set()
+            await leave.wait()
+
+    def other_thread() -> None:
+        with marker:
+            pass
+
+    async def main() -> None:
+        entered, leave = asyncio.Event(), asyncio.Event()
+        with marker:  # what the other thread meets
+            before = asyncio.create_task(early(entered, leave))
+            await entered.wait()
+            thread = threading.Thread(target=other_thread)
+            thread.start()
+            thread.join()
+        async with marker:
+            leave.set()
+            await before
+        assert marker.open_slices() == []
+
+    asyncio.run(main())
+    assert len(run.slices()) == 4
+
+
+def test_a_thread_that_is_in_a_method_of_a_shared_marker_when_the_profiler_stops_goes_on(run: Run) -> None:
+    marker = run.profiler.marker("left while it is used")
+    share(marker)
+    enter, leave, finish, instant, counter = (
+        *(marker.__enter__, marker.__exit__, marker.finish, marker.instant, marker.counter),
+    )
+    look = marker.open_slices
+    before = len(run.slices())
+    run.profiler.stop()
+    # What a thread is in the midst of is looked up already.
+    instant()
+    counter({"a": 1})
+    enter()
+    leave(None, None, None)
+    enter()
+    finish()
+    finish()
+    assert look() == []
+    assert len(run.memory.slices) == before
+    assert marker.attached is False
+
+
+@pytest.mark.parametrize("action", [ProfilerAction.SKIP, ProfilerAction.ACTIVE])
+def test_a_slice_that_began_for_another_profiler_is_none_of_the_next_ones(action: ProfilerAction) -> None:
+    """It became one from the beginning of time, on no track, which no handler could take."""
+    memory = MemoryTraceHandler()
+    first = Profiler(MemoryTraceHandler(), rank=0)
+    second = Profiler(memory, lambda timestamp: action, rank=0, record_batches=False)
+    first.start()
+    with tracekit.marker("from one to the next, test"):
+        first.stop()
+        second.start()
+    with tracekit.marker("from one to the next, test"):
+        pass
+    second.stop()
+    assert len(memory.slices) == (action is ProfilerAction.ACTIVE)
+    assert second.stats.failures == {}
+
+
+def test_profilers_that_threads_start_and_stop_at_once_raise_nothing(run: Run) -> None:
+    marker = tracekit.marker("of many profilers, test")
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(30):
+                with Profiler(MemoryTraceHandler(), rank=0), marker:
+                    pass
+        except BaseException as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert errors == []
+    assert tracekit.active_profiler() is run.profiler
+    with marker:
+        pass
+    assert run.names()[-1] == "of many profilers, test"
+
+
 def test_a_module_level_marker_that_was_shared_begins_anew_with_the_next_profiler() -> None:
     marker = tracekit.marker("shared, test")
     first, second = Run(), Run()
@@ -325,6 +454,28 @@ def test_counter_values_that_are_no_finite_numbers_are_left_out_and_counted(run:
     run.profiler.flush()
     assert run.memory.counters[0].values == {"f": 2, "g": 1}
     assert run.profiler.stats.dropped == {"counter values that are no numbers": 5}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"loss": 1.0, "norm": float("nan")}, "counter 'c': 'norm' is nan, which is no finite number below 2**63"),
+        ({"loss": "7"}, "counter 'c': 'loss' is of type str, which is no finite number"),
+        ({"loss": 10**5000}, "counter 'c': 'loss' is of type int, which is no finite number"),
+        ({"1": 1.0, 1: 2.0}, "counter 'c': two of its names are the same as text"),
+        (3.0, "a counter was given no mapping of numbers by name, such as {'loss': 0.5}"),
+    ],
+)
+def test_who_records_counters_of_no_numbers_is_told_once(
+    run: Run, caplog: pytest.LogCaptureFixture, values: Any, words: str
+) -> None:
+    for _ in range(3):
+        run.profiler.marker("c").counter(values)
+        run.profiler.flush()
+    (told,) = [record.getMessage() for record in caplog.records if "counter" in record.getMessage()]
+    assert words in told
+    assert "are left out and counted" in told
+    assert run.profiler.stats.dropped == {"counter values that are no numbers": 3}
 
 
 def test_instants_at_the_edges_of_a_slice_have_its_times(run: Run) -> None:

@@ -542,6 +542,14 @@ def test_an_archive_says_the_offsets_and_has_no_arrows(tmp_path: Path) -> None:
 # ---- merged again -----------------------------------------------------------------------------------------------------
 
 
+def test_some_ranks_are_taken_from_an_earlier_merge_that_has_the_collectives_of_all(merge: Any) -> None:
+    merged, _ = merge(torch_files(irregular(8, members=(0, 1, 2)), [seen(), seen(), seen()]))
+    _, report = again(merge, merged, {}, select=Selection(ranks=frozenset({0, 2})))
+    assert [rank.rank for rank in report.ranks] == [0, 2]
+    assert report.causality is not None
+    assert (report.causality.checked, report.causality.violations) == (8, 0)
+
+
 def again(
     merge: Any, merged: dict[str, Any], more: dict[str, Any], **options: Any
 ) -> tuple[dict[str, Any], MergeReport]:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from tracekit.errors import ConfigError, MergeError
 from tracekit.formats.kineto import gpu_of_label, rank_in_name
 from tracekit.merge import merge_traces
+from tracekit.merge.workers import process_pool
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -341,3 +344,38 @@ def test_progress_rises_to_one(tmp_path: Path) -> None:
     merge_traces(str(tmp_path / "merged.json"), [str(tmp_path)], progress=lambda share, _: seen.append(share))
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
+
+
+def test_a_trace_is_merged_beyond_the_bytes_after_which_one_without_an_event_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the second pass most runs are taken as text, which are events as well."""
+    monkeypatch.setattr("tracekit.formats.trace_reader._MAX_UNREADABLE_BYTES", 100_000)
+    events = [{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": at, "dur": 1} for at in range(0, 40_000, 2)]
+    (tmp_path / "in.json").write_text(json.dumps({"traceEvents": events}))
+    report = merge_traces(str(tmp_path / "out.json"), [str(tmp_path / "in.json")], ranks={"in.json": 0})
+    assert report.complete
+    assert (tmp_path / "out.json").read_text().count('"ph":"X"') + (tmp_path / "out.json").read_text().count(
+        '"ph": "X"'
+    ) == 20_000
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("where", ["header", "metadata"])
+def test_what_is_said_beside_the_events_may_be_nested_too_deeply(tmp_path: Path, where: str, workers: int) -> None:
+    # From 3.13 on, what is nested in C has a limit of its own.
+    levels = 400 if sys.version_info < (3, 13) else 3000
+    deep = '[{"deep":' * levels + "1" + "}]" * levels
+    (tmp_path / "good.json").write_text(json.dumps(rank_trace(event("a"))))
+    odd = (
+        torch_trace(event("b"), deep="DEEP", distributedInfo={"rank": 1})
+        if where == "header"
+        else rank_trace(event("b"), rank=1, deep="DEEP")
+    )
+    (tmp_path / "odd.json").write_text(json.dumps(odd).replace('"DEEP"', deep))
+    with process_pool(workers) if workers > 1 else nullcontext() as executor:
+        report = merge_traces(str(tmp_path / "out.json"), [str(tmp_path)], executor=executor)
+    assert [(item.path, item.reason) for item in report.omitted] == [
+        (str(tmp_path / "odd.json"), "what it says beside its events is nested too deeply")
+    ]
+    assert not report.complete

@@ -168,10 +168,10 @@ def test_inputs_of_other_ranks_are_not_read_beyond_their_head(
         "c.json": torch_trace(slice_("two", 1), rank=2),
     }
     read: list[str] = []
-    from tracekit.merge import parts
+    from tracekit.merge import workshop
 
-    scan = parts.scan
-    monkeypatch.setattr(parts, "scan", lambda path, *rest: read.append(path) or scan(path, *rest))
+    scan = workshop.scan
+    monkeypatch.setattr(workshop, "scan", lambda path, *rest: read.append(path) or scan(path, *rest))
     merged = merge(files, ranks={1})
     assert read == [str(tmp_path / "b.json")]
     assert merged.names == ["one"]

@@ -16,8 +16,11 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
 
 from tracekit.errors import TraceFormatError
 from tracekit.formats.pftrace_stream import is_pftrace
-from tracekit.formats.trace_reader import TraceReader, decode_json, encode_events
+from tracekit.formats.trace_event import decode_json, encode_events
+from tracekit.formats.trace_reader import TraceReader
 from tracekit.merge import merge_traces
+from tracekit.recovery import recover_trace
+from tracekit.validation import validate_trace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -170,6 +173,32 @@ def test_compressed_packets_are_unpacked(tmp_path: Path) -> None:
     packed, _ = read(tmp_path / "packed.pftrace")
     plain, _ = read(sample().save(tmp_path / "plain.pftrace"))
     assert packed == plain
+
+
+def test_packed_packets_are_not_unpacked_inside_of_others(tmp_path: Path) -> None:
+    """Each layer can be a thousand times the one below: a file of a few kB would never end."""
+    data = b"".join(protos.Trace(packet=[protos.TracePacket(timestamp=5)]).SerializeToString() for _ in range(1000))
+    for _ in range(2):
+        packed = protos.Trace()
+        for _ in range(10):
+            packed.packet.add(compressed_packets=zlib.compress(data))
+        data = packed.SerializeToString()
+    whole = sample().trace.SerializeToString() + data
+    (tmp_path / "bomb.pftrace").write_bytes(whole)
+    events, reader = read(tmp_path / "bomb.pftrace")
+    assert len(events) == 11
+    assert [(drop.kind, drop.count) for drop in reader.drops] == [("broken_packets", 100)]
+
+
+@pytest.mark.parametrize("suffix", ["pftrace", "pftrace.gz"])
+def test_what_checks_and_mends_json_says_what_to_do(tmp_path: Path, suffix: str) -> None:
+    path = sample().save(tmp_path / f"t.{suffix}")
+    for verb in (validate_trace, recover_trace):
+        with pytest.raises(
+            TraceFormatError, match=r"native trace of Perfetto \(pftrace\).*tracekit convert .* OUTPUT.json"
+        ):
+            verb(str(path))
+    assert [found.name for found in tmp_path.iterdir()] == [path.name]
 
 
 def test_every_prefix_is_read_as_far_as_it_goes(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tracekit.formats.decimal_time import format_us, parse_us
 from tracekit.formats.time_columns import format_all_us, parse_all_us, parse_column_us
-from tracekit.formats.trace_reader import decode_raw_list
+from tracekit.formats.trace_event import decode_raw_list
 
 TIMES_NS = st.one_of(st.integers(0, 2_000_000), st.integers(10**15, 10**16), st.integers(0, 2**63 - 1))
 
@@ -38,7 +38,9 @@ def test_the_usual_columns_take_the_fast_way(base: int, steps: list[int]) -> Non
         assert parse_column_us(column) == [time if decimals else time // 1000 * 1000 for time in times]
 
 
-@pytest.mark.parametrize("odd", ["-1.000", "1e3", '"5.000"', "1.0005", "1.23456", "null", "99999999999999999.000"])
+@pytest.mark.parametrize(
+    "odd", ["-1.000", "1e3", '"5.000"', "1.0005", "1.23456", "null", "99999999999999999.000", "1" + 400 * "0"]
+)
 @pytest.mark.parametrize("others", [[], ["7.250"], ["123.456", "223.456"]])
 def test_what_is_unusual_is_left_to_the_careful_way(odd: str, others: list[str]) -> None:
     texts = [*others, odd, *others]

@@ -16,7 +16,7 @@ from tracekit import ConfigError, JSONTraceHandler, Profiler, TimerError, Timers
 from tracekit.statistics import DurationStatistics
 from tracekit.testing import FakeClock
 from tracekit.timers import TextSink, TimerTable
-from tracekit.timers.text import sums_text, table_text
+from tracekit.timers.text import sums_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -418,13 +418,13 @@ def test_tables_of_one_run_are_put_together() -> None:
 
 
 def test_the_table_as_text_says_its_units_and_who_is_missing() -> None:
-    assert table_text(table()).splitlines() == [
+    assert table().text().splitlines() == [
         "timer      calls  total ms  mean ms  stdev ms  min ms  p50 ms  p95 ms  p99 ms  max ms  slowest rank  its total ms",
         "forward        4    14.000    3.500     1.803   1.000   2.998   6.000   6.000   6.000             1        10.000",
         "only on 1      1     1.000    1.000     0.000   1.000   1.000   1.000   1.000   1.000             1         1.000",
         "without rank 3, which did not report",
     ]
-    assert table_text(TimerTable({0: {}})).splitlines()[1:] == ["(no timer has been used)"]
+    assert TimerTable({0: {}}).text().splitlines()[1:] == ["(no timer has been used)"]
 
 
 def test_the_text_sink_hands_the_table_on(caplog: pytest.LogCaptureFixture) -> None:

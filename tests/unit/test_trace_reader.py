@@ -3,14 +3,18 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import tracemalloc
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tracekit.errors import StorageError, TraceFormatError
-from tracekit.formats import byte_stream
+from tracekit.formats import byte_stream, trace_reader
 from tracekit.formats.decimal_time import format_us, parse_us
-from tracekit.formats.trace_reader import UNSET, Event, TraceReader, encode_events
+from tracekit.formats.json_repair import object_end, repair_object
+from tracekit.formats.trace_event import UNSET, Event, encode_events
+from tracekit.formats.trace_reader import TraceReader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -173,6 +177,53 @@ def test_deep_nesting_loses_that_event_only(write: Any) -> None:
     assert lost(reader) == {"broken_event": 1}
 
 
+def test_the_end_of_what_no_decoder_follows_is_not_looked_for() -> None:
+    for levels, found in ((20_000, True), (20_001, False)):
+        text = b'{"a":' * levels + b"1" + b"}" * levels
+        assert object_end(text, 0, len(text)) == (len(text) if found else -1)
+        assert (repair_object(text, 0, len(text)) is not None) == found
+
+
+@pytest.mark.parametrize("head", [b"", b"[", b'{"traceEvents":['])
+def test_white_space_without_end_takes_no_memory(tmp_path: Path, head: bytes) -> None:
+    path = tmp_path / "space.json.gz"
+    with gzip.open(path, "wb", 1) as file:
+        file.write(head)
+        for _ in range(40):
+            file.write(b" \n" * (1 << 19))
+    tracemalloc.start()
+    try:
+        with suppress(TraceFormatError), TraceReader(str(path)) as reader:
+            assert [event for run in reader.runs() for event in run] == []
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("head", [b"", b"["])
+def test_white_space_is_not_read_for_ever(write: Any, monkeypatch: pytest.MonkeyPatch, head: bytes) -> None:
+    monkeypatch.setattr(trace_reader, "_MAX_UNREADABLE_BYTES", 1 << 18)
+    path = write(head + b" " * (1 << 20))
+    with pytest.raises(TraceFormatError, match="bytes of it are nothing but white space"):
+        TraceReader(str(path))
+
+
+@pytest.mark.parametrize("piece", [b"{", b'{"ph":\n', b'"'])
+def test_what_begins_with_nothing_readable_is_not_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: bytes
+) -> None:
+    monkeypatch.setattr(trace_reader, "_MAX_UNREADABLE_BYTES", 1 << 18)
+    monkeypatch.setattr(trace_reader, "_MAX_EVENT_BYTES", 1 << 17)
+    monkeypatch.setattr(trace_reader, "_MAX_UNREADABLE_EVENTS", 5000)
+    monkeypatch.setattr(trace_reader, "_MAX_MISSES", 10)
+    path = tmp_path / "bomb.json.gz"
+    path.write_bytes(gzip.compress(b"[{" + piece * (3 << 20) + b"]"))
+    with TraceReader(str(path)) as reader:
+        assert [event for run in reader.runs() for event in run] == []
+    assert reader.bytes_read < 1 << 20
+    assert [drop.kind for drop in reader.drops] == ["broken_event"]
+
+
 def test_an_event_larger_than_a_piece_is_read_whole(write: Any) -> None:
     big = {"ph": "X", "name": "x" * 3_000_000}
     assert read(write(json.dumps([EVENTS[0], big, EVENTS[1]])))[1] == [EVENTS[0], big, EVENTS[1]]
@@ -228,7 +279,7 @@ def test_every_prefix_of_a_file_gives_a_prefix_of_its_events_or_one_clear_error(
         ("[1]".encode("utf-16"), "UTF-16"),
         (b"[1, 2]", "no events"),
         (b'{"a": 1}', "no traceEvents"),
-        (gzip.compress(b'{"a": 1}'), "no traceEvents"),
+        (gzip.compress(b'{"a": 1}', mtime=0), "no traceEvents"),
         (b"\x1f\x8bgarbage", "gzip"),
     ],
 )

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from tracekit.errors import ConfigError, MissingExtraError, StorageError, TraceFormatError
+from tracekit.formats.byte_stream import PIECE_BYTES
 from tracekit.viewing.prepare import Prepared, mended, prepare
 from tracekit.viewing.size import counted_bytes, too_big
 from tracekit.viewing.ui import PERFETTO_UI, STARTUP_COMMANDS, PerfettoUI, bundled_ui
@@ -80,7 +81,7 @@ def test_a_packed_trace_counts_unpacked_but_only_up_to_the_limit(tmp_path: Path)
     bomb.write_bytes(gzip.compress(b" " * 50_000_000))
 
     assert counted_bytes(str(plain)) == counted_bytes(str(packed)) == 200_001
-    assert 300_000 < counted_bytes(str(bomb), 300_000) < 500_000
+    assert 300_000 < counted_bytes(str(bomb), 300_000) <= 300_000 + PIECE_BYTES
 
 
 def test_an_archive_counts_what_is_in_it(tmp_path: Path) -> None:
@@ -177,6 +178,7 @@ def test_the_tracks_of_the_first_ranks_are_shown_and_not_what_goes_with_them() -
         (f'{{"traceEvents":[{SLICE},\n', False),
         (f"[{SLICE.replace('a', chr(92) + 'ud83d' + chr(92) + 'ude00', 1)}]", False),
         (f"[{SLICE},\n", True),
+        (f'[{SLICE},{{"ph":"X","name":"b","pid":1,"tid":1,"ts":1e400,"dur":1}}]', False),
     ],
 )
 def test_a_trace_that_perfetto_would_not_take_is_repaired(

@@ -1,0 +1,107 @@
+"""The compiled core where memory fails, threads meet, a process forks and signals come in the middle of its work."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.faults import core_fuzz
+from tests.scripts import run_script
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.core
+
+# A run that takes tens of milliseconds, without the interpreter lock; and what a scanner that is at it says to another thread.
+BUSY = """
+import os, signal, sys, threading
+from tracekit import core
+EVENT = b'{"ph":"X","name":"step","pid":5,"tid":6,"ts":1.500,"dur":0.250}'
+RUN = b",".join([EVENT] * 300_000)
+scanner = core.merge.Scanner((b'"nccl',), 10**18)
+found = []
+
+def refused():
+    # Returns whether the scanner is at work in the other thread; what it does for this one is never half of it.
+    try:
+        assert scanner.scan(EVENT)[0] == {"X": 1}
+    except RuntimeError:
+        return True
+    return False
+
+def scan():
+    try:
+        found.append(scanner.scan(RUN))
+    except RuntimeError:
+        found.append(None)  # this thread's turn to be refused
+
+def start():
+    thread = threading.Thread(target=scan)
+    thread.start()
+    return thread
+"""
+
+
+def test_python_s_own_memory_may_fail_at_any_request() -> None:
+    pytest.importorskip("_testcapi", reason="this CPython has no module that makes its memory fail")
+    source = random.Random(1)
+    failures = sum(core_fuzz.fail_python_memory(core_fuzz.event_run(source)) for _ in range(10))
+    assert failures > 20
+
+
+def test_two_threads_with_one_scanner_are_told_so(tmp_path: Path) -> None:
+    program = """
+for _ in range(1000):
+    thread = start()
+    seen = any(refused() for _ in iter(thread.is_alive, False))
+    thread.join()
+    if seen:
+        break
+assert seen
+assert scanner.scan(RUN)[0] == {"X": 300_000}
+"""
+    run_script(tmp_path, "-c", BUSY + program)
+
+
+def test_a_fork_in_the_middle_of_a_run_leaves_both_processes_able_to_work(tmp_path: Path) -> None:
+    program = """
+for _ in range(1000):
+    thread = start()
+    if any(refused() for _ in iter(thread.is_alive, False)):
+        child = os.fork()
+        if child == 0:
+            # The thread is not here: its scanner stays as it was, or had ended; a new one works.
+            assert core.merge.Scanner((), 0).scan(RUN)[0] == {"X": 300_000}
+            assert refused() in (False, True)
+            del scanner
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        thread.join()
+        break
+    thread.join()
+else:
+    raise AssertionError("the scanner was never seen at work")
+assert found[-1][0] == {"X": 300_000}
+"""
+    # Python 3.12 and later warn of what is tested here.
+    run_script(tmp_path, "-W", "ignore::DeprecationWarning", "-c", BUSY + program)
+
+
+def test_interrupts_in_the_middle_of_runs_come_through_and_leave_the_scanner_usable(tmp_path: Path) -> None:
+    program = """
+expected = scanner.scan(RUN)[:5]
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+interrupts = 0
+while interrupts < 50:
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.001 * (1 + interrupts % 20))
+        while True:
+            scanner.scan(RUN)
+    except KeyboardInterrupt:
+        interrupts += 1
+assert scanner.scan(RUN)[:5] == expected
+"""
+    run_script(tmp_path, "-c", BUSY + program)

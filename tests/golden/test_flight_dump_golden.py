@@ -1,0 +1,96 @@
+"""Dumps of torch's flight recorder, merged, as Perfetto's own engine shows them."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.flight_dumps import BASE_NS, MS, as_json, as_pickle, hung
+from tracekit.merge import merge_traces
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.perfetto import Engine
+
+ROWS = """
+select process.name, thread.name, slice.ts, slice.dur, slice.name, extract_arg(slice.arg_set_id, 'args.completed'),
+  coalesce(extract_arg(slice.arg_set_id, 'args.Seq'), extract_arg(slice.arg_set_id, 'debug.Seq')),
+  extract_arg(slice.arg_set_id, 'debug.completed')
+from slice join thread_track on thread_track.id = slice.track_id join thread using (utid) join process using (upid)
+order by process.pid, slice.ts
+"""
+DEFAULT = "process group 0 (default_pg)"
+# Track, start and duration in ms, name, whether it completed, number: as `hung` tells.
+EXPECTED = [
+    (DEFAULT, 0, 9, "nccl:all_reduce", "yes", 1),
+    (f"{DEFAULT} (overlap)", 1, 11, "nccl:_all_gather_base", "yes", 2),
+    (f"{DEFAULT} send/recv", 13, 3, "nccl:send 0->1", "with the others of its launch (coalesced)", None),
+    (f"{DEFAULT} send/recv", 13.5, 2.5, "nccl:recv 0<-1", "with the others of its launch (coalesced)", None),
+    (f"{DEFAULT} send/recv", 14, 2, "nccl:coalesced", "yes", None),
+    (DEFAULT, 20, None, "nccl:all_reduce (not completed)", "no", 3),
+    (DEFAULT, 30, None, "nccl:reduce_scatter (not completed)", "no", 4),
+    ("process group 1", 31, None, "nccl:barrier (not completed)", "no; it timed out", 1),
+]
+
+
+@pytest.mark.parametrize("name", ["merged.json", "merged.json.gz", "merged.pftrace", "merged.zip"])
+@pytest.mark.parametrize("form", [as_json, as_pickle])
+def test_rows_and_no_errors(tmp_path: Path, engine: Engine, form: type, name: str) -> None:
+    for rank in range(2):
+        path = tmp_path / f"nccl_trace_rank_{rank}"
+        path.write_bytes(form(hung(BASE_NS + rank * MS)))
+        os.utime(path, ns=(BASE_NS + 1000 * MS, BASE_NS + 1000 * MS))
+    report = merge_traces(str(tmp_path / name), [str(tmp_path / "nccl_trace_rank_*")])
+    assert report.complete
+    first = BASE_NS - (0 if name.endswith(".pftrace") else report.base_time_ns)
+    with engine.load(tmp_path / name) as loaded:
+        assert loaded.errors() == []
+        rows = [row for row in loaded.rows(ROWS) if row[4] != "dump written"]
+        (end,) = {ts for (ts,) in loaded.rows("select ts from slice where name = 'dump written'")}
+    assert end == first + 1000 * MS
+    for rank in range(2):
+        mine = [row for row in rows if row[0] == f"rank {rank} · flight recorder"]
+        assert [
+            (track, (ts - first) / MS - rank, None if dur == -1 else dur / MS, name, in_json or in_pftrace, number)
+            for _, track, ts, dur, name, in_json, number, in_pftrace in mine
+        ] == EXPECTED
+
+
+def test_beside_a_torch_trace_of_the_rank(tmp_path: Path, traces: Path, engine: Engine) -> None:
+    """Real dumps of a gloo run, and torch traces of others: each rank has both."""
+    dumps = sorted((traces / "flight_recorder").glob("*rank*"))
+    torch = sorted((traces / "torch_2.13_gloo").glob("plain_rank*"))
+    report = merge_traces(str(tmp_path / "merged.json"), [str(path) for path in [*dumps, *torch]])
+    assert report.complete
+    names = [f"rank {rank} · flight recorder" for rank in range(2)]
+    assert [name for rank in report.ranks for name in rank.processes if "flight" in name] == names
+    entries = [json.loads(path.read_bytes())["entries"] for path in dumps]
+    with engine.load(tmp_path / "merged.json") as loaded:
+        assert loaded.errors() == []
+        found = loaded.rows(
+            "select process.name, slice.name, slice.ts from slice join thread_track on thread_track.id = slice.track_id "
+            "join thread using (utid) join process using (upid) where slice.category = 'flight_recorder' order by ts"
+        )
+    assert sorted(found) == sorted(
+        (names[rank], one["profiling_name"], one["time_created_ns"] - report.base_time_ns)
+        for rank, mine in enumerate(entries)
+        for one in mine
+    )
+
+
+def test_the_dumps_of_a_real_run_of_two_ranks_are_slices_by_process_group(
+    traces: Path, engine: Engine, tmp_path: Path
+) -> None:
+    dumps = sorted(str(path) for path in (traces / "flight_recorder").glob("*.bin"))
+    report = merge_traces(str(tmp_path / "merged.json"), dumps)
+    assert [rank.rank for rank in report.ranks] == [0, 1]
+    with engine.load(tmp_path / "merged.json") as trace:
+        assert trace.errors() == []
+        found = trace.rows(
+            "select slice.name, count(*) from slice join thread_track on track_id = thread_track.id group by 1"
+        )
+        assert dict(found) == {"gloo:all_reduce": 6, "gloo:broadcast": 2}

@@ -1,0 +1,190 @@
+"""``tracekit report`` as a person and as a script meets it: a real run of two ranks, real traces, and what goes wrong."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import pytest
+
+from tests.report_pages import Page, rank_trace
+from tracekit.cli import main
+from tracekit.formats.schema import compile_schema
+from tracekit.merge import merge_traces
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT = Path(__file__).resolve().parents[2]
+
+RANK = """
+import sys, time
+from tracekit import JSONTraceHandler, Profiler
+
+rank = int(sys.argv[1])
+with Profiler(JSONTraceHandler(sys.argv[2] + "/rank{rank}.json"), rank=rank) as profiler:
+    for step in range(20):
+        with profiler.marker("forward"):
+            time.sleep(0.001)
+        with profiler.marker("backward"):
+            time.sleep(0.002)
+        profiler.marker("training").counter({"loss": 1 / (1 + step)})
+        profiler.step(samples=1)
+"""
+
+
+def document(verb: Sequence[str], capsys: pytest.CaptureFixture[str]) -> Any:
+    """Return what a verb prints as JSON."""
+    assert main([*verb, "--json"]) in (0, 3)
+    told = json.loads(capsys.readouterr().out)
+    assert compile_schema(verb[0])(told) is None
+    return told
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The rank traces of a real run of two ranks."""
+    folder = tmp_path_factory.mktemp("recorded")
+    environment = {**os.environ, "TRACEKIT_RUN_ID": "nightly", "PYTHONPATH": str(ROOT), "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(folder)], env=environment, cwd=folder)
+        for rank in (0, 1)
+    ]
+    assert [rank.wait(120) for rank in ranks] == [0, 0]
+    return folder
+
+
+def test_a_real_run_of_two_ranks(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "report.html"
+    told = document(["report", str(recorded), "-o", str(output)], capsys)
+    assert (told["output"], told["output_bytes"]) == (str(output), output.stat().st_size)
+    assert told["summary"] == document(["summary", str(recorded)], capsys)
+    assert told["stragglers"] == document(["stragglers", str(recorded)], capsys)
+    assert told["runs"] == ["nightly"]
+    assert [(one["name"], one["key"], one["values"]) for one in told["counters"]["counters"]] == [
+        ("training", "loss", 40)
+    ]
+    assert [row["source"] for row in told["clocks"]["rows"]] == ["reference", "shared"]
+    assert told["losses"]["recording"] == []
+
+    page = Page(output.read_text())
+    assert page.headings[0] == (1, "Run nightly")
+    assert [row[1] for row in page.table("Step times of each rank")[1:]] == ["20", "20"]
+    assert [row[0] for row in page.table("Stages of a step;")[1:]] == ["forward", "backward", "in no marker"]
+    # Least, mean and most of the first bin: on a slow machine it has more than the first value, which is the most.
+    assert page.table("training: loss")[1][-1] == "1"
+    assert "Nothing, as far as the traces tell." in page.text
+    assert "All ranks share one clock." in page.text
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    ["torch_2.13_gloo/full_*", "dlrm_8gpu", "single_gpu/h100_bert_small.json.gz", "torch_2.13_quirks/names.json.gz"],
+)
+def test_real_traces_have_the_figures_of_summary_and_stragglers(
+    traces: Path, inputs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = str(traces / inputs)
+    told = document(["report", named, "-o", str(tmp_path / "report.html")], capsys)
+    assert told["summary"] == document(["summary", named], capsys)
+    assert told["stragglers"] == document(["stragglers", named], capsys)
+    page = Page((tmp_path / "report.html").read_text())
+    devices = [str(rank["rank"]) for rank in told["summary"]["ranks"] for _ in rank["devices"]]
+    assert (
+        [row[0] for row in page.table("How busy each device is")[1:]] == devices
+        if devices
+        else "No kernel" in page.text
+    )
+
+
+def test_merged_packed_and_remote_traces_tell_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [rank_trace(tmp_path / "run" / f"rank{rank}.json", rank) for rank in (0, 1)]
+    merge_traces(str(tmp_path / "merged.json.gz"), list(map(str, paths)), align="wall")
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    for path in paths:
+        (packed / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        with fsspec.open(f"memory://report-test/{path.name}", "wb") as file:
+            file.write(path.read_bytes())
+    found = []
+    for inputs in (
+        [str(tmp_path / "run")],
+        [str(tmp_path / "merged.json.gz")],
+        [str(packed / "*.gz")],
+        ["memory://report-test"],
+    ):
+        output = tmp_path / "report.html"
+        told = document(["report", "-f", *inputs, "-o", str(output)], capsys)
+        page = Page(output.read_text())
+        found.append(
+            (
+                told["summary"]["ranks"],
+                told["counters"],
+                page.table("Step times of each rank"),
+                page.table("All counters"),
+            )
+        )
+    assert all(one == found[0] for one in found)
+
+
+def test_a_report_goes_to_any_storage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = rank_trace(tmp_path / "rank0.json", 0)
+    assert main(["report", str(trace), "-o", "memory://reports/run.html"]) == 0
+    assert "wrote memory://reports/run.html" in capsys.readouterr().out
+    with fsspec.open("memory://reports/run.html", "rt", encoding="utf-8") as file:
+        assert Page(file.read()).headings[0] == (1, "Run run")
+
+
+def test_what_is_there_is_not_replaced_and_no_trace_ever(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = rank_trace(tmp_path / "rank0.json", 0)
+    output = tmp_path / "report.html"
+    output.write_text("mine")
+    assert main(["report", str(trace), "-o", str(output)]) == 1
+    assert "already exists; choose another name, or pass --force" in capsys.readouterr().err
+    assert output.read_text() == "mine"
+    assert main(["report", "-f", str(trace), "-o", str(output)]) == 0
+    before = trace.read_bytes()
+    assert main(["report", "-f", str(trace), "-o", str(trace)]) == 2
+    assert "is one of the traces; choose another name for the report" in capsys.readouterr().err
+    assert trace.read_bytes() == before
+
+
+def test_exit_codes_are_those_of_the_other_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = str(tmp_path / "report.html")
+    assert main(["report"]) == 2
+    assert main(["report", str(tmp_path / "nothing*"), "-o", output]) == 1
+    (tmp_path / "text.json").write_text("this is no trace")
+    assert main(["report", str(tmp_path / "text.json"), "-o", output]) == 1
+    assert not Path(output).exists()
+    damaged = rank_trace(tmp_path / "rank0.json", 0)
+    damaged.write_text(damaged.read_text().replace('"dur": 10000', '"dur": -1', 1))
+    assert main(["report", str(damaged), "-o", output]) == 3
+    assert "since they have no usable time or duration: 1 slice." in Page(Path(output).read_text()).text
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+
+
+def test_a_build_of_the_package_holds_what_the_page_is_made_of(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(ROOT / "tracekit", source / "tracekit", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, source / name)
+    command = [
+        sys.executable,
+        "-c",
+        "from setuptools import setup; setup()",
+        "-q",
+        "build_py",
+        "--build-lib",
+        "../built",
+    ]
+    subprocess.run(command, cwd=source, check=True, timeout=280, capture_output=True)
+    built = {path.name for path in (tmp_path / "built" / "tracekit" / "reporting").iterdir()}
+    assert {"report.html.j2", "report.css", "page.py"} <= built

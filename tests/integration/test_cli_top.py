@@ -1,0 +1,419 @@
+"""``tracekit top`` as a person, a script and a terminal meet it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.faults.object_store import ObjectStore
+from tests.faults.processes import wait_until
+from tests.watched import record, train
+from tracekit.cli import live_table, main
+from tracekit.cli import top as verb
+from tracekit.formats.schema import compile_schema
+from tracekit.testing import FakeClock
+from tracekit.watching.processes import Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+EVIL = "\x1b[2J\x1b]0;owned\x07\u202eevil\r\n[bold red]markup[/]"
+
+# A rank of a job that trains until it is told to stop; it says when it has made a step.
+JOB = """
+import sys, time
+from pathlib import Path
+from tracekit import JSONTraceHandler, Profiler
+
+folder, rank, stop = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+handler = JSONTraceHandler(folder + "/{run_id}/rank{rank}.json", **eval(sys.argv[4]))
+with Profiler(handler, rank=rank, world_size=2, run_id="job", flush_interval=0.05) as profiler:
+    while not stop.exists():
+        with profiler.marker("forward"):
+            time.sleep(0.004 + 0.006 * rank)
+        with profiler.marker("all_reduce"):
+            time.sleep(0.008 - 0.006 * rank)
+        profiler.step()
+"""
+
+
+@contextlib.contextmanager
+def job(folder: str, scratch: Path, options: str = "{}") -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Run two ranks until the block ends."""
+    stop = scratch / "stop"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", JOB, folder, str(rank), str(stop), options],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        for rank in range(2)
+    ]
+    try:
+        yield ranks
+        stop.touch()
+        for rank in ranks:
+            rank.wait(120)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two ranks of three: one has ended, the other was killed, and the third has never come."""
+    monkeypatch.setattr(Machine, "runs", lambda _self, _head: None)
+    for rank in range(2):
+        clock = FakeClock()
+        with record(tmp_path, rank=rank, world_size=3, clock=clock) as profiler:
+            train(profiler, clock, 5, slow=1 + rank)
+            live = (tmp_path / "run" / f"rank{rank}.json").read_bytes()
+    (tmp_path / "run" / "rank1.json").write_bytes(live)
+    os.utime(tmp_path / "run" / "rank1.json", (1, 1))
+    return tmp_path
+
+
+def look_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    code = main(["top", "--once", "--json", *arguments])
+    out, err = capsys.readouterr()
+    assert err == ""
+    (line,) = out.splitlines()
+    document: dict[str, Any] = json.loads(line)
+    assert compile_schema("top")(document) is None
+    return code, document
+
+
+def test_a_person_is_told_who_is_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", str(folder), "--once"]) == 3
+    out, err = capsys.readouterr()
+    assert err == ""
+    lines = out.splitlines()
+    assert lines[0].startswith("run: cut, 2 of 3 ranks")
+    assert lines[1] == "step 5, 45.0 ms a step, 22.2 a second"
+    assert lines[2] == "slowest: rank 1, 10.0 ms a step more than the others (31%), in forward"
+    assert lines[4].split() == ["rank", "state", "step", "last", "median", "own", "stages", "of", "a", "step"]
+    assert lines[5].split()[:4] == ["0", "finished", "5", "40.0"]
+    assert lines[5].endswith("backward 50%, forward 25%, backward > all_reduce 20%, dataloader 5%")
+    assert lines[6].split()[:3] == ["1", "cut", "5"]
+    assert "nothing came for" in lines[6]
+    assert lines[7] == "lost: no file of rank 2"
+
+
+def test_a_script_gets_a_document_a_look(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, look = look_of(capsys, str(folder))
+    assert code == 3
+    run = look["run"]
+    assert (run["run_id"], run["state"], run["missing"], run["unhealthy"]) == ("run", "cut", [2], True)
+    assert [rank["state"] for rank in run["ranks"]] == ["finished", "cut"]
+    assert run["slowest"]["rank"] == 1
+    assert look["other_runs"] == []
+
+
+def test_a_run_that_is_well_ends_with_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = FakeClock()
+    with record(tmp_path, clock=clock) as profiler:
+        train(profiler, clock, 2)
+    code, look = look_of(capsys, str(tmp_path))
+    assert (code, look["run"]["state"]) == (0, "finished")
+
+
+def test_of_many_runs_one_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, name in enumerate(("first", "second")):
+        clock = FakeClock(wall_ns=(1_800_000_000 + number) * 10**9)
+        with record(tmp_path, run_id=name, clock=clock) as profiler:
+            train(profiler, clock, 2 + number)
+    _, look = look_of(capsys, str(tmp_path))
+    assert (look["run"]["run_id"], [run["run_id"] for run in look["other_runs"]]) == ("second", ["first"])
+    _, look = look_of(capsys, str(tmp_path), "--run", "first")
+    assert (look["run"]["run_id"], look["run"]["ranks"][0]["steps_seen"]) == ("first", 2)
+    assert main(["top", str(tmp_path), "--once", "--run", "third"]) == 2
+    assert "no run is named 'third'; there are: 'second', 'first'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["{}/nowhere"], 1, "no such folder"),
+        (["{}"], 1, "no rank trace is there (yet)"),
+        (["{}/file.json"], 2, "is a file; name the folder"),
+        (["{}", "--interval", "0"], 2, "is no number of seconds from 0.1 on"),
+        (["{}", "--interval", "nan"], 2, "is no number of seconds from 0.1 on"),
+        (["{}", "--sort", "name"], 2, "invalid choice"),
+        (["nothing-of-the-kind://x/y"], 1, "nothing-of-the-kind"),
+    ],
+)
+def test_wrong_usage_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
+) -> None:
+    (tmp_path / "file.json").write_text("[]")
+    assert main(["top", "--once", *(argument.format(tmp_path) for argument in arguments)]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert words in err
+
+
+def test_names_cannot_speak_to_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = FakeClock()
+    with record(tmp_path, clock=clock, run_id=EVIL) as profiler:
+        for _ in range(3):
+            with profiler.marker(EVIL):
+                clock.advance(1_000_000)
+            profiler.step()
+    assert main(["top", str(tmp_path), "--once"]) == 0
+    out = capsys.readouterr().out
+    assert all(char.isprintable() or char == "\n" for char in out)
+    assert len(out.splitlines()) == 6
+    _, look = look_of(capsys, str(tmp_path))
+    assert look["run"]["run_id"] == EVIL
+
+
+@pytest.mark.parametrize("order", ["auto", "rank", "slowest", "step", "state", "lost", "quiet"])
+def test_ranks_can_be_sorted(folder: Path, capsys: pytest.CaptureFixture[str], order: str) -> None:
+    assert main(["top", str(folder), "--once", "--sort", order]) == 3
+    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines()[5:7]]
+    assert rows == (["1", "0"] if order in ("slowest", "state", "quiet") else ["0", "1"])
+
+
+# ---- a job that runs ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_watched_while_it_runs_and_a_killed_rank_is_named(tmp_path: Path) -> None:
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    with job(str(traces), tmp_path) as ranks:
+        top = subprocess.Popen(
+            [sys.executable, "-m", "tracekit", "top", str(traces), "--json", "--interval", "0.1"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            text=True,
+        )
+        assert top.stdout is not None
+        looks = (json.loads(line) for line in top.stdout)
+        both = next(look["run"] for look in looks if look["run"] and has_stages(look["run"], 2))
+        assert [rank["state"] for rank in both["ranks"]] == ["recording", "recording"]
+        assert both["slowest"]["rank"] == 1
+        assert both["slowest"]["stage"] == "forward"
+        later = next(look["run"] for look in looks if look["run"]["step"] > both["step"] + 10)
+        assert {stage["name"] for stage in later["ranks"][0]["stages"]} == {"forward", "all_reduce"}
+        ranks[1].send_signal(signal.SIGKILL)
+        ranks[1].wait()
+        after = next(look["run"] for look in looks if look["run"]["ranks"][1]["state"] != "recording")
+        assert (after["ranks"][0]["state"], after["ranks"][1]["state"]) == ("recording", "cut")
+        assert after["ranks"][1]["reason"] == "its process is gone"
+        top.send_signal(signal.SIGINT)
+        _, err = top.communicate(timeout=60)
+        assert (top.returncode, err) == (0, "")
+    done = subprocess.run(
+        [sys.executable, "-m", "tracekit", "top", str(traces), "--once", "--cut-after", "0.1"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 3, done.stderr
+    assert [line.split()[:2] for line in done.stdout.splitlines()[5:7]] == [["0", "finished"], ["1", "cut"]]
+
+
+def has_stages(run: dict[str, Any], ranks: int) -> bool:
+    return len(run["ranks"]) == ranks and all(rank["steps_seen"] > 10 and rank["stages"] for rank in run["ranks"])
+
+
+def test_a_job_on_an_object_store_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("moto")
+    store = ObjectStore()
+    for name, value in store.environment().items():
+        monkeypatch.setenv(name, value)
+
+    def looked(url: str) -> tuple[int, dict[str, Any]]:
+        # fsspec reads these variables when it is imported.
+        done = subprocess.run(
+            [sys.executable, "-m", "tracekit", "top", url, "--once", "--json"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        assert done.stderr == ""
+        return done.returncode, json.loads(done.stdout)["run"]
+
+    try:
+        with job("s3://bucket/runs", tmp_path, "{'rotate_seconds': 0.3}"):
+            wait_until(lambda: len([key for key in store.keys("runs/job/rank") if "part0002" in key]) == 2)
+            code, run = looked("s3://bucket/runs")
+            assert code == 0
+            assert (run["folder"], run["state"]) == ("s3://bucket/runs/job", "recording")
+            assert all(rank["files"] >= 3 and rank["steps_seen"] > 0 for rank in run["ranks"])
+        code, run = looked("s3://bucket/runs/job")
+        assert (code, run["state"]) == (0, "finished")
+        for rank in run["ranks"]:
+            held = store.segments(f"runs/job/rank{rank['rank']}-part").values()
+            steps = [event["args"]["batch"] for events in held for event in events if event["name"] == "batch"]
+            assert (rank["steps_seen"], rank["skipped_bytes"]) == (len(set(steps)), 0)
+    finally:
+        store.stop()
+
+
+# ---- the terminal -----------------------------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """A terminal of a size, in which top runs."""
+
+    def __init__(self, *arguments: str, lines: int, columns: int, **variables: str) -> None:
+        self.process, self._master = self._start(arguments, lines, columns, variables)
+        self.seen = ""
+
+    @staticmethod
+    def _start(
+        arguments: tuple[str, ...], lines: int, columns: int, variables: dict[str, str]
+    ) -> tuple[subprocess.Popen[bytes], int]:
+        master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        environment = {
+            name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tracekit", "top", *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env={**environment, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", **variables},
+            start_new_session=True,
+        )
+        os.close(slave)
+        return process, master
+
+    def read_until(self, words: str, after: int = 0) -> None:
+        """Read until some words have come; fails when nothing comes any more."""
+        end = time.monotonic() + 120
+        while words not in self.seen[after:]:
+            assert time.monotonic() < end, self.seen[-3000:]
+            if select.select([self._master], [], [], 1)[0]:
+                self.seen += os.read(self._master, 65536).decode()
+
+    def end(self) -> int:
+        """Press Ctrl-C; return the exit code."""
+        os.kill(self.process.pid, signal.SIGINT)
+        end = time.monotonic() + 120
+        while time.monotonic() < end:
+            try:
+                if select.select([self._master], [], [], 1)[0]:
+                    self.seen += os.read(self._master, 65536).decode()
+            except OSError:  # its other end is closed
+                break
+        return self.process.wait(60)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+
+ALTERNATE, BACK, HOME, CURSOR = "\x1b[?1049h", "\x1b[?1049l", "\x1b[H", "\x1b[?25h"
+
+
+def pictures(seen: str) -> list[list[str]]:
+    """Return the lines of each picture that was drawn on the whole screen."""
+    screen = seen.partition(ALTERNATE)[2].partition(BACK)[0]
+    plain = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", picture) for picture in screen.split(HOME)]
+    return [[line.rstrip() for line in picture.split("\r\n")] for picture in plain if picture.strip()]
+
+
+def test_a_terminal_is_drawn_anew_and_given_back(tmp_path: Path) -> None:
+    clock = FakeClock()
+    with record(tmp_path, clock=clock, run_id="[red]a\x1b[2J", name="rank{rank}.json") as profiler:
+        train(profiler, clock, 2)
+        terminal = Terminal(str(tmp_path), "--interval", "0.1", lines=12, columns=80)
+        try:
+            terminal.read_until("step 2,")
+            train(profiler, clock, 5)
+            terminal.read_until("step 7,")
+            assert terminal.end() == 0
+        finally:
+            terminal.close()
+    drawn = pictures(terminal.seen)
+    assert len(drawn) >= 2
+    for lines in drawn:
+        assert len(lines) <= 12
+        assert max(map(len, lines)) <= 80
+        assert lines[0].startswith("[red]a\ufffd[2J: recording, 1 rank")
+    ending = terminal.seen.partition(BACK)
+    assert CURSOR in ending[0] + ending[2]
+    assert "step 7," in ending[2]  # what was seen last stays
+    assert "Traceback" not in terminal.seen
+
+
+@pytest.mark.parametrize(("lines", "columns"), [(24, 80), (10, 80), (50, 200), (24, 40), (5, 80)])
+def test_many_ranks_fit_the_screen_and_the_worst_are_shown(tmp_path: Path, lines: int, columns: int) -> None:
+    for rank in range(60):
+        clock = FakeClock()
+        with record(tmp_path, rank=rank, world_size=70, clock=clock, name="rank{rank}.json") as profiler:
+            train(profiler, clock, 3, slow=1 + rank / 100)
+    # Of a process on a machine that is gone.
+    cut = (tmp_path / "rank7.json").read_text()[:-400].replace('"host":"', '"host":"gone-')
+    (tmp_path / "rank7.json").write_text(cut)
+    os.utime(tmp_path / "rank7.json", (1, 1))
+    terminal = Terminal(str(tmp_path), lines=lines, columns=columns)
+    try:
+        terminal.read_until("cut")
+        terminal.read_until(HOME, after=terminal.seen.index("cut") + 2000)
+        assert terminal.end() == 0
+    finally:
+        terminal.close()
+    first = pictures(terminal.seen)[0]  # the last one may be cut short by Ctrl-C
+    assert len(first) <= lines
+    assert max(map(len, first)) <= columns
+    rows = [line.split() for line in first if line.strip()[:1].isdigit()]
+    assert rows[0][0] == "7"
+    assert "cut" in rows[0]
+    assert rows[1][0] == "59"
+    if lines < 50:
+        assert any(line.startswith(f"and {60 - len(rows)} ranks more; of all: ") for line in first)
+
+
+def test_without_rich_it_is_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str, package: str | None = None) -> Any:
+        if name.startswith("rich"):
+            raise ImportError(name)
+        return importlib.import_module(name, package)
+
+    monkeypatch.setattr(live_table.importlib, "import_module", refuse)  # type: ignore[attr-defined]
+    assert live_table.LiveTable.open() is None
+
+
+def test_looks_go_on_when_the_storage_fails_for_a_moment(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = folder.with_name("away")
+    pauses: Iterator[Callable[[], object]] = iter([lambda: folder.rename(away), lambda: away.rename(folder)])
+
+    def sleep(_seconds: float) -> None:
+        act = next(pauses, None)
+        if act is None:
+            raise KeyboardInterrupt
+        act()
+
+    monkeypatch.setattr(verb.time, "sleep", sleep)  # type: ignore[attr-defined]
+    assert main(["top", str(folder), "--json"]) == 0
+    looks = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [bool(look["notes"]) for look in looks] == [False, True, False]
+    assert "no such folder" in looks[1]["notes"][0]
+    assert looks[1]["run"] == looks[0]["run"]

@@ -1,0 +1,623 @@
+"""The service over a real connection: who gets what, from the list of runs to the merged trace."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import html
+import json
+import os
+import re
+import socket
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import fsspec.config
+import pytest
+
+from tests.faults.object_store import BUCKET, ObjectStore
+from tests.served import TOKEN, Answer, Served, rank_trace, served
+from tracekit.capture.documents import RankStatus
+from tracekit.capture.drive import Drive
+from tracekit.capture.folder import ControlFolder
+from tracekit.errors import TraceFormatError
+from tracekit.serving.access import Access
+from tracekit.serving.app import make_application
+from tracekit.serving.service import Service
+from tracekit.serving.store import Store
+from tracekit.viewing.ui import PerfettoUI
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, MutableMapping
+
+    from tests.perfetto import Engine
+
+NASTY = '"><script>alert(1)</script>&\u202e'
+RUN = "/runs/good-[0-9a-f]{8}"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A good run of two ranks, one that was cut and lacks a rank, and a broken one."""
+    root = tmp_path / "root"
+    for name, ranks in (("good", (0, 1)), ("team/cut", (0,)), ("broken", (0,))):
+        folder = root / name
+        folder.mkdir(parents=True)
+        for rank in ranks:
+            text = rank_trace(rank, run=name, ended=name != "team/cut")
+            (folder / f"rank{rank}.json").write_text(text)
+    broken = root / "broken" / "rank0.json"
+    lines = broken.read_text().splitlines()
+    broken.write_text("\n".join([*lines[:4], "\0" * 50, '{"ph": "X", "ts": {', *lines[4:9]]))
+    for path in (root / "team/cut/rank0.json", broken):
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+    return root
+
+
+@pytest.fixture
+def server(root: Path, tmp_path: Path) -> Iterator[Served]:
+    with served(str(root), tmp_path / "cache") as server:
+        yield server
+
+
+def run_of(server: Served, name: str = "good") -> str:
+    return server.get("/").link(rf"/runs/{name}-[0-9a-f]{{8}}")
+
+
+def assert_nothing(answer: Answer, *statuses: int) -> None:
+    assert answer.status in (statuses or (404,))
+    assert answer.body == b""
+    assert set(answer.headers) <= {"date", "content-length", "connection"}
+
+
+# ---- reading ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_runs_are_listed_with_their_states(server: Served) -> None:
+    answer = server.get("/")
+    assert answer.status == 200
+    cards = dict(re.findall(r'<h2><a href="[^"]*">([^<]*)</a></h2>\n<p class="states">(.*)</p>', answer.text))
+    words = {name: " ".join(re.sub("<[^>]*>", " ", states).split()) for name, states in cards.items()}
+    assert words["good"] == "✓ 2 finished"
+    assert words["team/cut"] == "✂ 1 cut ✕ 1 lost"
+    assert set(words) == {"good", "team/cut", "broken"}
+    assert "Capture" not in answer.text
+
+
+def test_a_run_says_where_its_time_goes(server: Served) -> None:
+    run = run_of(server)
+    page = server.wait_for(run, lambda answer: "holds the others up" in answer.text).text
+    assert "Rank 1 holds the others up in forward: 2.00 ms a step" in page
+    assert page.count('class="tk-plot') == 2
+    for words in ("Steps", "What each stage adds to the step of all", "Markers and operators, by total time", "host-a"):
+        assert words in page
+    assert 'class="progress"' not in page
+
+
+def test_pages_can_be_read_without_scripts_and_load_nothing_from_elsewhere(server: Served) -> None:
+    run = run_of(server)
+    server.wait_for(run, lambda answer: "holds the others up" in answer.text)
+    for path in ("/", run, f"{run}/trace"):
+        answer = server.get(path)
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'; script-src 'self'; style-src 'self';" in policy
+        assert "unsafe" not in policy
+        assert not re.search(r"<script(?! src=\"/static/)|<style| style=| on[a-z]+=|javascript:", answer.text)
+        for address in re.findall(r'(?:src|href|action)="([^"]*)"', answer.text):
+            assert address.startswith(("/", "#", "https://ui.perfetto.dev")), address
+            if address.startswith("/static/"):
+                assert server.get(address).status == 200
+        assert '<html lang="en">' in answer.text
+        assert answer.text.count("<main ") == answer.text.count("<h1>") == answer.text.count("<nav ") == 1
+
+
+def test_the_ranks_become_one_trace_on_demand_and_once(server: Served, engine: Engine, tmp_path: Path) -> None:
+    run = run_of(server)
+    assert "Merge them" in server.get(f"{run}/trace").text, "nothing is merged by looking"
+    assert server.get(f"{run}/trace/merged.json.gz").status == 404
+
+    begun = server.post(f"{run}/trace")
+    assert (begun.status, begun.headers["location"]) == (303, f"{run}/trace")
+    page = server.wait_for(f"{run}/trace", lambda answer: "What the merge says" in answer.text)
+
+    assert "merged 2 files of 2 ranks" in page.text
+    download = server.get(page.link(f"{RUN}/trace/merged.json.gz"))
+    assert download.headers["content-disposition"].startswith("attachment; filename*=utf-8''good-")
+    assert "content-encoding" not in download.headers
+    assert int(download.headers["content-length"]) == len(download.body)
+    (tmp_path / "got.json.gz").write_bytes(download.body)
+    with engine.load(tmp_path / "got.json.gz") as trace:
+        assert trace.errors() == []
+        assert trace.rows("select count(*) from slice where name = 'forward'") == [(40,)]
+    (kept,) = (tmp_path / "cache").glob("*.json.gz")
+    assert kept.stat().st_mode & 0o777 == 0o600
+    first = kept.stat().st_ino
+    server.post(f"{run}/trace")
+    assert "What the merge says" in server.get(f"{run}/trace").text
+    assert kept.stat().st_ino == first, "it is not merged again"
+
+
+def test_a_run_that_has_gone_on_is_merged_again(server: Served, root: Path) -> None:
+    run = run_of(server)
+    server.post(f"{run}/trace")
+    server.wait_for(f"{run}/trace", lambda answer: "What the merge says" in answer.text)
+    (root / "good" / "rank1.json").write_text(rank_trace(1, run="good", steps=30))
+    stale = server.wait_for(f"{run}/trace", lambda answer: "The run has gone on" in answer.text)
+    assert "Download" in stale.text
+    server.post(f"{run}/trace")
+    server.wait_for(
+        f"{run}/trace", lambda answer: "What the merge says" in answer.text and "gone on" not in answer.text
+    )
+    merged = json.loads(gzip.decompress(server.get(f"{run}/trace/merged.json.gz").body))
+    assert sum(event.get("name") == "forward" for event in merged["traceEvents"]) == 50
+
+
+def test_old_merged_traces_make_room(root: Path, tmp_path: Path) -> None:
+    with served(str(root), tmp_path / "cache", cache_bytes=1) as server:
+        for name in ("good", "team-cut"):
+            path = f"{run_of(server, name)}/trace"
+            server.post(path)
+            server.wait_for(path, lambda answer: "What the merge says" in answer.text)
+        assert len(list((tmp_path / "cache").glob("*.json.gz"))) == 1
+        path = f"{run_of(server)}/trace"
+        assert "Merge them" in server.get(path).text
+        server.post(path)
+        server.wait_for(path, lambda answer: "What the merge says" in answer.text)
+
+
+def test_a_broken_run_says_what_is_wrong(server: Served) -> None:
+    run = run_of(server, "broken")
+    page = server.wait_for(run, lambda answer: "places in the files cannot be read" in answer.text)
+    assert page.status == 200
+    assert "2 lines of its files are no events" in page.text
+    server.post(f"{run}/trace")
+    merged = server.wait_for(f"{run}/trace", lambda answer: "What the merge says" in answer.text)
+    assert '<li class="problem">LOST: ' in merged.text
+
+
+def refuse(inputs: tuple[str, ...], *, progress: object) -> None:
+    raise TraceFormatError(inputs[0], "nobody can read <this>")
+
+
+def test_a_summary_that_fails_says_why(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracekit.serving.service.explain", refuse)
+    run = run_of(server)
+    page = server.wait_for(run, lambda answer: "The summary cannot be made" in answer.text)
+    assert "nobody can read &lt;this&gt;" in page.text
+    assert "host-a" in page.text, "what is known is shown all the same"
+    monkeypatch.undo()
+    assert server.post(f"{run}/summary").status == 303
+    server.wait_for(run, lambda answer: "holds the others up" in answer.text)
+
+
+def test_a_merge_that_fails_says_why(server: Served, root: Path) -> None:
+    path = f"{run_of(server)}/trace"
+    one = (root / "good" / "rank0.json").read_text()
+    # Another process that says it is the same rank.
+    (root / "good" / "again.json").write_text(one.replace("4000000", "4000007").replace("forward", "other"))
+    server.post(path)
+    page = server.wait_for(path, lambda answer: "Try again" in answer.text)
+    assert page.status == 200
+    assert "rank 0" in page.text
+
+
+def test_names_in_traces_are_words_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "root" / "<img src=x onerror=alert(1)>"
+    folder.mkdir(parents=True)
+    for rank in (0, 1):
+        text = rank_trace(rank, run=NASTY, name=NASTY).replace("host-a", json.dumps(NASTY)[1:-1])
+        (folder / f"rank{rank}.json").write_text(text)
+    with served(str(tmp_path / "root"), tmp_path / "cache") as server:
+        run = server.get("/").link('/runs/[^"]*')
+        server.post(f"{run}/trace")
+        pages = [
+            server.get("/"),
+            server.wait_for(run, lambda answer: "holds the others up" in answer.text),
+            server.wait_for(f"{run}/trace", lambda answer: "What the merge says" in answer.text),
+        ]
+    for page in pages:
+        assert "<img" not in page.text
+        assert "<script>" not in page.text
+        assert "\u202e" not in page.text
+        assert "&lt;img src=x onerror=alert(1)&gt;" in page.text
+    assert html.escape(NASTY[:-1]).replace("&#x27;", "&#39;") in pages[1].text.replace("&quot;", "&#34;").replace(
+        "&#34;", "&quot;"
+    )
+
+
+def test_of_very_many_runs_the_latest_are_shown(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert " more" not in server.get("/").text
+    monkeypatch.setattr("tracekit.serving.app._MOST_RUNS", 1)
+    page = server.get("/").text
+    assert "3 runs, the latest first" in page
+    assert page.count("<h2>") == 1
+    assert "and 2 more" in page
+
+
+def test_an_empty_folder_and_one_that_is_gone(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    with served(str(root), tmp_path / "cache") as server:
+        assert "There is no run here yet" in server.get("/").text
+        root.rmdir()
+        gone = server.wait_for("/", lambda answer: "no such folder" in answer.text)
+        assert gone.status == 200
+
+
+def test_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ObjectStore()
+    for name, value in store.environment().items():
+        monkeypatch.setenv(name, value)  # for the processes that do the work
+    options = {"endpoint_url": f"http://127.0.0.1:{store.port}", "key": "user", "secret": "word"}
+    monkeypatch.setitem(fsspec.config.conf, "s3", options)
+    try:
+        for rank in (0, 1):
+            store.client.put_object(
+                Bucket=BUCKET, Key=f"runs/good/rank{rank}.json", Body=rank_trace(rank, run="good").encode()
+            )
+        with served(f"s3://{BUCKET}/runs", tmp_path / "cache", may_capture=True) as server:
+            run = run_of(server)
+            server.wait_for(run, lambda answer: "holds the others up" in answer.text)
+            server.post(f"{run}/trace")
+            server.wait_for(f"{run}/trace", lambda answer: "merged 2 files of 2 ranks" in answer.text)
+            assert server.get(f"{run}/trace/merged.json.gz").status == 200
+            assert "Capture now" not in server.get(run).text, "nobody can be asked through a bucket"
+    finally:
+        store.stop()
+
+
+# ---- who gets nothing -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:{port}", "", "10.0.0.1:{port}", "127.0.0.1.evil.example"]
+)
+def test_another_host_gets_nothing(server: Served, host: str) -> None:
+    run = run_of(server)
+    for path in ("/", run, f"{run}/trace", "/static/style.css", "/sign-in", "/nothing"):
+        assert_nothing(server.get(path, host=host.format(port=server.port)), 404)
+
+
+def test_no_host_and_two_hosts_get_nothing(server: Served) -> None:
+    for head in ("", f"Host: {server.host}\r\nHost: evil.example\r\n"):
+        with socket.create_connection(("127.0.0.1", server.port), 60) as connection:
+            connection.sendall(f"GET / HTTP/1.1\r\n{head}Connection: close\r\n\r\n".encode())
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"good" not in answer
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "", "http://127.0.0.1:1", "http://localhost:{port}"]
+)
+def test_a_page_of_another_origin_gets_nothing(server: Served, origin: str) -> None:
+    run = run_of(server)
+    for path in ("/", run, f"{run}/trace", "/static/style.css"):
+        assert_nothing(server.get(path, Origin=origin.format(port=server.port)))
+        assert_nothing(server.get(path, "POST", Origin=origin.format(port=server.port)))
+
+
+def test_a_page_elsewhere_that_shows_no_origin_may_only_lead_here(server: Served) -> None:
+    run = run_of(server)
+    for site in ("cross-site", "same-site"):
+        for kind, mode in (("image", "no-cors"), ("script", "no-cors"), ("iframe", "navigate"), ("empty", "cors")):
+            assert_nothing(server.get(run, Sec_Fetch_Site=site, Sec_Fetch_Dest=kind, Sec_Fetch_Mode=mode))
+        link = server.get(run, Sec_Fetch_Site=site, Sec_Fetch_Dest="document", Sec_Fetch_Mode="navigate")
+        assert link.status == 200
+
+
+def test_other_methods_get_nothing(server: Served) -> None:
+    run = run_of(server)
+    for method in ("HEAD", "OPTIONS", "PUT", "DELETE", "TRACE", "PATCH", "CONNECT", "X"):
+        for path in ("/", run, f"{run}/trace"):
+            assert_nothing(server.get(path, method, Origin=server.origin), 404, 405)
+    for path in ("/", run, "/static/style.css", f"{run}/trace/merged.json.gz", f"{run}/capture", "/nothing"):
+        assert_nothing(server.post(path), 405)
+
+
+def test_a_form_is_one_of_this_server_small_and_of_the_usual_kind(server: Served) -> None:
+    path = f"{run_of(server)}/trace"
+    form = "application/x-www-form-urlencoded"
+    own = {"Origin": server.origin, "Content-Length": "0"}
+    assert_nothing(server.get(path, "POST", **{**own, "Content-Type": "text/plain"}), 415)
+    assert_nothing(server.get(path, "POST", Content_Type=form, Content_Length="0"), 404)  # no origin
+    assert_nothing(server.get(path, "POST", Origin=server.origin, Content_Type=form), 413)  # no length
+    assert_nothing(server.post(path, much="x" * 5000), 413)
+    assert "Merge them" in server.get(path).text, "nothing was begun"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/runs/..%2f..%2fetc%2fpasswd",
+        "/runs/../../etc/passwd",
+        "/runs/%2e%2e/trace",
+        "/runs/good",
+        "/runs/good/rank0.json",
+        "/static/..%2fapp.py",
+        "/static/../app.py",
+        "/static/",
+        "/ui/",
+        "/ui/../../etc/passwd",
+        "//etc/passwd",
+        "/runs/%00",
+        "/runs/%ff",
+        "/runs//trace",
+        "/runs",
+        "/%c0%ae%c0%ae/",
+    ],
+)
+def test_no_path_in_an_address_is_one_of_a_file(server: Served, path: str) -> None:
+    answer = server.get(path)
+    assert answer.status == 404
+    assert "root:" not in answer.text
+    assert "tracekit_metadata" not in answer.text
+
+
+def test_links_that_lead_out_of_the_folder_are_not_followed(root: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "rank0.json").write_text(rank_trace(0, run="secret-run", name="secret-name"))
+    (root / "linked").symlink_to(outside)
+    (root / "good" / "torch.json").symlink_to(outside / "rank0.json")
+    (root / "own").mkdir()
+    (root / "own" / "rank0.json").symlink_to(outside / "rank0.json")
+    with served(str(root), tmp_path / "cache") as server:
+        listing = server.get("/").text
+        assert "secret-run" not in listing
+        run = run_of(server)
+        server.post(f"{run}/trace")
+        server.wait_for(f"{run}/trace", lambda answer: "What the merge says" in answer.text)
+        merged = gzip.decompress(server.get(f"{run}/trace/merged.json.gz").body)
+        page = server.wait_for(run, lambda answer: "holds the others up" in answer.text)
+    assert b"forward" in merged
+    assert b"secret-name" not in merged
+    assert "secret-name" not in page.text
+    assert "links that lead to other folders are not followed" in page.text
+
+
+def test_a_request_that_does_not_come_is_given_up(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracekit.serving.server._HEAD_S", 1.0)
+    with socket.create_connection(("127.0.0.1", server.port), 60) as slow:
+        slow.sendall(b"GET / HTTP/1.1\r\nHost: 127")
+        assert server.get("/").status == 200, "nobody else waits for it"
+        with contextlib.suppress(ConnectionResetError):
+            assert slow.recv(100) == b""
+
+
+def test_a_body_that_drips_is_given_up_as_a_whole(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracekit.serving.guard._PATIENCE_S", 1.0)
+    head = (
+        f"POST /sign-in HTTP/1.1\r\nHost: {server.host}\r\nOrigin: {server.origin}\r\nContent-Length: 4000\r\n"
+        "Content-Type: application/x-www-form-urlencoded\r\n\r\n"
+    )
+    answer = b""
+    with socket.create_connection(("127.0.0.1", server.port), 0.2) as slow:
+        slow.sendall(head.encode())
+        for _ in range(300):  # no pause between two pieces is as long as the patience
+            try:
+                answer = slow.recv(100)
+                break
+            except TimeoutError:
+                pass
+            except ConnectionResetError:  # a piece came after the answer, which then is lost
+                answer = b"HTTP/1.1 408 "
+                break
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                slow.sendall(b"x")
+    assert answer.startswith(b"HTTP/1.1 408 ")
+
+
+def test_who_does_not_take_an_answer_is_given_up_and_no_fault_is_told(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tracekit.serving.guard._PATIENCE_S", 0.01)
+    service = Service(str(root), Store(tmp_path / "cache", 1), PerfettoUI())
+    application = make_application(service, Access("127.0.0.1", TOKEN))
+    begun: list[str] = []
+
+    async def receive() -> dict[str, object]:
+        return await asyncio.Future()
+
+    async def send(message: MutableMapping[str, object]) -> None:
+        begun.append(str(message["type"]))
+        if message["type"] == "http.response.body":
+            await asyncio.Future()
+
+    scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "server": ("127.0.0.1", 1)}
+    asyncio.run(application({**scope, "headers": [(b"host", b"127.0.0.1:1")]}, receive, send))
+    service.close()
+
+    assert begun == ["http.response.start", "http.response.body"]
+    assert caplog.text == ""
+
+
+def test_a_head_beyond_all_measure_gets_nothing(server: Served) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), 60) as connection:
+        try:
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 40_000)
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+        except (ConnectionResetError, BrokenPipeError):
+            answer = b""
+    assert not answer.startswith(b"HTTP/1.1 200")
+    assert server.get("/").status == 200
+
+
+def test_it_listens_on_this_machine_only(server: Served) -> None:
+    own = f":{server.port:04X}"
+    listening = [
+        line.split()[1]
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+        if line.split()[3] == "0A" and line.split()[1].endswith(own)
+    ]
+    assert listening == [f"0100007F{own}"]
+
+
+# ---- the token ------------------------------------------------------------------------------------------------------------
+
+
+def test_where_reading_needs_the_token_nothing_is_shown_without(root: Path, tmp_path: Path) -> None:
+    with served(str(root), tmp_path / "cache", token_to_read=True) as server:
+        for path in ("/", "/runs/good-00000000", "/nothing"):
+            answer = server.get(path)
+            assert (answer.status, "Sign in" in answer.text, "good" in answer.text.replace(path, "")) == (
+                403,
+                True,
+                False,
+            )
+        assert server.post("/sign-in", token="wrong").status == 403
+        assert server.get("/?token=wrong").status == 403
+        assert server.get("/static/style.css").status == 200
+
+        by_link = server.get(f"/?token={TOKEN}")
+        assert (by_link.status, by_link.headers["location"]) == (303, "/")
+        assert TOKEN not in by_link.headers["set-cookie"]
+        server.sign_in()
+        assert "good" in server.get("/").text
+
+
+@pytest.mark.parametrize("onward", ["//evil.example", "https://evil.example", "/\\evil.example", "/a\r\nX: y", "", "x"])
+def test_signing_in_leads_nowhere_else(root: Path, tmp_path: Path, onward: str) -> None:
+    with served(str(root), tmp_path / "cache", token_to_read=True) as server:
+        answer = server.post("/sign-in", token=TOKEN, next=onward)
+        assert (answer.status, answer.headers["location"]) == (303, "/")
+        assert server.get(f"//evil.example/?token={TOKEN}").headers["location"] == "/"
+        answer = server.post("/sign-in", token=TOKEN, next="/runs/x/trace")
+        assert answer.headers["location"] == "/runs/x/trace"
+
+
+def test_a_link_from_elsewhere_is_asked_for_again_since_it_comes_without_the_cookie(root: Path, tmp_path: Path) -> None:
+    with served(str(root), tmp_path / "cache", token_to_read=True) as server:
+        link = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Dest": "document", "Sec_Fetch_Mode": "navigate"}
+        assert 'http-equiv="refresh"' in server.get("/runs/x", **link).text
+        assert 'http-equiv="refresh"' not in server.get("/runs/x", Sec_Fetch_Site="same-origin").text
+
+
+# ---- captures -------------------------------------------------------------------------------------------------------------
+
+
+def listening(root: Path, files: tuple[str, ...] = ()) -> Path:
+    """Have a rank of a run of its own listen, which is this process."""
+    control = root / "live" / "control"
+    folder = ControlFolder(control)
+    folder.make()
+    folder.write_status(
+        RankStatus(rank=0, world_size=1, run_id="live", host="host-a", pid=os.getpid(), batch=7, step_seconds=0.1)
+    )
+    return control
+
+
+def test_without_being_allowed_nobody_captures(root: Path, tmp_path: Path) -> None:
+    control = listening(root)
+    with served(str(root), tmp_path / "cache") as server:
+        run = run_of(server, "live")
+        assert "Capture" not in server.get(run).text
+        server.sign_in()
+        assert server.get(f"{run}/capture").status == 404
+        assert_nothing(server.post(f"{run}/capture", steps="5"), 405)
+    assert not (control / "request.json").exists()
+
+
+def test_without_the_token_nobody_captures(root: Path, tmp_path: Path) -> None:
+    control = listening(root)
+    with served(str(root), tmp_path / "cache", may_capture=True) as server:
+        run = run_of(server, "live")
+        assert "listening" in server.get(run).text
+        assert "Token" in server.get(f"{run}/capture").text
+        assert server.post(f"{run}/capture", steps="5").status == 403
+        assert server.post(f"{run}/capture", steps="5", token=TOKEN).status == 403
+        server.sign_in()
+        assert_nothing(server.get(f"{run}/capture", "POST", Origin="https://evil.example", Content_Length="0"))
+        assert_nothing(server.get(f"{run}/capture", "POST", Content_Length="0"))
+        for fields in ({"steps": "0"}, {"steps": "x"}, {}, {"steps": "5", "ranks": "0-"}, {"steps": "5", "ranks": "7"}):
+            answer = server.post(f"{run}/capture", **fields)
+            assert answer.status == 400
+            assert 'role="alert"' in answer.text
+    assert not (control / "request.json").exists()
+
+
+def test_a_capture_names_files_that_are_not_served_and_they_are_not(root: Path, tmp_path: Path) -> None:
+    from tracekit.capture.documents import CaptureState, CaptureStatus, Request
+
+    control = listening(root)
+    secret = tmp_path / "secret.json"
+    secret.write_text(rank_trace(0, run="live", name="secret-name"))
+    with served(str(root), tmp_path / "cache", may_capture=True) as server:
+        run = run_of(server, "live")
+        server.sign_in()
+        assert server.post(f"{run}/capture", steps="5").status == 303
+        request = Request.from_bytes((control / "request.json").read_bytes())
+        assert (request.steps, request.together) == (5, False)
+        done = CaptureStatus(
+            id=request.id, state=CaptureState.DONE, first_batch=8, last_batch=12, files=(str(secret), "s3://x/y.json")
+        )
+        ControlFolder(control).write_status(
+            RankStatus(
+                rank=0, world_size=1, run_id="live", host="h", pid=os.getpid(), updates=2, batch=13, capture=done
+            )
+        )
+        page = server.wait_for(f"{run}/capture", lambda answer: "batches 8 to 12" in answer.text)
+        assert 'role="status"' not in page.text
+        assert "Not below what is served here" in page.text
+        assert "Open in Perfetto" not in page.text
+        path = f"{run}/captures/{request.id}"
+        assert server.post(path).status == 502
+        assert server.get(f"{path}/merged.json.gz").status == 404
+        assert server.get(f"{run}/captures/other").status == 404
+
+
+def test_a_capture_that_breaks_down_is_over_and_says_so(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_down(drive: Drive) -> None:
+        raise OverflowError("one by zero")
+
+    monkeypatch.setattr(Drive, "look", break_down)
+    listening(root)
+    with served(str(root), tmp_path / "cache", may_capture=True) as server:
+        run = run_of(server, "live")
+        server.sign_in()
+        assert server.post(f"{run}/capture", steps="5").status == 303
+        page = server.wait_for(f"{run}/capture", lambda answer: "OverflowError: one by zero" in answer.text)
+        assert "</span> running" not in page.text
+        assert server.post(f"{run}/capture", steps="5").status == 303, "the next one may begin"
+
+
+# ---- the UI from here -----------------------------------------------------------------------------------------------------
+
+
+def test_offline_the_ui_comes_from_here_and_only_its_files(root: Path, tmp_path: Path) -> None:
+    ui = tmp_path / "ui"
+    (ui / "v1").mkdir(parents=True)
+    (ui / "index.html").write_text("the UI")
+    (ui / "v1" / "engine.wasm").write_bytes(b"\0asm")
+    with served(str(root), tmp_path / "cache", ui=PerfettoUI("", ui)) as server:
+        page = server.get("/ui/")
+        assert page.text == "the UI"
+        assert "form-action 'none'" in page.headers["content-security-policy"]
+        assert server.get("/ui/v1/engine.wasm").headers["content-type"] == "application/wasm"
+        assert server.get("/ui/../cache").status == 404
+        run = run_of(server)
+        server.post(f"{run}/trace")
+        page = server.wait_for(f"{run}/trace", lambda answer: "What the merge says" in answer.text)
+        assert f"url=http%3A%2F%2F127.0.0.1%3A{server.port}%2Fruns%2Fgood-" in page.text
+        assert "ui.perfetto.dev" not in page.text
+
+
+def test_long_work_does_not_hold_up_others(server: Served) -> None:
+    run = run_of(server)
+    server.post(f"{run}/trace")
+    answers: list[int] = []
+
+    def ask(path: str) -> None:
+        answers.append(server.get(path).status)
+
+    threads = [threading.Thread(target=ask, args=(path,)) for path in ("/", run) * 10]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [200] * 20

@@ -1,0 +1,176 @@
+"""Traces whose fields hold what nobody expects there: every tool gives a result or one of tracekit's own errors."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tracekit
+from tracekit import TracekitError
+from tracekit.analysis.run_report import report_run
+from tracekit.anonymising import anonymise_traces
+from tracekit.merge import Selection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+RANK = {"in.json": 0}
+
+TOOLS: dict[str, Callable[[Path, Path], object]] = {
+    "validate": lambda path, folder: tracekit.validate_trace(path),
+    "merge": lambda path, folder: tracekit.merge_traces(folder / "m.json", path, overwrite=True, ranks=RANK),
+    "merge, its own rank": lambda path, folder: tracekit.merge_traces(folder / "m.json", path, overwrite=True),
+    "merge to pftrace": lambda path, folder: tracekit.merge_traces(
+        folder / "m.pftrace", path, overwrite=True, ranks=RANK
+    ),
+    "merge some steps": lambda path, folder: tracekit.merge_traces(
+        folder / "m.json", path, overwrite=True, ranks=RANK, select=Selection(steps=(0, 3))
+    ),
+    "merge some names": lambda path, folder: tracekit.merge_traces(
+        folder / "m.json", path, overwrite=True, ranks=RANK, select=Selection(names=["a*"])
+    ),
+    "recover": lambda path, folder: tracekit.recover_trace(path, folder / "r.json", overwrite=True),
+    "recover and close": lambda path, folder: tracekit.recover_trace(
+        path, folder / "r.json", overwrite=True, close_open_slices=True
+    ),
+    "summarize": lambda path, folder: tracekit.summarize_traces(path),
+    "find stragglers": lambda path, folder: tracekit.find_stragglers(path),
+    "diff": lambda path, folder: tracekit.diff_traces(path, path),
+    "report": lambda path, folder: report_run([str(path)]),
+    "anonymise": lambda path, folder: anonymise_traces([(path, folder / "a.json")], names=True, overwrite=True),
+}
+
+METADATA = {
+    "tracekit_metadata": {
+        "format_version": 1,
+        "baseTimeNanoseconds": 1_793_457_026_000_000_000,
+        "rank": 0,
+        "world_size": 2,
+        "run_id": "run",
+        "host": "host",
+        "boot_id": "boot",
+        "pid": 1,
+        "attempt": 0,
+        "start_ticks": 7,
+        "clock": {"wall_ns": 1_793_457_026_000_000_000, "monotonic_ns": 5, "error_ns": 1},
+    },
+    "tracekit_timestamp": {"batch": 0},
+    "tracekit_summary": {"slices": 1, "dropped": {}},
+    "tracekit_clock_anchor": {"wall_ns": 1, "monotonic_ns": 2, "error_ns": 3},
+    "tracekit_loss": {"lost_events": 1},
+    "process_name": {"name": "rank 0"},
+    "thread_name": {"name": "main"},
+}
+ARGS = {"batch": 1, "External id": 3, "Collective name": "allreduce", "Process Group Name": "0", "correlation": 5}
+KEYS = ("ph", "name", "cat", "pid", "tid", "ts", "dur", "id", "args", "bp", "s", "sf", "id2", "scope", "bind_id", "own")
+
+scalars = st.sampled_from(
+    [None, True, "", "x", "12", "1e3", "NaN", "é\ud800", -1, 0, 1.5, 1e308, 2**64, 10**30, -(10**30)]
+)
+odd = scalars | st.lists(scalars, max_size=2) | st.dictionaries(st.sampled_from(["a", "rank"]), scalars, max_size=2)
+
+
+@st.composite
+def events(draw: st.DrawFn) -> dict[str, Any]:
+    if draw(st.booleans()):
+        name = draw(st.sampled_from(sorted(METADATA)))
+        event: dict[str, Any] = {"ph": "M", "name": name, "pid": 1, "tid": 1, "ts": 1, "args": dict(METADATA[name])}
+    else:
+        event = {
+            "ph": draw(st.sampled_from("XBEiICbnestfMNDOPvR")),
+            "name": draw(st.sampled_from(["a", "step", "ProfilerStep#1", "batch"])),
+            "cat": draw(st.sampled_from(["", "kernel", "cpu_op", "training loop", "timer", "ac2g", "user_annotation"])),
+            "pid": draw(st.integers(0, 2)),
+            "tid": draw(st.integers(0, 2)),
+            "ts": draw(st.integers(0, 20)),
+            "dur": draw(st.integers(0, 9)),
+            "id": draw(st.integers(0, 3)),
+            "args": dict(ARGS),
+        }
+    event.update(draw(st.dictionaries(st.sampled_from(KEYS), odd, max_size=2)))
+    if isinstance(event["args"], dict):
+        event["args"].update(draw(st.dictionaries(st.sampled_from(sorted(event["args"]) or ["rank"]), odd, max_size=1)))
+    for key in draw(st.sets(st.sampled_from(KEYS), max_size=1)):
+        event.pop(key, None)
+    return event
+
+
+merged = st.fixed_dictionaries(
+    {"merge": odd},
+    optional={
+        "processes": odd | st.lists(st.dictionaries(st.sampled_from(["pid", "rank", "key", "name", "threads"]), odd)),
+        "inputs": odd | st.lists(st.dictionaries(st.sampled_from(["rank", "kind", "header"]), odd)),
+        "losses": odd | st.lists(st.dictionaries(st.sampled_from(["rank", "kind", "reason"]), odd)),
+        "clocks": odd | st.fixed_dictionaries({"ranks": odd | st.lists(st.fixed_dictionaries({"rank": odd}))}),
+    },
+)
+heads = st.fixed_dictionaries(
+    {},
+    optional={
+        "tracekit": odd | merged,
+        **dict.fromkeys(
+            ("distributedInfo", "baseTimeNanoseconds", "deviceProperties", "stackFrames", "host_name"), odd
+        ),
+        **dict.fromkeys(("rank", "schemaVersion", "displayTimeUnit", "samples"), odd),
+    },
+)
+
+
+def written(path: Path, trace: Any) -> Path:
+    path.write_bytes(json.dumps(trace).encode())
+    return path
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(head=heads, found=st.lists(events(), min_size=1, max_size=8), form=st.sampled_from(["array", "object"]))
+def test_every_tool_ends_in_a_result_or_an_error_of_its_own(
+    tmp_path: Path, tool: str, head: dict[str, Any], found: list[dict[str, Any]], form: str
+) -> None:
+    path = written(tmp_path / "in.json", found if form == "array" else {**head, "traceEvents": found})
+    with contextlib.suppress(TracekitError):
+        TOOLS[tool](path, tmp_path)
+
+
+SLICE = {"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 5, "dur": 1}
+TIMESTAMP = {"ph": "M", "name": "tracekit_timestamp", "pid": 1, "tid": 1, "ts": 1, "args": {"batch": 0}}
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize(
+    "found",
+    [
+        [TIMESTAMP, SLICE, {**SLICE, "ph": ["X"]}],
+        [TIMESTAMP, SLICE, {**SLICE, "ph": "M", "name": ["thread_name"], "args": {}}],
+        [TIMESTAMP, SLICE, {**SLICE, "pid": 2}],
+        [
+            {**TIMESTAMP, "name": "tracekit_metadata", "tid": "é\ud800", "args": METADATA["tracekit_metadata"]},
+            TIMESTAMP,
+            SLICE,
+        ],
+        [
+            {
+                **TIMESTAMP,
+                "name": "tracekit_metadata",
+                "args": {**METADATA["tracekit_metadata"], "boot_id": ["boot"]},
+            },
+            TIMESTAMP,
+            SLICE,
+        ],
+    ],
+    ids=[
+        "a phase that is a list",
+        "a name that is a list",
+        "a process without steps",
+        "a surrogate",
+        "a boot that is a list",
+    ],
+)
+def test_what_has_broken_a_tool_once_gives_a_result(tmp_path: Path, tool: str, found: list[dict[str, Any]]) -> None:
+    assert TOOLS[tool](written(tmp_path / "in.json", found), tmp_path) is not None

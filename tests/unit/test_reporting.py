@@ -1,0 +1,384 @@
+"""The report: the answers it gives, what it says where there is nothing, and that it stays small and safe whatever the run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.report_pages import BASE_NS, EVIL, Page, rank_trace
+from tracekit.analysis.clock_report import ClockReport, ClockRow
+from tracekit.analysis.counter_report import Counter, CounterReport, CounterTime
+from tracekit.analysis.counters import SPANS, CounterCollector, CounterSeries
+from tracekit.analysis.losses_report import LossReport, ReadingLoss
+from tracekit.analysis.run_report import RunReport, report_run
+from tracekit.analysis.step_times import StepGrid, StepPoint
+from tracekit.analysis.stragglers_report import CollectiveReport, Member, StageReport, Straggler, StragglerReport
+from tracekit.analysis.summary_report import (
+    GapSummary,
+    MarkerSummary,
+    RankSummary,
+    StageSummary,
+    StepTable,
+    TraceSummary,
+)
+from tracekit.cli import main
+from tracekit.formats.losses import RecordingLoss
+from tracekit.formats.trace_event import decode_events
+from tracekit.merge import merge_traces
+from tracekit.reporting.answers import answers
+from tracekit.reporting.content import which_ranks
+from tracekit.reporting.page import report_page
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MOST_BYTES = 2_000_000
+RANKS, STEPS, NAMES = 1000, 10_000, 500
+
+
+def told(report: RunReport) -> list[tuple[str, str]]:
+    """Return state and words of the four answers."""
+    found = []
+    for one in answers(report):
+        parts = [one.words] if isinstance(one.words, str) else one.words
+        found.append((one.state, "".join(part if isinstance(part, str) else part.shown for part in parts)))
+    return found
+
+
+def summary_event(**args: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": "tracekit_summary", "args": args}
+
+
+def test_a_good_run_is_said_to_be_one(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        rank_trace(
+            tmp_path / f"rank{rank}.json", rank, boot_id="b", host="h", extra=(summary_event(dropped={}, failures={}),)
+        )
+    report = report_run([str(tmp_path)])
+    assert told(report) == [
+        (
+            "good",
+            "No rank holds the others up. All 2 take about the same time: 10.1 ms a step. ",
+        ),
+        (
+            "look",
+            "A step takes 10.1 ms on average: forward 39.8%, all_reduce 19.9%, dataloader 9.9%. 30% of it is in no marker.",
+        ),
+        ("good", "Nothing, as far as the traces tell."),
+        ("good", "All ranks share one clock."),
+    ]
+    assert (report.runs, report.hosts, report.world_size, report.start_ns) == (["run"], ["h"], 2, BASE_NS)
+
+
+def test_the_slow_rank_and_its_stage_are_the_first_answer(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        rank_trace(tmp_path / f"rank{rank}.json", rank, slow_ms=1.5 * rank)
+    state, words = told(report_run([str(tmp_path)]))[0]
+    assert state == "look"
+    assert words.startswith("Rank 1 holds the others up in forward: 1.50 ms a step, ")
+
+
+def test_what_is_lost_is_said_with_the_words_of_the_trace(tmp_path: Path) -> None:
+    lost = summary_event(dropped={"queue was full": 12}, failures={"SystemProfiler: no /proc": 2})
+    rank_trace(tmp_path / "rank0.json", 0, extra=(lost,))
+    cut = rank_trace(
+        tmp_path / "rank1.json", 1, extra=({"ph": "M", "name": "tracekit_loss", "args": {"lost_events": 5}},)
+    )
+    cut.write_bytes(cut.read_bytes().rstrip().removesuffix(b"]"))
+    report = report_run([str(tmp_path)])
+    words = "17 events while recording, on ranks 0–1. The recording of rank 1 did not end: killed, or still running. "
+    assert told(report)[2] == ("look", f"{words}Something failed 2 times while recording.")
+    rows = Page(report_page(report)).table("Lost while recording")[1:]
+    assert [row[:4] for row in rows] == [
+        ["0", "lost events", "queue was full", "12"],
+        ["0", "failed", "SystemProfiler: no /proc", "2"],
+        ["1", "did not end", "the file ends without its summary", "not known"],
+        ["1", "lost events", "events that could not be written, at least", "5"],
+    ]
+    # What a merge passes on says the same.
+    merge_traces(str(tmp_path / "merged.json"), [str(tmp_path / "rank0.json"), str(cut)])
+    merged = report_run([str(tmp_path / "merged.json")])
+    assert [(loss.rank, loss.kind, loss.reason, loss.count) for loss in merged.losses.recording] == [
+        (loss.rank, loss.kind, loss.reason, loss.count) for loss in report.losses.recording
+    ]
+
+
+def test_clocks_are_told_as_measured_and_as_merged(tmp_path: Path) -> None:
+    offset = {
+        "monotonic_ns": 1,
+        "offset_ns": -3_000_000,
+        "monotonic_offset_ns": 5,
+        "error_ns": 40_000,
+        "round_trips": 8,
+    }
+    offset |= {"reference_rank": 0, "reference_boot_id": "boot0", "drift_ppb": None}
+    better = {**offset, "error_ns": 30_000, "offset_ns": -3_000_100, "drift_ppb": 250}
+    exchanges = tuple(
+        {"ph": "M", "name": "tracekit_clock_offset", "args": args} for args in (offset, better, {"error_ns": "?"})
+    )
+    step = {
+        "ph": "M",
+        "name": "tracekit_clock_step",
+        "args": {"step_ns": -2_000_000_000, "monotonic_ns": 3, "suspended_ns": 0},
+    }
+    paths = [
+        str(rank_trace(tmp_path / "rank0.json", 0)),
+        str(rank_trace(tmp_path / "rank1.json", 1, extra=(*exchanges, step))),
+    ]
+    report = report_run(paths)
+    words = "The ranks' clocks were compared, to ± 30.0 µs at worst. "
+    stepped = "Wall clocks were set, or machines slept, 1 time; durations do not suffer."
+    assert told(report)[3] == ("good", words + stepped)
+    rows = Page(report_page(report)).table("The clock of each rank")[1:]
+    assert rows[1] == [
+        "1", "host1", "yes", "clock exchanges", "−3.00 ms", "± 30.0 µs", "+0.250 ppm", "1, by up to −2.00 s",
+        "compared with rank 0 2 times; best to ± 30.0 µs",
+    ]  # fmt: skip
+    others = [str(rank_trace(tmp_path / f"rank{rank}.json", rank, extra=exchanges)) for rank in (4, 5)]
+    without_zero = report_run(others).clocks.rows
+    assert [(row.source, row.offset_ns) for row in without_zero] == [("measured", -3_000_100)] * 2, "nobody is rank 0"
+    unknown = report_run([paths[0], str(rank_trace(tmp_path / "rank2.json", 2))])
+    assert told(unknown)[3] == (
+        "look",
+        "It is not known how the clock of rank 2 stands to the others'. Durations do not suffer.",
+    )
+    merge_traces(str(tmp_path / "merged.json"), [paths[0], str(rank_trace(tmp_path / "rank3.json", 3))], align="wall")
+    merged = report_run([str(tmp_path / "merged.json")])
+    assert merged.clocks.merged
+    assert [(row.rank, row.source, row.aligned) for row in merged.clocks.rows] == [
+        (0, "reference", True),
+        (3, "wall", True),
+    ]
+    merge_traces(str(tmp_path / "stepped.json"), paths)
+    stepped_rows = report_run([str(tmp_path / "stepped.json")]).clocks.rows
+    assert [row.host for row in stepped_rows] == ["host0", "host1"]
+    assert [(row.source, row.clock_steps, row.largest_step_ns) for row in stepped_rows] == [
+        ("reference", 0, 0),
+        ("wall", 1, -(2 * 10**9)),
+    ]
+    assert told(merged)[3] == (
+        "unknown",
+        "A merge has placed the ranks on one clock; how far off they may be is not known of all.",
+    )
+
+
+def test_one_rank_without_steps_says_what_to_record(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps([{"ph": "X", "name": "work", "ts": 1, "dur": 2, "pid": 1, "tid": 1}]))
+    page = Page(report_page(report_run([str(trace)])))
+    for words in (
+        "No trace tells of steps, so ranks cannot be compared step by step.",
+        "The marker with the longest time of its own is work on rank 0: 2.00 µs.",
+        "They are of a tool that does not tell what it did not record.",
+        "There is one rank: nothing is to be aligned.",
+        "Call profiler.step() after each step",
+        "With TorchProfiler(...) among the sources",
+        "SystemProfiler(), GPUProfiler() and TorchMemoryProfiler()",
+        "Nothing could be compared: that needs traces of two ranks or more",
+    ):
+        assert words in page.text
+
+
+def test_the_figures_are_in_tables_beside_the_plots(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        rank_trace(tmp_path / f"rank{rank}.json", rank, slow_ms=1.5 * rank)
+    page = Page(report_page(report_run([str(tmp_path)]), "A title"))
+    assert page.headings[0] == (1, "A title")
+    assert {level for level, _ in page.headings} == {1, 2, 3}
+    assert all(after - before <= 1 for (before, _), (after, _) in itertools.pairwise(page.headings))
+    assert page.table("Step times, as plotted")[2] == ["1", "10.0 ms", "10.0 ms", "10.0 ms", "0", "1"]
+    assert page.table("Step times of each rank")[2][:3] == ["1", "12", "10.1 ms"]
+    assert page.table("Stages of a step;")[2][:5] == ["forward", "4.75 ms", "47.2%", "5.50 ms", "1"]
+    assert page.table("Time of each stage")[2] == ["forward", "4.75 ms", "4.00 ms", "0", "5.50 ms", "1", "7.5%"]
+    assert page.table("process memory: rss_bytes, as plotted")[1] == ["0 ns", *["1.00\xa0GiB"] * 3]
+    assert page.table("Files")[1][1] == "74"
+
+
+def test_names_are_text_wherever_they_stand(tmp_path: Path) -> None:
+    evil = {"run_id": EVIL, "host": EVIL}
+    extra = (
+        {"ph": "M", "name": "process_labels", "args": {"labels": EVIL}},
+        {"ph": "M", "name": "thread_name", "args": {"name": EVIL}},
+        {"ph": "X", "name": EVIL, "cat": EVIL, "ts": 500_000, "dur": 5, "args": {EVIL: EVIL}},
+        {"ph": "X", "name": EVIL, "cat": "kernel", "ts": 600_000, "dur": 5, "tid": 77},
+        {"ph": "C", "name": EVIL, "ts": 5, "args": {EVIL: 1, f"{EVIL}bytes": 2}},
+        {"ph": "X", "name": "x" * 1_000_000, "ts": 700_000, "dur": 5},
+        summary_event(dropped={EVIL: 3}, failures={EVIL * 1000: 3}),
+    )
+    folder = tmp_path / "<img src=x onerror=alert(3)>"
+    for rank in (0, 1):
+        rank_trace(folder / f"rank{rank} <b>\u202e.json", rank, name=EVIL, slow_ms=rank, extra=extra, **evil)
+    page = report_page(report_run([str(folder)]), title=EVIL)
+    found = Page(page)
+    assert "</script><script>alert(1)</script>" in found.text
+    assert "{{ 7*7 }}" in found.text
+    assert "49" not in found.headings[0][1]
+    assert max(map(len, found.titles)) <= 300
+    assert len(page) < 400_000
+
+
+def test_lone_surrogates_reach_no_page(tmp_path: Path) -> None:
+    path = rank_trace(tmp_path / "rank0.json", 0)
+    path.write_text(path.read_text().replace("forward", "for\\ud800ward").replace("MainThread", "\\udfff"))
+    assert "forward" not in Page(report_page(report_run([str(path)]))).text
+
+
+def huge_report() -> RunReport:
+    """A run of 1000 ranks, 10,000 steps and 500 names, all of it as awkward as it can be."""
+    names = [f"{number} {EVIL * 4}" for number in range(NAMES)]
+    lengths = [[10_000_000 + 997 * (step * (kind + 3) % 10_007) for step in range(STEPS)] for kind in range(7)]
+    stages = [
+        [StageSummary(names[stage], 10**8 * (1 + (stage * rank) % 17), 0.01) for stage in range(64)]
+        for rank in range(17)
+    ]
+    ranks = [
+        RankSummary(rank, 10**11, names[0], lengths[rank % 7], stages[rank % 17], 10**9, None, [], StepTable())
+        for rank in range(RANKS)
+    ]
+    markers = [
+        MarkerSummary(rank, name, EVIL, 10, 10**9 + rank, 10**9, 10**8, 10**8, 10**8, 0.5)
+        for rank in range(RANKS)
+        for name in names
+    ]
+    gaps = [GapSummary(rank, names[rank], BASE_NS, 10**9, names[1], names[2], rank) for rank in range(10)]
+    files = [(f"/data/{EVIL}/{EVIL}/rank{rank}.json", 10**6) for rank in range(RANKS)]
+    slow = [
+        Straggler(rank, names[rank % 64], "stages", 1e6, 1e6, 0.1, 99, 100, 0.9999, [1, 2, 3]) for rank in range(RANKS)
+    ]
+    led = dict.fromkeys(range(RANKS), 1)
+    members = [Member(rank, 1000, 10**9, 10**9, 5, 1000.0 * rank) for rank in range(RANKS)]
+    times = [CounterTime(number * 10**9, -1e9, 1e9 * math.sin(number), 1e9) for number in range(96)]
+    words = EVIL * 20
+    return RunReport(
+        runs=names[:3],
+        hosts=names,
+        world_size=RANKS,
+        start_ns=BASE_NS,
+        summary=TraceSummary(files, ranks, markers, gaps, [words] * 1000, slow),
+        stragglers=StragglerReport(
+            [path for path, _ in files],
+            list(range(RANKS)),
+            STEPS,
+            1e7,
+            names[0],
+            [StageReport(name, 1e5, 1e5, led) for name in names[:64]],
+            CollectiveReport(10**6, 1000, 10**9, members),
+            slow,
+            [words] * 1000,
+        ),
+        points=[StepPoint(step, step, 10**7, 2 * 10**7, 3 * 10**7 + step, step % RANKS, step) for step in range(STEPS)],
+        grid=StepGrid(
+            list(range(RANKS)),
+            [(40 * column, 40 * column + 39) for column in range(250)],
+            # Grouped or not, no two neighbours are alike.
+            [[1e6 + 1e6 * ((column * 7 + rank // 16 * 5) % 9) for column in range(250)] for rank in range(RANKS)],
+        ),
+        counters=CounterReport(
+            [Counter(name, EVIL * 5, list(range(RANKS)), 10**6, [1.0] * RANKS, -1e9, 1e9, times) for name in names[:200]],
+            300,
+        ),
+        clocks=ClockReport(
+            True, [ClockRow(rank, EVIL * 9, "sync", rank % 2 > 0, 10**9, None, 1.5, 3, -(10**9), words) for rank in range(RANKS)]
+        ),
+        losses=LossReport(
+            [RecordingLoss(rank, files[rank][0], "dropped", words, 10**6) for rank in range(RANKS)],
+            [ReadingLoss(path, "broken_event", 10**6) for path, _ in files],
+            10**6,
+            10**6,
+            10**6,
+            10**6,
+            True,
+        ),
+    )  # fmt: skip
+
+
+def test_the_page_stays_small_whatever_the_run() -> None:
+    page = report_page(huge_report())
+    assert len(page.encode()) < MOST_BYTES
+    found = Page(page)
+    for words in (
+        "and 936 ranks more: see tracekit summary --json. These are the ranks with the longest steps.",
+        "16 ranks are one cell: the largest of their values",
+        "and 499,976 markers more: see tracekit summary --json",
+        "and 440 counters more",
+        "and 960 files more",
+    ):
+        assert words in found.text
+
+
+def test_ranks_in_words() -> None:
+    assert [which_ranks([3]), which_ranks([0, 1, 2, 5])] == ["rank 3", "ranks 0–2, 5"]
+    assert which_ranks(range(0, 16, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14"
+    assert which_ranks(range(0, 40, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and others, 20 in all"
+
+
+@given(st.lists(st.tuples(st.integers(-(2**60), 2**60), st.floats(-1e9, 1e9)), min_size=1, max_size=300))
+def test_counters_keep_their_ends_and_mean_in_any_order(values: list[tuple[int, float]]) -> None:
+    series = CounterSeries()
+    for time_ns, value in values:
+        series.add(time_ns, value)
+    points = list(series.points(0))
+    assert len(points) <= SPANS
+    assert series.count == len(values)
+    assert min(point.low for point in points) == min(value for _, value in values)
+    assert max(point.high for point in points) == max(value for _, value in values)
+    assert series.last in [value for time_ns, value in values if time_ns == max(time for time, _ in values)]
+    assert [point.start_ns for point in points] == sorted({point.start_ns for point in points})
+    assert all(any(point.start_ns <= time_ns < point.end_ns for point in points) for time_ns, _ in values)
+    assert all(point.low - 1e-3 <= point.mean <= point.high + 1e-3 for point in points)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        '{"a": 1e400}',
+        '{"a": 1' + "0" * 400 + "}",
+        '{"a": "x"}',
+        '{"a": null}',
+        '{"a": true}',
+        "[]",
+        "7",
+        '{"a": {"b": 1}}',
+    ],
+)
+def test_what_is_no_number_is_no_counter(args: str) -> None:
+    collector = CounterCollector(10)
+    for event in decode_events(f'{{"ph":"C","name":"c","ts":1,"pid":1,"args":{args}}}'.encode()):
+        collector.take(event)
+    assert (collector.series, collector.left_out) == ({}, 1)
+
+
+def test_counters_beyond_bearable_are_counted_and_left_out() -> None:
+    collector = CounterCollector(3)
+    for number in range(5):
+        for event in decode_events(f'{{"ph":"C","name":"c{number}","ts":1,"pid":1,"args":{{"a":1}}}}'.encode()):
+            collector.take(event)
+    assert (len(collector.series), collector.left_out) == (3, 2)
+
+
+def test_without_jinja2_the_error_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rank_trace(tmp_path / "rank0.json", 0)
+    monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
+    assert main(["report", str(tmp_path), "-o", str(tmp_path / "report.html")]) == 1
+    assert "pip install 'tracekit[report]'" in capsys.readouterr().err
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_the_page_does_not_tell_where_the_traces_lie(tmp_path: Path) -> None:
+    one = rank_trace(tmp_path / "first" / "rank0.json", 0)
+    both = [str(one), str(rank_trace(tmp_path / "second" / "rank1.json", 1))]
+    assert [row[0] for row in Page(report_page(report_run(both))).table("Files")[1:]] == [
+        "first/rank0.json",
+        "second/rank1.json",
+    ]
+    page = report_page(report_run([str(one)]))
+    assert Page(page).table("Files")[1][0] == "rank0.json"
+    assert str(tmp_path) not in page

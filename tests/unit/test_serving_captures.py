@@ -1,0 +1,93 @@
+"""Captures asked for on a page: what is read of one is of one moment, whatever its thread does meanwhile."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tracekit.capture.documents import CaptureState, CaptureStatus, RankStatus
+from tracekit.capture.folder import ControlFolder
+from tracekit.errors import TracekitError
+from tracekit.serving.captures import ENDED, RUNNING, Capture, Captures
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PATIENCE_S = 60
+
+
+def status(capture: CaptureStatus | None = None, updates: int = 1) -> RankStatus:
+    return RankStatus(
+        rank=0, world_size=1, run_id="live", host="h", pid=os.getpid(), updates=updates, batch=7, capture=capture
+    )
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Path:
+    """The control folder of a rank that listens: this process."""
+    folder = ControlFolder(tmp_path / "control")
+    folder.make()
+    folder.write_status(status())
+    return tmp_path / "control"
+
+
+@pytest.fixture
+def captures() -> Iterator[Captures]:
+    captures = Captures()
+    yield captures
+    captures.close()
+
+
+def ended(captures: Captures) -> Capture:
+    for _ in range(PATIENCE_S * 100):
+        (capture,) = captures.of("live")
+        if capture.state == ENDED:
+            return capture
+        threading.Event().wait(0.01)
+    raise AssertionError("the capture has not ended")
+
+
+def test_what_was_read_of_a_capture_stays_what_it_was(control: Path, captures: Captures) -> None:
+    captures.start("live", control, steps=5, ranks=None)
+    (before,) = captures.of("live")
+    done = CaptureStatus(id=before.id, state=CaptureState.DONE, first_batch=8, last_batch=12, files=("a.json",))
+    ControlFolder(control).write_status(status(done, updates=2))
+    after = ended(captures)
+    assert (after.id, after.lines, after.files, after.error) == (
+        before.id,
+        ("rank 0: batches 8 to 12",),
+        ("a.json",),
+        "",
+    )
+    assert (before.state, before.lines, before.files) == (RUNNING, (), ())
+
+
+def test_a_run_is_asked_for_one_capture_at_a_time(control: Path, captures: Captures) -> None:
+    captures.start("live", control, steps=5, ranks=None)
+    with pytest.raises(TracekitError, match="under way already"):
+        captures.start("live", control, steps=5, ranks=None)
+    assert len(captures.of("live")) == 1
+    assert captures.of("other") == []
+
+
+def test_a_capture_that_is_followed_no_more_says_so(control: Path, captures: Captures) -> None:
+    captures.start("live", control, steps=5, ranks=None)
+    captures.close()
+    assert ended(captures).error == "it was not followed to its end; the ranks have gone on"
+    with pytest.raises(TracekitError, match="too many captures"):
+        captures.start("another", control, steps=5, ranks=None)
+
+
+def test_what_breaks_while_a_capture_is_followed_is_shown(
+    control: Path, captures: Captures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_down(drive: object) -> str:
+        raise ZeroDivisionError("one by zero")
+
+    monkeypatch.setattr("tracekit.serving.captures.progress_words", break_down)
+    captures.start("live", control, steps=5, ranks=None)
+    assert "unexpected ZeroDivisionError: one by zero" in ended(captures).error

@@ -1,0 +1,252 @@
+"""Stack frames of several inputs in one merged trace."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.stack_frames import stack_of, stacks, write
+from tracekit.anonymising import anonymise_traces
+from tracekit.errors import MergeError
+from tracekit.formats.stack_frames import StackFrames
+from tracekit.formats.trace_event import decode_run
+from tracekit.formats.trace_reader import TraceReader
+from tracekit.merge import Selection, joined_frames, merge_traces
+from tracekit.merge.patch import Patcher
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAIN = {"category": "python", "name": "main"}
+TRAIN = {"category": "python", "name": "train", "parent": "5"}
+FIRST = {"5": MAIN, "7": TRAIN, "8": {"name": "unused", "parent": 7}}
+SECOND = {"5": {"category": "python", "name": "loader"}, "7": {"name": "main", "category": "python"}}
+
+
+def merged(output: Path, *inputs: str, **options: Any) -> dict[str, Any]:
+    merge_traces(str(output), inputs, overwrite=True, **options)
+    found: dict[str, Any] = json.loads(output.read_bytes())
+    return found
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> list[str]:
+    return [
+        write(
+            tmp_path / "a.json",
+            FIRST,
+            {"name": "a1", "sf": 7},
+            {"name": "a2", "sf": "7", "esf": 5},
+            {"name": "a3", "ph": "i", "sf": 5},
+            {"name": "a4", "ph": "P", "sf": 7.0},
+            {"name": "a5"},
+        ),
+        write(tmp_path / "b.json", SECOND, {"name": "b1", "sf": 5}, {"name": "b2", "sf": 7}, rank=1, late=False),
+    ]
+
+
+def test_equal_ids_of_two_inputs_name_what_they_named(tmp_path: Path, pair: list[str]) -> None:
+    trace = merged(tmp_path / "out.json", *pair)
+    train = [{"category": "python", "name": "train"}, MAIN]
+    assert stacks(trace) == {
+        "a1": [train],
+        "a2": [train, [MAIN]],
+        "a3": [[MAIN]],
+        "a4": [train],
+        "b1": [[{"category": "python", "name": "loader"}]],
+        "b2": [[MAIN]],
+    }
+    # What both have is there once, what nobody names is not; and nothing is said twice about an input.
+    assert len(trace["stackFrames"]) == 3
+    assert all("stackFrames" not in entry["header"] for entry in trace["tracekit"]["inputs"])
+    assert next(event for event in trace["traceEvents"] if event["name"] == "a5").keys().isdisjoint({"sf", "esf"})
+
+
+def test_the_order_of_inputs_and_who_works_do_not_matter(tmp_path: Path, pair: list[str]) -> None:
+    merge_traces(str(tmp_path / "out.json"), pair)
+    expected = (tmp_path / "out.json").read_bytes()
+    merge_traces(str(tmp_path / "out.json"), pair[::-1], overwrite=True)
+    assert (tmp_path / "out.json").read_bytes() == expected
+    with ThreadPoolExecutor(2) as executor:
+        merge_traces(str(tmp_path / "out.json"), pair, overwrite=True, executor=executor)
+    assert (tmp_path / "out.json").read_bytes() == expected
+
+
+def test_merging_again_or_in_steps_gives_the_same(tmp_path: Path, pair: list[str]) -> None:
+    once = merged(tmp_path / "once.json", *pair)
+    again = merged(tmp_path / "again.json", str(tmp_path / "once.json"))
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "once.json").read_bytes()
+    merge_traces(str(tmp_path / "first.json"), pair[:1])
+    steps = merged(tmp_path / "steps.json", str(tmp_path / "first.json"), pair[1])
+    for trace in (again, steps):
+        assert trace["stackFrames"] == once["stackFrames"]
+        assert stacks(trace) == stacks(once)
+        assert sorted(str(event.get("sf")) for event in trace["traceEvents"]) == sorted(
+            str(event.get("sf")) for event in once["traceEvents"]
+        )
+
+
+def test_a_selection_takes_the_frames_that_it_names(tmp_path: Path, pair: list[str]) -> None:
+    trace = merged(tmp_path / "out.json", *pair, select=Selection(names=("b1",)))
+    assert [frame["name"] for frame in trace["stackFrames"].values()] == ["loader"]
+    assert "stackFrames" not in merged(tmp_path / "out.json", *pair, select=Selection(names=("a5",)))
+
+
+def test_only_events_that_name_a_frame_of_the_input_are_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[int] = []
+    patch = Patcher.patch
+
+    def counting(self: Patcher, run: list[Any], *judge: Any) -> bytes:
+        decoded.append(len(run))
+        return patch(self, run, *judge)
+
+    monkeypatch.setattr(Patcher, "patch", counting)
+    plain = [{"name": f"slice {number}"} for number in range(20_000)]
+
+    def decoded_of(frames: Any, *events: dict[str, Any]) -> int:
+        decoded.clear()
+        trace = merged(tmp_path / "out.json", write(tmp_path / "a.json", frames, *events, *plain))
+        assert sum(event["ph"] == "X" for event in trace["traceEvents"]) == len(events) + len(plain)
+        return sum(decoded)
+
+    few = decoded_of({}, {"name": "a", "sf": 7})
+    assert few < 10  # what stands at an end of a piece
+    assert decoded_of(FIRST, {"name": "a"}) == few
+    assert few < decoded_of(FIRST, {"name": "a", "sf": 7}) < 10_000
+
+
+def test_an_id_without_a_frame_stays(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.json", FIRST, *({"name": str(name), "sf": name} for name in (99, "x", [1], None, True, 7))
+    )
+    assert stacks(merged(tmp_path / "out.json", path)) == {
+        "99": [99],
+        "x": ["x"],
+        "[1]": [[1]],
+        "None": [None],
+        "True": [True],
+        "7": [[{"category": "python", "name": "train"}, MAIN]],
+    }
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        (None, "1"),
+        ([{"name": "a"}], "1"),
+        ({"1": "no frame"}, "1"),
+        ({"1": {"name": "a", "parent": "nobody"}}, [{"name": "a"}]),
+        ({"1": {"name": "a", "parent": 1}}, [{"name": "a"}]),
+        ({"1": {"name": "a", "parent": "2"}, "2": {"name": "b", "parent": "1"}}, [{"name": "a"}, {"name": "b"}]),
+        ({"1": {"name": "a", "parent": None, "line": 3}}, [{"name": "a", "line": 3}]),
+        (
+            {"1": {"name": "ends with \\", "more": {"deep": ["\\"]}}},
+            [{"name": "ends with \\", "more": {"deep": ["\\"]}}],
+        ),
+    ],
+)
+def test_odd_tables(tmp_path: Path, table: Any, expected: Any) -> None:
+    path = write(tmp_path / "a.json", table, {"name": "a", "sf": "1"})
+    trace = merged(tmp_path / "out.json", path)
+    assert stacks(trace) == {"a": [expected]}
+    again = merged(tmp_path / "again.json", str(tmp_path / "out.json"))
+    assert again.get("stackFrames") == trace.get("stackFrames")
+
+
+def test_a_stack_of_any_depth_needs_no_recursion(tmp_path: Path) -> None:
+    deep = {str(number): {"name": f"f{number}", "parent": number - 1} for number in range(20_000)}
+    trace = merged(tmp_path / "out.json", write(tmp_path / "a.json", deep, {"name": "a", "sf": 19_999}))
+    assert len(stacks(trace)["a"][0]) == 20_000
+    merge_traces(str(tmp_path / "out.pftrace"), [str(tmp_path / "a.json")])
+    with TraceReader(str(tmp_path / "out.pftrace")) as reader:
+        found = [json.loads(event.sf) for run in reader.runs() for event in run if isinstance(event.sf, bytes)]
+    assert found == [] or found[0][-1] == "19900 more"
+
+
+def test_frames_beyond_the_cap_are_told(tmp_path: Path, pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joined_frames, "_MOST_BYTES", 150)
+    report = merge_traces(str(tmp_path / "out.json"), pair)
+    trace = json.loads((tmp_path / "out.json").read_bytes())
+    assert 0 < len(trace["stackFrames"]) < 3
+    assert any("stack frames are left out" in warning for warning in report.warnings)
+    with pytest.raises(MergeError, match="stack frames are left out"):
+        merge_traces(str(tmp_path / "out.json"), pair, overwrite=True, strict=True, align="wall")
+
+
+def test_an_input_that_is_rewritten_in_an_archive_has_its_own_table(tmp_path: Path, pair: list[str]) -> None:
+    merge_traces(str(tmp_path / "out.zip"), pair)  # both have pid 7
+    with zipfile.ZipFile(tmp_path / "out.zip") as archive:
+        first, second = (json.loads(archive.read(name)) for name in ("a.json", "b.json"))
+    assert stacks(first)["a1"] == [[{"category": "python", "name": "train"}, MAIN]]
+    assert stacks(second)["b2"] == [[MAIN]]
+    assert (len(first["stackFrames"]), len(second["stackFrames"])) == (2, 2)
+
+
+def test_stacks_are_written_out_in_the_native_format_and_come_back(tmp_path: Path, pair: list[str]) -> None:
+    merge_traces(str(tmp_path / "out.pftrace"), pair)
+    trace = merged(tmp_path / "back.json", str(tmp_path / "out.pftrace"))
+    found = {event["name"]: event["sf"] for event in trace["traceEvents"] if "sf" in event}
+    assert found["a1"] == found["a2"] == ["train (python)", "main (python)"]
+    assert found["b1"] == ["loader (python)"]
+
+
+def test_what_is_no_name_is_shown_as_it_is() -> None:
+    frames = StackFrames({"1": {"pc": "0x12", "parent": "2"}, "2": {"name": "main"}})
+    [event] = decode_run(b'{"ph":"X","sf":1}')
+    frames.write_out(event)
+    assert json.loads(bytes(event.sf)) == ['{"pc": "0x12"}', "main"]  # type: ignore[arg-type]
+
+
+SECRETS = {
+    "5": {"category": "/home/bob/libsecret.so", "name": "project_x"},
+    "7": {"category": "project_y.model", "name": "/home/bob/project_z/train.py(3): forward", "parent": 5},
+}
+
+
+@pytest.mark.parametrize("before", ["as it is", "merged"])
+@pytest.mark.parametrize("names", [False, True])
+def test_anonymous_stacks(tmp_path: Path, before: str, *, names: bool) -> None:
+    path = write(
+        tmp_path / "a.json",
+        {**SECRETS, "secret id": {"name": "project_x"}},
+        {"name": "a", "sf": 7, "esf": "secret id"},
+        {"name": "b", "stack": ["project_x", "/home/bob/project_z/train.py(3): forward"]},
+        {"name": "c", "sf": 1},
+    )
+    if before == "merged":
+        merge_traces(str(tmp_path / "merged.json"), [path])
+        path = str(tmp_path / "merged.json")
+    anonymise_traces([(path, str(tmp_path / "out.json"))], names=names)
+    text = (tmp_path / "out.json").read_text()
+    assert "bob" not in text
+    assert "libsecret" not in text
+    assert ("project_" in text) is not names
+    trace = json.loads(text)
+    source = json.loads((tmp_path / path.rpartition("/")[2]).read_text())
+    # The ids of a merge are made of what is no longer told.
+    assert trace["stackFrames"].keys().isdisjoint({"5", "7", *source["stackFrames"]} - {"1", "2", "3"})
+    by_name = dict(zip("abc", [event for event in trace["traceEvents"] if event["ph"] == "X"], strict=True))
+    inner, outer = stack_of(trace, by_name["a"]["sf"])
+    if not names:
+        assert outer["name"] == "project_x"
+        assert inner["category"] == "project_y.model"
+    assert stack_of(trace, by_name["a"]["esf"]) == [{"name": outer["name"]}]
+    # The same function has the same word wherever it is named.
+    assert by_name["b"]["stack"] == [outer["name"], inner["name"]]
+    assert not isinstance(stack_of(trace, by_name["c"]["sf"]), list)
+
+
+def test_samples_beside_the_events_name_the_same_frames_when_they_are_anonymous(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write(path, SECRETS, {"name": "a", "sf": 7}, late=False)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "samples": [{"tid": 1, "ts": 1, "sf": 7}, "odd"]}))
+    anonymise_traces([(str(path), str(tmp_path / "out.json"))])
+    trace = json.loads((tmp_path / "out.json").read_text())
+    [event] = trace["traceEvents"]
+    assert trace["samples"] == [{"tid": 1, "ts": 1, "sf": event["sf"]}, "odd"]

@@ -1,0 +1,31 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tracekit.wording import number_spans, rank_spans, size_words
+
+
+def test_ranks_are_told_as_spans() -> None:
+    assert [rank_spans(ranks) for ranks in ([3], range(8), [5, 0, 2, 1, 0])] == ["rank 3", "ranks 0-7", "ranks 0-2, 5"]
+    assert number_spans([0, 1, 2, 5, 9], dash="–", most=3) == "0–2, 5, 9"
+    assert number_spans([0, 1, 2, 5, 9], dash="–", most=2) == "0–2, 5 and others, 5 in all"
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "words"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (99_499, "99.5 kB"),
+        (99_500, "100 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1.0 MB"),
+        (1_234_567_890, "1.2 GB"),
+        (5_000_000_000_000_000, "5,000.0 TB"),
+    ],
+)
+def test_sizes(size_bytes: int, words: str) -> None:
+    assert size_words(size_bytes) == words
