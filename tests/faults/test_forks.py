@@ -95,6 +95,36 @@ def test_forks_while_threads_record_hang_no_child_and_lose_nothing(tmp_path: Pat
             assert own.metadata["parent_pid"] == remains.metadata["pid"]
 
 
+FORK_UNDER_A_LOCK = """
+from tracekit.recording.buffer import DETACHED
+record().stop()
+held, done = threading.Event(), threading.Event()
+
+def hold():
+    with DETACHED.lock:
+        held.set()
+        done.wait()
+
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(10)
+    with DETACHED.lock:
+        os._exit(0)
+say(f"status {os.waitpid(child, 0)[1]}")
+done.set()
+thread.join()
+"""
+
+
+def test_a_fork_while_a_thread_holds_the_lock_of_detached_markers_leaves_it_free_in_the_child(tmp_path: Path) -> None:
+    with Child(FORK_UNDER_A_LOCK, tmp_path) as child:
+        child.hear("status 0")
+        assert child.end() == 0
+
+
 def assert_whole(remains: Remains) -> None:
     """Assert that a file was completed, and that one process has written it."""
     assert remains.closed

@@ -13,6 +13,7 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.recording.buffer import DETACHED
 from tracekit.recording.compiling import pass_over_markers
 from tracekit.recording.marker import Marker
 from tracekit.recording.recording_marker import MARKER_TYPES
@@ -211,6 +212,7 @@ def _after_fork_in_child() -> None:
     # No logging here: another thread of the parent may have held the lock of a logging handler (dd-trace-py #18900).
     global _lock  # noqa: PLW0603 - another thread of the parent may have held it
     _lock = threading.RLock()
+    DETACHED.lock = threading.RLock()  # likewise: the only buffer that the markers of parent and child share
     for profiler in list(_known):
         profiler.abandon_in_child()
     _active.clear()
