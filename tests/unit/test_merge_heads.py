@@ -84,7 +84,7 @@ def test_what_is_too_long_beside_the_events_is_named_and_the_rest_is_kept(tmp_pa
     assert report.warnings == []
     assert compile_schema(MERGE_REPORT)(json.loads(json.dumps(report.to_json()))) is None
     lines = [line for line in report.lines() if "beside the events" in line]
-    assert lines[1] == "left out: config beside the events of 1 input, which is longer than 4,096 bytes"
+    assert lines[1] == "left out: config beside the events of 1 input: longer than 4,096 bytes, or behind 64 other keys"
     kept = json.loads((tmp_path / "merged.json").read_text())["tracekit"]["inputs"]
     assert "header_left_out" not in kept[0]
     assert kept[1]["header_left_out"] == ["distributedInfo.pg_config", "config", "samples"]

@@ -62,7 +62,7 @@ class KeptScan:
         collectives: Some collectives of each rank of an earlier merge; those of any other input under None.
         process_count: How many processes there are, with those that are only declared.
         has_stack_frames: Whether the header has a table of stack frames.
-        header_left_out: What the header says that is too long for the merged trace.
+        header_left_out: What the header says and the merged trace does not keep.
     """
 
     __slots__ = (

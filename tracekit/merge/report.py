@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.losses import CUT, FAILED
 from tracekit.merge.clocks.words import duration
-from tracekit.merge.told import MOST_TOLD_BYTES
+from tracekit.merge.told import MOST_TOLD_BYTES, MOST_TOLD_KEYS
 from tracekit.wording import counted, rank_spans, size_words
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ _HARMLESS: Final = frozenset({"unused_process", "rewritten_metadata", "empty_eve
 class InputReport:
     """One input: ``generation`` says how its times are written, ``base_time_ns`` is None when its clock is unknown.
 
-    ``header_left_out`` names the keys beside its events whose values are too long for the merged trace.
+    ``header_left_out`` names the keys beside its events that the merged trace does not keep: their values are long, or they are too many.
     """
 
     path: str
@@ -261,7 +261,8 @@ class MergeReport:
         untold = Counter(key for item in self.inputs for key in item.header_left_out)
         lines += _shorten(
             [
-                f"left out: {key} beside the events of {counted(count, 'input')}, which is longer than {MOST_TOLD_BYTES:,} bytes"
+                f"left out: {key} beside the events of {counted(count, 'input')}: "
+                f"longer than {MOST_TOLD_BYTES:,} bytes, or behind {MOST_TOLD_KEYS} other keys"
                 for key, count in untold.items()
             ]
         )

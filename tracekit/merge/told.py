@@ -14,12 +14,14 @@ from tracekit.formats.trace_event import encode_json
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["MOST_TOLD_BYTES", "kept_of_header"]
+__all__ = ["MOST_TOLD_BYTES", "MOST_TOLD_KEYS", "kept_of_header"]
 
 MOST_TOLD_BYTES: Final = 4096
 """What takes more in JSON is not kept."""
 
-_MOST_KEYS: Final = 64
+MOST_TOLD_KEYS: Final = 64
+"""No more than these are kept, the first."""
+
 _INFO: Final = "distributedInfo"
 # What the merged trace has in another form.
 _MERGED_KEYS: Final = frozenset(
@@ -38,7 +40,7 @@ def kept_of_header(header: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]
         if key in _MERGED_KEYS:
             continue
         short, long = _short_part(value) if key == _INFO else (value, [])
-        if len(kept) < _MOST_KEYS and not _is_long(short):
+        if len(kept) < MOST_TOLD_KEYS and not _is_long(short):
             kept[key] = short
             left += [f"{key}.{name}" for name in long]
         else:
