@@ -32,8 +32,8 @@ for _ in range(3):
     dist.all_reduce(torch.ones(4, 4))
 dist.broadcast(torch.ones(2), 0, group=pair)
 dist.barrier()
-# A thread of gloo's notes what is done, a little later.
-while int(json.loads(_dump_fr_trace_json())["pg_status"]["0"]["last_completed_collective"]) < 4:
+# A thread of gloo's notes of each process group what is done, a little later.
+while not all(entry["retired"] for entry in json.loads(_dump_fr_trace_json(includeCollectives=True))["entries"]):
     time.sleep(0.01)
 if rank == 0:
     hung = dist.all_reduce(torch.ones(7), async_op=True)
