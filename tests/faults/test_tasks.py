@@ -120,8 +120,8 @@ def test_tasks_one_after_the_other_share_a_track(tmp_path: Path, engine: Engine)
         asyncio.run(main())
     remains = read_trace(path)
     opens(engine, remains)
-    assert remains.count("X", "once") == 50
-    assert len({event["tid"] for event in remains.of("X")}) == 1
+    assert remains.count("XB", "once") == 50
+    assert len({event["tid"] for event in remains.of("XB")}) == 1
 
 
 @writers("loses silently", "one track")

@@ -83,6 +83,9 @@ def work(recording, word, stop):
             now = tracekit.active_profiler().action
             if now is not action:
                 action = now
+                for _ in range(3):  # before the word, at which the parent goes on
+                    with marker:
+                        pass
                 word.put(action.value)
             time.sleep(0.002)
 
