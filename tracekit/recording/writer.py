@@ -117,6 +117,7 @@ class Writer:
         self._wake = Signal()
         self._closing = False
         self._closed_in_time = False
+        self._ended = False
         self._close_by_s = math.inf
         self._pause_s = interval_s / _WAKE_UPS
         self._last_cut_ns = timeline.anchor.monotonic_ns
@@ -165,6 +166,8 @@ class Writer:
         deadline_s = time.monotonic() + timeout_s
         request = _Request()
         self._wanted.append(request)
+        if self._ended:  # set before the last look for requests: one that this does not see is found there
+            return list(outlets)
         self._wake.set()
         if not request.cut.wait(timeout_s):
             return list(outlets)
@@ -260,8 +263,9 @@ class Writer:
         self._post("close")
         for outlet in self._outlets:
             outlet.finish()
-        for request in self._wanted:
-            request.cut.set()  # it came too late
+        self._ended = True
+        while self._wanted:
+            self._wanted.popleft().cut.set()  # it came too late
         self._closed_in_time = all(outlet.join(self._close_by_s - time.monotonic()) for outlet in self._outlets)
 
     def _next_pause_s(self) -> float:
