@@ -74,7 +74,7 @@ def test_an_error_of_the_last_item_comes_back_at_the_end() -> None:
         give_all(put, [1])
 
 
-def test_an_error_of_the_caller_is_not_held_up_by_what_waits() -> None:
+def test_an_error_of_the_caller_is_not_held_up_by_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[int] = []
     begun, go_on = threading.Event(), threading.Event()
 
@@ -86,8 +86,16 @@ def test_an_error_of_the_caller_is_not_held_up_by_what_waits() -> None:
     def items() -> Iterator[int]:
         yield from (1, 2)
         begun.wait(60)
-        threading.Timer(0.05, go_on.set).start()
         raise KeyError
+
+    shutdown = ThreadPoolExecutor.shutdown
+
+    def shut_down(self: ThreadPoolExecutor, **options: Any) -> None:
+        shutdown(self, **{**options, "wait": False})
+        go_on.set()  # only now, when what waits has been taken away
+        shutdown(self)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", shut_down)
 
     with pytest.raises(KeyError):
         give_all(put, items())

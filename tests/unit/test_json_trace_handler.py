@@ -56,7 +56,9 @@ def test_the_file_is_an_array_of_one_event_a_line_that_says_whose_it_is(tmp_path
 
 def test_times_are_exact_nanoseconds_from_the_base(tmp_path: Path) -> None:
     clock = FakeClock(wall_ns=1_795_225_970_824_242_740, monotonic_ns=77)
-    with Profiler(JSONTraceHandler(tmp_path / "t.json"), rank=0, clock=clock.clock, record_batches=False) as profiler:
+    with Profiler(
+        JSONTraceHandler(tmp_path / "t.json"), rank=0, clock=clock.clock, record_batches=False, flush_interval=3600
+    ) as profiler:
         start_ns = clock.wall_ns
         with profiler.marker("a"):
             clock.advance(1_234_567_891)
@@ -128,7 +130,10 @@ def test_with_the_batch_in_its_name_every_window_has_a_file_of_its_own(tmp_path:
     for batch, path in zip((1, 3), handler.paths, strict=True):
         found = events(path)
         assert found[0]["name"] == "tracekit_metadata"
-        assert [event["args"]["batch"] for event in found if event["name"] == "forward"] == [batch]
+        # The end of a window makes a flush of its own, at any moment, which may show the slice as a start and an end.
+        assert [event["args"]["batch"] for event in found if event["name"] == "forward" and event["ph"] in "BX"] == [
+            batch
+        ]
         assert "MainThread" in [event["args"]["name"] for event in found if event["name"] == "thread_name"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"w1{suffix}", f"w3{suffix}"]
 
@@ -149,8 +154,11 @@ def test_a_slice_that_is_open_when_a_window_ends_is_closed_in_its_file_and_goes_
     assert {event["name"] for event in events(rest) if event["ph"] in "BEX"} == {"outer", "middle"}
     for path in (first, second):
         phases = [(event["ph"], event["name"]) for event in events(path) if event["ph"] in "BEX"]
-        assert sorted(phases) == [
-            ("B", "middle"), ("B", "outer"), ("E", "middle"), ("E", "outer"), ("X", "inner"),
+        # The end of a window makes a flush of its own, at any moment, which may show the next one's inner slice open.
+        inner = sorted(phase for phase, name in phases if name == "inner")
+        assert inner in (["X"], ["B", "E"])
+        assert sorted(phase for phase in phases if phase[1] != "inner") == [
+            ("B", "middle"), ("B", "outer"), ("E", "middle"), ("E", "outer"),
         ]  # fmt: skip
 
 

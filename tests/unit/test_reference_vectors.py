@@ -192,7 +192,11 @@ def test_a_counter_of_nan_or_of_anything_else_is_valid_json_and_does_not_raise(t
 
 def rank_file(folder: Path, rank: int, marker: str = "m") -> Path:
     with Profiler(
-        JSONTraceHandler(folder / ("rank{rank}-" + marker + ".json")), rank=rank, world_size=4, run_id="r"
+        JSONTraceHandler(folder / ("rank{rank}-" + marker + ".json")),
+        rank=rank,
+        world_size=4,
+        run_id="r",
+        flush_interval=3600,
     ) as one:
         with one.marker(marker):
             pass

@@ -149,7 +149,8 @@ def test_files_are_packed_as_they_are_finished(tmp_path: Path) -> None:
 def test_windows_rotate_as_well_and_their_parts_are_counted_through(tmp_path: Path) -> None:
     handler = JSONTraceHandler(tmp_path / "b{batch}-p{part}.json", rotate_bytes=1)
     record(handler, epochs=1, batches=6, schedule=cyclic_schedule(wait=1, warmup=0, active=2, repeat=0))
-    assert [batch for part in works(handler) for batch in part] == [1, 2, 4, 5]
+    found = [batch for part in works(handler) for batch in part]
+    assert list(dict.fromkeys(found)) == [1, 2, 4, 5]  # a slice that is open when the writer looks is in two parts
     assert [name.split("-")[1] for name in names(handler)] == [
         f"p{number}.json" for number in range(len(names(handler)))
     ]

@@ -100,8 +100,9 @@ def test_only_so_many_run_and_wait(jobs: Jobs, tmp_path: Path) -> None:
 def test_work_is_ended_with_the_service_and_leaves_nothing(tmp_path: Path) -> None:
     jobs = Jobs()
     job = jobs.start("long", wait_in, str(tmp_path))
-    wait_for((tmp_path / "here").exists)
-    process = int((tmp_path / "here").read_text())
+    here = tmp_path / "here"
+    wait_for(lambda: here.exists() and here.read_text())  # it is there before what is in it
+    process = int(here.read_text())
     jobs.close()
     assert job.state == FAILED
     with pytest.raises(ProcessLookupError):

@@ -237,9 +237,9 @@ def test_a_bundled_ui_is_served_until_nobody_asks_any_more(
 
 def test_the_port_of_perfetto_is_taken_where_it_is_free(trace: Path) -> None:
     with OneFileServer(trace, UI) as first, OneFileServer(trace, UI) as second:
-        assert second.port not in (first.port, PERFETTO_PORT)
-        assert second.direct_address is None
-        if first.port == PERFETTO_PORT:
+        assert second.port != first.port
+        if first.port == PERFETTO_PORT:  # it may be another process's, and that may end in between
+            assert second.direct_address is None
             assert first.direct_address is not None
             assert first.direct_address.startswith(
                 "https://perfetto.example:8443/#!/?url=http%3A%2F%2F127.0.0.1%3A9001%2F"

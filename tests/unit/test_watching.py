@@ -266,6 +266,7 @@ def test_what_does_not_grow_is_cut_after_a_while_and_lives_again_when_it_does(tm
 def test_the_first_look_goes_by_the_time_of_the_file(tmp_path: Path) -> None:
     now = Now(tmp_path)
     killed(tmp_path, FakeClock())
+    os.utime(file_of(tmp_path), ns=(now.wall_ns, now.wall_ns))  # however long that took
     now.advance(200 * S)
     rank = only_rank(Watch(str(tmp_path), clock=now.clock))
     assert rank.state == "cut"
