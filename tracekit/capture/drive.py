@@ -24,6 +24,10 @@ _SAFETY: Final = 1.25
 _LARGEST_SPREAD_S: Final = 10.0
 _GRACE_STEPS: Final = 3
 _LEAST_EXPIRY_S: Final = 60.0
+
+_UNTOLD_S: Final = 10.0
+"""How much longer ranks wait for the start than silent ones are waited for: it is said when those are given up."""
+
 _MOST_ABSENT: Final = 10_000
 """Of ranks that have said nothing, those below this number are waited for: one that says of how many it is may be wrong."""
 
@@ -96,7 +100,7 @@ class Drive:
                 if running and status.capture is not None and self.request.selects(rank):
                     self._targets[rank] = status.capture.id
         elif self.request.expires is None and not _far_ahead(self.request):
-            expires = self._clock.wall_ns() / 1e9 + self._timeout_ns / 1e9
+            expires = self._clock.wall_ns() / 1e9 + self._timeout_ns / 1e9 + _UNTOLD_S
             self.request = dataclasses.replace(self.request, expires=expires)
         self._folder.write_request(self.request)
 
