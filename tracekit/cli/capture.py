@@ -145,20 +145,20 @@ def _watch(drive: Drive, bar: ProgressBar, *, quiet: bool) -> None:
     told = drive.request.decided
     stopped = False
     drive.begin()
-    while True:
+    while not drive.finished:
         try:
-            began = time.monotonic()
-            drive.look()
-            if not told and drive.request.decided:
-                told = True
-                if not quiet:
-                    print(_start_line(drive), flush=True)
-            views = drive.ranks.values()
-            over = sum(drive.is_done(view) or view.lost is not None for view in views)
-            bar.update(over / max(1, len(views)), progress_words(drive))
-            if drive.finished:
-                break
-            time.sleep(_LOOK_S + 2 * (time.monotonic() - began))
+            while not drive.finished:
+                began = time.monotonic()
+                drive.look()
+                if not told and drive.request.decided:
+                    told = True
+                    if not quiet:
+                        print(_start_line(drive), flush=True)
+                views = drive.ranks.values()
+                over = sum(drive.is_done(view) or view.lost is not None for view in views)
+                bar.update(over / max(1, len(views)), progress_words(drive))
+                if not drive.finished:
+                    time.sleep(_LOOK_S + 2 * (time.monotonic() - began))
         except KeyboardInterrupt:
             if stopped or drive.request.stop:
                 raise
