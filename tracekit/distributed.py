@@ -262,10 +262,11 @@ def _run_id(environ: Mapping[str, str], world_size: int) -> str:
 def _launcher_start() -> str | None:
     """Return start time and pid of the parent process, or None where /proc does not tell."""
     parent = os.getppid()
-    try:
-        started = Path(f"/proc/{parent}").stat().st_ctime
-    except OSError:
+    ticks, booted = _start_ticks(parent), _boot_time()
+    if ticks is None or booted is None:
         return None
+    # Not the times of /proc/PID itself: they are those of the first look at it, and may be forgotten between two ranks' looks.
+    started = booted + ticks // os.sysconf("SC_CLK_TCK")
     return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(started))}-{parent}"
 
 
@@ -276,10 +277,18 @@ def _boot_id() -> str | None:
         return None
 
 
-def _start_ticks() -> int | None:
-    """Return when this process was started, in clock ticks since the boot, or None where /proc does not tell."""
+def _boot_time() -> int | None:
+    """Return when the machine was started, in seconds since the epoch, or None where /proc does not tell."""
+    try:
+        return int(Path("/proc/stat").read_bytes().partition(b"\nbtime ")[2].split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _start_ticks(pid: int | str = "self") -> int | None:
+    """Return when a process was started, in clock ticks since the boot, or None where /proc does not tell."""
     try:
         # The name in parentheses may hold anything; the start is the 22nd field, the 20th behind the name.
-        return int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return None
