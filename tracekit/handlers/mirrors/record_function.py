@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError, MissingExtraError
@@ -19,8 +19,6 @@ __all__ = ["RecordFunctionMirror"]
 
 _kept: Final[list[_Recorded]] = []
 """Record functions whose end has to wait. Of the process, because they must not be freed with a mirror either."""
-
-_lock: Final = threading.Lock()
 
 
 class _Session(int):
@@ -73,7 +71,7 @@ class RecordFunctionMirror(Mirror):
             return
         opened.exit()
         if not session and _kept:
-            _leave_kept()
+            self._leave_kept()
 
     def mark(self, name: str, categories: Sequence[str], moment: Moment) -> None:
         """Record a slice of no length."""
@@ -81,8 +79,13 @@ class RecordFunctionMirror(Mirror):
 
     def flush(self) -> None:
         """Leave what was kept, once no profile is recording."""
-        if _kept and not self.is_listening():
-            _leave_kept()
+        self._leave_kept()
+
+    def _leave_kept(self) -> None:
+        # One by one: threads may do this at once, one may keep another meanwhile, and a profile may begin.
+        while _kept and not self.is_listening():
+            with suppress(IndexError):
+                _kept.pop(0).exit()
 
     def _session(self) -> object:
         flag = self._flags._is_profiler_enabled  # noqa: SLF001
@@ -104,14 +107,6 @@ class _Recorded:
     def exit(self) -> None:
         """Leave it."""
         self._leave(self._function)
-
-
-def _leave_kept() -> None:
-    with _lock:
-        late = _kept.copy()
-        _kept.clear()
-    for opened in late:
-        opened.exit()
 
 
 def _import_torch() -> tuple[Any, Callable[[str], Any], Callable[[Any], object]]:
