@@ -681,6 +681,26 @@ def test_with_on_full_block_and_a_handler_that_never_returns_the_writer_ends_wit
     assert one._writer._outlets[0].join(30)
 
 
+def test_what_there_was_no_memory_to_take_is_taken_the_next_time_and_not_counted_as_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory = MemoryTraceHandler()
+    with profiler(memory) as one:
+        take = type(one._buffer).take
+
+        def fails_once(buffer: Any, count: int) -> Any:
+            monkeypatch.setattr(type(one._buffer), "take", take)
+            raise MemoryError
+
+        monkeypatch.setattr(type(one._buffer), "take", fails_once)
+        one.marker("a").instant()
+        one.flush()
+        one.flush()
+        assert [event.label.name for event in memory.instants] == ["a"]
+    assert one.stats.dropped == {}
+    assert one.stats.failures == {"the writer thread": 1}
+
+
 def test_a_recording_thread_writes_when_the_writer_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracekit.recording.writer._WAIT_S", 60.0)
     memory = MemoryTraceHandler()

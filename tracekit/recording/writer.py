@@ -323,11 +323,12 @@ class Writer:
         before = len(self._carry) + len(buffer.records) if cut_ns is None else 0
         cut = self._timeline.clock.monotonic_ns() if cut_ns is None else cut_ns
         opened = [slice_ for slice_ in self._open_slices() if slice_[1] < cut]
-        self._in_hand = (len(self._carry) + len(buffer.records)) // WIDTH
         taken = buffer.take(len(buffer.records))
+        self._in_hand = len(taken) // WIDTH  # what is carried is there the next time, if the next line fails
         if self._carry:
             taken = self._carry + taken
         records, self._carry = taken, []
+        self._in_hand = len(taken) // WIDTH
         if before < len(taken):
             records = self._divide(taken, before, cut, opened)
         self._found = len(records) // WIDTH
@@ -343,7 +344,7 @@ class Writer:
 
     def _divide(self, taken: list[Any], before: int, cut: int, opened: list[OpenSlice]) -> list[Any]:
         """Return the records up to a cut, keep those after it, and add the slices that were open at it to ``opened``."""
-        records = taken[:before]
+        records, carry = taken[:before], list[Any]()
         known = {slice_[1:] for slice_ in opened}
         ended: set[tuple[int, int]] = set()  # up to the cut, by a thread that came to recording it only after the cut
         items = iter(taken[before:])
@@ -353,9 +354,10 @@ class Writer:
                 if kind >= 0:
                     ended.add((time_ns, what))
                 continue
-            self._carry += (label, time_ns, kind, what)
+            carry += (label, time_ns, kind, what)
             if kind >= 0 and time_ns < cut and (time_ns, what) not in known:
                 opened.append((label, time_ns, what))
+        self._carry = carry  # only now: what fails above loses everything, and everything is counted
         if ended:
             opened[:] = [slice_ for slice_ in opened if slice_[1:] not in ended]
         return records
