@@ -87,6 +87,12 @@ def test_what_goes_wrong_is_told_and_nothing_else_breaks(jobs: Jobs) -> None:
     assert ended(jobs.start(4, add, 1, 1)).state == DONE
 
 
+def test_what_is_seen_to_have_failed_can_be_tried_again_at_once(jobs: Jobs) -> None:
+    refused = ended(jobs.start(1, refuse, "not now"))
+    refused.over.clear()  # as it is for a moment, after the page has said so
+    assert ended(jobs.start(1, add, 1, 2, again=True)).result[0] == 3
+
+
 def test_only_so_many_run_and_wait(jobs: Jobs, tmp_path: Path) -> None:
     first = jobs.start(0, wait_in, str(tmp_path))
     wait_for((tmp_path / "here").exists)

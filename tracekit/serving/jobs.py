@@ -96,7 +96,7 @@ class Jobs:
         """
         with self._lock:
             job = self._jobs.get(key)
-            if job is not None and not (again and job.over.is_set()):
+            if job is not None and not (again and job.state in (DONE, FAILED)):
                 return job
             job = Job()
             waiting = sum(other.state == WAITING for other in self._jobs.values())
