@@ -28,7 +28,7 @@ def run_script(folder: Path, *command: str | Path, **variables: str) -> subproce
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

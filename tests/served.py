@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["TOKEN", "Answer", "Served", "rank_trace", "served"]
 
 TOKEN = "a-token-for-the-tests"
-PATIENCE_S = 60.0
+PATIENCE_S = 200.0
 
 
 @dataclass(frozen=True)

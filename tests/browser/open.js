@@ -36,12 +36,14 @@ async function main() {
   const browser = await chromium.launch({
     executablePath: task.chromium,
     headless: true,
+    timeout: 120_000,
     // Playwright lets pages open tabs by themselves; a browser of a person does not.
     ignoreDefaultArgs: ['--disable-popup-blocking'],
     args: ['--no-sandbox', '--disable-gpu', '--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost'],
   });
   try {
     const context = await browser.newContext({viewport: {width: task.width, height: task.height}});
+    context.setDefaultTimeout(READY_TIMEOUT_MS);
     const problems = [];
     context.on('page', (page) => page.on('pageerror', (error) => problems.push(String(error))));
     context.on('console', (message) => {

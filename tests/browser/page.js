@@ -73,12 +73,14 @@ async function main() {
   const browser = await chromium.launch({
     executablePath: task.chromium,
     headless: true,
+    timeout: 120_000,
     args: ['--no-sandbox', '--disable-gpu', '--host-resolver-rules=MAP * ~NOTFOUND'],
   });
   try {
     const page = await browser.newPage({
       viewport: {width: task.width, height: task.height}, colorScheme: task.scheme, deviceScaleFactor: task.scale ?? 1,
     });
+    page.setDefaultTimeout(120_000);
     const requests = [];
     const problems = [];
     page.on('request', (request) => requests.push(request.url()));

@@ -58,6 +58,7 @@ async function main() {
   const browser = await chromium.launch({
     executablePath: task.chromium,
     headless: true,
+    timeout: 120_000,
     ignoreDefaultArgs: ['--disable-popup-blocking'],
     args: ['--no-sandbox', '--disable-gpu', '--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost'],
   });

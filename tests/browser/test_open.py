@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import signal
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -42,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_page_hands_the_merged_ranks_to_perfetto(browser: Browser, folder: Path, tmp_path: Path) -> None:
-    with perfetto_ui() as ui, tracekit_open("--ui", ui, "--timeout", "60", str(folder)) as (process, printed):
+    with perfetto_ui() as ui, tracekit_open("--ui", ui, "--timeout", "240", str(folder)) as (process, printed):
         seen = look(printed["address"], tmp_path, click="#open")
         assert (process.wait(60), process.stderr.read()) == (0, "")
 
@@ -63,11 +64,16 @@ def test_the_page_hands_the_merged_ranks_to_perfetto(browser: Browser, folder: P
 def test_perfetto_fetches_the_trace_itself_where_its_policy_lets_it(
     browser: Browser, folder: Path, tmp_path: Path
 ) -> None:
-    with perfetto_ui() as ui, tracekit_open("--ui", ui, "--timeout", "60", str(folder)) as (process, printed):
-        if printed["direct_address"] is None:
-            pytest.skip("port 9001, the only one that Perfetto may fetch from, is in use on this machine")
-        seen = look(printed["direct_address"], tmp_path, click=None)
-        assert (process.wait(60), process.stderr.read()) == (0, "")
+    seen = None
+    for _ in range(60):  # another test, or another run of the tests on this machine, may have the port for a moment
+        with perfetto_ui() as ui, tracekit_open("--ui", ui, "--timeout", "240", str(folder)) as (process, printed):
+            if printed["direct_address"] is not None:
+                seen = look(printed["direct_address"], tmp_path, click=None)
+                assert (process.wait(60), process.stderr.read()) == (0, "")
+                break
+        time.sleep(1)
+    if seen is None:
+        pytest.skip("port 9001, the only one that Perfetto may fetch from, is in use on this machine")
 
     assert seen.error is None
     assert (seen.groups, seen.pinned) == (RANKS, RANKS)
@@ -90,7 +96,7 @@ def test_without_the_internet_the_ui_comes_from_here_as_well(browser: Browser, f
 def test_a_name_that_is_html_is_shown_as_it_is(browser: Browser, folder: Path, tmp_path: Path) -> None:
     trace = folder / "<img src=x onerror=alert(1)><!--<script>.json"
     (folder / "rank0.json").rename(trace)
-    with perfetto_ui() as ui, tracekit_open("--ui", ui, "--timeout", "60", str(trace)) as (process, printed):
+    with perfetto_ui() as ui, tracekit_open("--ui", ui, "--timeout", "240", str(trace)) as (process, printed):
         seen = look(printed["address"], tmp_path, click="#open")
         assert process.wait(60) == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -21,8 +22,7 @@ tally = Tally("tally.bin")
 
 def say(word: str) -> None:
     """Tell the test."""
-    sys.stdout.write(f"{word}\n")
-    sys.stdout.flush()
+    os.write(1, f"{word}\n".encode())  # at once: a signal handler may say something while another word is being said
 
 
 def hear() -> str:

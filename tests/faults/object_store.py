@@ -34,7 +34,7 @@ class ObjectStore:
 
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self._server_class: Any = moto.server.ThreadedMotoServer
-        self.port = free_port()
+        self.port = 0  # any
         self.start()
         self.client: Any = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{self.port}", **self._login())
         self.client.create_bucket(Bucket=BUCKET)
@@ -48,6 +48,7 @@ class ObjectStore:
         """Start it, on the port that it had before."""
         self._server = self._server_class(ip_address="127.0.0.1", port=self.port, verbose=False)
         self._server.start()
+        self.port: int = self._server.get_host_and_port()[1]
 
     def stop(self) -> None:
         """Stop it; connections are refused from here on."""

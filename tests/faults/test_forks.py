@@ -53,7 +53,7 @@ for number in range({FORKS}):
     child = os.fork()
     if child == 0:
         in_the_child(number)
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + 30
     while os.waitpid(child, os.WNOHANG) == (0, 0):
         if time.monotonic() > deadline:
             os.kill(child, signal.SIGKILL)
@@ -90,7 +90,7 @@ def test_forks_while_threads_record_hang_no_child_and_lose_nothing(tmp_path: Pat
         assert len(children) == FORKS // OWN
         for own in children:
             assert_whole(own)
-            assert sorted(event["name"] for event in own.of("XBEiC")) == ["own", "work"]
+            assert sorted(event["name"] for event in own.of("XBiC")) == ["own", "work"]
             assert {event["pid"] for event in own.events} == {own.metadata["pid"]} != {remains.metadata["pid"]}
             assert own.metadata["parent_pid"] == remains.metadata["pid"]
 
@@ -167,14 +167,17 @@ def test_a_fork_inside_a_marker_leaves_its_slice_to_the_parent(
         assert child.end() == 0
         remains = left_in(tmp_path, "t.json")
         assert_whole(remains)
-        assert sorted(event["name"] for event in remains.of("X")) == ["around", "before", "module", "started"]
+        # A cut in the midst makes B and E of a slice, and two pieces of the one that outlasts what is around it.
+        names = [event["name"] for event in remains.of("XB")]
+        assert set(names) == {"around", "before", "module", "started"}
+        assert [names.count(name) for name in ("around", "before", "module")] == [1, 1, 1]
         opens(engine, remains)
         children = [read_trace(path) for path in tmp_path.glob("t-child-*.json")]
         assert len(children) == records
         for own in children:
             assert_whole(own)
             # Only what began in the child, and also on the way out of what began before.
-            assert sorted(event["name"] for event in own.of("XBEiC")) == ["after", "around", "later", "module"]
+            assert sorted(event["name"] for event in own.of("XBiC")) == ["after", "around", "later", "module"]
             opens(engine, own)
 
 
@@ -224,12 +227,12 @@ def test_children_of_every_end_keep_what_they_recorded(tmp_path: Path, engine: E
         assert "tracekit:" not in child.errors
         remains = left_in(tmp_path, "t.json")
         assert_whole(remains)
-        assert [event["name"] for event in remains.of("XBEiC")] == ["before", "after"]
+        assert [event["name"] for event in remains.of("XBiC")] == ["before", "after"]
         for way in WAYS:
             own = left_in(tmp_path, f"t-{way}-*.json")
             tally = Tally(tmp_path / f"tally-{way}.bin")
             lost_ns = tally[Tally.LAST_NS] - own.newest_ns
-            assert lost_ns <= LOSS_WINDOW_NS + tally.late_ns, f"{way}: {lost_ns / 1e6:.0f} ms are lost"
+            assert lost_ns <= LOSS_WINDOW_NS + 4 * tally.late_ns, f"{way}: {lost_ns / 1e6:.0f} ms are lost"
             if way in ORDERLY:
                 assert_whole(own)
                 assert own.count("XB", "work") == tally[Tally.EMITTED]

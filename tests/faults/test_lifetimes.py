@@ -42,10 +42,10 @@ def test_a_process_that_ends_right_after_the_start_loses_nothing_and_ends_at_onc
         assert child.end() == 0
         took_ns = time.monotonic_ns() - child.tally[2]
         assert child.errors == ""
-    assert took_ns < 1_000_000_000 + child.tally.late_ns
+    assert took_ns < 9_000_000_000  # it waits for nothing: a stop may wait for 10 s
     remains = left_in(tmp_path)
     opens(engine, remains)
-    assert remains.count("X", "only") == 1
+    assert remains.count("XB", "only") == 1
     assert remains.closed
     assert remains.summary is not None
     assert (remains.summary["slices"], remains.summary["dropped"]) == (1, {})
@@ -76,7 +76,7 @@ def test_a_profiler_that_is_never_stopped_and_forgotten_loses_nothing_at_a_kill(
         assert child.errors == ""
         remains = left_in(tmp_path)
         opens(engine, remains)
-        assert (remains.count("X", "only"), remains.count("X", "last")) == (1, 1)
+        assert (remains.count("XB", "only"), remains.count("XB", "last")) == (1, 1)
 
 
 def test_a_profiler_that_was_never_started_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -142,9 +142,9 @@ def test_processes_and_pools_of_every_start_method_record(tmp_path: Path, engine
     names = sorted(path.name.rpartition("-")[0] for path in tmp_path.glob("t3-*.json"))
     assert names[:2] == ["t3-a_killed_one_", "t3-decoder"]
     (decoder,) = (read_trace(path) for path in tmp_path.glob("t3-decoder-*"))
-    assert sorted(event["name"] for event in decoder.of("XBEiC")) == ["found", "sent"]
+    assert sorted(event["name"] for event in decoder.of("XBiC")) == ["found", "sent"]
     assert decoder.closed
-    jobs = [read_trace(path).count("X", "job") for path in tmp_path.glob("t3-pool-*")]
+    jobs = [read_trace(path).count("XB", "job") for path in tmp_path.glob("t3-pool-*")]
     assert sum(jobs) == 40
     report = merge_traces(str(tmp_path / "merged.json"), [str(tmp_path / "t*.json")], strict=True)
     pools = ["rank 3 · pool"] * len(jobs)

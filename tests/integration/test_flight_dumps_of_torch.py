@@ -28,13 +28,19 @@ from torch._C._distributed_c10d import _dump_fr_trace, _dump_fr_trace_json
 folder, rank = sys.argv[1], int(sys.argv[2])
 dist.init_process_group("gloo", init_method="file://" + os.path.join(folder, "store"), rank=rank, world_size=2)
 pair = dist.new_group([0, 1], group_desc="pair")
+
+def done():
+    # Two threads of gloo's note for each process group what is done, a little later and in any order; the last one that
+    # does so says what was the last to complete.
+    while not all(entry["retired"] for entry in json.loads(_dump_fr_trace_json(includeCollectives=True))["entries"]):
+        time.sleep(0.01)
+
 for _ in range(3):
     dist.all_reduce(torch.ones(4, 4))
+    done()
 dist.broadcast(torch.ones(2), 0, group=pair)
 dist.barrier()
-# A thread of gloo's notes of each process group what is done, a little later.
-while not all(entry["retired"] for entry in json.loads(_dump_fr_trace_json(includeCollectives=True))["entries"]):
-    time.sleep(0.01)
+done()
 if rank == 0:
     hung = dist.all_reduce(torch.ones(7), async_op=True)
 with open(os.path.join(folder, f"json_rank_{rank}"), "wb") as file:

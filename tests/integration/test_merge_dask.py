@@ -256,6 +256,10 @@ class Workers:
             found.append(
                 self._stack.enter_context(_process([*command, "--local-directory", str(folder)], folder, environment))
             )
+        # How long they take to start is not what a merge is to be patient with.
+        for number in range(count):
+            log = self._folder / f"worker-{number}" / "log"
+            wait_until(lambda log=log: b"Registered to:" in log.read_bytes())  # type: ignore[misc]
         return found
 
 
@@ -281,7 +285,7 @@ def merge(scheduler: str, environment: dict[str, str], tmp_path: Path) -> Callab
             env={**environment, "TMPDIR": str(tmp_path)},
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=400,
             check=False,
         )
         assert done.stdout.count("\n") == 1, done.stderr
@@ -352,7 +356,7 @@ def command(environment: dict[str, str], *arguments: str) -> subprocess.Complete
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=400,
         check=False,
     )
 
@@ -422,7 +426,7 @@ sys.exit(main(["merge", "--dask", sys.argv[1], "x.json"]))
             env=environment,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=400,
             check=False,
         )
         assert done.returncode == 1
@@ -468,6 +472,6 @@ def test_a_scheduler_that_is_lost_ends_the_merge_in_a_sentence(
         )
         wait_until((tmp_path / "halted").exists)
         os.kill(int((tmp_path / "scheduler" / "pid").read_text()), signal.SIGKILL)
-        stdout, stderr = driver.communicate(timeout=100)
+        stdout, stderr = driver.communicate(timeout=400)
     assert stdout.startswith(f"MergeError: --dask {address}: ")
     assert stderr == ""

@@ -31,7 +31,7 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     environment["TRACEKIT_RUN_ID"] = "RUN"
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
 
 
@@ -93,7 +93,7 @@ def test_the_python_runs_and_the_commands_merge_and_check_what_it_recorded(tmp_p
 def test_the_package_installs_with_what_recording_and_merging_need_and_no_more(tmp_path: Path) -> None:
     installs = [command for command in commands() if command[:2] == ["pip", "install"]]
     assert [command[2] for command in installs] == [".", ".[all]"]
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--retries", "10"]
     for command in installs:
         done = run([*pip, "--dry-run", command[2]], ROOT)
         assert done.returncode == 0, done.stderr

@@ -51,7 +51,7 @@ with Profiler(JSONTraceHandler("rank.json"), sources=TorchProfiler("torch-{batch
 def test_stacks_of_torch_show_nothing_of_the_recording_but_the_markers(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
-    subprocess.run([sys.executable, "-c", STACKS], cwd=tmp_path, env=environment, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", STACKS], cwd=tmp_path, env=environment, check=True, timeout=240)
     events = json.loads((tmp_path / "torch-0.json").read_text("utf-8"))["traceEvents"]
     frames = [event for event in events if event.get("cat") == "python_function"]
     # Its markers are functions of Python or, with the compiled core, built-in ones.

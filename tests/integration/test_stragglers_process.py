@@ -35,13 +35,13 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_slow_rank_of_a_real_run_is_named(recorded: Path) -> None:
     report = find_stragglers([str(recorded / "slow")])
     assert first_named(report) == (2, "forward")
-    assert 4e6 < report.stragglers[0].mean_ns < 16e6
+    assert 4e6 < report.stragglers[0].median_ns < 16e6  # the mean is moved by one pause of one rank
 
 
 def test_the_slow_rank_is_named_where_clocks_were_apart_while_it_ran(recorded: Path) -> None:
     report = find_stragglers([str(recorded / "apart")])
     assert first_named(report) == (1, "backward")
-    assert 4e6 < report.stragglers[0].mean_ns < 16e6
+    assert 4e6 < report.stragglers[0].median_ns < 16e6  # the mean is moved by one pause of one rank
 
 
 def test_clocks_that_were_apart_are_brought_together(recorded: Path, tmp_path: Path) -> None:

@@ -31,6 +31,6 @@ print(results, timers.snapshot().of("inside")[0].count, len(memory.slices))
 
 
 def test_a_timer_in_a_compiled_function_measures() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[[3.0, 3.0], [5.0, 5.0], [7.0, 7.0]] 4 3\n"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -161,10 +163,12 @@ for number, method in enumerate(methods):
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+    """Return a port below those that the system hands out: it is bound only seconds later."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 30_000)  # not seeded alike in all workers
+        with socket.socket() as found, suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
 
 
 def test_the_last_report_is_not_lost_when_rank_0_keeps_the_store(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ const expandTracks = () => {
 
 async function look(browser, origin) {
   const page = await browser.newPage({viewport: {width: task.width, height: task.height}});
+  page.setDefaultTimeout(READY_TIMEOUT_MS);
   // The UI asks servers for news and statistics, and looks for an engine on port 9001; nothing may leave this page.
   await page.route('**/*', (route) => (
     route.request().url().startsWith(origin) ? route.continue() : route.abort()
@@ -84,6 +85,7 @@ async function main() {
   const browser = await chromium.launch({
     executablePath: task.chromium,
     headless: true,
+    timeout: 120_000,
     // Without --no-sandbox root cannot run it; the resolver rule keeps the browser itself off the network.
     args: ['--no-sandbox', '--disable-gpu', '--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1'],
   });

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.perfetto.install import browser_files, engine_files
 
-TIMEOUT_S = 180.0
+TIMEOUT_S = 270.0
 
 
 class BrowserError(Exception):

@@ -73,5 +73,6 @@ def main(arguments: list[str]) -> None:
     port = int(arguments[arguments.index("--http-port") + 1])
     messages = _messages()
     _Handler.messages = messages
+    server = HTTPServer(("127.0.0.1", port), _Handler)  # before another process takes the port
     _Handler.process = _Process(engine_files(), messages)
-    HTTPServer(("127.0.0.1", port), _Handler).serve_forever()
+    server.serve_forever()
