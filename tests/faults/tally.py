@@ -15,6 +15,8 @@ __all__ = ["Tally"]
 
 _SLOTS = 64
 _LATE = _SLOTS - 1
+_SINCE = _SLOTS - 2
+_SLEEP_NS = 20_000_000
 
 
 class Tally:
@@ -52,12 +54,13 @@ class Tally:
 
     def _sleep_and_note(self) -> None:
         while True:
-            before = time.monotonic_ns()
-            time.sleep(0.02)
-            late_ns = time.monotonic_ns() - before - 20_000_000
+            before = self.slots[_SINCE] = time.monotonic_ns()
+            time.sleep(_SLEEP_NS / 1e9)
+            late_ns = time.monotonic_ns() - before - _SLEEP_NS
             self.slots[_LATE] = max(self.slots[_LATE], late_ns)
 
     @property
     def late_ns(self) -> int:
-        """How late the witness woke up at the worst, ns."""
-        return self.slots[_LATE]
+        """How late the witness woke up at the worst, ns, or was when the last event was recorded."""
+        since_ns = self.slots[_SINCE]
+        return max(self.slots[_LATE], self.slots[self.LAST_NS] - since_ns - _SLEEP_NS if since_ns else 0)
