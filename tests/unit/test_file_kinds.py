@@ -70,7 +70,7 @@ def test_a_real_viztracer_trace(tmp_path: Path) -> None:
         json.dumps({})
     report = merge_traces(str(tmp_path / "merged.json"), [str(tmp_path / "viz.json")])
     assert report.complete
-    assert report.base_time_ns > BASE_NS
+    assert report.base_time_ns >= BASE_NS  # a base stands for weeks
     assert report.warnings == []
 
 
