@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 import socket
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -266,6 +267,28 @@ def test_ranks_that_die_or_hang_take_nobody_with_them(tmp_path: Path, engine: En
         opens(engine, remains)
         assert len(offsets(remains)) >= 6
         opens(engine, read_trace(tmp_path / "t0.json"))
+
+
+PARTING = """
+from tracekit.sources import clock_sync
+clock_sync.PARTING_S = 60.0  # this machine may be busy
+join()
+profiler = clocked()
+hear()
+profiler.stop()
+os._exit(0)
+"""
+
+
+def test_a_rank_that_ends_a_little_after_rank_0_says_nothing_of_it(tmp_path: Path) -> None:
+    with ranks(PARTING, tmp_path, 2) as (first, second):
+        second.hear("offset")
+        first.tell()
+        assert first.end() == 0
+        time.sleep(1)  # this is the fault: it ends that much later, and has asked in vain
+        second.tell()
+        assert second.end() == 0
+        assert "tracekit" not in second.errors
 
 
 LATE_AND_EARLY = """

@@ -29,6 +29,10 @@ RANK_SECONDS: Final = 0.05
 """Seconds of the interval for each rank. An exchange takes rank 0 about 3 ms, so that it spends 6 % of one core at most."""
 
 TELL_AFTER: Final = 5
+
+PARTING_S: Final = 5.0
+"""Where rank 0 is gone, a rank that ends within this time says nothing of it: a run ends on all ranks, not at one moment."""
+
 JOIN_SECONDS: Final = 2.0
 
 
@@ -175,7 +179,9 @@ class ClockSync(Source):
                     return
                 reason = _first_line(error)
                 if not reachable(store):
-                    self._tell(f"rank 0 is gone, clocks are compared no more: {reason}")
+                    # Where the run ends, rank 0 may have gone a moment before this one.
+                    if not self._closing.wait(PARTING_S) and _initialised() is not None:
+                        self._tell(f"rank 0 is gone, clocks are compared no more: {reason}")
                     return
             if offset is not None:
                 recorder.record_clock_offset(drift.add(offset))
