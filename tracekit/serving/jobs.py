@@ -59,6 +59,11 @@ class Job:
     ended_ns: int = 0
     over: threading.Event = field(default_factory=threading.Event, repr=False)
 
+    @property
+    def ended(self) -> bool:
+        """Whether it is DONE or has FAILED; everything else is set by then."""
+        return self.state in (DONE, FAILED)
+
 
 class Jobs:
     """Starts work and keeps what came of it, until `close`.
@@ -96,7 +101,7 @@ class Jobs:
         """
         with self._lock:
             job = self._jobs.get(key)
-            if job is not None and not (again and job.state in (DONE, FAILED)):
+            if job is not None and not (again and job.ended):
                 return job
             job = Job()
             waiting = sum(other.state == WAITING for other in self._jobs.values())
@@ -114,7 +119,7 @@ class Jobs:
         """Forget what came of a piece of work; one that has not ended goes on."""
         with self._lock:
             job = self._jobs.get(key)
-            if job is not None and job.over.is_set():
+            if job is not None and job.ended:
                 del self._jobs[key]
 
     def close(self) -> None:
@@ -123,7 +128,7 @@ class Jobs:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _forget_some(self) -> None:
-        for key in [key for key, job in self._jobs.items() if job.over.is_set()]:
+        for key in [key for key, job in self._jobs.items() if job.ended]:
             if len(self._jobs) <= _MOST_KEPT:
                 break
             del self._jobs[key]
@@ -132,13 +137,13 @@ class Jobs:
 
     def _run(self, job: Job, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         try:
-            job.result = self._outcome(job, function, arguments)
-            job.state = DONE
+            job.result, state = self._outcome(job, function, arguments), DONE
         except TracekitError as error:
-            job.error, job.state = str(error), FAILED
+            job.error, state = str(error), FAILED
         except Exception as error:  # noqa: BLE001 - it is shown to whoever waits for it
-            job.error, job.state = f"unexpected {type(error).__name__}: {error}", FAILED
+            job.error, state = f"unexpected {type(error).__name__}: {error}", FAILED
         job.ended_ns = time.monotonic_ns()
+        job.state = state
         job.over.set()
 
     def _outcome(self, job: Job, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

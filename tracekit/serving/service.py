@@ -191,7 +191,7 @@ class Service:
             if found is None:
                 continue
             key, job = found
-            if not job.over.is_set():
+            if not job.ended:
                 return job
             if key == inputs.key or time.monotonic_ns() - job.ended_ns < _AGAIN_NS:
                 return None if job.state == DONE else job
@@ -247,7 +247,7 @@ class Service:
         # While it is merged, a run that goes on has become another one; what was asked for is shown all the same.
         key = inputs.key if self._store.find(inputs.key) is not None else asked
         job = self._jobs.find(("merge", key))
-        busy = job is not None and not job.over.is_set()
+        busy = job is not None and not job.ended
         ready = None if busy else self._store.find(key)
         if ready is not None:
             self._store.make_room(key)
