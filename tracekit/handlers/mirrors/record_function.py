@@ -70,8 +70,8 @@ class RecordFunctionMirror(Mirror):
             _kept.append(opened)
             return
         opened.exit()
-        if not session and _kept:
-            self._leave_kept()
+        if _kept:
+            self.flush()
 
     def mark(self, name: str, categories: Sequence[str], moment: Moment) -> None:
         """Record a slice of no length."""
@@ -79,9 +79,6 @@ class RecordFunctionMirror(Mirror):
 
     def flush(self) -> None:
         """Leave what was kept, once no profile is recording."""
-        self._leave_kept()
-
-    def _leave_kept(self) -> None:
         # One by one: threads may do this at once, one may keep another meanwhile, and a profile may begin.
         while _kept and not self.is_listening():
             with suppress(IndexError):
