@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import json
 import logging
+import random
 import socket
 import struct
 import threading
@@ -235,6 +236,8 @@ def _reset(client: socket.socket) -> None:
 
 
 def free_port() -> int:
-    """Return a port of loopback that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
+    """Return a port of loopback that nobody listens on, below those that the system hands out: it may be bound seconds later."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 30_000)  # not seeded alike in all workers
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port

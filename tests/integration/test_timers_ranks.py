@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import random
-import socket
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.faults.object_store import free_port
 from tracekit.timers import read_timers
 from tracekit.timers.table import decode_timers
 
@@ -160,15 +158,6 @@ for number, method in enumerate(methods):
     if number + 1 < len(methods):
         dist.destroy_process_group()
 """
-
-
-def free_port() -> int:
-    """Return a port below those that the system hands out: it is bound only seconds later."""
-    while True:
-        port = random.SystemRandom().randrange(20_000, 30_000)  # not seeded alike in all workers
-        with socket.socket() as found, suppress(OSError):
-            found.bind(("127.0.0.1", port))
-            return port
 
 
 def test_the_last_report_is_not_lost_when_rank_0_keeps_the_store(tmp_path: Path) -> None:
