@@ -8,18 +8,10 @@
 // Prints {"page": text, "after": what its status says in the end, "address": of the UI, "tracks": [{"name", "depth"}], "pinned": [names], "expanded": [names],
 // "error": text or null, "problems": [what the consoles of the page and the UI say is wrong]} as JSON.
 'use strict';
-const task = JSON.parse(process.argv[2]);
-const {chromium} = require(task.playwright);
+const {task, TIMEOUT_MS, DIALOG, isReady, drive, run} = require('../perfetto/chromium.js');
 
-const READY_TIMEOUT_MS = 120_000;
-const DIALOG = '.pf-modal-dialog, .modal-dialog';
-
-// These run inside the UI.
-const isReady = (dialog) =>
-  document.querySelector(dialog)?.innerText.trim()
-  || (window.app?.trace && !window.app.isLoadingTrace && document.querySelector('.pf-viewer-page'));
-
-const look = () => {
+// Runs inside the UI.
+const readTracks = () => {
   const tracks = [];
   const expanded = [];
   const visit = (node, depth) => {
@@ -32,51 +24,39 @@ const look = () => {
   return {tracks, expanded, pinned: workspace.pinnedTracks.map((node) => node.name)};
 };
 
-async function main() {
-  const browser = await chromium.launch({
-    executablePath: task.chromium,
-    headless: true,
-    timeout: 120_000,
-    // Playwright lets pages open tabs by themselves; a browser of a person does not.
-    ignoreDefaultArgs: ['--disable-popup-blocking'],
-    args: ['--no-sandbox', '--disable-gpu', '--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost'],
+async function look(browser) {
+  const context = await browser.newContext({viewport: {width: task.width, height: task.height}});
+  context.setDefaultTimeout(TIMEOUT_MS);
+  const problems = [];
+  context.on('page', (page) => page.on('pageerror', (error) => problems.push(String(error))));
+  context.on('console', (message) => {
+    if (message.type() === 'error') problems.push(`${message.location().url}: ${message.text()}`);
   });
-  try {
-    const context = await browser.newContext({viewport: {width: task.width, height: task.height}});
-    context.setDefaultTimeout(READY_TIMEOUT_MS);
-    const problems = [];
-    context.on('page', (page) => page.on('pageerror', (error) => problems.push(String(error))));
-    context.on('console', (message) => {
-      if (message.type() === 'error') problems.push(`${message.location().url}: ${message.text()}`);
-    });
-    const page = await context.newPage();
-    const popup = context.waitForEvent('page', {predicate: (other) => other !== page, timeout: READY_TIMEOUT_MS});
-    popup.catch(() => {});
-    await page.goto(task.address);
-    let shown = '';
-    if (task.click) {
-      await page.waitForFunction(() => /click/.test(document.getElementById('status').innerText));
-      shown = await page.locator('body').innerText();
-      if (task.page_png) await page.screenshot({path: task.page_png});
-      await page.click(task.click);
-    }
-    // A page that was not left has opened the UI in a tab of its own.
-    if (task.click) await Promise.race([popup, page.waitForURL(/#!/)]);
-    const ui = page.url().includes('#!') ? page : await popup;
-    await ui.waitForFunction(isReady, DIALOG, {timeout: READY_TIMEOUT_MS, polling: 100});
-    const loaded = await ui.evaluate(() => Boolean(window.app?.trace));
-    if (loaded) await ui.evaluate(() => window.waitForPerfettoIdle(500));
-    await ui.screenshot({path: task.png});
-    const error = await ui.evaluate((dialog) => document.querySelector(dialog)?.innerText.trim() || null, DIALOG);
-    const seen = loaded ? await ui.evaluate(look) : {tracks: [], pinned: [], expanded: []};
-    const after = ui === page ? '' : await page.locator('#status').innerText();
-    process.stdout.write(JSON.stringify({page: shown, after, address: ui.url(), ...seen, error, problems}));
-  } finally {
-    await browser.close();
+  const page = await context.newPage();
+  const popup = context.waitForEvent('page', {predicate: (other) => other !== page, timeout: TIMEOUT_MS});
+  popup.catch(() => {});
+  await page.goto(task.address);
+  let shown = '';
+  if (task.click) {
+    await page.waitForFunction(() => /click/.test(document.getElementById('status').innerText));
+    shown = await page.locator('body').innerText();
+    if (task.page_png) await page.screenshot({path: task.page_png});
+    await page.click(task.click);
   }
+  // A page that was not left has opened the UI in a tab of its own.
+  if (task.click) await Promise.race([popup, page.waitForURL(/#!/)]);
+  const ui = page.url().includes('#!') ? page : await popup;
+  await ui.waitForFunction(isReady, DIALOG, {polling: 100});
+  const loaded = await ui.evaluate(() => Boolean(window.app?.trace));
+  if (loaded) await ui.evaluate(() => window.waitForPerfettoIdle(500));
+  await ui.screenshot({path: task.png});
+  const error = await ui.evaluate((dialog) => document.querySelector(dialog)?.innerText.trim() || null, DIALOG);
+  const seen = loaded ? await ui.evaluate(readTracks) : {tracks: [], pinned: [], expanded: []};
+  const after = ui === page ? '' : await page.locator('#status').innerText();
+  return {page: shown, after, address: ui.url(), ...seen, error, problems};
 }
 
-main().catch((error) => {
-  process.stderr.write(String(error?.stack ?? error));
-  process.exitCode = 1;
-});
+run(() => drive(look, ['127.0.0.1', 'localhost'], {
+  // Playwright lets pages open tabs by themselves; a browser of a person does not.
+  ignoreDefaultArgs: ['--disable-popup-blocking'],
+}));

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -14,8 +13,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.perfetto.browser import TIMEOUT_S, BrowserError
-from tests.perfetto.install import browser_files, engine_files
+from tests.perfetto.browser import run_program
+from tests.perfetto.install import engine_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,32 +108,17 @@ def tracekit_open(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict
 
 def look(address: str, folder: Path, *, click: str | None) -> Opened:
     """Open an address in a headless Chromium, press what is to be pressed, and tell what the UI shows."""
-    files = browser_files()
     png, page_png = folder / "ui.png", folder / "page.png"
-    task = {
-        "chromium": files.chromium,
-        "playwright": str(files.playwright),
-        "address": address,
-        "png": str(png),
-        "page_png": str(page_png),
-        "click": click,
-        "width": 1600,
-        "height": 1000,
-    }
-    program = Path(__file__).with_name("open.js")
-    try:
-        done = subprocess.run(
-            [engine_files().node, os.fspath(program), json.dumps(task)],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise BrowserError(f"{address}: the UI was not ready after {TIMEOUT_S:.0f} s") from error
-    if done.returncode != 0:
-        raise BrowserError(f"{address}: {done.stderr.strip()[-2000:]}")
-    seen = json.loads(done.stdout)
+    seen = run_program(
+        Path(__file__).with_name("open.js"),
+        address,
+        address=address,
+        png=str(png),
+        page_png=str(page_png),
+        click=click,
+        width=1600,
+        height=1000,
+    )
     return Opened(
         page=seen["page"],
         after=seen["after"],

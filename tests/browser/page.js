@@ -9,8 +9,7 @@
 // wider than the screen, "wide": [what reaches beyond it], "images": [{"name", "description"}], "tables": [{"caption", "scopes"}],
 // "text", "faint": [text whose contrast is too low], "requests": [addresses], "problems": [what the console says]} as JSON.
 'use strict';
-const task = JSON.parse(process.argv[2]);
-const {chromium} = require(task.playwright);
+const {task, TIMEOUT_MS, drive, run} = require('../perfetto/chromium.js');
 
 // Runs inside the page.
 const look = () => {
@@ -69,37 +68,24 @@ const look = () => {
   };
 };
 
-async function main() {
-  const browser = await chromium.launch({
-    executablePath: task.chromium,
-    headless: true,
-    timeout: 120_000,
-    args: ['--no-sandbox', '--disable-gpu', '--host-resolver-rules=MAP * ~NOTFOUND'],
+async function visit(browser) {
+  const page = await browser.newPage({
+    viewport: {width: task.width, height: task.height}, colorScheme: task.scheme, deviceScaleFactor: task.scale ?? 1,
   });
-  try {
-    const page = await browser.newPage({
-      viewport: {width: task.width, height: task.height}, colorScheme: task.scheme, deviceScaleFactor: task.scale ?? 1,
-    });
-    page.setDefaultTimeout(120_000);
-    const requests = [];
-    const problems = [];
-    page.on('request', (request) => requests.push(request.url()));
-    page.on('pageerror', (error) => problems.push(String(error)));
-    page.on('dialog', (dialog) => { problems.push(`dialog: ${dialog.message()}`); dialog.dismiss(); });
-    page.on('console', (message) => {
-      if (['error', 'warning'].includes(message.type())) problems.push(message.text());
-    });
-    await page.goto(task.address, {waitUntil: 'load'});
-    if (task.open) await page.evaluate(() => document.querySelectorAll('details').forEach((node) => { node.open = true; }));
-    const seen = await page.evaluate(look);
-    if (task.png) await page.screenshot({path: task.png, fullPage: true});
-    process.stdout.write(JSON.stringify({...seen, requests, problems}));
-  } finally {
-    await browser.close();
-  }
+  page.setDefaultTimeout(TIMEOUT_MS);
+  const requests = [];
+  const problems = [];
+  page.on('request', (request) => requests.push(request.url()));
+  page.on('pageerror', (error) => problems.push(String(error)));
+  page.on('dialog', (dialog) => { problems.push(`dialog: ${dialog.message()}`); dialog.dismiss(); });
+  page.on('console', (message) => {
+    if (['error', 'warning'].includes(message.type())) problems.push(message.text());
+  });
+  await page.goto(task.address, {waitUntil: 'load'});
+  if (task.open) await page.evaluate(() => document.querySelectorAll('details').forEach((node) => { node.open = true; }));
+  const seen = await page.evaluate(look);
+  if (task.png) await page.screenshot({path: task.png, fullPage: true});
+  return {...seen, requests, problems};
 }
 
-main().catch((error) => {
-  process.stderr.write(String(error?.stack ?? error));
-  process.exitCode = 1;
-});
+run(() => drive(visit, []));

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.perfetto.browser import TIMEOUT_S, BrowserError
-from tests.perfetto.install import browser_files, engine_files
+from tests.perfetto.browser import run_program
 
 
 @dataclass(frozen=True)
@@ -60,28 +56,14 @@ def read_page(
         scheme: "light" or "dark".
         unfolded: Whether to open all that is folded first.
     """
-    files = browser_files()
-    task = {
-        "chromium": files.chromium,
-        "playwright": str(files.playwright),
-        "address": page.as_uri(),
-        "png": str(png),
-        "width": width_px,
-        "height": height_px,
-        "scheme": scheme,
-        "open": unfolded,
-    }
-    program = Path(__file__).with_name("page.js")
-    try:
-        done = subprocess.run(
-            [engine_files().node, os.fspath(program), json.dumps(task)],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise BrowserError(f"{page}: it was not open after {TIMEOUT_S:.0f} s") from error
-    if done.returncode != 0:
-        raise BrowserError(f"{page}: {done.stderr.strip()[-2000:]}")
-    return Seen(**json.loads(done.stdout))
+    seen = run_program(
+        Path(__file__).with_name("page.js"),
+        page,
+        address=page.as_uri(),
+        png=str(png),
+        width=width_px,
+        height=height_px,
+        scheme=scheme,
+        open=unfolded,
+    )
+    return Seen(**seen)

@@ -11,15 +11,7 @@
 // Prints {"pages": [{"name", "address", "text", "beyond": pixels beyond the width, "unlabelled": fields without a name,
 // "small": targets below 24 pixels}], "ui": {"tracks", "pinned", "error"} or null, "problems": [what the consoles say]} as JSON.
 'use strict';
-const task = JSON.parse(process.argv[2]);
-const {chromium} = require(task.playwright);
-
-const TIMEOUT_MS = 120_000;
-const DIALOG = '.pf-modal-dialog, .modal-dialog';
-
-const isReady = (dialog) =>
-  document.querySelector(dialog)?.innerText.trim()
-  || (window.app?.trace && !window.app.isLoadingTrace && document.querySelector('.pf-viewer-page'));
+const {task, TIMEOUT_MS, DIALOG, isReady, drive, run} = require('../perfetto/chromium.js');
 
 const timeline = (dialog) => {
   const tracks = [];
@@ -54,84 +46,70 @@ async function tap(page, target) {
   throw new Error('three taps were lost');
 }
 
-async function main() {
-  const browser = await chromium.launch({
-    executablePath: task.chromium,
-    headless: true,
-    timeout: 120_000,
-    ignoreDefaultArgs: ['--disable-popup-blocking'],
-    args: ['--no-sandbox', '--disable-gpu', '--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost'],
+async function walk(browser) {
+  const context = await browser.newContext({
+    viewport: {width: task.width, height: task.height},
+    colorScheme: task.dark ? 'dark' : 'light',
+    javaScriptEnabled: task.scripts,
+    hasTouch: task.touch,
   });
-  try {
-    const context = await browser.newContext({
-      viewport: {width: task.width, height: task.height},
-      colorScheme: task.dark ? 'dark' : 'light',
-      javaScriptEnabled: task.scripts,
-      hasTouch: task.touch,
-    });
-    context.setDefaultTimeout(TIMEOUT_MS);
-    const problems = [];
-    context.on('page', (page) => page.on('pageerror', (error) => problems.push(`${page.url()}: ${error}`)));
-    context.on('console', (message) => {
-      if (message.type() === 'error' || message.type() === 'warning') problems.push(`${message.location().url}: ${message.text()}`);
-    });
-    const page = await context.newPage();
-    const popups = [];
-    context.on('page', (other) => popups.push(other));
-    await page.goto(task.address);
-    const pages = [];
-    let ui = null;
-    const named = (words) => page.getByRole('link', {name: words, exact: true}).or(page.getByRole('button', {name: words, exact: true})).first();
-    for (const step of task.steps) {
-      if (step.do === 'goto') {
-        await page.goto(new URL(step.what, task.address).href);
-      } else if (step.do === 'press') {
-        await named(step.what).waitFor();
-        await (task.touch ? tap(page, named(step.what)) : named(step.what).click());
-      } else if (step.do === 'keys') {
-        await named(step.what).waitFor();
-        const words = async () => (task.scripts ? page.evaluate(() => document.activeElement.innerText) : '');
-        for (let presses = 0; (await words()) !== step.what; presses++) {
-          if (presses > 60) throw new Error(`the keyboard does not reach ${step.what}`);
-          await page.keyboard.press('Tab');
-        }
-        const shown = await page.evaluate(() => getComputedStyle(document.activeElement).outlineStyle);
-        if (shown === 'none') throw new Error(`it cannot be seen that the keyboard is at ${step.what}`);
-        await page.keyboard.press('Enter');
-      } else if (step.do === 'type') {
-        await page.getByLabel(step.label).fill(step.what);
-      } else if (step.do === 'wait') {
-        await page.getByText(step.what).first().waitFor();
-      } else if (step.do === 'perfetto') {
-        for (const end = Date.now() + TIMEOUT_MS; popups.length === 0; await page.waitForTimeout(50)) {
-          if (Date.now() > end) throw new Error(`no tab was opened; the page says: ${await page.locator('body').innerText()}`);
-        }
-        const tab = popups.pop();
-        await tab.waitForFunction(isReady, DIALOG, {polling: 100});
-        // A tab behind another one draws nothing, and would never be idle.
-        await tab.bringToFront();
-        if (await tab.evaluate(() => Boolean(window.app?.trace))) {
-          await Promise.race([tab.evaluate(() => window.waitForPerfettoIdle(500)), tab.waitForTimeout(20_000)]);
-        }
-        await tab.screenshot({path: `${task.folder}/perfetto.png`});
-        ui = await tab.evaluate(timeline, DIALOG);
-        await tab.close();
-        await page.bringToFront();
-      } else if (step.do === 'shot') {
-        // Evaluated from outside, so that it works where the page's own scripts do not run.
-        pages.push({name: step.what, address: page.url(), ...(task.scripts ? await page.evaluate(looks) : {text: await page.locator('body').innerText()})});
-        await page.screenshot({path: `${task.folder}/${step.what}.png`, fullPage: !task.touch});
-        // A full picture is taken of a page that is made as long as its content; what is pressed next must lie where it lay before.
-        if (task.scripts) await page.evaluate(() => new Promise((done) => { requestAnimationFrame(() => requestAnimationFrame(done)); setTimeout(done, 2_000); }));
+  context.setDefaultTimeout(TIMEOUT_MS);
+  const problems = [];
+  context.on('page', (page) => page.on('pageerror', (error) => problems.push(`${page.url()}: ${error}`)));
+  context.on('console', (message) => {
+    if (message.type() === 'error' || message.type() === 'warning') problems.push(`${message.location().url}: ${message.text()}`);
+  });
+  const page = await context.newPage();
+  const popups = [];
+  context.on('page', (other) => popups.push(other));
+  await page.goto(task.address);
+  const pages = [];
+  let ui = null;
+  const named = (words) => page.getByRole('link', {name: words, exact: true}).or(page.getByRole('button', {name: words, exact: true})).first();
+  for (const step of task.steps) {
+    if (step.do === 'goto') {
+      await page.goto(new URL(step.what, task.address).href);
+    } else if (step.do === 'press') {
+      await named(step.what).waitFor();
+      await (task.touch ? tap(page, named(step.what)) : named(step.what).click());
+    } else if (step.do === 'keys') {
+      await named(step.what).waitFor();
+      const words = async () => (task.scripts ? page.evaluate(() => document.activeElement.innerText) : '');
+      for (let presses = 0; (await words()) !== step.what; presses++) {
+        if (presses > 60) throw new Error(`the keyboard does not reach ${step.what}`);
+        await page.keyboard.press('Tab');
       }
+      const shown = await page.evaluate(() => getComputedStyle(document.activeElement).outlineStyle);
+      if (shown === 'none') throw new Error(`it cannot be seen that the keyboard is at ${step.what}`);
+      await page.keyboard.press('Enter');
+    } else if (step.do === 'type') {
+      await page.getByLabel(step.label).fill(step.what);
+    } else if (step.do === 'wait') {
+      await page.getByText(step.what).first().waitFor();
+    } else if (step.do === 'perfetto') {
+      for (const end = Date.now() + TIMEOUT_MS; popups.length === 0; await page.waitForTimeout(50)) {
+        if (Date.now() > end) throw new Error(`no tab was opened; the page says: ${await page.locator('body').innerText()}`);
+      }
+      const tab = popups.pop();
+      await tab.waitForFunction(isReady, DIALOG, {polling: 100});
+      // A tab behind another one draws nothing, and would never be idle.
+      await tab.bringToFront();
+      if (await tab.evaluate(() => Boolean(window.app?.trace))) {
+        await Promise.race([tab.evaluate(() => window.waitForPerfettoIdle(500)), tab.waitForTimeout(20_000)]);
+      }
+      await tab.screenshot({path: `${task.folder}/perfetto.png`});
+      ui = await tab.evaluate(timeline, DIALOG);
+      await tab.close();
+      await page.bringToFront();
+    } else if (step.do === 'shot') {
+      // Evaluated from outside, so that it works where the page's own scripts do not run.
+      pages.push({name: step.what, address: page.url(), ...(task.scripts ? await page.evaluate(looks) : {text: await page.locator('body').innerText()})});
+      await page.screenshot({path: `${task.folder}/${step.what}.png`, fullPage: !task.touch});
+      // A full picture is taken of a page that is made as long as its content; what is pressed next must lie where it lay before.
+      if (task.scripts) await page.evaluate(() => new Promise((done) => { requestAnimationFrame(() => requestAnimationFrame(done)); setTimeout(done, 2_000); }));
     }
-    process.stdout.write(JSON.stringify({pages, ui, problems}));
-  } finally {
-    await browser.close();
   }
+  return {pages, ui, problems};
 }
 
-main().catch((error) => {
-  process.stderr.write(String(error?.stack ?? error));
-  process.exitCode = 1;
-});
+run(() => drive(walk, ['127.0.0.1', 'localhost'], {ignoreDefaultArgs: ['--disable-popup-blocking']}));

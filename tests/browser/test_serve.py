@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.browser.opened import perfetto_ui
-from tests.perfetto.browser import BrowserError
-from tests.perfetto.install import browser_files, engine_files
+from tests.perfetto.browser import run_program
 from tests.served import TOKEN, Served, rank_trace, served
 from tracekit.capture.folder import ControlFolder
 from tracekit.viewing.ui import PerfettoUI, bundled_ui
@@ -66,34 +65,23 @@ def walk(
     scripts: bool = True,
 ) -> Walk:
     """Walk through the pages: see ``serve.js`` for the steps."""
-    files = browser_files()
     folder.mkdir()
-    task = {
-        "chromium": files.chromium,
-        "playwright": str(files.playwright),
-        "address": address,
-        "folder": str(folder),
-        "width": 390 if phone else 1280,
-        "height": 844 if phone else 900,
-        "touch": phone,
-        "dark": dark,
-        "scripts": scripts,
-        "steps": [
+    seen = run_program(
+        Path(__file__).with_name("serve.js"),
+        address,
+        timeout_s=WALK_S,
+        address=address,
+        folder=str(folder),
+        width=390 if phone else 1280,
+        height=844 if phone else 900,
+        touch=phone,
+        dark=dark,
+        scripts=scripts,
+        steps=[
             {"do": step[0], "what": step[1] if len(step) > 1 else "", "label": step[2] if len(step) > 2 else ""}
             for step in steps
         ],
-    }
-    program = Path(__file__).with_name("serve.js")
-    done = subprocess.run(
-        [engine_files().node, os.fspath(program), json.dumps(task)],
-        capture_output=True,
-        text=True,
-        timeout=WALK_S,
-        check=False,
     )
-    if done.returncode != 0:
-        raise BrowserError(f"{address}: {done.stderr.strip()[-2000:]}")
-    seen = json.loads(done.stdout)
     return Walk({page["name"]: page for page in seen["pages"]}, seen["ui"], seen["problems"])
 
 

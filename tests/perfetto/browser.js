@@ -9,8 +9,7 @@ const fs = require('node:fs');
 const http = require('node:http');
 const path = require('node:path');
 
-const task = JSON.parse(process.argv[2]);
-const {chromium} = require(task.playwright);
+const {task, TIMEOUT_MS, DIALOG, isReady, drive, run} = require('./chromium.js');
 
 const TYPES = {
   '.css': 'text/css', '.html': 'text/html', '.js': 'text/javascript', '.json': 'application/json',
@@ -18,10 +17,7 @@ const TYPES = {
 };
 // The UI shows the last part of this address as the title of the trace.
 const TRACE_ADDRESS = '/the-trace/' + encodeURIComponent(path.basename(task.trace));
-const READY_TIMEOUT_MS = 120_000;
 const QUIET_MS = 500;
-
-const DIALOG = '.pf-modal-dialog, .modal-dialog';
 
 const server = http.createServer((request, response) => {
   const address = request.url.split(/[?#]/)[0];
@@ -37,10 +33,6 @@ const server = http.createServer((request, response) => {
 });
 
 // These run inside the page.
-const isReady = (dialog) =>
-  document.querySelector(dialog)?.innerText.trim()
-  || (window.app?.trace && !window.app.isLoadingTrace && document.querySelector('.pf-viewer-page'));
-
 const readTracks = () => {
   const tracks = [];
   const visit = (node, depth) => {
@@ -62,13 +54,13 @@ const expandTracks = () => {
 
 async function look(browser, origin) {
   const page = await browser.newPage({viewport: {width: task.width, height: task.height}});
-  page.setDefaultTimeout(READY_TIMEOUT_MS);
+  page.setDefaultTimeout(TIMEOUT_MS);
   // The UI asks servers for news and statistics, and looks for an engine on port 9001; nothing may leave this page.
   await page.route('**/*', (route) => (
     route.request().url().startsWith(origin) ? route.continue() : route.abort()
   ));
   await page.goto(`${origin}/#!/?hideSidebar=true&url=${encodeURIComponent(origin + TRACE_ADDRESS)}`);
-  await page.waitForFunction(isReady, DIALOG, {timeout: READY_TIMEOUT_MS, polling: 100});
+  await page.waitForFunction(isReady, DIALOG, {polling: 100});
   const loaded = await page.evaluate(() => Boolean(window.app?.trace));
   if (loaded) {
     // The UI's own tests wait with this function: no query, task, drawing or animation is under way.
@@ -82,24 +74,12 @@ async function look(browser, origin) {
 
 async function main() {
   await new Promise((resolve) => server.listen(0, '127.0.0.1', resolve));
-  const browser = await chromium.launch({
-    executablePath: task.chromium,
-    headless: true,
-    timeout: 120_000,
-    // Without --no-sandbox root cannot run it; the resolver rule keeps the browser itself off the network.
-    args: ['--no-sandbox', '--disable-gpu', '--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1'],
-  });
   try {
-    const seen = await look(browser, `http://127.0.0.1:${server.address().port}`);
-    process.stdout.write(JSON.stringify(seen));
+    await drive((browser) => look(browser, `http://127.0.0.1:${server.address().port}`), ['127.0.0.1']);
   } finally {
-    await browser.close();
     server.close();
     server.closeAllConnections();
   }
 }
 
-main().catch((error) => {
-  process.stderr.write(String(error?.stack ?? error));
-  process.exitCode = 1;
-});
+run(main);

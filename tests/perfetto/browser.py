@@ -9,6 +9,7 @@ import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.perfetto.install import browser_files, engine_files
 
@@ -17,6 +18,41 @@ TIMEOUT_S = 270.0
 
 class BrowserError(Exception):
     """The browser or the UI did not work; the message is theirs."""
+
+
+def run_program(program: Path, what: object, *, timeout_s: float = TIMEOUT_S, **task: object) -> Any:
+    """Run one of the programs that drive a headless Chromium, and return what it prints.
+
+    Args:
+        program: For Node; see ``chromium.js`` beside this.
+        what: What is opened, for messages.
+        timeout_s: How long it may take.
+        **task: What it is told, beside where the browser is.
+
+    Raises:
+        BrowserError: The browser or the page did not work.
+    """
+    browser = browser_files()
+    task |= {"chromium": browser.chromium, "playwright": str(browser.playwright)}
+    # The browser has children of its own, so the whole group is ended with it.
+    with subprocess.Popen(
+        [engine_files().node, str(program), json.dumps(task)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise BrowserError(f"{what}: it was not shown after {timeout_s:.0f} s") from error
+            raise
+    if process.returncode != 0:
+        raise BrowserError(f"{what}: {err.decode(errors='replace').strip()[-2000:]}")
+    return json.loads(out)
 
 
 @dataclass(frozen=True)
@@ -62,7 +98,7 @@ class Browser:
 
     def __init__(self) -> None:
         self._engine = engine_files()
-        self._browser = browser_files()
+        browser_files()  # or it would be known only at the first picture that there is none
 
     def screenshot(
         self,
@@ -86,36 +122,16 @@ class Browser:
             BrowserError: The browser or the UI did not work. An error dialog of the UI does not raise: see
                 `Screen.error`.
         """
-        task = {
-            "webRoot": str(self._engine.web_root),
-            "chromium": self._browser.chromium,
-            "playwright": str(self._browser.playwright),
-            "trace": str(Path(trace).resolve()),
-            "png": str(Path(png).resolve()),
-            "expand": expand,
-            "width": width_px,
-            "height": height_px,
-        }
-        program = Path(__file__).with_name("browser.js")
-        # The browser has children of its own, so the whole group is ended with it.
-        with subprocess.Popen(
-            [self._engine.node, str(program), json.dumps(task)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        ) as process:
-            try:
-                out, err = process.communicate(timeout=TIMEOUT_S)
-            except BaseException as error:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                if isinstance(error, subprocess.TimeoutExpired):
-                    raise BrowserError(f"{trace}: the UI was not ready after {TIMEOUT_S:.0f} s") from error
-                raise
-        if process.returncode != 0:
-            raise BrowserError(f"{trace}: {err.decode(errors='replace').strip()[-2000:]}")
-        seen = json.loads(out)
+        seen = run_program(
+            Path(__file__).with_name("browser.js"),
+            trace,
+            webRoot=str(self._engine.web_root),
+            trace=str(Path(trace).resolve()),
+            png=str(Path(png).resolve()),
+            expand=expand,
+            width=width_px,
+            height=height_px,
+        )
         return Screen(
             tracks=[Track(**track) for track in seen["tracks"]],
             error=seen["error"],
