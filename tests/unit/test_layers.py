@@ -111,12 +111,13 @@ DOORS = {
     "rich": {"tracekit.cli.live_table", "tracekit.cli.progress"},
     "starlette": {"tracekit.serving.app"},
     # Each for a part of torch of its own: record_function, waiting for the device, dynamo (only once somebody imported torch),
-    # the profiler.
+    # the profiler, the tensor that Megatron's users expect.
     "torch": {
         "tracekit.handlers.mirrors.record_function",
         "tracekit.integrations.lightning.framework",
         "tracekit.recording.compiling",
         "tracekit.sources.torch_profiler",
+        "tracekit.timers.device",
     },
     "transformers": {"tracekit.integrations.transformers"},
     "uvicorn": {"tracekit.serving.server"},

@@ -15,7 +15,7 @@ import pytest
 import tracekit
 from tracekit import ConfigError, MemoryTraceHandler, Profiler, TimerError, Timers
 from tracekit.testing import FakeClock
-from tracekit.timers import Timer
+from tracekit.timers import DummyTimer, OffTimer, Timer
 
 SECOND_NS = 1_000_000_000
 
@@ -383,6 +383,42 @@ def test_a_timer_that_is_off_is_told_once(caplog: pytest.LogCaptureFixture) -> N
     assert "Timers has log_level 1" in caplog.messages[0]
 
 
+# ---- timers without a Timers ----------------------------------------------------------------------------------------------
+
+
+def test_a_timer_of_its_own_measures_and_is_in_the_trace() -> None:
+    clock = FakeClock()
+    handler = MemoryTraceHandler()
+    with Profiler([handler], clock=clock.clock):
+        timer = Timer("load", clock=clock.clock.monotonic_ns)
+        timer.start(barrier=True)
+        clock.advance(2 * SECOND_NS)
+        timer.stop(barrier=True)
+        with timer.with_barrier(), pytest.raises(TimerError, match="already been started"):
+            timer.start()
+    assert (timer.name, timer.log_level, timer.device) == ("load", 2, "host")
+    assert timer.elapsed(reset=True) == 2.0
+    assert (timer.elapsed(), timer.active_time()) == (0.0, 2.0)
+    assert [begin.label.name for begin, _ in handler.slices] == ["load", "load"]
+    with pytest.raises(ConfigError, match="device must be one of"):
+        Timer("load", device="gpu")
+
+
+def test_a_dummy_timer_does_nothing_until_it_is_read() -> None:
+    timer = DummyTimer()
+    timer.start(barrier=True)
+    timer.stop(barrier=True)
+    timer.reset()
+    with timer:
+        pass
+    for read in (timer.elapsed, timer.active_time):
+        with pytest.raises(TimerError, match="dummy timer measures nothing"):
+            read()
+    assert timer.name == "dummy timer"
+    assert isinstance(Timers(1, "max")("x", log_level=2), DummyTimer)
+    assert DummyTimer is OffTimer
+
+
 # ---- barriers, in one process --------------------------------------------------------------------------------------------------
 
 
@@ -507,11 +543,12 @@ FORKED = """
 import os, signal, threading
 from tracekit import Timers
 from tracekit.testing import FakeClock
+from tracekit.timers import Timer
 from tracekit.timers.device import DeviceEvents
 
 clock = FakeClock()
 timers = Timers(2, "max", clock=clock.clock)
-timer, on_device = timers("x"), timers("on the device")
+timer, on_device = timers("x"), Timer("on the device")  # one that belongs to no Timers as well
 on_device._events = DeviceEvents("on the device", None)
 entered, end = threading.Event(), threading.Event()
 

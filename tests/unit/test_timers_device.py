@@ -15,6 +15,7 @@ import pytest
 
 from tracekit import Timers
 from tracekit.testing import FakeClock
+from tracekit.timers import Timer, device
 from tracekit.timers.device import _MOST_PENDING
 
 MS = 1_000_000
@@ -111,6 +112,37 @@ def test_who_chooses_the_host_gets_no_hint(cuda: Cuda, caplog: pytest.LogCapture
     cuda.initialized = False
     make()[0]("x")
     assert caplog.messages == []
+
+
+def test_timers_without_a_timers_measure_the_device_and_hint_at_it_once(
+    cuda: Cuda, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "_warned", set())
+    clock = FakeClock()
+    for _ in range(2):
+        with Timer("x", clock=clock.clock.monotonic_ns) as timer:
+            clock.advance(MS)
+        assert timer.elapsed() == 0.001
+    assert len(caplog.messages) == 1
+    assert 'device="synchronize"' in caplog.messages[0]
+    with Timer("x", device="synchronize"), Timer("y", device="events") as timer:
+        cuda.launch(5)
+    assert cuda.synchronized == 2
+    cuda.run()
+    assert timer.elapsed() == pytest.approx(0.005)
+    assert len(caplog.messages) == 1
+
+
+def test_the_matrix_of_elapsed_times_is_on_the_current_device_as_there(cuda: Cuda) -> None:
+    torch: Any = sys.modules["torch"]
+    torch.float64 = "float64"
+    torch.tensor = lambda rows, *, dtype, device: (rows, dtype, device)
+    cuda.current_device = lambda: 3  # type: ignore[attr-defined]
+    timers, _ = make("host")
+    timers("x").set_elapsed(2)
+    assert timers._get_elapsed_time_all_ranks(["x"], False, False) == ([[2.0]], "float64", 3)
+    cuda.initialized = False
+    assert timers._get_elapsed_time_all_ranks(["x"], False, False)[2] == "cpu"
 
 
 def test_synchronize_waits_at_both_ends_as_there(cuda: Cuda) -> None:

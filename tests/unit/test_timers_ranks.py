@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tracekit import ConfigError, MemoryTraceHandler, Profiler, TimerError, Timers
+from tracekit.timers import Timer
 from tracekit.timers import registry as registry_module
 from tracekit.timers.exchange import Exchange, open_exchange, process_group
 
@@ -183,6 +184,76 @@ def test_the_text_is_the_same_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> 
     assert text == "max time across ranks (ms / 2):\n    a ..............................................: 2000.00"
     assert extremes == {"a": (0.5, 2.0)}, "of rank 0, which has measured nothing, nothing"
     assert sorted(table.ranks) == [0, 1, 2, 3, 4]
+
+
+def test_the_matrix_of_elapsed_times_has_a_row_for_each_rank_and_a_column_for_each_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Megatron's ``_get_elapsed_time_all_ranks``, by whose name tools call it; there it is in single precision (T12)."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    world = World(monkeypatch, *[2] * 3, timeout=60)
+
+    def report(timers: Timers, rank: int) -> tuple[Any, ...]:
+        timers("a").set_elapsed(rank)
+        if rank == 1:
+            timers("b").set_elapsed(100_000.001)
+        kept = timers._get_elapsed_time_all_ranks(names=["b", "a", "nobody's"], reset=False, barrier=True)
+        return kept, timers._get_elapsed_time_all_ranks(["a"], True, False), timers("a").elapsed()
+
+    found = world.together(report)
+    kept, reset, elapsed = found[2]
+    assert kept.shape == (3, 3)
+    assert kept.tolist() == [[0.0, 0.0, 0.0], [100_000.001, 1.0, 0.0], [0.0, 2.0, 0.0]]
+    assert (reset.tolist(), elapsed) == ([[0.0], [1.0], [2.0]], 0.0)
+    assert all(torch.equal(one[0], kept) for one in found)
+    assert len(world.group.barriers) == 3
+
+
+def test_in_the_matrix_a_rank_that_did_not_come_is_zero_and_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    world = World(monkeypatch, 2, 2)
+    timers = world.on(0)
+    timers("a").set_elapsed(1)
+    assert timers._get_elapsed_time_all_ranks(None, False, False).tolist() == [[1.0], [0.0]]
+    assert "rank 1 did not report" in caplog.messages[0]
+    assert timers._get_elapsed_time_all_ranks([], False, False) is None
+
+
+def test_the_texts_by_megatrons_private_names_have_seconds_for_their_normalizer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch, 2, 2, option="max", timeout=60)
+
+    def report(timers: Timers, rank: int) -> list[str | None]:
+        timers("a").set_elapsed(1 + rank)
+        return [
+            timers._get_global_min_max_time_string(["a"], False, False, 10 / 1000.0, True),
+            timers._get_global_min_max_time_string(["a"], False, False, 1 / 1000.0, max_only=False),
+            timers._get_all_ranks_time_string(["a", "b"], True, True, normalizer=1 / 1000.0),
+            timers._get_global_min_max_time_string(["a"], False, False, 1.0, True),
+        ]
+
+    for texts in world.together(report):
+        assert texts == [
+            "max time across ranks (ms / 10):\n    a ..............................................: 200.00",
+            "(min, max) time across ranks (ms):\n    a ..............................................: (1000.00, 2000.00)",
+            "times across ranks (ms):\n  a:\n     rank  0: 1000.00\n     rank  1: 2000.00",
+            None,
+        ]
+
+
+def test_a_timer_without_a_timers_meets_the_ranks_of_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, 2, 2)
+    handler = MemoryTraceHandler()
+    with Profiler([handler], rank=0, run_id="run"):
+        timer = Timer("x")
+        timer.set_barrier_group([0, 1])
+        timer.start(barrier=True)
+        timer.stop()
+    assert world.group.barriers == [(0, [0, 1])]
+    assert [begin.label.name for begin, _ in handler.slices] == ["x (barrier)", "x"]
 
 
 def test_without_rank_0_nothing_is_passed_on_and_nobody_hangs(

@@ -13,7 +13,7 @@
 """
 
 from tracekit.timers.base import TimerBase
-from tracekit.timers.off_timer import OffTimer
+from tracekit.timers.off_timer import DummyTimer, OffTimer
 from tracekit.timers.sinks.files import CSVSink, JSONLinesSink
 from tracekit.timers.sinks.services import MLflowSink, TensorBoardSink, WandbSink
 from tracekit.timers.sinks.sink import Sink, metrics
@@ -25,6 +25,7 @@ from tracekit.timers.trace_files import read_timers
 
 __all__ = [
     "CSVSink",
+    "DummyTimer",
     "JSONLinesSink",
     "MLflowSink",
     "OffTimer",

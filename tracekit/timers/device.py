@@ -1,6 +1,6 @@
 """How a timer measures what runs on a GPU: by waiting for it, or by events on its stream that are read later.
 
-torch is never imported: where nobody has imported it, nothing runs on a GPU that it could be asked about.
+Timing never imports torch: where nobody has imported it, nothing runs on a GPU that it could be asked about.
 """
 
 from __future__ import annotations
@@ -9,13 +9,27 @@ import logging
 import sys
 import threading
 from collections import deque
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-__all__ = ["DEVICE_MODES", "DeviceEvents", "cuda_available", "cuda_in_use", "synchronize"]
+from tracekit.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "DeviceEvents",
+    "check_device_mode",
+    "cuda_available",
+    "cuda_in_use",
+    "device_mode",
+    "synchronize",
+    "tensor",
+    "warn_once",
+]
 
 logger = logging.getLogger("tracekit")
 
-DEVICE_MODES: Final = ("host", "synchronize", "events")
+_DEVICE_MODES: Final = ("host", "synchronize", "events")
 
 _MOST_PENDING: Final = 4096
 """Intervals that the device has not finished. Its own queue holds about a thousand launches, so this means it hangs."""
@@ -36,11 +50,71 @@ def cuda_in_use() -> Any:
     return cuda if cuda is not None and cuda.is_initialized() else None
 
 
+_warned: Final[set[object]] = set()
+"""Warnings of this process about timers that belong to no `Timers`."""
+
+
+def warn_once(about: object, message: str) -> None:
+    """Log a warning once in this process."""
+    if about not in _warned:
+        _warned.add(about)
+        logger.warning("tracekit: timers: %s", message)
+
+
+def check_device_mode(mode: str) -> str:
+    """Return the mode.
+
+    Raises:
+        ConfigError: There is no such mode.
+    """
+    if mode not in _DEVICE_MODES:
+        raise ConfigError(f"Timers: device must be one of {', '.join(map(repr, _DEVICE_MODES))}, not {mode!r}")
+    return mode
+
+
+def device_mode(asked: str | None, warn: Callable[[str, str], None]) -> str:
+    """Return the time that a timer measures: "host", "synchronize" or "events".
+
+    Args:
+        asked: The mode that the caller asks for; None is "host", with a hint when CUDA is in use.
+        warn: Logs a warning; called with its subject and its text.
+
+    Raises:
+        ConfigError: There is no such mode.
+    """
+    mode = check_device_mode(asked or "host")
+    if mode == "events" and cuda_available() is None:
+        warn("events", "there is no CUDA device, so the timers measure the time of the host")
+        return "host"
+    if asked is None and cuda_in_use() is not None:
+        warn(
+            "host",
+            "they measure the time of the Python code, which does not wait for the GPU. For the GPU's own time give "
+            'device="events", for Megatron\'s way (wait for the GPU at both ends) device="synchronize"; device="host" is '
+            "as it is now.",
+        )
+    return mode
+
+
 def synchronize() -> None:
     """Wait until the current device has done everything that was given to it; without CUDA there is nothing to wait for."""
     cuda = cuda_in_use()
     if cuda is not None:
         cuda.synchronize()
+
+
+def tensor(rows: list[list[float]]) -> Any:
+    """Return a torch tensor of 64-bit floats, on the current CUDA device if CUDA is in use.
+
+    Raises:
+        MissingExtraError: torch is not installed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingExtraError("torch", "torch", "A tensor of the timers of all ranks") from error
+    cuda = cuda_in_use()
+    return torch.tensor(rows, dtype=torch.float64, device="cpu" if cuda is None else cuda.current_device())
 
 
 class DeviceEvents:

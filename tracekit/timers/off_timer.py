@@ -11,15 +11,29 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-__all__ = ["OffTimer"]
+__all__ = ["DummyTimer", "OffTimer"]
 
 
 class OffTimer(TimerBase):
-    """A timer that its level switches off: it measures nothing, waits for nobody, and says so when it is read."""
+    """A timer that measures nothing and waits for nobody. Reading it raises.
+
+    `Timers` returns one for each name that its level switches off. Code that takes a timer can be given ``DummyTimer()``,
+    which is Megatron's name for it.
+
+    Args:
+        name: Name of the timer.
+        reason: Text of the error that reading it raises.
+        announce: Called where a barrier is asked for, so that other ranks do not wait for this one.
+    """
 
     __slots__ = ("_announce", "_reason")
 
-    def __init__(self, name: str, reason: str, announce: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        name: str = "dummy timer",
+        reason: str = "a dummy timer measures nothing; use Timer(name), or the timers of a Timers",
+        announce: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(name)
         self._reason = reason
         self._announce = announce
@@ -75,3 +89,6 @@ class OffTimer(TimerBase):
             TimerError: Always; it says which level would switch it on.
         """
         raise TimerError(self._reason)
+
+
+DummyTimer = OffTimer

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tracekit.recording.marker import Marker
 
-__all__ = ["BARRIER", "RankReports", "ranks_text"]
+__all__ = ["BARRIER", "RankReports", "barrier_of_ranks", "ranks_text"]
 
 logger = logging.getLogger("tracekit")
 
@@ -253,9 +253,7 @@ class RankReports:
                 "ever; it is left out. Give all ranks the same log_level.",
             )
             return
-        # Its end is not the same moment on all ranks (Megatron-LM#742): in the trace one sees by how much.
-        with self._make_marker(f"{name} (barrier)", (BARRIER,)):
-            distributed.barrier(group=group)
+        barrier_of_ranks(name, group, self._make_marker)
 
     def barrier_of_all(self) -> None:
         """Wait for all ranks, as the caller has asked for."""
@@ -282,6 +280,15 @@ class RankReports:
         if not self._announced:
             exchange.put(_LEVEL_TOPIC, str(self._log_level).encode(), reads=True, lasting=True)
             self._announced = True
+
+
+def barrier_of_ranks(name: str, group: Any, make_marker: Callable[[str, tuple[str, ...]], Marker]) -> None:
+    """Wait at torch's barrier for the other ranks of a group. Without torch.distributed there is nobody to wait for."""
+    distributed = process_group()
+    if distributed is not None:
+        # Ranks leave a barrier at different moments (Megatron-LM#742); the slice shows by how much.
+        with make_marker(f"{name} (barrier)", (BARRIER,)):
+            distributed.barrier(group=group)
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

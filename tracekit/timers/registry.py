@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import sys
-import weakref
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from tracekit.errors import ConfigError
 from tracekit.recording.lifecycle import marker as module_marker
-from tracekit.timers.device import DEVICE_MODES, DeviceEvents, cuda_available, cuda_in_use
+from tracekit.timers.device import check_device_mode
 from tracekit.timers.off_timer import OffTimer
 from tracekit.timers.ranks import RankReports
-from tracekit.timers.timer import Timer
+from tracekit.timers.timer import MAX_LOG_LEVEL, Timer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,11 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["TimerRegistry"]
 
 logger = logging.getLogger("tracekit")
-
-MAX_LOG_LEVEL: Final = 2
-
-_known: Final[weakref.WeakSet[TimerRegistry]] = weakref.WeakSet()
-"""Every registry, for forked children."""
 
 _numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 """Numbers of the registries of one name, or made in one place."""
@@ -67,14 +60,13 @@ class TimerRegistry:
         if isinstance(log_level, bool) or not isinstance(log_level, int):
             raise ConfigError(f"Timers: log_level must be a whole number (0, 1 or 2), not {log_level!r}")
         self._log_level = log_level
-        self._device = None if device is None else _check_device(device)
+        self._device = None if device is None else check_device_mode(device)
         self._make_marker = module_marker if profiler is None else profiler.marker
         known_by = _place(self) if name is None else name
         self._ranks = RankReports(f"{known_by}#{next(_numbers[known_by])}", log_level, timeout_s, self._make_marker)
         self._clock = clock
         self._timers: dict[str, Timer] = {}
         self._off: dict[tuple[str, int | None], OffTimer] = {}  # by name, and by the level that was given
-        _known.add(self)
 
     def __call__(
         self, name: str, log_level: int | None = None, barrier: bool = False, *, device: str | None = None
@@ -119,29 +111,14 @@ class TimerRegistry:
             )
         if log_level > self._log_level:
             return self._switched_off(name, log_level, asked_level)
-        mode = _check_device(device or self._device or "host")
-        events = None
-        if mode == "events":
-            cuda = cuda_available()
-            events = None if cuda is None else DeviceEvents(name, cuda)
-            if events is None:
-                mode = "host"
-                self._ranks.tell("events", "there is no CUDA device, so the timers measure the time of the host")
-        elif device is None and self._device is None and cuda_in_use() is not None:
-            self._ranks.tell(
-                "host",
-                "they measure the time of the Python code, which does not wait for the GPU. For the GPU's own time give "
-                'device="events", for Megatron\'s way (wait for the GPU at both ends) device="synchronize"; device="host" is '
-                "as it is now.",
-            )
         timer = Timer(
             name,
             log_level,
+            device=device or self._device,
             make_marker=self._make_marker,
             clock=self._clock.monotonic_ns,
             barrier=self._ranks.barrier,
-            device=mode,
-            events=events,
+            warn=self._ranks.tell,
         )
         return self._timers.setdefault(name, timer)  # atomic: two threads that ask at once get the same
 
@@ -162,19 +139,3 @@ def _place(made: object) -> str:
     while frame.f_back is not None and frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is made:
         frame = frame.f_back  # of a subclass, too
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-
-
-def _after_fork_in_child() -> None:
-    for registry in list(_known):
-        for timer in list(registry._timers.values()):  # noqa: SLF001 - of this module
-            timer.after_fork_in_child()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-def _check_device(device: str) -> str:
-    if device not in DEVICE_MODES:
-        raise ConfigError(f"Timers: device must be one of {', '.join(map(repr, DEVICE_MODES))}, not {device!r}")
-    return device

@@ -8,6 +8,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError, TimerError
+from tracekit.timers.device import tensor
 from tracekit.timers.registry import TimerRegistry
 from tracekit.timers.text import LOG_OPTIONS, min_max, sums_text
 
@@ -185,6 +186,62 @@ class SumReports(TimerRegistry):
     # NeMo's own benchmark and Megatron-Bridge call it by this name.
     _get_global_min_max_time = get_global_min_max_time
 
+    # Forks of Megatron and tools for it call the next three: the names, the order of the arguments and the results are
+    # Megatron's.
+
+    def _get_elapsed_time_all_ranks(self, names: Sequence[str] | None, reset: bool, barrier: bool) -> Any:
+        """Return the seconds of each rank and timer as a tensor of shape (ranks, names); every rank must call this.
+
+        The tensor is on the current CUDA device if CUDA is in use, as in Megatron. Timers that a rank has not used, and
+        ranks that did not report, are 0.
+
+        Args:
+            names: Timers to report, one column each; None is all.
+            reset: Start the next such report from here.
+            barrier: Wait for all ranks first.
+
+        Returns:
+            The tensor, of 64-bit floats; None for an empty list of names.
+        """
+        sums = self._sums("matrix", names, reset=reset, barrier=barrier, reads=None) or {}
+        columns = _names(sums, None) if names is None else list(names)
+        if not columns:
+            return None
+        ranks = (sums.get(rank, {}) for rank in range(self._ranks.place[1]))
+        return tensor([[timers.get(name, 0) / _SECOND_NS for name in columns] for timers in ranks])
+
+    def _get_global_min_max_time_string(
+        self, names: Sequence[str] | None, reset: bool, barrier: bool, normalizer: float, max_only: bool
+    ) -> str | None:
+        """Return the report of the slowest rank, or of the fastest and the slowest, for any log option.
+
+        Args:
+            names: Timers to report; None is all.
+            reset: Start the next text from here.
+            barrier: Wait for all ranks first.
+            normalizer: Seconds to divide by: 0.001 prints milliseconds, N / 1000 milliseconds per N.
+            max_only: Report the slowest rank only.
+
+        Raises:
+            ConfigError: The normalizer is not above 0.
+        """
+        option = "max" if max_only else "minmax"
+        return self._text(
+            "string", names, normalizer, reset=reset, barrier=barrier, reads=None, option=option, in_seconds=True
+        )
+
+    def _get_all_ranks_time_string(
+        self, names: Sequence[str] | None, reset: bool, barrier: bool, normalizer: float
+    ) -> str | None:
+        """Return the report of every rank, for any log option; see `_get_global_min_max_time_string`.
+
+        Raises:
+            ConfigError: The normalizer is not above 0.
+        """
+        return self._text(
+            "string", names, normalizer, reset=reset, barrier=barrier, reads=None, option="all", in_seconds=True
+        )
+
     def _to_write(
         self,
         report: str,
@@ -234,10 +291,12 @@ class SumReports(TimerRegistry):
         reset: bool,
         barrier: bool,
         reads: Callable[[int, int], bool] | None,
+        option: str | None = None,
+        in_seconds: bool = False,
     ) -> str | None:
-        normalizer = _check_normalizer(normalizer)
+        normalizer = _check_normalizer(normalizer) * (1000 if in_seconds else 1)
         sums = self._sums(report, names, reset=reset, barrier=barrier, reads=reads)
-        return None if sums is None else sums_text(sums, _names(sums, names), self._log_option, normalizer)
+        return None if sums is None else sums_text(sums, _names(sums, names), option or self._log_option, normalizer)
 
     def _sums(
         self,

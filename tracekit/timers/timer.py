@@ -7,15 +7,20 @@ clock itself, twice a call, and keeps the difference; everything else (sums, sta
 from __future__ import annotations
 
 import math
+import os
 import threading
+import weakref
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import TimerError
+from tracekit.recording.lifecycle import marker as module_marker
 from tracekit.recording.tasks import current_owner
 from tracekit.statistics import DurationStatistics
 from tracekit.timers.base import TimerBase
-from tracekit.timers.device import synchronize
+from tracekit.timers.device import DeviceEvents, cuda_available, device_mode, synchronize, warn_once
+from tracekit.timers.ranks import barrier_of_ranks
 from tracekit.timers.readers import Readers
 from tracekit.timers.timer_with_barrier import TimerWithBarrier
 
@@ -24,12 +29,14 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from tracekit.recording.marker import Marker
-    from tracekit.timers.device import DeviceEvents
 
     MakeMarker = Callable[[str, tuple[str, ...]], Marker]
     Barrier = Callable[[str, int, Any], None]
 
-__all__ = ["NESTED", "TIMER", "Timer"]
+__all__ = ["MAX_LOG_LEVEL", "NESTED", "TIMER", "Timer"]
+
+MAX_LOG_LEVEL: Final = 2
+"""Level of a timer that is given none."""
 
 TIMER: Final = "timer"
 """Category of a timer's slices."""
@@ -42,9 +49,15 @@ _FOLD_CALLS: Final = 1024
 
 _SECOND_NS: Final = 1e9
 
+_timers: Final[weakref.WeakSet[Timer]] = weakref.WeakSet()
+"""All timers of this process, for forked children."""
+
 
 class Timer(TimerBase):
-    """Measures a piece of code each time it runs. Made by `Timers`.
+    """Measures a piece of code each time it runs.
+
+    `Timers` makes timers and reports them. A separate ``Timer("load")`` measures the same way and is in the trace, but in no
+    report.
 
     Use it as ``with timers("forward"):``, or by `start` and `stop`. Times are of the monotonic clock, which nobody can set.
 
@@ -54,14 +67,28 @@ class Timer(TimerBase):
 
     In a function that torch.compile compiles a timer breaks the graph, and measures; a `Marker` does neither.
 
+    Args:
+        name: Name of the timer and of its slices.
+        log_level: Level of the timer; see `Timers`. A timer without a `Timers` is always on.
+        device: Which time it measures: "host" (the Python code), "synchronize" (wait for the device at both ends), or
+            "events" (the device's own time; calls count once the device has finished them). None is "host", with a hint in
+            the log when CUDA is in use. Without a CUDA device, "events" is "host".
+        make_marker: Makes the markers of the slices; by default those of the active profiler.
+        clock: Returns the time in ns; for tests.
+        barrier: Waits for the ranks of a group, by name, level and group; by default the barrier of torch.distributed.
+        warn: Logs a warning once, by its subject and its text; by default once in this process.
+
     Attributes:
-        name: The timer's.
-        log_level: Its level; see `Timers`.
-        device: What it measures: "host" (the time of the Python code), "synchronize" (the device is waited for at both ends),
-            or "events" (the device's own time; calls count once the device has finished them).
+        name: As given.
+        log_level: As given.
+        device: The time it measures: "host", "synchronize" or "events".
+
+    Raises:
+        ConfigError: There is no such device mode.
     """
 
     __slots__ = (
+        "__weakref__",
         "_barrier",
         "_before",
         "_began",
@@ -87,23 +114,23 @@ class Timer(TimerBase):
     def __init__(
         self,
         name: str,
-        log_level: int,
+        log_level: int = MAX_LOG_LEVEL,
         *,
-        make_marker: MakeMarker,
-        clock: Callable[[], int],
-        barrier: Barrier,
-        device: str = "host",
-        events: DeviceEvents | None = None,
+        device: str | None = None,
+        make_marker: MakeMarker = module_marker,
+        clock: Callable[[], int] = SYSTEM_CLOCK.monotonic_ns,
+        barrier: Barrier | None = None,
+        warn: Callable[[object, str], None] = warn_once,
     ) -> None:
         super().__init__(name)
         self.log_level = log_level
-        self.device = device
+        self.device = device_mode(device, warn)
+        self._events = DeviceEvents(name, cuda_available()) if self.device == "events" else None
         self._make_marker = make_marker
         self._marker = make_marker(name, (TIMER,))
         self._clock = clock
         self._barrier = barrier
         self._group: Any = None
-        self._events = events
         self._lock = threading.Lock()
         # By thread or asyncio task; each changes its own entries only.
         self._open: dict[Hashable, int] = {}  # when its interval began
@@ -117,6 +144,7 @@ class Timer(TimerBase):
         self._before = DurationStatistics()  # until then
         self._taken: tuple[DurationStatistics, DurationStatistics] | None = None  # both, before they were last taken
         self._readers = Readers()
+        _timers.add(self)
 
     def __repr__(self) -> str:
         return f"<Timer {self.name!r}>"
@@ -252,7 +280,10 @@ class Timer(TimerBase):
 
     def wait_for_ranks(self) -> None:
         """Meet the other ranks of the barrier group."""
-        self._barrier(self.name, self.log_level, self._group)
+        if self._barrier is None:
+            barrier_of_ranks(self.name, self._group, self._make_marker)
+        else:
+            self._barrier(self.name, self.log_level, self._group)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -355,3 +386,12 @@ class Timer(TimerBase):
         self._before = DurationStatistics.merged([self._before, self._statistics])
         self._taken = None
         self._statistics = DurationStatistics()
+
+
+def _after_fork_in_child() -> None:
+    for timer in list(_timers):
+        timer.after_fork_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
