@@ -383,6 +383,21 @@ def test_a_timer_that_is_off_is_told_once(caplog: pytest.LogCaptureFixture) -> N
     assert "Timers has log_level 1" in caplog.messages[0]
 
 
+def test_a_timer_that_is_off_is_logged_once_whether_or_not_its_level_is_given(caplog: pytest.LogCaptureFixture) -> None:
+    """Megatron's code gives the level at the start and leaves it out at the stop."""
+    timers = Run(0).timers
+    with caplog.at_level(logging.INFO, "tracekit"):
+        for name, first, second in (("a", 2, None), ("b", None, 2), ("c", 1, 2)):
+            timers(name, first).start()
+            timers(name, second).stop()
+            timers(name, first).start()
+    assert [(record.levelname, record.message.split("'")[1]) for record in caplog.records] == [
+        ("INFO", "a"),
+        ("WARNING", "b"),
+        ("INFO", "c"),
+    ]
+
+
 # ---- timers without a Timers ----------------------------------------------------------------------------------------------
 
 

@@ -67,6 +67,7 @@ class TimerRegistry:
         self._clock = clock
         self._timers: dict[str, Timer] = {}
         self._off: dict[tuple[str, int | None], OffTimer] = {}  # by name, and by the level that was given
+        self._first_off: dict[str, OffTimer] = {}  # by name: the one that was logged
 
     def __call__(
         self, name: str, log_level: int | None = None, barrier: bool = False, *, device: str | None = None
@@ -128,9 +129,11 @@ class TimerRegistry:
             f"timer {name!r} is off and measures nothing: {which}, and Timers has log_level {self._log_level}. Give Timers a "
             f"log_level of {log_level}, or the timer one up to {self._log_level}"
         )
-        # A level that was chosen is no surprise; the default is (Megatron-LM#871).
-        logger.log(logging.WARNING if asked_level is None else logging.INFO, "tracekit: timers: %s", reason)
-        return self._off.setdefault((name, asked_level), OffTimer(name, reason, self._ranks.announce))
+        off = OffTimer(name, reason, self._ranks.announce)
+        if self._first_off.setdefault(name, off) is off:
+            # A level that was chosen is no surprise; the default is (Megatron-LM#871).
+            logger.log(logging.WARNING if asked_level is None else logging.INFO, "tracekit: timers: %s", reason)
+        return self._off.setdefault((name, asked_level), off)
 
 
 def _place(made: object) -> str:
