@@ -107,7 +107,6 @@ DOORS = {
     "pyarrow": {"tracekit.viewing.tables"},
     "pynvml": {"tracekit.sources.gpu"},
     "pytorch_lightning": {"tracekit.integrations.lightning.framework"},
-    "referencing": {"tracekit.formats.schema"},
     "rich": {"tracekit.cli.live_table", "tracekit.cli.progress"},
     "starlette": {"tracekit.serving.app"},
     # Each for a part of torch of its own: record_function, waiting for the device, dynamo (only once somebody imported torch),

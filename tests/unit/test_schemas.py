@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
 
 from tests.bad_traces import METADATA
 from tracekit.errors import MissingExtraError
 from tracekit.formats import schema as schemas
 from tracekit.formats.schema import RANK_METADATA, TRACE_EVENT, compile_schema, load_schema
 from tracekit.validation.shapes import shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 FOLDER = Path(__file__).resolve().parents[2] / "schemas"
 
@@ -28,6 +32,42 @@ def test_each_schema_is_a_valid_schema_and_the_package_finds_it(path: Path) -> N
     Draft202012Validator.check_schema(found)
     assert found["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert found["$id"].startswith("urn:tracekit:schema:")
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.schema.json")), ids=lambda path: path.name)
+def test_each_schema_file_resolves_all_references_by_itself(path: Path) -> None:
+    """Users validate with the file alone: no registry, no other file, nothing fetched."""
+    found = json.loads(path.read_text())
+    resolver = Registry().with_resource(found["$id"], Resource.from_contents(found)).resolver()
+    for reference in references(found):
+        resolver.lookup(reference)
+
+
+def references(schema: Any, base: str = "") -> Iterator[str]:
+    """Yield what a schema refers to, by complete URIs."""
+    if isinstance(schema, dict):
+        base = schema.get("$id", base)
+        if isinstance(schema.get("$ref"), str):
+            yield base + schema["$ref"] if schema["$ref"].startswith("#") else schema["$ref"]
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for inner in schema:
+            yield from references(inner, base)
+
+
+def test_the_event_schema_checks_metadata_events_without_another_file() -> None:
+    validator = Draft202012Validator(json.loads((FOLDER / "trace_event.schema.json").read_text()))
+    event = {"ph": "M", "name": "tracekit_metadata", "pid": 1, "args": METADATA}
+    anchor = {"ph": "M", "name": "tracekit_clock_anchor", "pid": 1, "args": METADATA["clock"]}
+    assert [validator.is_valid(good) for good in (event, anchor)] == [True, True]
+    wrong = {**event, "args": {**METADATA, "rank": "0"}}
+    assert [error.json_path for error in validator.iter_errors(wrong)] == ["$.args.rank"]
+    assert not validator.is_valid({**anchor, "args": {"wall_ns": 1}})
+
+
+def test_the_rank_metadata_in_the_event_schema_is_a_copy_of_its_own_file() -> None:
+    copy = load_schema(TRACE_EVENT)["$defs"]["rank_metadata"]
+    assert copy == load_schema(RANK_METADATA), "copy schemas/rank_metadata.schema.json there after each change"
 
 
 def test_every_field_of_the_rank_metadata_is_required_and_described() -> None:

@@ -1,8 +1,8 @@
 """The JSON Schemas of what tracekit writes: finding them and compiling them.
 
 They are kept in the top-level folder ``schemas``, which the package reaches as ``tracekit/schemas`` (a link in a
-checkout, a folder of its own in an installed package). This is the only module that imports jsonschema, when first
-needed.
+checkout, a folder of its own in an installed package). Each of them holds everything it refers to, so any JSON Schema
+validator can use a file alone. This is the only module that imports jsonschema, when first needed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ MERGE_REPORT: Final = "merge_report"
 SEGMENT_INDEX: Final = "segment_index"
 PERFETTO_MANIFEST: Final = "perfetto_manifest"
 
-_ALL: Final = (TRACE_EVENT, RANK_METADATA, MERGE_REPORT, SEGMENT_INDEX, PERFETTO_MANIFEST)
-
 
 @cache
 def load_schema(name: str) -> dict[str, Any]:
@@ -64,18 +62,9 @@ def compile_schema(name: str) -> Callable[[Any], str | None]:
     try:
         from jsonschema import Draft202012Validator
         from jsonschema.exceptions import best_match
-        from referencing import Registry, Resource
     except ImportError as error:
         raise MissingExtraError("jsonschema", "validate", "Checking against the schemas") from error
-    # The schemas refer to each other by $id; nothing is ever fetched.
-    registry: Registry[Any] = Registry()
-    for other in _ALL:
-        try:
-            schema = load_schema(other)
-        except FileNotFoundError:
-            continue
-        registry = registry.with_resource(schema["$id"], Resource.from_contents(schema))
-    validator = Draft202012Validator(load_schema(name), registry=registry)
+    validator = Draft202012Validator(load_schema(name))
 
     def wrong(value: Any) -> str | None:
         error = best_match(validator.iter_errors(value))
