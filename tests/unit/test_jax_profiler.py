@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import sys
 import threading
+import typing
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -558,11 +560,84 @@ def test_the_log_directory(jax: FakeJax, tmp_path: Path) -> None:
     assert JaxProfiler(elsewhere, trainer).log_dir == f"{tmp_path}/elsewhere"
     bucket = JaxProfilerConfig(profile_log_dir="s3://bucket/run")
     assert JaxProfiler(bucket, trainer).log_dir == "s3://bucket/run"
+    assert JaxProfiler(bucket, trainer).log_path == "s3://bucket/run"
     with pytest.raises(ConfigError, match="the trainer has no log_path"):
         JaxProfiler(trainer=SimpleNamespace(log_path=None))
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be made"):
         JaxProfiler(log_path=tmp_path / "file")
+
+
+def test_a_path_is_a_log_directory_as_in_the_scripts_of_xlstm_jax(jax: FakeJax, tmp_path: Path) -> None:
+    config = JaxProfilerConfig(profile_log_dir=tmp_path / "logs")  # type: ignore[arg-type]
+    assert config.profile_log_dir == config.to_dict()["profile_log_dir"] == f"{tmp_path}/logs"
+    assert config == JaxProfilerConfig(profile_log_dir=f"{tmp_path}/logs")
+    trainer = SimpleNamespace(log_path=tmp_path / "run", state=SimpleNamespace(params=None))
+    assert JaxProfiler(config, trainer).log_path == tmp_path / "logs"
+    below = JaxProfilerConfig(profile_log_dir=Path("jax"))  # type: ignore[arg-type]
+    assert JaxProfiler(below, trainer).log_path == tmp_path / "run" / "jax"
+
+
+def test_types_of_the_configuration_resolve_at_run_time_for_omegaconf() -> None:
+    """``OmegaConf.structured`` resolves every annotation of the class, and takes plain types as fields."""
+    hints = typing.get_type_hints(JaxProfilerConfig)
+    fields = {field.name: hints[field.name] for field in dataclasses.fields(JaxProfilerConfig)}
+    assert set(fields.values()) == {int, bool, float, str}
+    assert all(isinstance(getattr(JaxProfilerConfig(), name), kind | int) for name, kind in fields.items())
+
+
+def test_the_attributes_of_xlstm_jaxs_callback_follow_its_traces(jax: FakeJax, tmp_path: Path) -> None:
+    loop = Loop(jax, tmp_path, 10, profile_first_step=20, profile_n_steps=2)  # ten minutes a step
+    profiler, time = loop.profiler, loop.time
+    assert profiler.log_path == tmp_path / "tensorboard"
+    assert (profiler.profile_every_n_minutes, profiler.profile_first_step, profiler.profile_n_steps) == (60, 20, 2)
+    assert (profiler.profiler_active, profiler.profiler_last_time) == (False, None)
+    profiler.on_training_start()
+    started = profiler.profiler_last_time
+    assert started == pytest.approx(time.wall_ns / 1e9, abs=1e-3)
+    loop.train(1, 7)
+    assert (profiler.profiler_active, profiler.profile_first_step) == (True, 7)
+    assert profiler.profiler_last_time == pytest.approx(started, abs=1e-3)
+    loop.train(8, 10)
+    assert (profiler.profiler_active, profiler.profile_first_step) == (False, 7)
+    assert profiler.profiler_last_time == pytest.approx(started + 9 * 600, abs=1e-3)
+    assert profiler.config.profile_first_step == 20
+    with pytest.raises(AttributeError):
+        profiler.profile_n_steps = 9  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("below", ["tensorboard", "profiler_logs"])
+def test_a_trainer_of_two_epochs_with_validations_leaves_traces_where_its_logs_are(
+    jax: FakeJax, tmp_path: Path, below: str
+) -> None:
+    """What xLSTM-JAX tests of its own callback, with the directory as it gives it: a Path."""
+    log_path = tmp_path / "logs"
+    config = JaxProfilerConfig(
+        profile_log_dir=log_path / below,  # type: ignore[arg-type]
+        profile_first_step=10,
+        profile_n_steps=5,
+    )
+    trainer = SimpleNamespace(log_path=log_path, state=SimpleNamespace(params="params"))
+    callback = config.create(trainer=trainer, data_module=None)
+    callback.on_training_start()
+    step = 0
+    for epoch in (1, 2):
+        callback.on_training_epoch_start(epoch)
+        for _ in range(250):
+            step += 1
+            jax.step = step
+            callback.on_training_step({"loss": 0.5}, epoch, step)
+            if step % 100 == 0:
+                callback.on_validation_epoch_start(epoch, step)
+                callback.on_validation_epoch_end({}, epoch, step)
+        callback.on_training_epoch_end({}, epoch)
+    callback.on_training_end()
+    callback.on_test_epoch_start(2)
+    callback.on_test_epoch_end({}, 2)
+    callback.finalize("success")
+    assert jax.events == starts_and_stops(10, 15)
+    assert len(list((log_path / below).glob("plugins/profile/*/*.trace.json.gz"))) == 1
+    assert callback.failures == {}
 
 
 @pytest.mark.parametrize(
@@ -575,6 +650,7 @@ def test_the_log_directory(jax: FakeJax, tmp_path: Path) -> None:
         ({"every_n_steps": 0}, r"every_n_steps \(-1 is off\) must be a whole number from 1 on"),
         ({"every_n_epochs": -2}, r"every_n_epochs \(-1 is off\) must be"),
         ({"profile_log_dir": ""}, "profile_log_dir must be a path or URL"),
+        ({"profile_log_dir": 5}, "profile_log_dir must be a path or URL"),
     ],
 )
 def test_a_wrong_setting_is_refused_at_once(settings: dict[str, Any], message: str) -> None:

@@ -31,7 +31,8 @@ class JaxProfilerConfig:
         profile_first_step: A trace begins after this step, counted from 1; in a run that is resumed beyond it, after the
             first step there is.
         profile_n_steps: How many steps a trace holds.
-        profile_log_dir: Folder of the traces, below the log path; an absolute path or URL replaces that.
+        profile_log_dir: Folder of the traces, below the log path; an absolute path or URL replaces that. A ``Path`` is kept as
+            text.
         callback_class: What `create` makes.
 
     Raises:
@@ -45,9 +46,12 @@ class JaxProfilerConfig:
     profile_first_step: int = 10
     profile_n_steps: int = 5
     profile_log_dir: str = "tensorboard"
-    callback_class: ClassVar[type[JaxProfiler]]  # set where that is defined, which is a module that needs this one
+    # The class JaxProfiler, set in its module, which imports this one. OmegaConf resolves every annotation when it runs.
+    callback_class: ClassVar[Any]
 
     def __post_init__(self) -> None:
+        if isinstance(self.profile_log_dir, os.PathLike):
+            object.__setattr__(self, "profile_log_dir", os.fspath(self.profile_log_dir))
         for name in ("every_n_epochs", "every_n_steps"):
             if getattr(self, name) != -1:
                 check_whole(f"JaxProfilerConfig: {name} (-1 is off)", getattr(self, name))
@@ -73,7 +77,8 @@ class JaxProfilerConfig:
         Raises:
             ConfigError: As `JaxProfiler` says.
         """
-        return self.callback_class(self, trainer, data_module)
+        made: JaxProfiler = self.callback_class(self, trainer, data_module)
+        return made
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a field; the default, if there is none of that name."""

@@ -7,9 +7,10 @@ import logging
 import os
 from collections import deque
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracekit import privacy
+from tracekit import privacy, storage
 from tracekit.clock import SYSTEM_CLOCK, Clock
 from tracekit.distributed import detect_process
 from tracekit.errors import ConfigError
@@ -73,6 +74,9 @@ class JaxProfiler:
         profiler_options: ``jax.profiler.ProfileOptions``, passed on as they are.
         clock: The clocks to read; for tests.
 
+    `log_path` and the attributes ``profile_...`` and ``profiler_...`` are those of xLSTM-JAX's callback, for code that reads
+    them. They cannot be set, because `config` decides.
+
     Attributes:
         config: As given.
         log_dir: Where the traces go.
@@ -120,6 +124,7 @@ class JaxProfiler:
         self._arrays: Any = None
         self._phase: Marker | None = None
         self._step = 0
+        self._latest_start: int | None = None
         self._stepped_ns = 0
         self._steps_ns: deque[int] = deque(maxlen=20)
 
@@ -137,6 +142,41 @@ class JaxProfiler:
     def is_tracing(self) -> bool:
         """Whether a trace runs."""
         return self._recorder is not None and self._recorder.is_tracing
+
+    # ---- attributes of xLSTM-JAX's callback ----------------------------------------------------------------------------
+
+    @property
+    def log_path(self) -> Path | str:
+        """Folder of the traces; a URL is text, since a ``Path`` cannot hold it."""
+        return self.log_dir if storage.is_remote(self.log_dir) else Path(self.log_dir)
+
+    @property
+    def profile_every_n_minutes(self) -> float:
+        """Minutes between traces, as configured."""
+        return self.config.profile_every_n_minutes
+
+    @property
+    def profile_first_step(self) -> int:
+        """Step after which the latest trace began; before any trace, the configured step."""
+        return self.config.profile_first_step if self._latest_start is None else self._latest_start
+
+    @property
+    def profile_n_steps(self) -> int:
+        """Steps in a trace, as configured."""
+        return self.config.profile_n_steps
+
+    @property
+    def profiler_active(self) -> bool:
+        """Whether a trace is being recorded; the same as `is_tracing`."""
+        return self.is_tracing
+
+    @property
+    def profiler_last_time(self) -> float | None:
+        """Unix time when the latest trace ended or, before that, when the training started; None before both."""
+        if not self._began:
+            return None
+        passed_ns = self._clock.monotonic_ns() - self._windows.last_ns
+        return (self._clock.wall_ns() - passed_ns) / 1e9
 
     # ---- life ---------------------------------------------------------------------------------------------------------
 
@@ -307,6 +347,8 @@ class JaxProfiler:
             self._stop()
         elif decision is Decision.START:
             recorder.start(self._step)
+            if recorder.is_tracing:
+                self._latest_start = self._step
         elif decision is Decision.ASK:
             if self._agreement is not None:
                 # The shortest, as the last one may have been an exception.

@@ -61,16 +61,17 @@ class Windows:
     Attributes:
         agreed: Whether the time alone begins no trace, but `announce`, as several processes must agree.
         first_step: Of the trace that runs: the step after which it began; None while none runs.
+        last_ns: The monotonic time from which the time until the next trace counts.
         missed: How many traces were announced too late.
     """
 
     def __init__(self, config: JaxProfilerConfig) -> None:
         self.agreed = False
         self.first_step: int | None = None
+        self.last_ns = 0
         self.missed = 0
         self._config = config
         self._last_step = 0
-        self._last_ns = 0
         self._end_step = 0
         self._first_is_due = True
         self._is_repeated = False
@@ -79,7 +80,7 @@ class Windows:
 
     def count_from(self, now_ns: int) -> None:
         """Count the time until the next trace from here."""
-        self._last_ns = now_ns
+        self.last_ns = now_ns
 
     def announce(self, step: int) -> None:
         """Have a trace begin after that step, as all other processes do."""
@@ -110,7 +111,7 @@ class Windows:
             return Decision.NOTHING
         if self._repeat or step == announced or self._is_due_by_number(step):
             return Decision.START
-        if config.profile_every_n_minutes >= 0 and now_ns - self._last_ns > config.profile_every_n_minutes * _MINUTE_NS:
+        if config.profile_every_n_minutes >= 0 and now_ns - self.last_ns > config.profile_every_n_minutes * _MINUTE_NS:
             return Decision.ASK if self.agreed else Decision.START
         return Decision.NOTHING
 
@@ -140,6 +141,6 @@ class Windows:
         wanted = self._end_step - self.first_step
         held = min(max(self._last_step - self.first_step, 0), wanted)
         self._repeat = early and held < wanted and not self._is_repeated
-        self._last_ns = now_ns
+        self.last_ns = now_ns
         first, self.first_step = self.first_step + 1, None
         return Held(first, held, wanted, self._repeat)
