@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, TypeAlias
+from urllib.parse import unquote
 
 from tracekit.errors import ConfigError
 
@@ -22,6 +23,7 @@ __all__ = [
     "check_paths",
     "check_seconds",
     "check_whole",
+    "resolve_path",
 ]
 
 StrPath: TypeAlias = "str | os.PathLike[str]"
@@ -29,6 +31,7 @@ StrPath: TypeAlias = "str | os.PathLike[str]"
 Paths: TypeAlias = "StrPath | Iterable[StrPath]"
 """One of these, or several."""
 
+_FILE_URL: Final = re.compile(r"file:(?://(?:localhost(?=/))?|(?=/))", re.IGNORECASE)
 _URL_IN_PATH: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 
 
@@ -64,20 +67,30 @@ def check_seconds(name: str, value: object) -> None:
 
 
 def check_path(name: str, value: object) -> str:
-    """Return a path or URL as text.
+    """Return a path or URL as text, resolved by `resolve_path`.
 
     Raises:
         ConfigError: It is neither text nor a path; or a path was made of a URL, which has lost a slash in that. The message
             names it.
     """
     if isinstance(value, str):
-        return value
+        return resolve_path(value)
     text = os.fspath(value) if isinstance(value, os.PathLike) else None
     if not isinstance(text, str):
         raise ConfigError(f"{name} must be a path or URL, not {_short(value)}")
     if _URL_IN_PATH.match(text):
         raise ConfigError(f"{name}: pathlib makes another thing of a URL ({text}); give it as text")
-    return text
+    return resolve_path(text)
+
+
+def resolve_path(text: str) -> str:
+    """Return the local path that a ``file:`` URL or a path with ``~`` stands for; return other paths and URLs as they are.
+
+    Call it once, where a path enters tracekit: file systems know neither.
+    """
+    match = _FILE_URL.match(text)
+    path = text if match is None else unquote(text[match.end() :], errors="surrogateescape").replace("\0", "%00")
+    return os.path.expanduser(path)  # noqa: PTH111 - pathlib would take the double slash out of a URL
 
 
 def check_paths(name: str, values: object) -> list[str]:

@@ -76,12 +76,8 @@ class TooSlowError(StorageError):
 
 
 def is_remote(path: str) -> bool:
-    """Tell whether ``path`` is a URL that needs fsspec (``s3://``, ``memory://`` ...), not a local path."""
-    return "://" in path and not path.startswith("file://")
-
-
-def _local(path: str) -> str:
-    return path.removeprefix("file://")
+    """Return True if ``path`` is a URL (``s3://``, ``memory://`` ...), not a local path; see `resolve_path` for ``file://``."""
+    return "://" in path
 
 
 def without_secrets(path: str) -> str:
@@ -98,8 +94,8 @@ def basename(path: str) -> str:
     """Return the last component of a path or URL."""
     if is_remote(path):
         return PurePosixPath(path.split("?", 1)[0]).name
-    name = os.path.basename(_local(path))  # noqa: PTH119 - pathlib interns every part of every path that it sees
-    return Path(_local(path)).name if name in ("", ".") else name
+    name = os.path.basename(path)  # noqa: PTH119 - pathlib interns every part of every path that it sees
+    return Path(path).name if name in ("", ".") else name
 
 
 def common_folder(paths: Iterable[str]) -> str:
@@ -137,7 +133,7 @@ def explained(path: str, error: BaseException, what: str) -> StorageError:
 def exists(path: str) -> bool:
     """Tell whether a file, folder or object of that name is there."""
     if not is_remote(path):
-        return Path(_local(path)).exists()
+        return Path(path).exists()
     filesystem, inner = filesystem_of(path)
     try:
         return bool(filesystem.exists(inner))
@@ -161,7 +157,7 @@ def size_bytes(path: str) -> int | None:
     """Return the size of a file, or None where the storage does not tell."""
     try:
         if not is_remote(path):
-            return Path(_local(path)).stat().st_size
+            return Path(path).stat().st_size
         filesystem, inner = filesystem_of(path)
         size = filesystem.size(inner)
         return None if size is None else int(size)
@@ -174,7 +170,7 @@ def modified_ns(path: str) -> int | None:
     if is_remote(path):
         return None
     try:
-        return Path(_local(path)).stat().st_mtime_ns
+        return Path(path).stat().st_mtime_ns
     except OSError:
         return None
 
@@ -184,9 +180,9 @@ def same_file(first: str, second: str) -> bool:
     if is_remote(first) or is_remote(second):
         return first.rstrip("/") == second.rstrip("/")
     try:
-        return os.path.samefile(_local(first), _local(second))
+        return os.path.samefile(first, second)
     except OSError:
-        return Path(_local(first)).absolute() == Path(_local(second)).absolute()
+        return Path(first).absolute() == Path(second).absolute()
 
 
 def open_read(path: str) -> BinaryIO:
@@ -197,7 +193,7 @@ def open_read(path: str) -> BinaryIO:
     """
     try:
         if not is_remote(path):
-            return open(_local(path), "rb")  # noqa: PTH123 - as in `basename`; the caller closes it
+            return open(path, "rb")  # noqa: PTH123 - as in `basename`; the caller closes it
         filesystem, inner = filesystem_of(path)
         # By default s3fs reads ahead, and keeps, some 50 MiB.
         return cast("BinaryIO", filesystem.open(inner, "rb", block_size=_PIECE_BYTES))
@@ -218,9 +214,9 @@ def expand(pattern: str, suffixes: tuple[str, ...]) -> list[str]:
     """
     if is_remote(pattern):
         return _expand_remote(pattern, suffixes)
-    if os.path.isfile(_local(pattern)):  # noqa: PTH113 - as in `basename`
-        return [_local(pattern)]
-    path = Path(_local(pattern))
+    if os.path.isfile(pattern):  # noqa: PTH113 - as in `basename`
+        return [pattern]
+    path = Path(pattern)
     try:
         if path.is_dir():
             found = sorted(
@@ -232,9 +228,9 @@ def expand(pattern: str, suffixes: tuple[str, ...]) -> list[str]:
                 raise StorageError(f"{pattern}: the folder holds no {' or '.join(suffixes)} file")
             return found
         if path.exists():
-            return [_local(pattern)]
-        if _glob.has_magic(_local(pattern)):
-            found = sorted(file for file in _glob.glob(_local(pattern), recursive=True) if Path(file).is_file())
+            return [pattern]
+        if _glob.has_magic(pattern):
+            found = sorted(file for file in _glob.glob(pattern, recursive=True) if Path(file).is_file())
             if not found:
                 raise StorageError(f"{pattern}: the pattern matches no file")
             return found
@@ -288,7 +284,7 @@ def atomic_write(
     if not overwrite:
         refuse_existing(path)
     remote = is_remote(path)
-    target = Path(tempfile.gettempdir()) / basename(path) if remote else Path(_local(path))
+    target = Path(tempfile.gettempdir()) / basename(path) if remote else Path(path)
     try:
         if not remote:
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,9 @@ import pytest
 import tracekit
 from tracekit import ConfigError, JSONTraceHandler, Profiler
 from tracekit.anonymising import anonymise_traces
+from tracekit.arguments import resolve_path
+from tracekit.cli import VERBS, _load, main
+from tracekit.outbox.spool import default_root
 from tracekit.timers import read_timers
 from tracekit.validation import validate_file
 
@@ -99,3 +103,131 @@ def test_a_url_that_pathlib_has_broken_is_not_taken_for_a_folder() -> None:
             ConfigError, match=r"pathlib makes another thing of a URL \(s3:/bucket/run.*give it as text"
         ):
             use(url)
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ("file:///tmp/a/t.json", "/tmp/a/t.json"),
+        ("file://localhost/tmp/t.json", "/tmp/t.json"),
+        ("file:/tmp/t.json", "/tmp/t.json"),
+        ("FILE:///tmp/t.json", "/tmp/t.json"),
+        ("file:///tmp/a%20b/%7Brank%7D.json", "/tmp/a b/{rank}.json"),
+        ("file:///tmp/100%/t.json", "/tmp/100%/t.json"),
+        ("file:///tmp/%00.json", "/tmp/%00.json"),
+        ("file://traces/t.json", "traces/t.json"),  # as fsspec reads it
+        ("file://~/t.json", "/home/me/t.json"),
+        ("~", "/home/me"),
+        ("~/traces/{run_id}/t.json", "/home/me/traces/{run_id}/t.json"),
+        ("a/~/t.json", "a/~/t.json"),
+        ("~nobody-has-this-name/t.json", "~nobody-has-this-name/t.json"),
+        ("file:t.json", "file:t.json"),
+        ("s3://bucket/~/t.json", "s3://bucket/~/t.json"),
+        ("", ""),
+    ],
+)
+def test_resolve_path_returns_the_local_path_of_file_urls_and_of_the_home_folder(
+    given: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert resolve_path(given) == path
+
+
+@pytest.fixture(params=["URL", "home"])
+def named(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Return the name of a file of ``tmp_path``, as a URL or below the home folder; the current folder is another one."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return lambda name: f"~/{name}" if request.param == "home" else (tmp_path / name).as_uri()
+
+
+def test_recording_writes_to_file_urls_and_to_the_home_folder(named: Callable[[str], str], tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    handler = JSONTraceHandler(named("runs/rank{rank}.json"))
+    sources = [tracekit.TorchProfiler(named("runs/torch{batch}.json"))]
+    capture = tracekit.on_demand(named("runs/control"))
+    with Profiler(handler, capture, sources=sources, rank=0, world_size=1) as profiler:
+        profiler.capture(steps=1, warmup=0)
+        for _ in range(3):
+            profiler.step()
+            torch.zeros(1)
+    assert handler.paths == [str(tmp_path / "runs" / "rank0.json")]
+    assert [file.name.rstrip(".0123456789json") for file in sorted((tmp_path / "runs").iterdir())] == [
+        "control",
+        "rank",
+        "torch",
+    ]
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_functions_take_file_urls_and_the_home_folder(named: Callable[[str], str], trace: Path, tmp_path: Path) -> None:
+    source = named(trace.name)
+    for function in ANALYSES:
+        assert asked(function, source) == asked(function, str(trace))
+    report = tracekit.merge_traces(named("out/merged.json"), source, ranks={source: 3})
+    assert (report.output, [rank.rank for rank in report.ranks]) == (str(tmp_path / "out" / "merged.json"), [3])
+    assert tracekit.validate_trace(source) == tracekit.validate_trace(trace)
+    (tmp_path / "torn.json").write_bytes(trace.read_bytes()[:-20])
+    assert tracekit.recover_trace(named("torn.json"), named("out/recovered.json")).events > 0
+    assert anonymise_traces([(source, named("out/anonymous.json"))])[0][0].events > 0
+    assert read_timers(source) == read_timers(trace)
+    assert len(list((tmp_path / "out").iterdir())) == 3
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_the_spool_folder_may_be_a_file_url_or_below_the_home_folder(
+    named: Callable[[str], str], tmp_path: Path
+) -> None:
+    assert default_root({"TRACEKIT_SPOOL": named("spool")}) == tmp_path / "spool"
+
+
+def test_commands_take_file_urls_and_the_home_folder(
+    named: Callable[[str], str], trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = named(trace.name)
+    (tmp_path / "torn.json").write_bytes(trace.read_bytes()[:-20])
+    for line in (
+        ["merge", source, "--rank", f"{source}=0", "-o", named("out/merged.json")],
+        ["convert", source, named("out/converted.json")],
+        ["trim", source, "--ranks", "0", "-o", named("out/trimmed.json")],
+        ["anonymise", source, "-o", named("out/anonymous.json")],
+        ["recover", named("torn.json"), "-o", named("out/recovered.json")],
+        ["split", source, "--by-rank", "-o", named("out/part{part}.json")],
+        ["report", source, "-o", named("out/report.html")],
+        ["summary", source],
+        ["stragglers", source],
+        ["validate", source],
+        ["diff", source, source],
+        ["top", "--once", named("")],
+        ["doctor", "-q", named("out")],
+    ):
+        assert main(line) == (3 if line[0] == "top" else 0), line  # the torn trace is of a rank that was cut
+        assert capsys.readouterr().err == "", line
+    written = {
+        "anonymous.json",
+        "converted.json",
+        "merged.json",
+        "partrank0.json",
+        "recovered.json",
+        "report.html",
+        "trimmed.json",
+    }
+    assert {file.name for file in (tmp_path / "out").iterdir()} == written
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_every_path_of_a_command_is_resolved() -> None:
+    """A new argument that takes a path must be resolved too."""
+    paths = {"FILE", "INPUT", "OUTPUT", "FOLDER", "DIR", "ROOT", "PLACE", "SPOOL", "PATH", "BEFORE", "AFTER"}
+    forgotten = []
+    for verb in VERBS:
+        parser = argparse.ArgumentParser()
+        _load(verb).prepare_parser(parser)
+        forgotten += [
+            (verb, action.dest)
+            for action in parser._actions
+            if (action.metavar in paths or action.dest == "output")
+            and getattr(action.type, "__name__", None) not in ("resolve_path", "local_path")
+        ]
+    assert forgotten == []

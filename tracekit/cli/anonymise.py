@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from tracekit.anonymising import anonymise_traces
+from tracekit.arguments import resolve_path
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import print_json, printable
 from tracekit.errors import CommandError
@@ -23,10 +24,13 @@ LOSSES: Final = 3
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit anonymise``."""
-    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="traces: files, folders, globs or URLs")
+    parser.add_argument(
+        "inputs", type=resolve_path, nargs="+", metavar="INPUT", help="traces: files, folders, globs or URLs"
+    )
     parser.add_argument(
         "-o",
         "--output",
+        type=resolve_path,
         metavar="FILE",
         help="where to write, for a single input: .json or .json.gz (default: NAME.anonymous.json.gz beside the input)",
     )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
-__all__ = ["add_common", "add_inputs", "add_inside", "percentage", "port", "positive"]
+from tracekit.arguments import resolve_path
+
+__all__ = ["add_common", "add_inputs", "add_inside", "local_path", "percentage", "port", "positive"]
 
 
 def add_inputs(parser: argparse.ArgumentParser) -> None:
     """Add the traces to analyse, and what all verbs that analyse take."""
     parser.add_argument(
         "inputs",
+        type=resolve_path,
         nargs="+",
         metavar="INPUT",
         help="merged traces, or those of single ranks, of tracekit, torch.profiler or other tools: files, folders, globs or "
@@ -34,6 +38,11 @@ def add_inside(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="look through markers of this name, which enclose the stages of a step (repeat for several)",
     )
+
+
+def local_path(text: str) -> Path:
+    """Return a local file or folder; see `resolve_path`."""
+    return Path(resolve_path(text))
 
 
 def positive(text: str) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
+from tracekit.arguments import resolve_path
 from tracekit.capture.documents import Request, new_id
 from tracekit.capture.drive import Drive, is_gone
 from tracekit.capture.folder import ControlFolder
@@ -39,6 +40,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit capture``."""
     parser.add_argument(
         "folder",
+        type=resolve_path,
         metavar="FOLDER",
         help="the control folder of the run (see on_demand), or the folder that has it as 'control'",
     )
@@ -58,7 +60,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     when.add_argument(
         "--at-time", metavar="TIME", help="after this time: 2026-01-31T12:00:00 (local, or with an offset), or +SECONDS"
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="merge the traces into this file, .json or .json.gz")
+    parser.add_argument(
+        "-o", "--output", type=resolve_path, metavar="FILE", help="merge the traces into this file, .json or .json.gz"
+    )
     parser.add_argument("-f", "--force", action="store_true", help="replace the output if it is there already")
     parser.add_argument(
         "--timeout",

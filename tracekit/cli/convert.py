@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracekit.arguments import resolve_path
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.report_of_merge import show
 from tracekit.errors import CommandError
@@ -20,11 +21,15 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit convert``."""
     parser.add_argument(
         "input",
+        type=resolve_path,
         metavar="INPUT",
         help="a trace: JSON, Perfetto's own format, a flight-recorder dump of torch; plain or gzip",
     )
     parser.add_argument(
-        "output", metavar="OUTPUT", help="the file or URL to write: .json or .pftrace, with .gz after it packed"
+        "output",
+        type=resolve_path,
+        metavar="OUTPUT",
+        help="the file or URL to write: .json or .pftrace, with .gz after it packed",
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace the output if it is there already")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from tracekit.analysis.diff import diff_traces
 from tracekit.analysis.diff_text import diff_lines
+from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import add_common, percentage, positive
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import print_json, printable
@@ -21,8 +22,12 @@ _SLOWER: Final = 3
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit diff``."""
-    parser.add_argument("before", metavar="BEFORE", help="the run to compare with: a file, folder, glob or URL")
-    parser.add_argument("after", metavar="AFTER", nargs="?", help="the other run; without it, two ranks of the first")
+    parser.add_argument(
+        "before", type=resolve_path, metavar="BEFORE", help="the run to compare with: a file, folder, glob or URL"
+    )
+    parser.add_argument(
+        "after", type=resolve_path, metavar="AFTER", nargs="?", help="the other run; without it, two ranks of the first"
+    )
     parser.add_argument("--rank-a", type=_rank, metavar="N", help="only this rank of the first run")
     parser.add_argument("--rank-b", type=_rank, metavar="N", help="only this rank of the second run")
     parser.add_argument(

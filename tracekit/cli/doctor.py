@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.arguments import resolve_path
 from tracekit.cli.terminal import print_json, printable
 from tracekit.diagnosis.clocks import examine_clocks
 from tracekit.diagnosis.environment import examine_environment, examine_packages, examine_rank
@@ -23,6 +24,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit doctor``."""
     parser.add_argument(
         "places",
+        type=resolve_path,
         nargs="*",
         metavar="PLACE",
         help="folders and URLs that traces shall be written to (default: this folder); each gets a small file, which is "

@@ -6,6 +6,7 @@ import re
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
+from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import positive
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.report_of_merge import show
@@ -29,6 +30,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit merge``."""
     parser.add_argument(
         "inputs",
+        type=resolve_path,
         nargs="+",
         metavar="INPUT",
         help="rank traces of tracekit, and traces of torch.profiler or other tools: files, folders, globs or URLs, in JSON "
@@ -37,6 +39,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o",
         "--output",
+        type=resolve_path,
         default="merged.json.gz",
         help="the file or URL to write: .json (any viewer) or .pftrace (Perfetto's own), with .gz packed; or .tar or .zip for an "
         "archive of the inputs with a perfetto_manifest.json that places them, for Perfetto v58 and later (default: %(default)s)",

@@ -10,7 +10,7 @@ import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.arguments import check_seconds
+from tracekit.arguments import check_seconds, resolve_path
 from tracekit.cli.arguments import port
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import print_json, printable
@@ -33,12 +33,19 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit open``."""
     parser.add_argument(
         "files",
+        type=resolve_path,
         nargs="+",
         metavar="FILE",
         help="a trace, which is opened as it is, or repaired if Perfetto would not take it; or several, or folders, globs or "
         "URLs, which are merged first",
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="keep the merged trace here (default: while this runs)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=resolve_path,
+        metavar="FILE",
+        help="keep the merged trace here (default: while this runs)",
+    )
     parser.add_argument(
         "-f",
         "--force",

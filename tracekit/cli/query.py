@@ -7,6 +7,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Final
 
+from tracekit.arguments import resolve_path
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import printable
 from tracekit.errors import CommandError
@@ -25,18 +26,25 @@ _USAGE: Final = 2
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit query``."""
-    parser.add_argument("file", metavar="FILE", help="a trace: a file or URL of any format that Perfetto knows")
+    parser.add_argument(
+        "file", type=resolve_path, metavar="FILE", help="a trace: a file or URL of any format that Perfetto knows"
+    )
     parser.add_argument(
         "sql", metavar="SQL", help="such as 'select name, sum(dur) from slice group by name'; - reads standard input"
     )
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help="write the rows here; .csv, .json and .parquet say the format as well"
+        "-o",
+        "--output",
+        type=resolve_path,
+        metavar="FILE",
+        help="write the rows here; .csv, .json and .parquet say the format as well",
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace the output if it is there already")
     parser.add_argument("--format", choices=sorted(FORMATS), help="how to write the rows (default: table)")
     parser.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
     parser.add_argument(
         "--trace-processor",
+        type=resolve_path,
         metavar="PATH",
         help="the program trace_processor_shell (default: $TRACEKIT_TRACE_PROCESSOR, else the one in the PATH, else the one that "
         "the package perfetto downloads when it is first used)",
@@ -62,7 +70,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             args.file,
             sql,
             trace_processor=args.trace_processor
-            or os.environ.get("TRACEKIT_TRACE_PROCESSOR")
+            or resolve_path(os.environ.get("TRACEKIT_TRACE_PROCESSOR", ""))
             or shutil.which("trace_processor_shell"),
             progress=bar.update,
         )

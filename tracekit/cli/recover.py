@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.arguments import resolve_path
 from tracekit.cli.terminal import print_json, printable
 from tracekit.errors import CommandError, StorageError, TraceFormatError
 from tracekit.recovery import SUFFIXES, is_other_json, recover_trace
@@ -26,6 +27,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit recover``."""
     parser.add_argument(
         "inputs",
+        type=resolve_path,
         nargs="+",
         metavar="INPUT",
         help="traces: files, folders, globs or URLs, .json or .json.gz; whole ones are passed over",
@@ -33,6 +35,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o",
         "--output",
+        type=resolve_path,
         metavar="FILE",
         help="where to write, for a single input (default: NAME.recovered.json, or .json.gz, beside the input)",
     )

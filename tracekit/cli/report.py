@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.analysis.run_report import report_run
+from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import add_inputs
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import print_json, printable
@@ -25,7 +26,13 @@ _INCOMPLETE: Final = 3
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit report``."""
     add_inputs(parser)
-    parser.add_argument("-o", "--output", default="report.html", help="the file or URL to write (default: %(default)s)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=resolve_path,
+        default="report.html",
+        help="the file or URL to write (default: %(default)s)",
+    )
     parser.add_argument("-f", "--force", action="store_true", help="replace the output if it is there already")
     parser.add_argument("--title", help="heading of the page (default: the name of the run)")
     parser.epilog = (

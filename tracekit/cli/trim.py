@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from tracekit.arguments import resolve_path
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.report_of_merge import INCOMPLETE, show
 from tracekit.cli.selecting import add_selection, selection_of
@@ -20,10 +21,13 @@ __all__ = ["prepare_parser", "run"]
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit trim``."""
-    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="a trace; or several, which are merged")
+    parser.add_argument(
+        "inputs", type=resolve_path, nargs="+", metavar="INPUT", help="a trace; or several, which are merged"
+    )
     parser.add_argument(
         "-o",
         "--output",
+        type=resolve_path,
         default="trimmed.json.gz",
         help="the file or URL to write: .json or .pftrace, with .gz packed (default: %(default)s)",
     )

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.arguments import resolve_path
 from tracekit.cli.terminal import print_json, printable
 from tracekit.errors import CommandError, StorageError
 from tracekit.outbox.finish import Finished, finish_spool
@@ -25,6 +26,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit upload``."""
     parser.add_argument(
         "spools",
+        type=resolve_path,
         nargs="*",
         metavar="SPOOL",
         help="folders that recordings have named, or a folder of such (default: where they are made unless told otherwise, "

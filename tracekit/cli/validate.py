@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Final
 
+from tracekit.arguments import resolve_path
 from tracekit.cli.terminal import print_json, printable
 from tracekit.errors import StorageError, TraceFormatError
 from tracekit.storage import without_secrets
@@ -29,6 +30,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit validate``."""
     parser.add_argument(
         "files",
+        type=resolve_path,
         nargs="+",
         metavar="FILE",
         help="trace: a file or URL, .json or .json.gz; or an archive of traces, .tar or .zip, or its perfetto_manifest.json",

@@ -33,7 +33,7 @@ def examine_place(place: str) -> Section:
         if is_remote(place):
             _examine_url(place, section)
         else:
-            _examine_folder(Path(place.removeprefix("file://")), section)
+            _examine_folder(Path(place), section)
     except TracekitError as error:
         section.problems.append(str(error))
     except OSError as error:

@@ -68,7 +68,7 @@ class RankFiles:
         self.outbox: Outbox | None = None
         self._name = name
         self._retention = retention
-        self._spool = None if spool is None else Path(spool)
+        self._spool = None if spool is None else Path(check_path("spool", spool))
         self._spool_bytes = spool_bytes
         self._deadline_ns: int | None = None
         self._number = 0

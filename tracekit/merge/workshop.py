@@ -80,7 +80,7 @@ class Workshop:
         if isinstance(executor, ProcessPool):
             self.in_flight = max(_IN_FLIGHT_HERE, 4 * executor.workers)
         self._folder: Scratch | None = None
-        self._parent = Path(tempfile.gettempdir()) if is_remote(output) else Path(output.removeprefix("file://")).parent
+        self._parent = Path(tempfile.gettempdir()) if is_remote(output) else Path(output).parent
         self._name = basename(output)
         self._scans = count()
         self._shown = without_secrets(output)

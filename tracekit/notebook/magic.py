@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from tracekit.arguments import resolve_path
 from tracekit.errors import ConfigError, TracekitError
 from tracekit.handlers.chrome_json import JSONTraceHandler
 from tracekit.handlers.memory import MemoryTraceHandler
@@ -67,7 +68,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _record(ipython: Any, line: str, cell: str, written: dict[str, set[str]]) -> None:
     parser = _Parser(prog="%%tracekit", add_help=False, allow_abbrev=False)
-    parser.add_argument("-o", "--output")
+    parser.add_argument("-o", "--output", type=resolve_path)
     try:
         output = parser.parse_args(shlex.split(line)).output
     except WrongUsageError:
@@ -103,4 +104,4 @@ def _record(ipython: Any, line: str, cell: str, written: dict[str, set[str]]) ->
 
 
 def _absolute(path: str) -> str:
-    return path if is_remote(path) else str(Path(path.removeprefix("file://")).resolve())
+    return path if is_remote(path) else str(Path(path).resolve())

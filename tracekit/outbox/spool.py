@@ -18,6 +18,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.arguments import resolve_path
 from tracekit.errors import StorageError
 from tracekit.formats.segment_index import Segment
 from tracekit.naming import safe_text
@@ -45,7 +46,7 @@ def default_root(environ: Mapping[str, str] = os.environ) -> Path:
     own disk, and home folders are small and on a network.
     """
     given = environ.get(SPOOL_VARIABLE)
-    return Path(given) if given else Path(tempfile.gettempdir()) / f"tracekit-spool-{os.geteuid()}"
+    return Path(resolve_path(given)) if given else Path(tempfile.gettempdir()) / f"tracekit-spool-{os.geteuid()}"
 
 
 class Spool:

@@ -251,9 +251,7 @@ class OnDemand(TraceHandler):
         self._timestamp = recording.timestamp
         folder = None
         if self._folder is not None:
-            folder = Path(
-                self._folder.format(recording.process, recording.timestamp).removeprefix("file://")
-            ).absolute()
+            folder = Path(self._folder.format(recording.process, recording.timestamp)).absolute()
         listener = CaptureListener(
             self,
             recording.process,
@@ -412,7 +410,7 @@ def _absolute(path: str) -> str:
     """Return a name that also means the file elsewhere than in this process's folder."""
     if storage.is_remote(path):
         return storage.without_secrets(path)
-    return os.fspath(Path(path.removeprefix("file://")).absolute())
+    return os.fspath(Path(path).absolute())
 
 
 def _name_now(path: str) -> str:

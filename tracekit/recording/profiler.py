@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from tracekit import privacy
-from tracekit.arguments import check_choice, check_seconds, check_whole
+from tracekit.arguments import check_choice, check_seconds, check_whole, resolve_path
 from tracekit.clock import SYSTEM_CLOCK, Clock, Timeline
 from tracekit.distributed import ProcessInfo, detect_process
 from tracekit.errors import ConfigError, HandlerError, TimeError, TracekitError
@@ -651,7 +651,7 @@ class Profiler(ProfilerBase):
 
     def record_chrome_json_trace_file(self, filepath: str) -> None:
         """Tell every trace handler of a finished Chrome JSON trace of this process."""
-        self._post("process_chrome_json_trace_file", os.fspath(filepath))
+        self._post("process_chrome_json_trace_file", resolve_path(os.fspath(filepath)))
 
     def record_clock_offset(self, offset: ClockOffset) -> None:
         """Tell every trace handler how this process's clock stands to another's; for sources such as `ClockSync`."""

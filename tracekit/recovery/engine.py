@@ -117,7 +117,7 @@ def _check(path: str, output: str | None, *, in_place: bool) -> tuple[str, str |
         if is_remote(path):
             raise ConfigError(f"{without_secrets(path)}: only a local file can be recovered in place; give an output")
         # A link stays a link.
-        return os.path.realpath(path.removeprefix("file://")), None
+        return os.path.realpath(path), None
     if output is not None:
         if not output.endswith((".json", ".json.gz")):
             raise ConfigError(f"{without_secrets(output)}: the output must end with .json or .json.gz")
@@ -180,7 +180,7 @@ def _write(path: str, file: IO[bytes], *, close: bool, compress: bool) -> _Recov
 def _state(path: str) -> tuple[int, int] | None:
     """Return what tells whether a local file has changed."""
     try:
-        found = Path(path.removeprefix("file://")).stat()
+        found = Path(path).stat()
     except OSError:
         return None
     return found.st_size, found.st_mtime_ns
@@ -190,8 +190,8 @@ def _copy_mode(source: str, target: str) -> None:
     # A trace is made for its user alone; what is recovered from it is not for more.
     if not is_remote(source) and not is_remote(target):
         with contextlib.suppress(OSError):
-            mode = Path(source.removeprefix("file://")).stat().st_mode
-            os.chmod(target.removeprefix("file://"), mode & 0o777)
+            mode = Path(source).stat().st_mode
+            os.chmod(target, mode & 0o777)
 
 
 def is_other_json(path: str) -> bool:

@@ -73,7 +73,7 @@ class Catalog:
     """
 
     def __init__(self, root: str) -> None:
-        self._root = root if is_remote(root) else os.fspath(Path(root.removeprefix("file://")).resolve())
+        self._root = root if is_remote(root) else os.fspath(Path(root).resolve())
         self.remote = is_remote(root)
         self.name = without_secrets(self._root)
         self._watch = Watch(self._root, confined=True)

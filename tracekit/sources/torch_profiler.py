@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
+from tracekit.arguments import check_path
 from tracekit.errors import ConfigError, HandlerError, MissingExtraError, StorageError
 from tracekit.handlers.live_file import PRIVATE_MODE, check_mode, make_folder
 from tracekit.naming import FileName, shown
@@ -233,7 +234,7 @@ def _put(source: Path, target: str, mode: int, *, compress: bool) -> str:
         taken, chosen = storage.without_secrets(target), storage.without_secrets(path)
         logger.warning("tracekit: %s already exists; the new file is %s", taken, chosen)
     if not storage.is_remote(path):
-        make_folder(Path(path.removeprefix("file://")).parent, path, mode)
+        make_folder(Path(path).parent, path, mode)
     with source.open("rb") as file, storage.atomic_write(path, overwrite=False, mode=mode) as out:
         if not compress:
             shutil.copyfileobj(file, out, 1 << 20)
@@ -259,8 +260,8 @@ def _check_complete(trace: Path) -> None:
 
 
 def _check_template(argument: str, template: object, suffixes: tuple[str, ...]) -> str:
-    if isinstance(template, os.PathLike):
-        template = os.fspath(template)
+    if isinstance(template, str | os.PathLike):
+        template = check_path(f"TorchProfiler: {argument}", template)
     if not isinstance(template, str) or not template.endswith(suffixes):
         raise ConfigError(
             f"TorchProfiler: {argument} must be a name ending in {' or '.join(suffixes)}, not {template!r}"
@@ -272,7 +273,7 @@ def _check_folder(path: str) -> None:
     """Refuse a local folder that can neither be made nor written to; URLs are tried when the first trace is written."""
     if storage.is_remote(path):
         return
-    folder = Path(path.removeprefix("file://")).absolute().parent
+    folder = Path(path).absolute().parent
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir():

@@ -126,4 +126,4 @@ def _remove(path: str) -> None:
     if is_remote(path):
         remove_all(path)
     else:
-        Path(path.removeprefix("file://")).unlink()
+        Path(path).unlink()

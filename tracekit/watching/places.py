@@ -81,7 +81,7 @@ def open_place(root: str, *, confined: bool = False) -> Place:
     """
     if is_remote(root):
         return _RemotePlace(root)
-    path = root.removeprefix("file://")
+    path = root
     if Path(path).is_file():
         raise ConfigError(f"{path}: is a file; name the folder that the rank traces are in")
     return _LocalPlace(path, confined=confined)

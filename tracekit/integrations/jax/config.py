@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tracekit import storage
-from tracekit.arguments import check_whole
+from tracekit.arguments import check_path, check_whole
 from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
+    import os
+
     from tracekit.integrations.jax.profiler import JaxProfiler
 
 __all__ = ["JaxProfilerConfig", "log_dir"]
@@ -99,10 +100,11 @@ def log_dir(config: JaxProfilerConfig, trainer: Any, log_path: str | os.PathLike
         log_path = getattr(trainer, "log_path", None)
         if log_path is None:
             raise ConfigError("JaxProfiler: the trainer has no log_path; give it one, or pass log_path=")
-    base, below = os.fspath("." if log_path is None else log_path), config.profile_log_dir
+    base = check_path("JaxProfiler: log_path", "." if log_path is None else log_path)
+    below = check_path("JaxProfilerConfig: profile_log_dir", config.profile_log_dir)
     if storage.is_remote(below) or (not storage.is_remote(base) and Path(below).is_absolute()):
         base, below = below, ""
-    folder = f"{base.removeprefix('file://').rstrip('/')}/{below}".rstrip("/") or "/"
+    folder = f"{base.rstrip('/')}/{below}".rstrip("/") or "/"
     if not storage.is_remote(folder):
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)

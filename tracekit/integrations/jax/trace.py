@@ -87,7 +87,7 @@ class JaxTrace:
             first_step: The number of the first step that it will hold.
         """
         self._step = first_step
-        local = None if storage.is_remote(self._log_dir) else self._log_dir.removeprefix("file://")
+        local = None if storage.is_remote(self._log_dir) else self._log_dir
         if local is not None:
             Path(local).mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".tracekit-process{self._index}-", dir=local))
@@ -198,7 +198,7 @@ class JaxTrace:
 
     def _session(self, names: list[str]) -> str:
         """Return a folder in which no file of this process is yet: there may be an earlier run in the same log directory."""
-        folder = f"{self._log_dir.removeprefix('file://').rstrip('/')}/plugins/profile/step_{self._step:08d}"
+        folder = f"{self._log_dir.rstrip('/')}/plugins/profile/step_{self._step:08d}"
         session, number = folder, 0
         while any(storage.exists(f"{session}/{name}") for name in names):
             number += 1

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tracekit import privacy
+from tracekit.arguments import check_path
 from tracekit.distributed import detect_process
 from tracekit.errors import ConfigError, TracekitError
 from tracekit.handlers.chrome_json import DEFAULT_NAME, JSONTraceHandler
@@ -185,7 +186,7 @@ class TracekitCallback(Callback):
     def _handlers(self) -> TraceHandler | Sequence[TraceHandler]:
         if callable(self._trace):
             return self._trace()
-        name = DEFAULT_NAME if self._trace is None else os.fspath(self._trace)
+        name = DEFAULT_NAME if self._trace is None else check_path("trace", self._trace)
         return JSONTraceHandler(next(islice(following_names(name), self._recordings, None)))
 
     def _end(self, trainer: Trainer, error: BaseException | None) -> None:
