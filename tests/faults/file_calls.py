@@ -7,6 +7,7 @@ Python's own file objects) is not seen; a recorder that is safe to kill has no s
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import stat
@@ -86,7 +87,8 @@ class DiskHistory:
                 return original(descriptor, data, *rest)
             path = f"/proc/self/fd/{descriptor}"  # it may have another name by now, or none
             before = _content(path)
-            at = rest[0] if rest else os.lseek(descriptor, 0, os.SEEK_CUR)
+            appends = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_APPEND
+            at = len(before) if appends else rest[0] if rest else os.lseek(descriptor, 0, os.SEEK_CUR)
             written = original(descriptor, data, *rest)
             self.states.append(State(before, at, bytes(memoryview(data)[:written]), _content(path)))
             return written

@@ -7,13 +7,17 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tracekit import ConfigError, JSONTraceHandler, Profiler, StorageError, cyclic_schedule, validate_trace
 from tracekit.formats.rank_trace import base_time_ns
+from tracekit.handlers.live_file import LiveFile
 from tracekit.testing import FakeClock
+
+if TYPE_CHECKING:
+    from tests.perfetto.engine import Engine
 
 
 def record(name: Any, *, batches: int = 2, **options: Any) -> tuple[JSONTraceHandler, FakeClock]:
@@ -268,3 +272,110 @@ def _full(descriptor: int, data: Any, real_write: Any) -> int:
     if len(data) > 40:
         return int(real_write(descriptor, bytes(data[:10])))
     raise OSError(28, "No space left on device")
+
+
+# ---- files that are truncated in place ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left_bytes", [0, 100])
+def test_a_file_truncated_in_place_begins_again_and_counts_what_it_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, engine: Engine, left_bytes: int
+) -> None:
+    path = tmp_path / "t.json"
+    with Profiler(JSONTraceHandler(path), rank=0, record_batches=False, flush_interval=3600) as profiler:
+        inode = path.stat().st_ino
+        with profiler.marker("open"):
+            for number in range(200):
+                profiler.marker(f"before {number}").instant()
+            profiler.flush()
+            os.truncate(path, left_bytes)
+            for number in range(10):
+                profiler.marker(f"after {number}").instant()
+            profiler.flush()
+            first = json.loads(path.read_bytes().splitlines()[1].removesuffix(b","))
+            assert first["name"] == "tracekit_metadata"
+    assert path.stat().st_ino == inode
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.read_bytes().startswith(b"[\n")
+    found = events(path)
+    assert [event["name"] for event in found if event["ph"] == "i"] == [
+        "tracekit.gap", *(f"after {number}" for number in range(10)),
+    ]  # fmt: skip
+    assert [event["name"] for event in found if event["ph"] in "BX"] == ["open"]
+    assert found[-1]["args"]["dropped"] == {"events of files that were truncated": 200}
+    assert profiler.stats.dropped == {"events of files that were truncated": 200}
+    assert caplog.text.count("was truncated while it was written; its events (200) are counted as lost") == 1
+    assert not validate_trace(path).problems
+    with engine.load(path) as trace:
+        assert trace.rows("select count(*) as n from slice where name like 'after%'") == [(10,)]
+
+
+def test_a_file_truncated_between_the_check_and_the_write_begins_again_at_the_next_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.json"
+    real_write = os.write
+
+    def write(descriptor: int, data: Any) -> int:
+        monkeypatch.setattr(os, "write", real_write)
+        os.truncate(path, 0)
+        return real_write(descriptor, data)
+
+    with Profiler(JSONTraceHandler(path), rank=0, record_batches=False, flush_interval=3600) as profiler:
+        profiler.marker("before").instant()
+        profiler.flush()
+        profiler.marker("into the truncated file").instant()
+        monkeypatch.setattr(os, "write", write)
+        profiler.flush()
+        profiler.marker("after").instant()
+    assert [event["name"] for event in events(path) if event["ph"] == "i"] == ["tracekit.gap", "after"]
+    assert profiler.stats.dropped == {"events of files that were truncated": 2}
+
+
+def test_a_truncated_file_on_a_full_disk_begins_again_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.json"
+
+    def full(descriptor: int, data: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    with Profiler(JSONTraceHandler(path), rank=0, record_batches=False, flush_interval=3600) as profiler:
+        profiler.marker("before").instant()
+        profiler.flush()
+        os.truncate(path, 0)
+        profiler.marker("lost").instant()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            profiler.flush()
+        assert path.read_bytes() == b""
+        profiler.marker("after").instant()
+    found = events(path)
+    assert found[0]["name"] == "tracekit_metadata"
+    assert [event["name"] for event in found if event["ph"] == "i"] == ["tracekit.gap", "tracekit.gap", "after"]
+    assert profiler.stats.dropped == {"events of files that were truncated": 1, "events that could not be written": 1}
+
+
+def test_a_truncated_file_is_not_filled_with_zeros_when_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither cutting back a short write nor the count in the head may write beyond the end of a truncated file."""
+    path = tmp_path / "t.json"
+    file = LiveFile(path, b"[\nhead,\n", str(path))
+    file.write(b"a record,\n")
+
+    def short(descriptor: int, data: Any) -> int:
+        os.truncate(path, 0)
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", short)
+        with pytest.raises(OSError, match="No space"):
+            file.write(b"more,\n")
+    file.overwrite(2, b"HEAD")
+    assert path.read_bytes() == b""
+    assert file.truncated
+    file.restart(b"[\nanew,\n")
+    file.overwrite(2, b"ANEW")
+    file.finish(b"end,\n")
+    assert path.read_bytes() == b"[\nANEW,\nend\n]\n"

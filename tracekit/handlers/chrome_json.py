@@ -37,6 +37,7 @@ __all__ = ["JSONTraceHandler"]
 DEFAULT_NAME = "traces/{run_id}/rank{rank}-attempt{attempt}.json"
 DEFAULT_PARTS_NAME = "traces/{run_id}/rank{rank}-attempt{attempt}-part{part:04d}.json"
 
+TRUNCATED: Final = "events of files that were truncated"
 UNWRITTEN: Final = "events that could not be written"
 _SEGMENTS: Final = Rotation(limit_bytes=8 << 20, limit_ns=30_000_000_000)  # on a remote storage
 _MOST_WAITING: Final = 64  # lines of metadata for a window that may come in a week
@@ -68,7 +69,7 @@ class JSONTraceHandler(TraceHandler):
     file: where a name is taken, the first file of a recording is refused, and later ones get the next number. A failed write
     (a full disk) loses the events of that flush, which are counted in the summary; the file stays whole, writing resumes as
     soon as it can, and a ``tracekit.gap`` instant says what is missing. A file that somebody removes during the recording,
-    or its folder, is begun again.
+    or its folder, is begun again; so is one that somebody truncates in place, as logrotate does with ``copytruncate``.
 
     Args:
         filename: Path or URL with the fields ``{run_id} {rank} {local_rank} {world_size} {node} {host} {pid} {attempt}
@@ -148,6 +149,7 @@ class JSONTraceHandler(TraceHandler):
         self._begun_ns = 0  # when the first events came to the file, on the clock of this machine
         self._lost_events = 0  # in files that are finished, or for want of one
         self._removed_events = 0
+        self._truncated_events = 0
         self._gap = Gap()  # what is missing since the last file
         self._notices = Notices()
         self._summary: Summary | None = None
@@ -167,6 +169,7 @@ class JSONTraceHandler(TraceHandler):
         failed = self._lost_events + (self._file.lost_events if self._file is not None else 0)
         lost = {**self._files.lost, UNWRITTEN: failed}
         lost[GONE] = lost.get(GONE, 0) + self._removed_events
+        lost[TRUNCATED] = self._truncated_events
         return {reason: count for reason, count in lost.items() if count}
 
     @property
@@ -207,6 +210,7 @@ class JSONTraceHandler(TraceHandler):
         """Write a batch, to a new file where one is due."""
         if not batch:
             return
+        self._restart_if_truncated()
         newest = None if self._rotation is None else _newest(batch)
         if self._file is None or (newest is not None and self._is_full(self._file, *newest)):
             # The first batch names its file; it began when this batch's first event happened.
@@ -228,7 +232,8 @@ class JSONTraceHandler(TraceHandler):
             self._files.make_room(live_bytes=self._file.size_bytes)
 
     def flush(self) -> None:
-        """See to it that what was written can be found: begin a removed file again, and let no segment wait for more events."""
+        """Begin a removed or truncated file again, and let no segment wait too long for more events."""
+        self._restart_if_truncated()
         file = self._file
         if file is not None and file.gone:
             self._removed(file)
@@ -239,6 +244,7 @@ class JSONTraceHandler(TraceHandler):
 
     def window_end(self, timestamp: Timestamp, wall_clock_time_ns: int) -> None:
         """Complete the window's file, if each has its own."""
+        self._restart_if_truncated()
         if self._name.per_window and self._file is not None and self._recording is not None:
             self._cut_ns = wall_clock_time_ns - self._recording.anchor.offset_ns
             self._end_file(self._file)
@@ -255,6 +261,7 @@ class JSONTraceHandler(TraceHandler):
 
     def clock_offset(self, offset: ClockOffset) -> None:
         """Note how this process's clock stands to another rank's, for the merge."""
+        self._restart_if_truncated()
         self._offset = offset_metadata(offset)
         if self._file is not None:
             self._file.write_metadata(*self._offset)
@@ -267,6 +274,7 @@ class JSONTraceHandler(TraceHandler):
         """Complete the file, and wait for what is packed and uploaded, within the time for the end of the recording."""
         if self._file is not None and self._file.gone:
             self._removed(self._file)
+        self._restart_if_truncated()
         if self._file is not None:
             self._finish(self._file, last=True)
         self._files.close()
@@ -312,7 +320,12 @@ class JSONTraceHandler(TraceHandler):
         if self._file is not None:
             self._cut_ns = self._delivered_ns
             self._end_file(self._file)
+        self._continue_in(new, timestamp, batch)
+
+    def _continue_in(self, new: RankFile, timestamp: Timestamp, batch: EventBatch | None) -> None:
+        """Write what a new file needs of the ones before it: the gap, the open slices and the metadata."""
         self._file, self._since = new, None
+        self._begun_at = [(name, begun) for name, begun in self._begun_at if name != new.name]
         self._begun_at.append((new.name, int(timestamp.batch)))
         new.write_gap(self._gap)
         self._gap = Gap()
@@ -334,11 +347,8 @@ class JSONTraceHandler(TraceHandler):
 
     def _removed(self, file: RankFile) -> None:
         """Go on without a file that somebody has removed, in one of the same name where it can be made."""
-        assert self._recording is not None
         self._removed_events += file.events
-        self._lost_events += file.lost_events
-        if file.events:
-            self._gap.extend(file.events, file.start_ns, file.end_ns)
+        self._count_lost(file)
         self._notices.warn(
             "removed",
             "tracekit: %s was removed or replaced while it was written; its events (%d) are lost and counted, and a new one "
@@ -349,8 +359,34 @@ class JSONTraceHandler(TraceHandler):
         self._files.lose(file)
         self._file, self._since, self._cut_ns = None, None, None
         if not self._name.per_window:
-            at = self._recording.timestamp if self._tables is None else self._tables.timestamps.at(self._delivered_ns)
-            self._begin_file(at, self._tables)
+            self._begin_file(self._now(), self._tables)
+
+    def _restart_if_truncated(self) -> None:
+        """Begin a file again that somebody has truncated in place; what was in it is lost and counted."""
+        file = self._file
+        if file is None or not file.truncated:
+            return
+        assert self._recording is not None
+        self._truncated_events += file.events
+        self._count_lost(file)
+        self._notices.warn(
+            "truncated",
+            "tracekit: %s was truncated while it was written; its events (%d) are counted as lost, and it begins again",
+            file.path,
+            file.events,
+        )
+        self._cut_ns = None
+        self._continue_in(self._files.begin_again(file, self._recording), self._now(), self._tables)
+
+    def _count_lost(self, file: RankFile) -> None:
+        self._lost_events += file.lost_events
+        if file.events:
+            self._gap.extend(file.events, file.start_ns, file.end_ns)
+
+    def _now(self) -> Timestamp:
+        """Return the training time up to which events were delivered."""
+        assert self._recording is not None
+        return self._recording.timestamp if self._tables is None else self._tables.timestamps.at(self._delivered_ns)
 
     def _finish(self, file: RankFile, *, last: bool = False) -> None:
         counts: dict[str, Any] | None = None
@@ -368,6 +404,7 @@ class JSONTraceHandler(TraceHandler):
             self._files.make_room()
 
     def _metadata(self, name: str, args: Mapping[str, Any]) -> None:
+        self._restart_if_truncated()
         if self._file is not None:
             self._file.write_metadata(name, args)
         else:

@@ -7,6 +7,11 @@ import errno
 import os
 from typing import TYPE_CHECKING, Final, NoReturn
 
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - not on this system
+    fcntl = None  # type: ignore[assignment]
+
 from tracekit.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
@@ -27,6 +32,7 @@ class LiveFile:
 
     Written with ``os.write`` to a descriptor that is this file's alone: no buffer that a fork could write twice. After a
     short or failed write it is cut back to the last whole record, because a tear in the middle makes the file unreadable.
+    Opened with ``O_APPEND``: if somebody truncates the file, the next write must not leave a hole of NUL bytes.
 
     Args:
         path: Where it is made; nothing may be there.
@@ -46,6 +52,7 @@ class LiveFile:
             raise name_taken(path)
         self._good_bytes = 0
         self._torn = False
+        self._head = b""  # records to write first, in a file that begins again
         self._descriptor = -1
         try:
             self._create(head, mode)
@@ -58,7 +65,14 @@ class LiveFile:
         # Under another name first, so that nobody ever sees a file without its metadata. A link, unlike a rename, does not
         # replace a file that somebody else made meanwhile.
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+        flags = (
+            os.O_WRONLY
+            | os.O_APPEND
+            | os.O_CREAT
+            | os.O_EXCL
+            | getattr(os, "O_NOFOLLOW", 0)
+            | getattr(os, "O_CLOEXEC", 0)
+        )
         self._descriptor = os.open(temporary, flags, PRIVATE_MODE)
         try:
             if mode != PRIVATE_MODE:
@@ -92,6 +106,20 @@ class LiveFile:
         except OSError:  # the storage has other troubles, of which writing will tell
             return False
 
+    @property
+    def truncated(self) -> bool:
+        """Whether somebody has truncated the file in place, as logrotate does with ``copytruncate``."""
+        try:
+            return os.fstat(self._descriptor).st_size < self._good_bytes
+        except OSError:
+            return False
+
+    def restart(self, head: bytes) -> None:
+        """Remove what is in the file, and begin it again with other first records, now or with the next write."""
+        self._good_bytes, self._torn, self._head = 0, True, head
+        with contextlib.suppress(OSError):
+            self.write(b"")
+
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"{self.path}: a file that is being written cannot be sent to another process")
 
@@ -103,6 +131,7 @@ class LiveFile:
         """
         if self._torn:
             self._cut_back()
+        data = self._head + data
         view = memoryview(data)
         try:
             while view:
@@ -116,25 +145,32 @@ class LiveFile:
                 self._cut_back()
             raise
         self._good_bytes += len(data)
+        self._head = b""
 
     def _cut_back(self) -> None:
-        os.ftruncate(self._descriptor, self._good_bytes)
-        os.lseek(self._descriptor, self._good_bytes, os.SEEK_SET)
+        if os.fstat(self._descriptor).st_size > self._good_bytes:  # ftruncate would make a file that is shorter longer
+            os.ftruncate(self._descriptor, self._good_bytes)
         self._torn = False
 
     def overwrite(self, offset: int, data: bytes) -> None:
         """Replace bytes that are in the file already. Works on a full disk as well; raises nothing."""
         with contextlib.suppress(OSError):
-            os.pwrite(self._descriptor, data, offset)
+            if os.fstat(self._descriptor).st_size < offset:
+                return  # truncated meanwhile; a hole would read as NUL bytes
+            # With O_APPEND, Linux's pwrite appends wherever it is told to write.
+            flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_APPEND)
+            try:
+                os.pwrite(self._descriptor, data, offset)
+            finally:
+                fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags)
 
     def finish(self, lines: bytes) -> None:
         """Write the last lines, close the array, and close the file. Raises nothing."""
         try:
             self.write(lines)
             # Perfetto would take the last comma, but JSON has none before the bracket.
-            self._good_bytes -= len(b",\n")
-            os.lseek(self._descriptor, self._good_bytes, os.SEEK_SET)
-            self.write(b"\n]\n")
+            self.overwrite(self._good_bytes - len(b",\n"), b"\n]\n")
         except OSError:
             pass  # Perfetto reads the file without its end
         finally:

@@ -54,13 +54,22 @@ class RankFile:
         path: Where it is written.
         recording: Whose it is, and what its times are relative to.
         mode: Who may read and write it.
+        truncated: The file as it was until somebody truncated it: it begins again in the same place. None makes a new file.
 
     Raises:
         NameTakenError: The file exists already.
         StorageError: It cannot be made.
     """
 
-    def __init__(self, name: str, path: Path, recording: Recording, mode: int = PRIVATE_MODE) -> None:
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        recording: Recording,
+        mode: int = PRIVATE_MODE,
+        *,
+        truncated: RankFile | None = None,
+    ) -> None:
         process, anchor = recording.process, recording.anchor
         self.name = name
         self.path = path
@@ -103,7 +112,12 @@ class RankFile:
         head += self._encoder.metadata("process_name", {"name": _title(process)})
         head += self._encoder.metadata("process_sort_index", {"sort_index": process.rank})
         self._loss_at = len(head)
-        self._file = LiveFile(path, head + self._loss_line(), name, mode)
+        head += self._loss_line()
+        if truncated is None:
+            self._file = LiveFile(path, head, name, mode)
+        else:
+            self._file = truncated._file  # noqa: SLF001 - the same class
+            self._file.restart(head)
 
     @property
     def lost_events(self) -> int:
@@ -119,6 +133,11 @@ class RankFile:
     def gone(self) -> bool:
         """Whether somebody has removed or replaced the file."""
         return self._file.gone
+
+    @property
+    def truncated(self) -> bool:
+        """Whether somebody has truncated the file in place."""
+        return self._file.truncated
 
     def write_events(self, batch: EventBatch, *, count: bool = True) -> None:
         """Write a batch, or count it as lost. Raises nothing for a storage that fails.

@@ -149,6 +149,10 @@ class RankFiles:
         if here is not None:
             self._settled(here, file.name)
 
+    def begin_again(self, file: RankFile, recording: Recording) -> RankFile:
+        """Begin a file again that somebody has truncated, in the same place. Raises nothing."""
+        return RankFile(file.name, file.path, recording, self._mode, truncated=file)
+
     def lose(self, file: RankFile) -> None:
         """Forget a file that somebody has removed; its name may be given again."""
         assert self.outbox is not None
