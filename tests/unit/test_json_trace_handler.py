@@ -235,6 +235,29 @@ def test_a_folder_without_permission_is_refused_before_training(tmp_path: Path) 
         record(tmp_path / "t.json")
 
 
+@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "trace"])
+def test_a_temporary_file_that_a_killed_process_left_does_not_block_the_name(
+    tmp_path: Path, kind: str, suffix: str
+) -> None:
+    """Container pids repeat, so the one that left it may have had our pid; it may also be a link to a trace."""
+    (tmp_path / "victim").write_text("precious")
+    stale = [tmp_path / f".{name}.{os.getpid()}.tmp" for name in ("t.json", "t.json.gz")]
+    for path in stale:
+        if kind == "file":
+            path.write_text("stale")
+        elif kind == "folder":
+            path.mkdir()
+        elif kind == "link":
+            path.symlink_to(tmp_path / "victim")
+        else:
+            os.link(tmp_path / "victim", path)
+    record(tmp_path / f"t{suffix}")
+    assert len(events(tmp_path / f"t{suffix}")) > 5
+    assert sorted(tmp_path.iterdir()) == sorted([*stale, tmp_path / "victim", tmp_path / f"t{suffix}"])
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
 # ---- failing writes -------------------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import tempfile
 from typing import TYPE_CHECKING, Final, NoReturn
 
 try:
@@ -63,20 +64,14 @@ class LiveFile:
 
     def _create(self, head: bytes, mode: int) -> None:
         # Under another name first, so that nobody ever sees a file without its metadata. A link, unlike a rename, does not
-        # replace a file that somebody else made meanwhile.
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
-        flags = (
-            os.O_WRONLY
-            | os.O_APPEND
-            | os.O_CREAT
-            | os.O_EXCL
-            | getattr(os, "O_NOFOLLOW", 0)
-            | getattr(os, "O_CLOEXEC", 0)
+        # replace a file that somebody else made meanwhile. The other name is random: one that a killed process has left is
+        # passed over, and may even be a link to the trace itself.
+        self._descriptor, temporary = tempfile.mkstemp(
+            dir=self.path.parent, prefix=f".{self.path.name}.", suffix=".tmp"
         )
-        self._descriptor = os.open(temporary, flags, PRIVATE_MODE)
         try:
-            if mode != PRIVATE_MODE:
-                os.fchmod(self._descriptor, mode)  # as asked for, whatever the umask says
+            os.fchmod(self._descriptor, mode)  # as asked for, whatever the umask says
+            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, os.O_APPEND)
             self.write(head)
             try:
                 os.link(temporary, self.path)

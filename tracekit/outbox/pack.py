@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
+import tempfile
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -37,28 +38,27 @@ def pack(plain: Path, packed: Path, stopped: Callable[[], bool] = lambda: False)
         StoppedError: It was told to stop.
         OSError: It could not be done, or another file has that name; the plain file is still there.
     """
-    temporary = packed.with_name(f".{packed.name}.{os.getpid()}.tmp")
+    temporary = ""
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
-        os.fchmod(descriptor, plain.stat().st_mode & 0o777)
-        # Level 1: a fifth of the time of the default for a quarter more bytes.
-        with (
-            os.fdopen(descriptor, "wb") as raw,
-            gzip.GzipFile("", "wb", 1, raw, mtime=0) as out,
-            plain.open("rb") as source,
-        ):
-            while piece := source.read(_CHUNK_BYTES):
-                if stopped():
-                    raise StoppedError
-                out.write(piece)
+        with plain.open("rb") as source:
+            # A random name: one that a killed process has left, on whatever host, is passed over.
+            descriptor, temporary = tempfile.mkstemp(dir=packed.parent, prefix=f".{packed.name}.", suffix=".tmp")
+            # Level 1: a fifth of the time of the default for a quarter more bytes.
+            with os.fdopen(descriptor, "wb") as raw, gzip.GzipFile("", "wb", 1, raw, mtime=0) as out:
+                os.fchmod(descriptor, os.fstat(source.fileno()).st_mode & 0o777)
+                while piece := source.read(_CHUNK_BYTES):
+                    if stopped():
+                        raise StoppedError
+                    out.write(piece)
         _link(temporary, packed)
     except FileNotFoundError:
         if plain.exists():
             raise
         return False
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+        if temporary:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
     try:
         os.unlink(plain)
     except FileNotFoundError:
@@ -67,7 +67,7 @@ def pack(plain: Path, packed: Path, stopped: Callable[[], bool] = lambda: False)
     return True
 
 
-def _link(temporary: Path, packed: Path) -> None:
+def _link(temporary: str, packed: Path) -> None:
     """Give a file its name, unless another one has it; a rename would replace that one."""
     try:
         os.link(temporary, packed)
