@@ -54,6 +54,7 @@ class Served:
         self.port = port
         self.host = f"127.0.0.1:{port}"
         self.origin = f"http://{self.host}"
+        self.address = f"{self.origin}/?token={TOKEN}"
         self.cookie: str | None = None
 
     def get(self, path: str, method: str = "GET", host: str | None = None, **headers: str) -> Answer:
@@ -106,11 +107,12 @@ def served(
     cache: Path,
     *,
     may_capture: bool = False,
-    token_to_read: bool = False,
+    token_to_read: bool = True,
+    signed_in: bool = True,
     ui: PerfettoUI | None = None,
     cache_bytes: int = 1_000_000_000,
 ) -> Iterator[Served]:
-    """Serve a folder or URL of runs."""
+    """Serve a folder or URL of runs, by default to a browser that has opened the URL with the token."""
     access = Access("127.0.0.1", TOKEN, token_to_read=token_to_read)
     service = Service(root, Store(cache, cache_bytes), ui or PerfettoUI(), may_capture=may_capture)
     listener = listen("127.0.0.1", 0)
@@ -125,6 +127,8 @@ def served(
     thread.start()
     try:
         assert ready.wait(PATIENCE_S)
+        if token_to_read and signed_in:
+            server.sign_in()
         yield server
     finally:
         end.set()

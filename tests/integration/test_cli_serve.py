@@ -67,6 +67,19 @@ def ask(address: str, method: str = "GET", **headers: str) -> tuple[int, str]:
         return response.status, response.read().decode()
 
 
+def signed_in(address: str) -> tuple[str, str]:
+    """Open the printed URL; return the origin, and the cookie by which the browser is known from then on."""
+    parts = urlsplit(address)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE_S)
+    with contextlib.closing(connection):
+        connection.request("GET", f"{parts.path}?{parts.query}")
+        response = connection.getresponse()
+        assert (response.status, response.getheader("Location")) == (303, "/")
+        cookie, *flags = response.getheader("Set-Cookie", "").split("; ")
+    assert {"HttpOnly", "SameSite=Strict"} <= set(flags)
+    return f"{parts.scheme}://{parts.netloc}", cookie
+
+
 def children(pid: int) -> set[int]:
     """Return the processes that a process has started, and that are there still."""
     found = set()
@@ -93,11 +106,12 @@ def test_it_ends_cleanly_while_it_works(runs: Path, number: int) -> None:
     with tracekit_serve("--json", str(runs)) as (process, line):
         printed = json.loads(line)
         assert printed["root"] == str(runs)
-        status, page = ask(printed["address"])
+        origin, cookie = signed_in(printed["address"])
+        status, page = ask(f"{origin}/", Cookie=cookie)
         assert status == 200
         run = re.search(r'"(/runs/good-[^"]*)"', page)
         assert run is not None
-        assert ask(printed["address"].rstrip("/") + run[1])[0] == 200
+        assert ask(origin + run[1], Cookie=cookie)[0] == 200
         for _ in range(PATIENCE_S * 1000):
             started = children(process.pid)
             if started:
@@ -115,14 +129,34 @@ def test_it_ends_cleanly_while_it_works(runs: Path, number: int) -> None:
     assert left == []
 
 
-def test_it_says_the_token_once_and_only_where_it_is_needed(runs: Path, tmp_path: Path) -> None:
+def test_serve_by_default_answers_only_who_has_the_printed_url(runs: Path) -> None:
     with tracekit_serve(str(runs)) as (process, line):
         assert line == f"serving {runs}\n"
+        assert process.stdout is not None
         address = process.stdout.readline().strip()
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}", address)
+        origin, cookie = signed_in(address)
+        for path in ("/", "/static/style.css", "/runs/good-00000000"):
+            status, page = ask(origin + path)
+            assert status == 403
+            assert "Open the URL that <code>tracekit serve</code> printed" in page
+            assert "/runs/good" not in page.replace(path, "")
+        assert "good" in ask(f"{origin}/", Cookie=cookie)[1]
+        assert ask(f"{origin}/static/style.css", Cookie=cookie)[0] == 200
+
+
+def test_serve_with_no_token_warns_that_every_user_can_read(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with tracekit_serve(str(runs), "--no-token", "--json") as (process, line):
+        address = json.loads(line)["address"]
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", address)
-    with tracekit_serve(str(runs), "--allow-capture", "--json") as (_, line):
-        assert re.search(r"/\?token=[\w-]{32}$", json.loads(line)["address"])
-        assert ask(json.loads(line)["address"].partition("?")[0])[0] == 200
+        assert "good" in ask(address)[1]
+        assert process.stderr is not None
+        assert "every user of this machine can read these runs" in process.stderr.readline()
+    assert main(["serve", str(runs), "--no-token", "--host", "0.0.0.0"]) == 2
+    assert "other machines can reach 0.0.0.0" in capsys.readouterr().err
+
+
+def test_serve_with_a_token_file_never_prints_the_token(runs: Path, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text(TOKEN)
     token.chmod(0o600)

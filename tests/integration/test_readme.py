@@ -42,8 +42,9 @@ def serves(command: list[str], folder: Path) -> None:
     try:
         assert server.stdout is not None
         line = next(line for line in server.stdout if "http://127.0.0.1:" in line)
-        (url,) = re.findall(r"http://127\.0\.0\.1:\d+/", line)
-        with urllib.request.urlopen(url, timeout=60) as page:
+        (url,) = re.findall(r"http://127\.0\.0\.1:\d+/\?token=\S+", line)
+        browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with browser.open(url, timeout=60) as page:
             assert "RUN" in page.read().decode()
     finally:
         server.send_signal(signal.SIGINT)

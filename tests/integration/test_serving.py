@@ -25,6 +25,7 @@ from tracekit.capture.folder import ControlFolder
 from tracekit.errors import TraceFormatError
 from tracekit.serving.access import Access
 from tracekit.serving.app import make_application
+from tracekit.serving.pages import STATIC
 from tracekit.serving.service import Service
 from tracekit.serving.store import Store
 from tracekit.viewing.ui import PerfettoUI
@@ -415,7 +416,7 @@ def test_who_does_not_take_an_answer_is_given_up_and_no_fault_is_told(
 ) -> None:
     monkeypatch.setattr("tracekit.serving.guard._PATIENCE_S", 0.01)
     service = Service(str(root), Store(tmp_path / "cache", 1), PerfettoUI())
-    application = make_application(service, Access("127.0.0.1", TOKEN))
+    application = make_application(service, Access("127.0.0.1", TOKEN, token_to_read=False))
     begun: list[str] = []
 
     async def receive() -> dict[str, object]:
@@ -459,29 +460,29 @@ def test_it_listens_on_this_machine_only(server: Served) -> None:
 # ---- the token ------------------------------------------------------------------------------------------------------------
 
 
-def test_where_reading_needs_the_token_nothing_is_shown_without(root: Path, tmp_path: Path) -> None:
-    with served(str(root), tmp_path / "cache", token_to_read=True) as server:
-        for path in ("/", "/runs/good-00000000", "/nothing"):
+def test_each_address_without_the_token_shows_only_the_way_in(root: Path, tmp_path: Path) -> None:
+    with served(str(root), tmp_path / "cache", signed_in=False) as server:
+        for path in ("/", "/runs/good-00000000", "/nothing", "/ui/", *(f"/static/{name}" for name in STATIC)):
             answer = server.get(path)
-            assert (answer.status, "Sign in" in answer.text, "good" in answer.text.replace(path, "")) == (
-                403,
-                True,
-                False,
-            )
+            assert answer.status == 403
+            assert "Open the URL that <code>tracekit serve</code> printed" in answer.text
+            assert "/runs/good" not in answer.text.replace(path, "")
+            assert len(answer.body) < 10_000
+        assert server.post("/runs/good-00000000/trace").status == 403
         assert server.post("/sign-in", token="wrong").status == 403
         assert server.get("/?token=wrong").status == 403
-        assert server.get("/static/style.css").status == 200
 
         by_link = server.get(f"/?token={TOKEN}")
         assert (by_link.status, by_link.headers["location"]) == (303, "/")
         assert TOKEN not in by_link.headers["set-cookie"]
+        assert by_link.headers["set-cookie"].endswith("; Path=/; HttpOnly; SameSite=Strict")
         server.sign_in()
         assert "good" in server.get("/").text
 
 
 @pytest.mark.parametrize("onward", ["//evil.example", "https://evil.example", "/\\evil.example", "/a\r\nX: y", "", "x"])
 def test_signing_in_leads_nowhere_else(root: Path, tmp_path: Path, onward: str) -> None:
-    with served(str(root), tmp_path / "cache", token_to_read=True) as server:
+    with served(str(root), tmp_path / "cache", signed_in=False) as server:
         answer = server.post("/sign-in", token=TOKEN, next=onward)
         assert (answer.status, answer.headers["location"]) == (303, "/")
         assert server.get(f"//evil.example/?token={TOKEN}").headers["location"] == "/"
@@ -490,7 +491,7 @@ def test_signing_in_leads_nowhere_else(root: Path, tmp_path: Path, onward: str) 
 
 
 def test_a_link_from_elsewhere_is_asked_for_again_since_it_comes_without_the_cookie(root: Path, tmp_path: Path) -> None:
-    with served(str(root), tmp_path / "cache", token_to_read=True) as server:
+    with served(str(root), tmp_path / "cache", signed_in=False) as server:
         link = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Dest": "document", "Sec_Fetch_Mode": "navigate"}
         assert 'http-equiv="refresh"' in server.get("/runs/x", **link).text
         assert 'http-equiv="refresh"' not in server.get("/runs/x", Sec_Fetch_Site="same-origin").text
@@ -523,7 +524,7 @@ def test_without_being_allowed_nobody_captures(root: Path, tmp_path: Path) -> No
 
 def test_without_the_token_nobody_captures(root: Path, tmp_path: Path) -> None:
     control = listening(root)
-    with served(str(root), tmp_path / "cache", may_capture=True) as server:
+    with served(str(root), tmp_path / "cache", may_capture=True, token_to_read=False) as server:
         run = run_of(server, "live")
         assert "listening" in server.get(run).text
         assert "Token" in server.get(f"{run}/capture").text

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tracekit.errors import ConfigError
-from tracekit.serving.access import Access, is_loopback, new_token, read_token
+from tracekit.serving.access import Access, is_loopback, read_token
+from tracekit.viewing.server import new_token
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,7 +94,7 @@ def test_pages_of_others_get_nothing(headers: dict[str, str], method: str, fits:
 
 
 def test_who_has_signed_in_is_known_by_a_cookie_that_is_not_the_token() -> None:
-    access = Access("127.0.0.1", TOKEN, token_to_read=True)
+    access = Access("127.0.0.1", TOKEN)
     cookie = access.cookie({"host": "127.0.0.1:8931"})
     pair, *flags = cookie.split("; ")
     assert TOKEN not in cookie
@@ -106,7 +107,7 @@ def test_who_has_signed_in_is_known_by_a_cookie_that_is_not_the_token() -> None:
     )
     assert not access.may_read({"host": "127.0.0.1:8931", "cookie": pair[:-1] + "x"})
     assert not access.may_read({"host": "127.0.0.1:8931", "cookie": f"{pair.partition('=')[0]}={TOKEN}"})
-    assert not Access("127.0.0.1", TOKEN + "x", token_to_read=True).knows({"host": "127.0.0.1:8931", "cookie": pair})
+    assert not Access("127.0.0.1", TOKEN + "x").knows({"host": "127.0.0.1:8931", "cookie": pair})
 
 
 def test_the_token_itself() -> None:
@@ -114,7 +115,8 @@ def test_the_token_itself() -> None:
     assert access.is_token(TOKEN)
     for wrong in ("", TOKEN[:-1], TOKEN + "x", "é", "\ud800"):
         assert not access.is_token(wrong)
-    assert access.may_read({}), "without being told so, reading needs none"
+    assert not access.may_read({})
+    assert Access("127.0.0.1", TOKEN, token_to_read=False).may_read({})
     assert len({new_token() for _ in range(8)}) == 8
     assert min(map(len, (new_token() for _ in range(8)))) >= 32
 

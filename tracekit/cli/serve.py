@@ -15,7 +15,7 @@ from typing import Any, Final
 from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import local_path, port
 from tracekit.cli.terminal import printable
-from tracekit.errors import MissingExtraError
+from tracekit.errors import ConfigError, MissingExtraError
 from tracekit.viewing.ui import PERFETTO_UI, PerfettoUI, bundled_ui
 
 __all__ = ["prepare_parser", "run"]
@@ -33,8 +33,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--host",
         default="127.0.0.1",
         metavar="HOST",
-        help="the address to listen at (default: %(default)s, for this machine and tunnels to it only; any other one needs the "
-        "token for everything, and is not encrypted: put it behind a proxy with TLS)",
+        help="the address to listen at (default: %(default)s, for this machine and tunnels to it only; any other one is not "
+        "encrypted: put it behind a proxy with TLS)",
     )
     where.add_argument(
         "--port", type=_port_or_any, metavar="N", help="the port (default: 8931, or any where that is in use)"
@@ -46,17 +46,23 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="another name of this machine, such as that of a proxy before it; may be repeated",
     )
-    where.add_argument(
+    token = where.add_mutually_exclusive_group()
+    token.add_argument(
         "--token-file",
         type=local_path,
         metavar="FILE",
-        help="a file with the token, which then is not printed, stays the same, and is needed for reading as well (default: a "
-        "new token, which is printed once)",
+        help="read the token from a file that only you can read; it stays the same and is not printed (default: a new token, "
+        "printed in the URL)",
+    )
+    token.add_argument(
+        "--no-token",
+        action="store_true",
+        help="let every user of this machine read the runs; captures still need the token (not with another --host)",
     )
     parser.add_argument(
         "--allow-capture",
         action="store_true",
-        help="whoever knows the token may have running jobs record a few batches (see tracekit capture)",
+        help="let whoever knows the token have running jobs record a few batches (see tracekit capture)",
     )
     ui = parser.add_mutually_exclusive_group()
     ui.add_argument(
@@ -72,7 +78,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--cache-size", type=_gigabytes, default=10 * _GB, metavar="GB", help="how much of them is kept (default: 10)"
     )
     parser.add_argument("--json", action="store_true", help="print the address as JSON")
-    parser.epilog = "Runs until Ctrl-C, SIGTERM or SIGHUP. Exit code: 0 ended that way, 1 failed, 2 wrong usage."
+    parser.epilog = (
+        "Open the printed URL: it holds the token, and the browser keeps a cookie in its place. Runs until Ctrl-C, SIGTERM "
+        "or SIGHUP. Exit code: 0 ended that way, 1 failed, 2 wrong usage."
+    )
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -81,17 +90,20 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     for package in ("jinja2", "starlette", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "serve", "tracekit serve")
-    from tracekit.serving.access import Access, is_loopback, new_token, read_token
+    from tracekit.serving.access import Access, is_loopback, read_token
     from tracekit.serving.app import make_application
     from tracekit.serving.server import listen, serve
     from tracekit.serving.service import Service
     from tracekit.serving.store import Store
+    from tracekit.viewing.server import new_token
 
     ui = bundled_ui() if args.offline else PerfettoUI.at(args.ui or os.environ.get("TRACEKIT_UI") or PERFETTO_UI)
     own = is_loopback(args.host)
+    if args.no_token and not own:
+        raise ConfigError(f"--no-token: other machines can reach {args.host}; leave out --no-token or --host")
     token = new_token() if args.token_file is None else read_token(args.token_file)
     names = [*args.allow_host, *([] if own else [socket.gethostname()])]
-    access = Access(args.host, token, names=names, token_to_read=not own or args.token_file is not None)
+    access = Access(args.host, token, names=names, token_to_read=not args.no_token)
     with tempfile.TemporaryDirectory(prefix="tracekit-serve-") as folder:
         store = Store(args.cache or Path(folder), args.cache_size)
         service = Service(args.root, store, ui, may_capture=args.allow_capture)
@@ -106,6 +118,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 def _announce(args: argparse.Namespace, listener: socket.socket, access: Any, service: Any, token: str) -> None:
     """Say where it is, once it answers."""
+    from tracekit.serving.access import is_loopback
+
     host, port = listener.getsockname()[:2]
     wide = host in ("0.0.0.0", "::")  # noqa: S104 - it is compared, not listened at
     name = socket.gethostname() if wide else f"[{host}]" if ":" in host else host
@@ -113,13 +127,15 @@ def _announce(args: argparse.Namespace, listener: socket.socket, access: Any, se
     secret = args.token_file is None and (access.token_to_read or args.allow_capture)
     if secret:
         address += f"?token={token}"
+    if not access.token_to_read:
+        print("tracekit: --no-token: every user of this machine can read these runs", file=sys.stderr, flush=True)
     if args.json:
         print(json.dumps({"address": address, "root": service.catalog.name}), flush=True)
         return
     lines = [f"serving {service.catalog.name}", f"  {address}"]
     if args.token_file is not None:
         lines.append(f"the token is that in {args.token_file}")
-    if access.token_to_read and not args.host.startswith("127."):
+    if not is_loopback(host):
         lines.append("what goes over the network is not encrypted: put a proxy with TLS before it, or use ssh -L")
     lines.append("Ctrl-C ends this")
     for line in lines:

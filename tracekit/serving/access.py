@@ -6,17 +6,17 @@ import hashlib
 import hmac
 import ipaddress
 import re
-import secrets
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from tracekit.errors import ConfigError
+from tracekit.viewing.server import is_same_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-__all__ = ["Access", "is_loopback", "new_token", "read_token"]
+__all__ = ["Access", "is_loopback", "read_token"]
 
 _SHORTEST_TOKEN: Final = 16
 _LARGEST_TOKEN_BYTES: Final = 4096
@@ -32,19 +32,19 @@ class Access:
 
     Args:
         host: The address that is listened to.
-        token: What whoever may do more than the rest knows.
+        token: The secret that allows everything.
         names: Other names of this machine under which the pages may be asked for.
-        token_to_read: Whether also reading needs the token.
+        token_to_read: Whether reading needs the token. Without it, every user of this machine can read the runs.
     """
 
-    def __init__(self, host: str, token: str, *, names: Iterable[str] = (), token_to_read: bool = False) -> None:
+    def __init__(self, host: str, token: str, *, names: Iterable[str] = (), token_to_read: bool = True) -> None:
         self.token_to_read = token_to_read
-        self._token = token.encode()
+        self._token = token
         self._names = {name.lower() for name in names}
         if not _is_address(host):
             self._names.add(host.lower())
         # The token itself stays out of the browser's storage.
-        self._cookie = hmac.new(self._token, b"tracekit serve", hashlib.sha256).hexdigest()
+        self._cookie = hmac.new(token.encode(), b"tracekit serve", hashlib.sha256).hexdigest()
         for name in self._names:
             if not _NAME.fullmatch(name) and not _is_address(name):
                 raise ConfigError(f"--allow-host {name}: give the name of a machine, such as gpu-login.example")
@@ -93,14 +93,14 @@ class Access:
         return headers.get("sec-fetch-dest") == "document" and headers.get("sec-fetch-mode") == "navigate"
 
     def is_token(self, given: str) -> bool:
-        """Tell whether it is the token, in a time that does not depend on how much of it is right."""
-        return hmac.compare_digest(given.encode("utf-8", "replace"), self._token)
+        """Return True for the right token."""
+        return is_same_token(given, self._token)
 
     def knows(self, headers: Mapping[str, str]) -> bool:
         """Tell whether the browser has signed in."""
         for part in headers.get("cookie", "").split(";"):
             name, _, value = part.strip().partition("=")
-            if name == self._cookie_name(headers) and hmac.compare_digest(value.encode(), self._cookie.encode()):
+            if name == self._cookie_name(headers) and is_same_token(value, self._cookie):
                 return True
         return False
 
@@ -127,11 +127,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def new_token() -> str:
-    """Return a token that nobody can guess."""
-    return secrets.token_urlsafe(24)
 
 
 def read_token(path: Path) -> str:

@@ -36,7 +36,11 @@ __all__ = ["make_application"]
 logger = logging.getLogger("tracekit")
 
 SYMBOLS: Final = {"recording": "●", "listening": "○", "finished": "✓", "cut": "✂", "lost": "✕"}
-_OPEN: Final = frozenset({"/sign-in", *(f"/static/{name}" for name in STATIC)})
+_SIGN_IN: Final = "/sign-in"
+# The page without a token loads nothing: its style and its empty icon are inside it.
+_SIGN_IN_POLICY: Final = (
+    "default-src 'none'; style-src '%s'; img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
 _MOST_RUNS: Final = 300
 _MOST_RANKS: Final = 256
 _PIECE_BYTES: Final = 64 << 10  # each must be taken in the patience of the guard
@@ -49,6 +53,7 @@ _UI_POLICY: Final = (
     "style-src 'self' 'unsafe-inline'; worker-src 'self' blob:; object-src 'none'; base-uri 'self'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
+_STYLE: Final = STATIC["style.css"][1]
 _SCRIPT: Final = re.compile(rb"<script[^>]*>(.+?)</script>", re.DOTALL)
 
 
@@ -71,8 +76,7 @@ class _Application:
             self._ui_files = {path.relative_to(folder).as_posix(): path for path in files}
             self._ui_files[""] = folder / "index.html"
             scripts = _SCRIPT.findall(self._ui_files[""].read_bytes())
-            digests = [base64.b64encode(hashlib.sha256(script).digest()).decode() for script in scripts]
-            self._ui_policy = _UI_POLICY % " ".join(f"'sha256-{digest}'" for digest in digests)
+            self._ui_policy = _UI_POLICY % " ".join(f"'{_digest(script)}'" for script in scripts)
 
     def guarded(self) -> Guard:
         """Return the application behind its guard."""
@@ -83,7 +87,7 @@ class _Application:
             Route(f"{run}/summary", self._make_summary, methods=["POST"]),
             Route(f"{run}/trace", self._trace, methods=["GET", "POST"]),
             Route(f"{run}/trace/merged.json.gz", self._file),
-            Route("/sign-in", self._sign_in, methods=["GET", "POST"]),
+            Route(_SIGN_IN, self._sign_in, methods=["GET", "POST"]),
             Route("/static/{name}", self._static),
         ]
         if self._service.may_capture:
@@ -105,7 +109,7 @@ class _Application:
             return any(route.path_regex.match(path) for route in posts)
 
         async def with_sign_in(scope: Any, receive: Any, send: Any) -> None:
-            if scope["type"] == "http" and scope["path"] not in _OPEN:
+            if scope["type"] == "http" and scope["path"] != _SIGN_IN:
                 request = Request(scope)
                 answer = self._entrance(request)
                 if answer is not None:
@@ -133,8 +137,14 @@ class _Application:
     def _sign_in_page(self, request: Request, *, wrong: bool = False, onward: str | None = None) -> Response:
         # A link from elsewhere comes without the cookie; the same page asked for by itself has it.
         foreign = request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
-        values = {"wrong": wrong, "next": onward or request.url.path, "look_again": foreign and not wrong}
-        return HTMLResponse(self._pages.render("sign_in.html", values), 403)
+        values = {
+            "wrong": wrong,
+            "next": onward or request.url.path,
+            "look_again": foreign and not wrong,
+            "style": _STYLE.decode(),
+        }
+        policy = {"Content-Security-Policy": _SIGN_IN_POLICY % _digest(_STYLE)}
+        return HTMLResponse(self._pages.render("sign_in.html", values), 403, policy)
 
     async def _sign_in(self, request: Request) -> Response:
         if request.method == "GET":
@@ -303,6 +313,11 @@ class _Application:
         words = f"An unexpected {type(error).__name__}. This is a fault of tracekit: please report it."
         del request
         return self._page("problem.html", status=500, heading="This went wrong", words=words)
+
+
+def _digest(content: bytes) -> str:
+    """Return what a content security policy calls a script or style."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}"
 
 
 def _inside(path: str) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tracekit.viewing.ui import PerfettoUI
 
-__all__ = ["PERFETTO_PORT", "OneFileServer"]
+__all__ = ["PERFETTO_PORT", "OneFileServer", "is_same_token", "new_token"]
 
 HOST: Final = "127.0.0.1"
 PERFETTO_PORT: Final = 9001
@@ -38,6 +38,16 @@ _COMMON: Final = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+
+
+def new_token() -> str:
+    """Return a random token, safe in a URL."""
+    return secrets.token_urlsafe(24)
+
+
+def is_same_token(given: str, token: str) -> bool:
+    """Compare two tokens in constant time."""
+    return secrets.compare_digest(given.encode("utf-8", "replace"), token.encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +85,7 @@ class OneFileServer:
         self._trace = trace
         self._title = title or trace.name
         self._ui = ui
-        self._token = secrets.token_urlsafe(16)
+        self._token = new_token()
         self._files: dict[str, Path] = {}
         if ui.folder is not None:
             # Nothing but what is in this table is ever read, whatever a path says.
@@ -177,7 +187,7 @@ class OneFileServer:
         host = headers.get("Host", "")
         if host not in (f"{HOST}:{self.port}", f"localhost:{self.port}"):
             return None
-        if not secrets.compare_digest(path[: len(self._root)].encode(), self._root.encode()):
+        if not is_same_token(path[: len(self._root)], self._root):
             return None
         origin = headers.get("Origin")
         if origin not in (None, f"http://{host}"):
