@@ -15,12 +15,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tracekit.errors import MergeError
+from tracekit.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["MAX_ROWS", "Lookup", "Row", "RowSorter", "Run", "columns", "merged", "window_rows"]
+__all__ = ["MAX_ROWS", "Lookup", "Row", "RowSorter", "Run", "ScratchError", "columns", "merged", "window_rows"]
 
 Row = tuple[int, ...]
 
@@ -140,10 +140,13 @@ def _writing(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # Not as StorageError: the input is not to blame, and must not be left out.
-        raise MergeError(
+        raise ScratchError(
             f"{path}: cannot be written: {error.strerror or error}; what does not fit into memory is kept there"
         ) from error
+
+
+class ScratchError(StorageError):
+    """The temporary file cannot be written. No input is to blame, so none may be left out because of it."""
 
 
 class Lookup:

@@ -608,6 +608,20 @@ def test_one_trace_named_twice_counts_once(tmp_path: Path, monkeypatch: pytest.M
         assert by_name(summarize_traces(names))["forward"].count == 20
 
 
+def test_summarize_traces_without_scratch_space_raises_storage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(Scratch):
+        def __init__(self) -> None:
+            super().__init__(most_rows=1)
+            self.path = str(tmp_path / "missing" / "rows")  # every write fails, as on a full disk
+
+    path = Path(attempt(tmp_path / "r.json", 0, range(2_000)))
+    monkeypatch.setattr("tracekit.analysis.summary.Scratch", Full)
+    with pytest.raises(StorageError, match="what does not fit into memory is kept there"):
+        summarize_traces([str(path)])
+
+
 def test_copies_of_one_trace_are_refused_and_its_parts_are_not(tmp_path: Path) -> None:
     path = Path(attempt(tmp_path / "r.json", 0, range(20)))
     (tmp_path / "r.json.gz").write_bytes(gzip.compress(path.read_bytes()))

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.bad_traces import rank_trace, slice_
+from tracekit.errors import StorageError
 from tracekit.merge import merge_traces, scratch
+from tracekit.merge.lanes import Slices
 from tracekit.merge.scratch import OWNER, Scratch, remove_left
+from tracekit.spill import ScratchError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,6 +54,20 @@ def test_a_merge_removes_what_a_dead_one_left(tmp_path: Path, at: str) -> None:
     merge_traces(str(output), [str(tmp_path / "rank0.json")])
     assert not left.exists()
     assert [path.name for path in output.parent.iterdir() if path.name.startswith(".")] == []
+
+
+def test_merge_without_scratch_space_fails_instead_of_leaving_the_input_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Slices, path: str | None) -> None:
+        raise ScratchError("rows: cannot be written: No space left on device")
+
+    monkeypatch.setattr(Slices, "finish", full)
+    for rank in (0, 1):
+        (tmp_path / f"rank{rank}.json").write_bytes(rank_trace(slice_(1, 2, "a")))
+    with pytest.raises(StorageError, match="No space left"):
+        merge_traces(str(tmp_path / "out.json"), [str(tmp_path)])
+    assert not (tmp_path / "out.json").exists()
 
 
 def test_a_merge_that_ends_leaves_nothing(tmp_path: Path) -> None:

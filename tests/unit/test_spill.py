@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekit import spill
-from tracekit.errors import MergeError
+from tracekit.errors import StorageError
 from tracekit.merge.lanes import BEGIN, END, Slices, assign_lanes
 from tracekit.spill import Lookup, RowSorter, Run, merged
 
@@ -101,5 +101,5 @@ def test_a_file_that_cannot_be_written_is_told_by_name(tmp_path: Path) -> None:
     sorter = RowSorter(1, str(tmp_path / "missing" / "rows"))
     for number in range(6):
         sorter.add((number,))
-    with pytest.raises(MergeError, match="rows: cannot be written: No such file"):
+    with pytest.raises(StorageError, match="rows: cannot be written: No such file"):
         sorter.add((6,))

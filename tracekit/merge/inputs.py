@@ -16,6 +16,7 @@ from tracekit.merge.kept_scan import KeptScan
 from tracekit.merge.processes import assign_keys, check_claims
 from tracekit.merge.ranks import UnknownRankError, find_ranks, select_ranks, told_ranks
 from tracekit.merge.scan import scan
+from tracekit.spill import ScratchError
 from tracekit.storage import basename, expand, is_remote, open_read, same_file, size_bytes, without_secrets
 
 if TYPE_CHECKING:
@@ -165,6 +166,8 @@ def _scan_all(
         report = None if progress is None else lambda done, path=path: progress(path, done)
         try:
             found = _scanned(scanner, path, report, shelf)
+        except ScratchError:
+            raise
         except (TraceFormatError, StorageError) as error:
             listed = None if named else _listed(path)
             if listed is not None:
