@@ -634,6 +634,13 @@ def test_copies_of_one_trace_are_refused_and_its_parts_are_not(tmp_path: Path) -
     assert by_name(summarize_traces([str(tmp_path)]))["forward"].count == 40
 
 
+def test_traces_that_differ_in_content_only_are_no_copies(tmp_path: Path) -> None:
+    path = Path(attempt(tmp_path / "r.json", 0, range(20)))
+    (tmp_path / "s.json").write_text(path.read_text().replace("forward", "reverse"))
+    counts = {marker.name: marker.count for marker in summarize_traces([str(tmp_path)]).markers}
+    assert counts["forward"] == counts["reverse"] == 20
+
+
 def test_a_merge_beside_its_inputs_is_told(tmp_path: Path) -> None:
     path, merged = attempt(tmp_path / "r.json", 0, range(20)), str(tmp_path / "merged.json")
     assert main(["merge", "-o", merged, path]) == 0

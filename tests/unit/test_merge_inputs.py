@@ -307,6 +307,19 @@ def test_a_packed_copy_is_merged_once(merge: Any) -> None:
     assert report.complete
 
 
+@pytest.mark.parametrize("different", ["name", "args"])
+def test_files_that_differ_in_content_only_are_both_merged(merge: Any, different: str) -> None:
+    first, second = ("a", 1), ("b", 1) if different == "name" else ("a", 2)
+    files = {
+        f"rank0-{number}.json": rank_trace(event(name, args={"value": value}))
+        for number, (name, value) in enumerate((first, second))
+    }
+    merged, report = merge(files)
+    found = [(event["name"], event["args"]["value"]) for event in merged["traceEvents"] if event["ph"] == "X"]
+    assert sorted(found) == sorted([first, second])
+    assert report.omitted == []
+
+
 def test_a_rank_by_hand_wins(merge: Any) -> None:
     _, report = merge({"rank1.json": torch_trace(event("a"), distributedInfo={"rank": 2})}, ranks={"rank1.json": 3})
     assert [(item.rank, item.rank_source) for item in report.inputs] == [(3, "--rank")]

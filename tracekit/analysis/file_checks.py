@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import ConfigError
+from tracekit.formats.trace_stream import content_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -71,14 +73,18 @@ def check_copies(files: Sequence[TraceFile]) -> list[str]:
     Raises:
         ConfigError: Two files are copies of each other.
     """
-    known: dict[tuple[str, int, int], str] = {}
+    known: dict[tuple[str, int, int], list[TraceFile]] = {}
+    digest = cache(content_digest)
     for file in files:
-        if file.content is not None:
-            copy = known.setdefault(file.content, file.path)
-            if copy != file.path:
-                raise ConfigError(
-                    f"{copy} and {file.path} are copies of one trace, which would count twice; name one of them"
-                )
+        if file.content is None:
+            continue
+        others = known.setdefault(file.content, [])
+        copy = next((other for other in others if digest(other.source) == digest(file.source)), None)
+        if copy is not None:
+            raise ConfigError(
+                f"{copy.path} and {file.path} are copies of one trace, which would count twice; name one of them"
+            )
+        others.append(file)
     notes = []
     owners: dict[Recording, TraceFile] = {}
     # The merged ones come first, and each is told of once.

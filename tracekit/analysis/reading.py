@@ -134,13 +134,14 @@ class TraceFile:
 
     Attributes:
         path: As it may be shown.
+        source: As it is opened.
         rank: The rank that it states; None for a merged trace, and where it states none.
         merged: Whether it is the result of a merge.
         base_ns: What its times are relative to.
         events: How many it holds.
         recordings: What tracekit recorded of which process, as far as the file tells.
-        content: What it shares with its copies alone: its rank metadata, how many events it holds and when its first slice is;
-            None where it has no rank metadata, or no slice.
+        content: What its copies share with it, and few other files: its rank metadata, how many events it holds and when its
+            first slice is; None where it has no rank metadata, or no slice.
         collectives: Those that were looked for, by rank; of a trace that is not merged, under None.
         account: What it says about itself.
         ranks: Whose each ``pid`` of a merged trace is; None of other traces.
@@ -148,6 +149,7 @@ class TraceFile:
     """
 
     path: str
+    source: str = ""
     rank: int | None = None
     merged: bool = False
     base_ns: int = 0

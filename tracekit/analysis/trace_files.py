@@ -68,6 +68,7 @@ def read_traces(
                 for share in file.read():
                     if progress is not None:
                         progress(min(1.0, (done + share * size) / whole), basename(path))
+                reading.files[-1].source = path
                 series += file.series
         except TraceFormatError as error:
             if named:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from functools import cache
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError, MergeError, StorageError, TraceFormatError
 from tracekit.formats.segment_index import INDEX_SUFFIX, listed_segments
 from tracekit.formats.trace_event import decode_json
+from tracekit.formats.trace_stream import content_digest
 from tracekit.formats.xprof import PERFETTO_COPY, host_in_name
 from tracekit.merge.input import Input, Omission
 from tracekit.merge.kept_scan import KeptScan
@@ -242,7 +244,8 @@ def _is_other_json(path: str) -> bool:
 
 def _without_copies(inputs: list[Input], omissions: list[Omission]) -> list[Input]:
     """Leave out files that hold the same events as another one, such as a trace and its packed copy."""
-    kept: dict[tuple[Any, ...], Input] = {}
+    kept: dict[tuple[Any, ...], list[Input]] = {}
+    digest = cache(content_digest)
     result: list[Input] = []
     for item in inputs:
         scan = item.scan
@@ -259,9 +262,12 @@ def _without_copies(inputs: list[Input], omissions: list[Omission]) -> list[Inpu
             scan.highest_ns,
             tuple(scan.phase_counts),
         )
-        if scan.highest_ns is not None and same in kept:
-            omissions.append(Omission(scan.path, f"holds the same events as {kept[same].scan.path}", harmless=True))
+        others = kept.setdefault(same, []) if scan.highest_ns is not None else []
+        # Recordings of equal loops may agree in all of this, and differ in their names or values.
+        original = next((other for other in others if digest(other.path) == digest(item.path)), None)
+        if original is not None:
+            omissions.append(Omission(scan.path, f"holds the same events as {original.scan.path}", harmless=True))
             continue
-        kept[same] = item
+        others.append(item)
         result.append(item)
     return result
