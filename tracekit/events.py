@@ -50,6 +50,7 @@ __all__ = [
     "Track",
     "count_kinds",
     "earliest",
+    "odd_counters",
     "places",
 ]
 
@@ -78,6 +79,15 @@ def places(records: Sequence[Any], kind: int, other: int) -> list[int]:
         return [index for index, found in enumerate(records[2::WIDTH]) if found in (kind, other)]
     found_places: list[int] = find(kind, other)
     return found_places
+
+
+def odd_counters(records: Sequence[Any]) -> list[int]:
+    """Return the indices of the counters that may hold something else than finite numbers below 2**63 by text."""
+    find = getattr(records, "odd_counters", None)
+    if find is None:
+        return places(records, COUNTER, COUNTER)
+    odd: list[int] = find()
+    return odd
 
 
 def earliest(records: Sequence[Any]) -> int:

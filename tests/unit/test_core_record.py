@@ -22,6 +22,7 @@ from tracekit.clock import SYSTEM_CLOCK
 from tracekit.events import COUNTER, INSTANT, EventBatch, Label, Timestamps, Track
 from tracekit.formats.chrome_writer import ChromeEncoder
 from tracekit.recording.buffer import DETACHED, RecordBuffer
+from tracekit.recording.counter_values import finite_numbers
 from tracekit.recording.marker import Marker
 from tracekit.recording.recording_marker import marker_states
 from tracekit.timestamp import Timestamp
@@ -178,6 +179,39 @@ def test_values_of_a_counter_are_those_when_it_was_called() -> None:
         values["y"] = 2.5
         marker.counter(values)
         assert profiler._buffer.records[3::4] == [{"x": 0.5}, {"x": 1.5}, {"x": 1.5, "y": 2.5}]
+
+
+def test_values_of_a_counter_that_python_must_clean_are_found() -> None:
+    class Text(str):
+        __slots__ = ()
+
+    plain: list[Any] = [{"x": 0.5}, {"x": -1e18, "y": 2}, {}, {"x": 2**63 - 1, "y": -(2**63) + 1}, {"x": 9e18}]
+    odd: list[Any] = [
+        {"x": float("nan")},
+        {"x": float("-inf"), "y": 1},
+        {"x": 1.0, "y": "2"},
+        {"x": 2.0**63},
+        {"x": 2**63},
+        {"x": -(2**63)},
+        {"x": True},
+        {1: 1.0},
+        {Text("x"): 1.0},
+    ]
+    records = counted(plain + odd)
+    assert records.odd_counters() == list(range(len(plain), len(plain + odd)))
+    kept = [finite_numbers(values) for values in records[3::4]]
+    assert kept[: len(plain)] == plain
+    assert [dict(values) for values in kept[len(plain) :]] == [
+        {},
+        {"y": 1},
+        {"x": 1.0},
+        {},
+        {},
+        {},
+        {"x": 1},
+        {"1": 1.0},
+        {"x": 1.0},
+    ]
 
 
 def test_there_are_no_other_kinds_of_records() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import decimal
+import fractions
 import gc
 import inspect
 import sys
@@ -463,7 +465,7 @@ def test_counter_values_that_are_no_finite_numbers_are_left_out_and_counted(run:
         ({"loss": "7"}, "counter 'c': 'loss' is of type str, which is no finite number"),
         ({"loss": 10**5000}, "counter 'c': 'loss' is of type int, which is no finite number"),
         ({"1": 1.0, 1: 2.0}, "counter 'c': two of its names are the same as text"),
-        (3.0, "a counter was given no mapping of numbers by name, such as {'loss': 0.5}"),
+        (3.0, "counter 'c' was given float, not a mapping of numbers by name, such as {'loss': 0.5}"),
     ],
 )
 def test_who_records_counters_of_no_numbers_is_told_once(
@@ -476,6 +478,90 @@ def test_who_records_counters_of_no_numbers_is_told_once(
     assert words in told
     assert "are left out and counted" in told
     assert run.profiler.stats.dropped == {"counter values that are no numbers": 3}
+
+
+def test_refused_counter_values_are_logged_once_for_each_marker_and_reason(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        run.profiler.marker("a").counter({"loss": float("nan"), "norm": float("inf")})
+        run.profiler.marker("a").counter({"loss": 1.0, "norm": object()})
+        run.profiler.marker("b").counter({"loss": float("nan")})
+        run.profiler.marker("b").counter([])  # type: ignore[arg-type]
+        run.profiler.flush()
+    logged = [record.getMessage() for record in caplog.records]
+    assert [line.partition(", ")[0] for line in logged] == [
+        "tracekit: counter 'a': 'loss' is nan",
+        "tracekit: counter 'a': 'norm' is of type object",
+        "tracekit: counter 'b': 'loss' is nan",
+        "tracekit: counter 'b' was given list",
+    ]
+
+
+def test_refused_counter_values_of_ever_new_names_do_not_fill_the_log(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(150):
+        run.profiler.marker(f"c{number}").counter({"loss": "7"})
+    run.profiler.flush()
+    assert len(caplog.records) == 100
+    assert "and the last" in caplog.records[-1].getMessage()
+    assert run.profiler.stats.dropped == {"counter values that are no numbers": 150}
+
+
+def test_counter_values_of_numpy_and_decimal_are_numbers_and_integers_stay_exact(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    numpy = pytest.importorskip("numpy")
+    large = 2**53 + 1
+    run.profiler.marker("c").counter(
+        {
+            "array": numpy.array(0.5),
+            "whole": numpy.array(large),
+            "scalar": numpy.int64(large),
+            "float": numpy.float32(0.25),
+            "int": large,
+            "decimal": decimal.Decimal("1.5"),
+            "whole decimal": decimal.Decimal(large),
+            "fraction": fractions.Fraction(1, 4),
+            "vector": numpy.zeros(1),
+            "not a number": decimal.Decimal("NaN"),
+            "infinite": decimal.Decimal("-Infinity"),
+            "endless": decimal.Decimal("1e999999"),
+        }
+    )
+    run.profiler.flush()
+    values = run.memory.counters[0].values
+    assert values == {
+        "array": 0.5,
+        "whole": large,
+        "scalar": large,
+        "float": 0.25,
+        "int": large,
+        "decimal": 1.5,
+        "whole decimal": large,
+        "fraction": 0.25,
+    }
+    assert {type(value) for value in values.values()} == {int, float}
+    assert run.profiler.stats.dropped == {"counter values that are no numbers": 4}
+    assert [record.getMessage().partition(", ")[0] for record in caplog.records] == [
+        "tracekit: counter 'c': 'vector' is of type ndarray",
+        "tracekit: counter 'c': 'not a number' is of type Decimal",
+    ]
+
+
+def test_an_inline_handler_gets_only_counter_values_that_are_finite_numbers() -> None:
+    found: list[Any] = []
+
+    class Inline(TraceHandler):
+        inline = True
+
+        def process_counter_event(self, *args: Any) -> None:
+            found.append(args[-1])
+
+    with Profiler(Inline(), rank=0) as profiler:
+        profiler.marker("c").counter({"a": float("nan"), "b": 2, "c": "3"})
+    assert found == [{"b": 2}]
 
 
 def test_instants_at_the_edges_of_a_slice_have_its_times(run: Run) -> None:

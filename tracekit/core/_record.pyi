@@ -40,6 +40,9 @@ class Records:
     def places(self, kind: int, other: int = ..., /) -> list[int]:
         """Return the indices of the records of one or two kinds."""
 
+    def odd_counters(self) -> list[int]:
+        """Return the indices of the counters that hold something else than finite numbers below 2**63 by text."""
+
     def earliest(self) -> int:
         """Return the earliest time. Raises ValueError where there is none."""
 

@@ -294,12 +294,15 @@ static PyObject *recording_counter(PyObject *object, PyObject *const *args, Py_s
     int failed = append_counter(self, buffer, now, args[0]);
     if (failed && PyErr_ExceptionMatches(PyExc_Exception)) {
         /* No mapping, or one whose methods raise: never the training's problem. */
-        if (PyErr_ExceptionMatches(PyExc_MemoryError))
-            buffer->lost_events++;
-        else
-            buffer->refused_values++;
+        int refused = !PyErr_ExceptionMatches(PyExc_MemoryError);
         PyErr_Clear();
-        failed = 0;
+        if (!refused)
+            buffer->lost_events++;
+        failed = refused ? done(PyObject_CallMethod(object, "_refuse", "O", args[0])) : 0;
+        if (failed && PyErr_ExceptionMatches(PyExc_MemoryError)) {
+            PyErr_Clear();
+            failed = 0;
+        }
     }
     failed = failed || look_after(buffer, now);
     Py_DECREF((PyObject *)buffer);

@@ -2,11 +2,14 @@
 
 #include "records.h"
 
+#include <limits.h>
+#include <math.h>
 #include <string.h>
 
 #include "memory.h"
 
 #define LEAST_ROOM 64
+#define VALUE_LIMIT 9223372036854775808.0 /* 2**63 */
 
 PyTypeObject *records_type;
 
@@ -457,6 +460,50 @@ static PyObject *places(PyObject *object, PyObject *args)
     return found;
 }
 
+/* A float that is finite and below 2**63, or an integer that fits 64 bits, by text. Subclasses may have methods of their own. */
+static int is_plain_number(PyObject *series, PyObject *number)
+{
+    if (!PyUnicode_CheckExact(series))
+        return 0;
+    if (PyFloat_CheckExact(number))
+        return fabs(PyFloat_AsDouble(number)) < VALUE_LIMIT;
+    if (!PyLong_CheckExact(number))
+        return 0;
+    int overflow;
+    long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
+    return !overflow && value != LLONG_MIN;
+}
+
+static int is_odd_counter(const Record *row)
+{
+    if (is_single(row))
+        return !(fabs(row->what.value) < VALUE_LIMIT); /* NaN is odd */
+    if (Py_TYPE(row->what.values) != &PyDict_Type)
+        return 1;
+    PyObject *series, *number;
+    Py_ssize_t position = 0;
+    while (PyDict_Next(row->what.values, &position, &series, &number))
+        if (!is_plain_number(series, number))
+            return 1;
+    return 0;
+}
+
+static PyObject *odd_counters(PyObject *object, PyObject *none)
+{
+    (void)none;
+    const Records *self = (Records *)object;
+    PyObject *found = PyList_New(0);
+    for (size_t i = 0; found != NULL && self->counters && i < self->count; i++) {
+        if (!is_counter(self->rows + i) || !is_odd_counter(self->rows + i))
+            continue;
+        PyObject *place = PyLong_FromSize_t(i);
+        if (place == NULL || PyList_Append(found, place) < 0)
+            Py_CLEAR(found);
+        Py_XDECREF(place);
+    }
+    return found;
+}
+
 static PyObject *earliest(PyObject *object, PyObject *none)
 {
     (void)none;
@@ -558,6 +605,7 @@ static PyMethodDef methods[] = {
     {"take", take, METH_O, "See _record.pyi."},
     {"count_kind", count_kind, METH_O, "See _record.pyi."},
     {"places", places, METH_VARARGS, "See _record.pyi."},
+    {"odd_counters", odd_counters, METH_NOARGS, "See _record.pyi."},
     {"earliest", earliest, METH_NOARGS, "See _record.pyi."},
     {"find", find, METH_VARARGS, "See _record.pyi."},
     {"overlapping", records_overlapping, METH_O, "See _record.pyi."},

@@ -42,6 +42,7 @@ class RecordBuffer(BufferBase):
         look_after: What they call then, with the time; set by the writer.
         lost_events: How many events there was no memory for. May be short when two threads count at once.
         refused_values: How many counters were no mappings.
+        refusals: The type of the first of them, by the marker's name.
     """
 
     __slots__ = (
@@ -50,6 +51,7 @@ class RecordBuffer(BufferBase):
         "labels",
         "lock",
         "look_after",
+        "refusals",
         "tracks",
     )
 
@@ -63,6 +65,7 @@ class RecordBuffer(BufferBase):
         self.look_after: Callable[[int], None] = _nothing
         self.lost_events = 0
         self.refused_values = 0
+        self.refusals: dict[str, str] = {}
         self._local = threading.local()
         self._label_numbers: dict[Any, int] = {}
         # Re-entrant: a signal handler or a finaliser may make a marker while this thread makes one.

@@ -1,79 +1,123 @@
-"""The values of counters: what is no finite number is left out and counted, and the user is told once."""
+"""Counter values: finite numbers are kept, everything else is left out, counted and reported."""
 
 from __future__ import annotations
 
+import decimal
 import logging
 import math
+import sys
 from contextlib import suppress
-from numbers import Real
-from typing import TYPE_CHECKING, Any
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.events import COUNTER, WIDTH, places
+from tracekit.events import WIDTH, odd_counters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tracekit.events import Label
 
-__all__ = ["CounterValues"]
+__all__ = ["CounterValues", "finite_numbers"]
 
 logger = logging.getLogger("tracekit")
+
+_MAX_NOTICES: Final = 100
+"""A recording logs no more notices than that: metric names and types that change would fill the log."""
+
+_LIMIT: Final = 1 << 63
 
 
 class CounterValues:
     """Cleans the counters of one recording. Used by one thread.
 
     Attributes:
-        refused: How many values were left out.
+        refused: Number of values that were left out.
     """
 
     def __init__(self) -> None:
         self.refused = 0
-        self._told = False
+        self._reported: set[tuple[str, str]] = set()  # (counter, reason)
 
     def clean(self, records: list[Any], labels: Sequence[Label]) -> None:
-        """Leave out of the counters among records what is no finite number."""
-        for index in places(records, COUNTER, COUNTER):
+        """Leave out of the counters among records every value that is not a finite number."""
+        for index in odd_counters(records):
             values = records[index * WIDTH + 3]
-            numbers = records[index * WIDTH + 3] = _numbers(values)
+            numbers = records[index * WIDTH + 3] = finite_numbers(values)
             if len(numbers) < len(values):
                 self.refused += len(values) - len(numbers)
-                if not self._told:
-                    self._tell(f"counter {labels[records[index * WIDTH]].name!r}: {_first_refused(values)}")
+                self._report_refused(labels[records[index * WIDTH]].name, values)
 
-    def tell_of_others(self) -> None:
-        """Tell of counters whose values were no mapping, which nothing is known of."""
-        if not self._told:
-            self._tell("a counter was given no mapping of numbers by name, such as {'loss': 0.5}")
+    def report_others(self, refusals: Mapping[str, str]) -> None:
+        """Report counters that were given no mapping: the type of what was given, by marker name."""
+        for name, kind in list(refusals.items()):
+            what = f"counter {name!r} was given {kind}, not a mapping of numbers by name, such as {{'loss': 0.5}}"
+            self._report(name, "no mapping", what)
 
-    def _tell(self, what: str) -> None:
-        self._told = True
+    def _report_refused(self, name: str, values: Mapping[str, Any]) -> None:
+        refused = 0
+        for series, value in values.items():
+            reason = _reason(value)
+            if reason is not None:
+                refused += 1
+                what = f"counter {name!r}: {_text(series)!r} is {reason}, which is no finite number below 2**63"
+                self._report(name, "not finite" if isinstance(value, float) else reason, what)
+        if not refused:
+            self._report(name, "names", f"counter {name!r}: two of its names are the same as text")
+
+    def _report(self, name: str, reason: str, what: str) -> None:
+        if (name, reason) in self._reported or len(self._reported) >= _MAX_NOTICES:
+            return
+        self._reported.add((name, reason))
         logger.warning(
             "tracekit: %s. Such values are left out and counted (a tensor's item() is a number, but waits for its device); "
-            "this is logged once.",
+            "%s.",
             what,
+            "this is logged once for each counter and reason"
+            if len(self._reported) < _MAX_NOTICES
+            else f"this is notice {_MAX_NOTICES} of this kind, and the last",
         )
 
 
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the values that are finite numbers, as int or float.
-
-    A tensor is no number here: reading it could wait for the device, and it may be another one by now.
-    """
+def finite_numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values that are finite numbers, as int or float."""
     numbers: dict[str, float] = {}
     for series, value in values.items():
-        if isinstance(value, Real):
-            with suppress(Exception):  # a number of somebody's own, whose methods may do anything
-                number = int(value) if isinstance(value, int) else float(value)
-                if math.isfinite(number) and abs(number) < 1 << 63:
-                    numbers[str(series)] = number
+        number = _number(value)
+        if number is not None:
+            with suppress(Exception):  # a name whose __str__ may do anything
+                numbers[str(series)] = number
     return numbers
 
 
-def _first_refused(values: Mapping[str, Any]) -> str:
-    for series, value in values.items():
-        with suppress(Exception):  # see above
-            if not _numbers({series: value}):
-                what = repr(value) if type(value) is float else f"of type {type(value).__name__}"
-                return f"{str(series)[:80]!r} is {what}, which is no finite number below 2**63"
-    return "two of its names are the same as text"
+def _number(value: Any) -> float | None:
+    """Return a value as int or float; None if it is no finite number.
+
+    A tensor is no number here: reading it could wait for the device, and it may be another one by now.
+    """
+    with suppress(Exception):  # a user's number, whose methods may do anything
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, numpy.ndarray) and value.ndim == 0:
+            value = value[()]
+        if not isinstance(value, Real | decimal.Decimal):
+            return None
+        # Integers of any type stay exact: a float has 53 bits.
+        whole = isinstance(value, Integral) or (
+            isinstance(value, decimal.Decimal) and value == value.to_integral_value()
+        )
+        number: float = int(value) if whole and abs(value) < _LIMIT else float(value)  # type: ignore[arg-type, operator]
+        if math.isfinite(number) and abs(number) < _LIMIT:
+            return number
+    return None
+
+
+def _reason(value: Any) -> str | None:
+    """Return why a value is refused, or None if it is not."""
+    if _number(value) is not None:
+        return None
+    return repr(value) if type(value) is float else f"of type {type(value).__name__}"
+
+
+def _text(series: object) -> str:
+    with suppress(Exception):  # a user's __str__ may do anything
+        return str(series)[:80]
+    return f"<{type(series).__name__}>"

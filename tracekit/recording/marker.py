@@ -302,8 +302,15 @@ class Marker(MarkerBase):
         """Record the values of one or more series now.
 
         Args:
-            values: Number by series name. Anything that is no finite number is left out and counted.
+            values: Number by series name: int, float, `decimal.Decimal`, NumPy scalars and arrays without dimensions. Such
+                an array is read later, within the flush interval; pass its ``item()`` if it changes in place. Anything
+                else, a tensor included, is left out and counted, and logged once for each marker and reason.
         """
+
+    def _refuse(self, values: object) -> None:
+        """Count what was given as the values of a counter and is no mapping."""
+        self._buffer.refused_values += 1
+        self._buffer.refusals.setdefault(self.name, type(values).__name__)
 
     # ---- decorator ----------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from tracekit.events import COUNTER, INSTANT
 from tracekit.recording.compiled import compiled, is_core_clock
+from tracekit.recording.counter_values import finite_numbers
 from tracekit.recording.marker import Marker, MarkerObserver, MarkerStates
 from tracekit.recording.tasks import current_task
 
@@ -197,7 +198,7 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
             except MemoryError:
                 buffer.lost_events += 1
             except Exception:  # noqa: BLE001 - no mapping, or one whose methods raise: never the training's problem
-                buffer.refused_values += 1
+                self._refuse(values)
             if now > buffer.due_ns:
                 buffer.look_after(now)
 
@@ -235,11 +236,11 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
             try:
                 values = {**values}
             except Exception:  # noqa: BLE001 - see above
-                buffer.refused_values += 1
+                self._refuse(values)
                 return
             buffer.records.extend((self._label, now, COUNTER, values))
             if self._observer is not None:
-                self._observer.counter(self, now, values)
+                self._observer.counter(self, now, finite_numbers(values))
             if now > buffer.due_ns:
                 buffer.look_after(now)
 

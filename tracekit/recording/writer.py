@@ -370,5 +370,5 @@ class Writer:
         self._instants += instants
         if counters:
             self._counter_values.clean(records, self._buffer.labels)
-        if self._buffer.refused_values:
-            self._counter_values.tell_of_others()
+        if self._buffer.refusals:
+            self._counter_values.report_others(self._buffer.refusals)
