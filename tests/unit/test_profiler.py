@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import tracekit
 from tracekit import (
     ConfigError,
     HandlerError,
@@ -380,15 +381,86 @@ def test_a_resumed_run_counts_its_schedule_from_where_it_was_resumed_in_that_epo
 
 
 @pytest.mark.parametrize("returned", [None, "active", 3])
-def test_a_schedule_that_fails_or_returns_nonsense_skips_and_is_reported(
+def test_a_schedule_that_fails_or_returns_nonsense_later_skips_and_is_reported(
     returned: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = profiler(schedule=lambda timestamp: returned)
+    one = profiler(schedule=lambda timestamp: returned if timestamp.batch > 0 else A)
     with one:
         one.step()
         assert one.action is S
+        one.step()
         assert one.stats.failures == {"schedule": 2}
-    assert "no ProfilerAction" in caplog.text
+    assert "not a ProfilerAction" in caplog.text
+
+
+def of_a_composer_state(state: Any) -> ProfilerAction:
+    return A if state.timestamp.batch < 5 else S
+
+
+def of_nothing() -> ProfilerAction:
+    return A
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        (of_a_composer_state, "raised AttributeError: 'Timestamp' object has no attribute 'timestamp'"),
+        (of_nothing, "raised TypeError: "),
+        (lambda timestamp: "active", "returned 'active', which is not a ProfilerAction"),
+        (lambda timestamp: None, "returned None, which is not a ProfilerAction"),
+        (tracekit.on_demand(base=of_a_composer_state), "raised AttributeError: "),
+    ],
+)
+def test_a_schedule_that_cannot_be_asked_stops_the_start_and_the_fix_is_named(
+    schedule: Any, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = Calls()
+    one = profiler(calls, schedule=schedule)
+    with pytest.raises(ConfigError) as failed:
+        one.start()
+    assert words in str(failed.value)
+    for fix in ("a function of the Timestamp", "tracekit.cyclic_schedule(", "tracekit.integrations.composer.Profiler"):
+        assert fix in str(failed.value)
+    assert (calls.calls, active_profiler(), caplog.records) == ([], None, [])
+
+
+def test_a_schedule_is_asked_once_for_each_batch() -> None:
+    asked: list[int] = []
+
+    def schedule(timestamp: Timestamp) -> ProfilerAction:
+        asked.append(int(timestamp.batch))
+        return A
+
+    with profiler(schedule=schedule) as one:
+        one.step()
+        one.step()
+    assert asked == [0, 1, 2]
+
+
+@pytest.mark.parametrize("wrap", [lambda schedule: schedule, lambda schedule: tracekit.on_demand(base=schedule)])
+def test_a_schedule_of_torch_profiler_counts_the_steps_since_the_start(wrap: Callable[[Any], Any]) -> None:
+    torch_profiler = pytest.importorskip("torch.profiler")
+    schedule = torch_profiler.schedule(skip_first=1, wait=1, warmup=1, active=2, repeat=1)
+    calls, source = Calls(), RecordingSource()
+    start = Timestamp(batch=10, batch_in_epoch=10)
+    with profiler(calls, schedule=wrap(schedule), sources=source, timestamp=start) as one:
+        for batch in range(6):
+            if batch == 4:
+                one.next_epoch()  # as with torch.profiler, a window goes on over the end of an epoch
+            one.step()
+    assert source.told == [("open", S), (S, S), (S, W), (W, A), (A, V), (V, S), (S, S), "close"]
+    assert [call for call in calls.calls if call[0] == "window end"] == [("window end", 15)]
+
+
+def test_a_schedule_of_the_timestamp_may_return_actions_of_torch_profiler() -> None:
+    torch_profiler = pytest.importorskip("torch.profiler")
+    inner = torch_profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
+    with profiler(schedule=lambda timestamp: inner(int(timestamp.batch))) as one:
+        actions = [one.action]
+        for _ in range(2):
+            one.step()
+            actions.append(one.action)
+    assert actions == [W, V, S]
 
 
 def test_a_source_that_fails_is_left_alone_but_closed_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:

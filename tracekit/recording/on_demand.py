@@ -18,7 +18,7 @@ from tracekit.handlers.triggers import SignalTrigger
 from tracekit.naming import FileName
 from tracekit.recording.capture_listener import CaptureListener
 from tracekit.recording.capture_window import CaptureWindow
-from tracekit.recording.schedule import CyclicSchedule, ProfilerAction
+from tracekit.recording.schedule import CyclicSchedule, ProfilerAction, StepSchedule, checked_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -119,24 +119,29 @@ class OnDemand(TraceHandler):
         window = self._window
         if window is not None and window.begin is not None and window.end is None:
             return "run"
-        return self._base.per if isinstance(self._base, CyclicSchedule) else None
+        return self._base.per if isinstance(self._base, CyclicSchedule | StepSchedule) else None
 
     @property
     def epoch_length(self) -> int | None:
         """What the base schedule takes for the length of an epoch."""
-        return self._base.epoch_length if isinstance(self._base, CyclicSchedule) else None
+        return self._base.epoch_length if isinstance(self._base, CyclicSchedule | StepSchedule) else None
 
     def with_epoch_length(self, batches: int | None) -> OnDemand:
         """Tell the base schedule the length of an epoch; returns this same schedule."""
-        if isinstance(self._base, CyclicSchedule):
+        if isinstance(self._base, CyclicSchedule | StepSchedule):
             self._base = self._base.with_epoch_length(batches)
         return self
 
     def resumed_at(self, timestamp: Timestamp) -> OnDemand:
         """Have the base schedule count from where a run was resumed; returns this same schedule."""
-        if isinstance(self._base, CyclicSchedule):
+        if isinstance(self._base, CyclicSchedule | StepSchedule):
             self._base = self._base.resumed_at(timestamp)
         return self
+
+    def check(self, timestamp: Timestamp) -> None:
+        """Raise ConfigError if the base schedule cannot be asked with a Timestamp; see `checked_schedule`."""
+        if self._base is not None:
+            self._base, _ = checked_schedule(self._base, timestamp)
 
     def attach(
         self, handlers: Sequence[TraceHandler], flush_handlers: Callable[[float], bool], *, warms_up: bool

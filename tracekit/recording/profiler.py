@@ -27,7 +27,7 @@ from tracekit.recording.lifecycle import DEFAULT_ACTIONS, MarkerTable, activate,
 from tracekit.recording.loaders import WorkerRecording, recording_loader
 from tracekit.recording.on_demand import OnDemand
 from tracekit.recording.outlet import ON_FULL
-from tracekit.recording.schedule import CyclicSchedule, ProfilerAction
+from tracekit.recording.schedule import CyclicSchedule, ProfilerAction, StepSchedule, action_of, checked_schedule
 from tracekit.recording.shared_action import SharedAction
 from tracekit.recording.source import Source
 from tracekit.recording.termination import Termination
@@ -49,6 +49,7 @@ logger = logging.getLogger("tracekit")
 T = TypeVar("T")
 
 _NO_CATEGORIES: Final = ()  # of which CPython has one only; any other that is empty takes the longer way
+_COUNTING: Final = (CyclicSchedule, StepSchedule, OnDemand)  # they know the lengths of epochs, and where a run resumed
 _ACTIVE: Final = (ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE)
 
 
@@ -76,7 +77,7 @@ class Profiler(ProfilerBase):
     Args:
         trace_handlers: Where the events go; one handler or several. What has a method ``__trace_handler__`` is asked for one.
         schedule: When to record: `cyclic_schedule`, `on_demand`, or any function of the `Timestamp` at the start of a batch
-            that returns a `ProfilerAction`. None records always.
+            that returns a `ProfilerAction`, or ``torch.profiler.schedule(...)``. None records always.
         sources: What records beside the markers: `TorchProfiler`, `SystemProfiler`, `GPUProfiler`, `TorchMemoryProfiler`,
             `ClockSync`, or `Source` subclasses of your own.
         timestamp: The training time to start from, when a run is resumed from a checkpoint.
@@ -109,7 +110,7 @@ class Profiler(ProfilerBase):
     def __init__(
         self,
         trace_handlers: TraceHandler | MakesTraceHandler | Sequence[TraceHandler | MakesTraceHandler] = (),
-        schedule: Schedule | None = None,
+        schedule: Schedule | Callable[[int], Any] | None = None,
         *,
         sources: Source | Sequence[Source] = (),
         timestamp: Timestamp | None = None,
@@ -147,13 +148,13 @@ class Profiler(ProfilerBase):
         check_choice("on_full", on_full, ON_FULL)
         self._timestamp = timestamp or Timestamp()
         self._counts = counts
-        if timestamp is not None and isinstance(schedule, CyclicSchedule | OnDemand):
+        if timestamp is not None and isinstance(schedule, _COUNTING):
             schedule = schedule.resumed_at(timestamp)
         if isinstance(schedule, OnDemand):
             # One of the handlers as well: so it hears of windows and of torch's traces.
             schedule.attach(self._handlers, self._flush_handlers, warms_up=bool(self._sources))
             self._handlers.append(schedule)
-        self._schedule = schedule
+        self._schedule: Schedule | None = schedule  # type: ignore[assignment] # a function of the step number until `start`
         self._record_batches = record_batches
         self._flush_interval_s = flush_interval
         self._max_buffered_events = max_buffered_events
@@ -205,7 +206,8 @@ class Profiler(ProfilerBase):
         """Open the handlers and the sources, and begin to record.
 
         Raises:
-            ConfigError: The profiler was started before, or a handler or source cannot work as it is set up.
+            ConfigError: The profiler was started before, or a handler or source cannot work as it is set up, or the
+                schedule, which is asked for the first batch, fails.
             TracekitError: A handler cannot be opened, for example for lack of a folder it may write to.
         """
         if self._state != "new":
@@ -215,6 +217,7 @@ class Profiler(ProfilerBase):
         self._process = self._given_process or detect_process(**self._identity)
         if privacy.is_wanted(self._private) and not self._process.private:
             self._process = privacy.anonymous(self._process, self._identity["run_id"])
+        first_action = self._first_action()
         for source in self._sources:
             source.check(self)
         self._timeline = timeline = Timeline(self._clock)
@@ -245,7 +248,7 @@ class Profiler(ProfilerBase):
         with suppress(OSError):  # without it children record always
             self._shared_action = SharedAction(self._action)
         self._attached.pass_to(self._action)
-        self._begin_batch(self._decide())
+        self._begin_batch(first_action or self._decide())
         for source in self._sources:
             self._guard(source, source.open, self, self._action)
         self._post("epoch_start", self._timestamp)
@@ -383,7 +386,7 @@ class Profiler(ProfilerBase):
         window that is open stays open.
         """
         self._timestamp = timestamp
-        if isinstance(self._schedule, CyclicSchedule | OnDemand):
+        if isinstance(self._schedule, _COUNTING):
             self._schedule = self._schedule.resumed_at(timestamp)
         if self._state == "started":
             self._batch_start_ns = self._clock.monotonic_ns()
@@ -444,7 +447,7 @@ class Profiler(ProfilerBase):
         if now_ns is None:
             return
         self._post("epoch_end", self._timestamp)
-        counts_through = isinstance(self._schedule, CyclicSchedule | OnDemand) and self._schedule.per == "run"
+        counts_through = isinstance(self._schedule, _COUNTING) and self._schedule.per == "run"
         action = self._decide()
         if self._window_open and not counts_through:
             self._end_window(action, now_ns)
@@ -498,7 +501,7 @@ class Profiler(ProfilerBase):
         # Only before the first batch of an epoch: an evaluation in its middle has a loader of another length.
         schedule = self._schedule
         if (
-            isinstance(schedule, CyclicSchedule | OnDemand)
+            isinstance(schedule, _COUNTING)
             and schedule.per == "epoch"
             and schedule.epoch_length != batches > 0
             and int(self._timestamp.batch_in_epoch) == 0
@@ -509,18 +512,24 @@ class Profiler(ProfilerBase):
                 if action is not self._action:
                     self._pass_to(self._action, action)
 
+    def _first_action(self) -> ProfilerAction | None:
+        """Ask the schedule for the first batch, before anything is opened; None where it can be asked then only."""
+        if isinstance(self._schedule, OnDemand):
+            self._schedule.check(self._timestamp)
+        elif self._schedule is not None:
+            self._schedule, action = checked_schedule(self._schedule, self._timestamp)
+            return action
+        return None
+
     def _decide(self) -> ProfilerAction:
         """Ask the schedule what the batch that begins shall be."""
         if self._schedule is None:
             return ProfilerAction.ACTIVE
         try:
-            action = self._schedule(self._timestamp)
-            if not isinstance(action, ProfilerAction):
-                raise ConfigError(f"the schedule returned {action!r}, which is no ProfilerAction")
+            return action_of(self._schedule(self._timestamp))
         except Exception as error:  # noqa: BLE001 - a user's function; its failure must not stop training
             self.report_failure("schedule", error)
             return ProfilerAction.SKIP
-        return action
 
     def _end_window(self, action: ProfilerAction, now_ns: int) -> None:
         self._window_open = False

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias
 
 from tracekit.arguments import check_whole
 from tracekit.errors import ConfigError
@@ -15,7 +17,15 @@ if TYPE_CHECKING:
 
     from tracekit.timestamp import Timestamp
 
-__all__ = ["CyclicSchedule", "ProfilerAction", "Schedule", "cyclic_schedule"]
+__all__ = [
+    "CyclicSchedule",
+    "ProfilerAction",
+    "Schedule",
+    "StepSchedule",
+    "action_of",
+    "checked_schedule",
+    "cyclic_schedule",
+]
 
 
 class ProfilerAction(enum.Enum):
@@ -32,7 +42,91 @@ class ProfilerAction(enum.Enum):
 
 
 Schedule: TypeAlias = "Callable[[Timestamp], ProfilerAction]"
-"""Any function of the training time at the start of a batch; it is asked once for each batch."""
+"""Any function of the training time at the start of a batch; it is asked once for each batch.
+
+`Profiler` also takes what ``torch.profiler.schedule(...)`` returns: a function of the step number.
+"""
+
+_TORCH_ACTIONS: Final = {
+    "NONE": ProfilerAction.SKIP,
+    "WARMUP": ProfilerAction.WARMUP,
+    "RECORD": ProfilerAction.ACTIVE,
+    "RECORD_AND_SAVE": ProfilerAction.ACTIVE_AND_SAVE,
+}
+
+
+def action_of(answer: object) -> ProfilerAction:
+    """Return what a schedule answered as a ProfilerAction; those of torch.profiler are converted.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    if isinstance(answer, ProfilerAction):
+        return answer
+    if _is_torch_action(answer):
+        return _TORCH_ACTIONS[answer.name]  # type: ignore[attr-defined]
+    raise ConfigError(f"the schedule returned {answer!r}, which is not a ProfilerAction")
+
+
+def _is_torch_action(answer: object) -> bool:
+    torch = sys.modules.get("torch.profiler")  # where it is not imported, nothing can be one of its actions
+    return torch is not None and isinstance(answer, torch.ProfilerAction)
+
+
+def checked_schedule(schedule: Schedule, timestamp: Timestamp) -> tuple[Schedule, ProfilerAction]:
+    """Ask a schedule for the first batch; return it, or what makes it a function of the Timestamp, and its answer.
+
+    Args:
+        schedule: Any function of the Timestamp, or a function of the step number that returns torch.profiler's actions.
+        timestamp: The training time at the start.
+
+    Raises:
+        ConfigError: It raises, or returns something else than an action. The message names what to pass instead.
+    """
+    try:
+        return schedule, action_of(schedule(timestamp))
+    except Exception as error:
+        function: Any = schedule
+        with suppress(Exception):  # the first error is the one that counts
+            if _is_torch_action(function(0)):
+                counted = StepSchedule(function, int(timestamp.batch))
+                return counted, counted(timestamp)
+        failed = str(error) if isinstance(error, ConfigError) else f"it raised {type(error).__name__}: {error}"
+        raise ConfigError(
+            f"schedule={schedule!r} was asked for the first batch, with its Timestamp, and {failed.removeprefix('the schedule ')}"
+            f". Pass a function of the Timestamp that returns a tracekit.ProfilerAction, tracekit.cyclic_schedule(...) or "
+            f"torch.profiler.schedule(...). A schedule of Composer takes a State: give it to "
+            f"tracekit.integrations.composer.Profiler"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class StepSchedule:
+    """A schedule in steps since the start or the resumption of the run, as ``torch.profiler.schedule`` returns it.
+
+    Its windows may reach over the end of an epoch, as torch.profiler's do.
+
+    Attributes:
+        function: Returns torch.profiler's action for the number of a step, from 0.
+        first_batch: The batch of the run that is step 0.
+    """
+
+    function: Callable[[int], Any]
+    first_batch: int = 0
+    per: ClassVar[Literal["run"]] = "run"
+    epoch_length: ClassVar[None] = None
+
+    def __call__(self, timestamp: Timestamp) -> ProfilerAction:
+        """Return the action of the batch that begins at ``timestamp``."""
+        return action_of(self.function(int(timestamp.batch) - self.first_batch))
+
+    def with_epoch_length(self, _batches: int | None) -> StepSchedule:
+        """Return the same schedule: it does not count per epoch."""
+        return self
+
+    def resumed_at(self, timestamp: Timestamp) -> StepSchedule:
+        """Return the same schedule, counted from where a run was resumed."""
+        return dataclasses.replace(self, first_batch=int(timestamp.batch))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
