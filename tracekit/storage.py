@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 from tracekit.errors import StorageError
+from tracekit.wording import escape_surrogates
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -35,6 +36,7 @@ __all__ = [
     "filesystem_of",
     "is_remote",
     "open_read",
+    "printable_name",
     "put",
     "read",
     "refuse_existing",
@@ -81,7 +83,11 @@ def is_remote(path: str) -> bool:
 
 
 def without_secrets(path: str) -> str:
-    """Return ``path`` as it may be printed: without user information and query of a URL."""
+    """Return ``path`` for messages and reports.
+
+    Omits user information and query of a URL. Escapes bytes of a file name that are not UTF-8.
+    """
+    path = escape_surrogates(path)
     if not is_remote(path):
         return path
     scheme, rest = path.split("://", 1)
@@ -96,6 +102,11 @@ def basename(path: str) -> str:
         return PurePosixPath(path.split("?", 1)[0]).name
     name = os.path.basename(path)  # noqa: PTH119 - pathlib interns every part of every path that it sees
     return Path(path).name if name in ("", ".") else name
+
+
+def printable_name(path: str) -> str:
+    """Return the last component of a path or URL for messages and metadata, with bytes escaped that are not UTF-8."""
+    return escape_surrogates(basename(path))
 
 
 def common_folder(paths: Iterable[str]) -> str:
@@ -225,18 +236,18 @@ def expand(pattern: str, suffixes: tuple[str, ...]) -> list[str]:
                 if file.name.endswith(suffixes) and not _hidden(file.relative_to(path)) and file.is_file()
             )
             if not found:
-                raise StorageError(f"{pattern}: the folder holds no {' or '.join(suffixes)} file")
+                raise StorageError(f"{without_secrets(pattern)}: the folder holds no {' or '.join(suffixes)} file")
             return found
         if path.exists():
             return [pattern]
         if _glob.has_magic(pattern):
             found = sorted(file for file in _glob.glob(pattern, recursive=True) if Path(file).is_file())
             if not found:
-                raise StorageError(f"{pattern}: the pattern matches no file")
+                raise StorageError(f"{without_secrets(pattern)}: the pattern matches no file")
             return found
     except OSError as error:
         raise explained(pattern, error, "be read") from error
-    raise StorageError(f"{pattern}: no such file or folder")
+    raise StorageError(f"{without_secrets(pattern)}: no such file or folder")
 
 
 def _hidden(relative: Path) -> bool:

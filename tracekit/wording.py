@@ -1,13 +1,30 @@
-"""Numbers as people read them in sentences: one wording for every room."""
+"""Numbers and names as people read them in sentences: one wording for every room."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["counted", "number_spans", "rank_spans", "size_words"]
+__all__ = ["counted", "escape_surrogates", "number_spans", "rank_spans", "size_words"]
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+
+def escape_surrogates(text: str) -> str:
+    r"""Return text that UTF-8 can encode.
+
+    Escapes bytes of a file name that are not UTF-8 (``\xff``) and other surrogates (``\ud800``).
+    """
+    return text if text.isascii() else _SURROGATE.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    # os.fsdecode puts byte 0x80 to 0xFF at U+DC80 to U+DCFF.
+    return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
 
 
 def counted(number: int, noun: str) -> str:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from tracekit.wording import number_spans, rank_spans, size_words
+from tracekit.wording import escape_surrogates, number_spans, rank_spans, size_words
 
 
 def test_ranks_are_told_as_spans() -> None:
     assert [rank_spans(ranks) for ranks in ([3], range(8), [5, 0, 2, 1, 0])] == ["rank 3", "ranks 0-7", "ranks 0-2, 5"]
     assert number_spans([0, 1, 2, 5, 9], dash="–", most=3) == "0–2, 5, 9"
     assert number_spans([0, 1, 2, 5, 9], dash="–", most=2) == "0–2, 5 and others, 5 in all"
+
+
+def test_surrogates_are_escaped_as_the_bytes_that_they_stand_for() -> None:
+    assert escape_surrogates("caf\u00e9 \udcff\ud800\U0001f600") == "caf\u00e9 \\xff\\ud800\U0001f600"
 
 
 @pytest.mark.parametrize(

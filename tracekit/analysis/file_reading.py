@@ -81,10 +81,10 @@ class FileReading:
         """How many series of counters were kept."""
         return 0 if self._counters is None else len(self._counters.series)
 
-    def read(self) -> Iterator[float]:
-        """Read the file; yields which share of it is read, as far as that is known."""
+    def read(self, size_bytes: int) -> Iterator[float]:
+        """Read the file; yield the share of ``size_bytes`` that is read. A size of 0 is unknown."""
         all_, reader = self._all, self._reader
-        size = file_size(reader.path) or 1
+        size = size_bytes or 1
         for run in reader.runs():
             self._take(run)
             if self._collectives is not None:

@@ -65,7 +65,7 @@ def read_traces(
                     CollectiveCollector(_MOST_COLLECTIVES) if collectives else None,
                     CounterCollector(MOST_SERIES - series) if counters else None,
                 )
-                for share in file.read():
+                for share in file.read(size):
                     if progress is not None:
                         progress(min(1.0, (done + share * size) / whole), basename(path))
                 reading.files[-1].source = path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 import sys
@@ -189,7 +188,10 @@ def _start_line(drive: Drive) -> str:
 
 def _conclude(drive: Drive, args: argparse.Namespace) -> int:
     if drive.request.stop and not drive.ranks:
-        print(json.dumps({"ranks": [], "files": []}) if args.json else "no capture is in force")
+        if args.json:
+            print_json({"ranks": [], "files": []}, indent=None)
+        else:
+            print("no capture is in force")
         return OK
     views = [drive.ranks[rank] for rank in sorted(drive.ranks)]
     results = {view.rank: result_of(drive, view) for view in views}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.analysis.inputs import find_traces
 from tracekit.analysis.run_report import report_run
 from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import add_inputs
@@ -47,10 +48,10 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     shown = without_secrets(args.output)
     if not args.force:
         refuse_existing(args.output)
+    if any(same_file(path, args.output) for path, _ in find_traces(args.inputs)):
+        raise CommandError(f"{shown} is one of the traces; choose another name for the report", _USAGE)
     with ProgressBar(enabled=True) as bar:
         report = report_run(args.inputs, inside=args.inside, progress=bar.update)
-    if any(same_file(path, args.output) for path, _ in report.summary.files):
-        raise CommandError(f"{shown} is one of the traces; choose another name for the report", _USAGE)
     page = report_page(report, args.title).encode()
     with atomic_write(args.output, overwrite=args.force) as file:
         file.write(page)

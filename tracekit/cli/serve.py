@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import socket
 import sys
@@ -14,7 +13,7 @@ from typing import Any, Final
 
 from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import local_path, port
-from tracekit.cli.terminal import printable
+from tracekit.cli.terminal import print_json, printable
 from tracekit.errors import ConfigError, MissingExtraError
 from tracekit.viewing.ui import PERFETTO_UI, PerfettoUI, bundled_ui
 
@@ -130,7 +129,7 @@ def _announce(args: argparse.Namespace, listener: socket.socket, access: Any, se
     if not access.token_to_read:
         print("tracekit: --no-token: every user of this machine can read these runs", file=sys.stderr, flush=True)
     if args.json:
-        print(json.dumps({"address": address, "root": service.catalog.name}), flush=True)
+        print_json({"address": address, "root": service.catalog.name}, indent=None)
         return
     lines = [f"serving {service.catalog.name}", f"  {address}"]
     if args.token_file is not None:

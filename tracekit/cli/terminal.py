@@ -7,6 +7,8 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.wording import escape_surrogates
+
 if TYPE_CHECKING:
     from typing import TextIO
 
@@ -15,20 +17,38 @@ __all__ = ["print_json", "printable"]
 # C0, DEL and C1 control characters, and those that turn the direction of text: names in a trace come from anywhere.
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
+# In JSON: an escaped backslash, a pair of surrogates, or (group 1) a surrogate alone, which many readers refuse.
+_LONE_SURROGATE: Final = re.compile(r"\\\\|\\ud[89ab]..\\ud[c-f]..|\\u(d[89a-f]..)")
+
 
 def printable(text: str, stream: TextIO | None = None) -> str:
-    """Return ``text`` with U+FFFD for what a terminal would obey, and ``?`` for what the stream cannot write.
+    r"""Return text that is safe to print.
+
+    Replaces control characters by U+FFFD, escapes surrogates (``\xff`` for bytes of a file name that are not UTF-8), and
+    replaces by ``?`` what the stream cannot encode.
 
     Args:
         text: One line.
         stream: Where it is written to; standard output if None.
     """
     encoding = (stream or sys.stdout).encoding or "utf-8"
-    return _CONTROL.sub("\ufffd", text).encode(encoding, "replace").decode(encoding, "replace")
+    return escape_surrogates(_CONTROL.sub("\ufffd", text)).encode(encoding, "replace").decode(encoding, "replace")
 
 
-def print_json(document: Any) -> None:
-    """Print a document as JSON, bit by bit: the steps of many ranks as one text would take several times their memory."""
-    json.dump(document, sys.stdout, indent=2)
+def print_json(document: Any, *, indent: int | None = 2) -> None:
+    """Print a document as JSON, with surrogates escaped as in `printable`.
+
+    Args:
+        document: What json.dumps takes.
+        indent: Spaces of each level; None prints one line.
+    """
+    # In pieces: the steps of many ranks as one text would take several times their memory.
+    for piece in json.JSONEncoder(indent=indent).iterencode(document):
+        sys.stdout.write(_LONE_SURROGATE.sub(_escaped_again, piece) if "\\ud" in piece else piece)
     sys.stdout.write("\n")
     sys.stdout.flush()
+
+
+def _escaped_again(match: re.Match[str]) -> str:
+    lone = match[1]
+    return match[0] if lone is None else escape_surrogates(chr(int(lone, 16))).replace("\\", "\\\\")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import shutil
 import sys
 import time
@@ -14,7 +13,7 @@ from tracekit.analysis.text import table
 from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import add_inside
 from tracekit.cli.live_table import LiveTable
-from tracekit.cli.terminal import printable
+from tracekit.cli.terminal import print_json, printable
 from tracekit.errors import ConfigError, StorageError
 from tracekit.storage import without_secrets
 from tracekit.watching import Look, Watch
@@ -162,7 +161,7 @@ def _table(args: argparse.Namespace, look: Look, shown: RunState | None, width: 
 
 def _print(args: argparse.Namespace, look: Look, shown: RunState | None) -> None:
     if args.json:
-        print(json.dumps(look_document(look, shown)), flush=True)
+        print_json(look_document(look, shown), indent=None)
         return
     width = shutil.get_terminal_size((120, 0)).columns
     _print_table(_table(args, look, shown, width, None))

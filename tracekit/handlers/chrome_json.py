@@ -252,7 +252,7 @@ class JSONTraceHandler(TraceHandler):
 
     def process_chrome_json_trace_file(self, filepath: str) -> None:
         """Note in the rank trace which other traces this process has written."""
-        self._metadata(COMPANION_EVENT, {"file": storage.basename(filepath)})
+        self._metadata(COMPANION_EVENT, {"file": storage.printable_name(filepath)})
 
     def clock_anchor(self, anchor: Anchor, step: ClockStep | None) -> None:
         """Note the readings of the clocks, for the merge."""

@@ -199,7 +199,7 @@ class FlightRecorder(TraceHandler):
 
     def process_chrome_json_trace_file(self, filepath: str) -> None:
         """Keep the name, for the merge."""
-        self._metadata.append((COMPANION_EVENT, {"file": storage.basename(filepath)}))
+        self._metadata.append((COMPANION_EVENT, {"file": storage.printable_name(filepath)}))
 
     def clock_anchor(self, anchor: Anchor, step: ClockStep | None) -> None:
         """Keep the readings of the clocks, for the merge."""

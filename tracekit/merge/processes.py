@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracekit.errors import MergeError
 from tracekit.merge.process_key import CHILD, CPU, SAME_PID
-from tracekit.storage import basename
+from tracekit.storage import printable_name
 
 if TYPE_CHECKING:
     from tracekit.merge.identities import ProcessIdentity
@@ -126,7 +126,7 @@ def _owner(
 ) -> tuple[ProcessIdentity, ProcessKey] | None:
     """Return the process that a torch trace is of, among those of its pid, which are in order of time; None for another."""
     for found in known:
-        if basename(item.path) in found[0].companions:
+        if printable_name(item.path) in found[0].companions:
             return found
     attempt = identity.own.get("attempt")
     possible = [found for found in known if attempt is None or found[0].own.get("attempt") in (attempt, None)]

@@ -16,7 +16,7 @@ from tracekit.formats.xprof import ANCHOR_EVENT
 from tracekit.merge.identities import ProcessIdentity
 from tracekit.merge.input_scan import ThreadScan
 from tracekit.merge.process_key import CHILD, CPU
-from tracekit.storage import basename, is_remote, open_read, same_file
+from tracekit.storage import basename, is_remote, open_read, printable_name, same_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -112,7 +112,7 @@ def find_ranks(inputs: list[Input], ranks: Mapping[str, int], unread: Sequence[s
             elif len(inputs) + len(unread) == 1:
                 item.rank, item.rank_source = 0, "assumed, as it is the only input"
             else:
-                name = basename(item.path)
+                name = printable_name(item.path)
                 raise UnknownRankError(
                     f"{item.scan.path}: the trace does not say its rank, neither inside nor by its name; "
                     f"pass it with --rank {name}=N"
@@ -140,7 +140,7 @@ def _stated_rank(item: Input, companions: Mapping[str, int]) -> tuple[int, str] 
         return stated
     if item.scan.profile is not None and "rank" in item.scan.profile.identity:
         return item.scan.profile.identity["rank"], ANCHOR_EVENT
-    name = basename(item.path)
+    name = printable_name(item.path)
     if name in companions:
         return companions[name], "tracekit_companion"
     if stated is not None:

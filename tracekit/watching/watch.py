@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from tracekit.analysis.markers import Kind, Markers
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import StorageError
-from tracekit.storage import common_folder, without_secrets
+from tracekit.storage import common_folder, is_remote, without_secrets
 from tracekit.watching.catalog import Catalog
 from tracekit.watching.files import PIECE_BYTES, ChangedError
 from tracekit.watching.heads import Head, Index
@@ -235,7 +235,9 @@ class Watch:
                     found.ranks[newest.head.rank].append(process)
             kept = [run for run in runs.values() if run.ranks]
             for run in kept:
-                run.folder = common_folder(map(without_secrets, run.paths)).removesuffix("/")
+                # The server opens a local one, so its name must stay as it is.
+                names = [without_secrets(path) if is_remote(path) else path for path in run.paths]
+                run.folder = common_folder(names).removesuffix("/")
                 for processes in run.ranks.values():
                     processes.sort(key=lambda own: (own.newest.head.attempt, own.newest.head.start_ns))
             catalog.keep(own for run in kept for processes in run.ranks.values() for own in processes)

@@ -12,7 +12,7 @@ from tracekit.formats.trace_event import encode_json
 from tracekit.merge.losses import for_metadata, recording_losses
 from tracekit.merge.process_key import CHILD, CPU, GPU
 from tracekit.merge.told import kept_of_header
-from tracekit.storage import basename
+from tracekit.storage import printable_name
 from tracekit.version import __version__
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _input_metadata(item: Input) -> dict[str, Any]:
     own = item.scan.head()
     header, left_out = kept_of_header(own.header)
     return {
-        "file": basename(item.path),
+        "file": printable_name(item.path),
         "kind": item.scan.kind,
         "rank": item.rank,
         "host": item.host,
