@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,8 +13,6 @@ from tracekit.arguments import check_path, check_whole
 from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
-    import os
-
     from tracekit.integrations.jax.profiler import JaxProfiler
 
 __all__ = ["JaxProfilerConfig", "log_dir"]
