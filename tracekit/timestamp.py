@@ -134,52 +134,52 @@ class Timestamp:
         return Timestamp, self._values
 
     @property
-    def iteration(self) -> Time:
+    def iteration(self) -> Time[int]:
         """Iterations completed."""
         return Time(self._values[0], TimeUnit.ITERATION)
 
     @property
-    def epoch(self) -> Time:
+    def epoch(self) -> Time[int]:
         """Epochs completed."""
         return Time(self._values[1], TimeUnit.EPOCH)
 
     @property
-    def batch(self) -> Time:
+    def batch(self) -> Time[int]:
         """Batches completed."""
         return Time(self._values[2], TimeUnit.BATCH)
 
     @property
-    def sample(self) -> Time:
+    def sample(self) -> Time[int]:
         """Samples seen."""
         return Time(self._values[3], TimeUnit.SAMPLE)
 
     @property
-    def token(self) -> Time:
+    def token(self) -> Time[int]:
         """Tokens seen."""
         return Time(self._values[4], TimeUnit.TOKEN)
 
     @property
-    def epoch_in_iteration(self) -> Time:
+    def epoch_in_iteration(self) -> Time[int]:
         """Epochs completed in this iteration."""
         return Time(self._values[5], TimeUnit.EPOCH)
 
     @property
-    def token_in_iteration(self) -> Time:
+    def token_in_iteration(self) -> Time[int]:
         """Tokens seen in this iteration."""
         return Time(self._values[6], TimeUnit.TOKEN)
 
     @property
-    def batch_in_epoch(self) -> Time:
+    def batch_in_epoch(self) -> Time[int]:
         """Batches completed in this epoch."""
         return Time(self._values[7], TimeUnit.BATCH)
 
     @property
-    def sample_in_epoch(self) -> Time:
+    def sample_in_epoch(self) -> Time[int]:
         """Samples seen in this epoch."""
         return Time(self._values[8], TimeUnit.SAMPLE)
 
     @property
-    def token_in_epoch(self) -> Time:
+    def token_in_epoch(self) -> Time[int]:
         """Tokens seen in this epoch."""
         return Time(self._values[9], TimeUnit.TOKEN)
 
@@ -203,7 +203,7 @@ class Timestamp:
         """Wall-clock time of the last batch."""
         return self._values[13]
 
-    def get(self, unit: TimeUnit | str) -> Time:
+    def get(self, unit: TimeUnit | str) -> Time[int]:
         """Return the total counter of a unit; for ``SECOND`` the whole seconds of ``total_wct``, rounded down.
 
         Raises:

@@ -5,10 +5,17 @@ from __future__ import annotations
 import math
 import operator
 from datetime import timedelta
-from typing import NoReturn, final
+from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar, final
 
 from tracekit.errors import TimeError
 from tracekit.timestring import ACCEPTED, LARGEST_COUNT, TimeUnit, parse_clock, parse_timestring, shown
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault  # of typing only since Python 3.13
+
+    _ValueT_co = TypeVarWithDefault("_ValueT_co", bound=float, default=float, covariant=True)
+else:
+    _ValueT_co = TypeVar("_ValueT_co", bound=float, covariant=True)
 
 __all__ = ["Time", "checked", "ensure_time", "plain_number"]
 
@@ -16,8 +23,10 @@ _SECOND = timedelta(seconds=1)
 
 
 @final
-class Time:
+class Time(Generic[_ValueT_co]):
     """A number of one unit of training time, such as 10 batches. Immutable.
+
+    Annotations may name the type of the value, as Composer's do: ``Time[int]`` or, of a duration, ``Time[float]``.
 
     Arithmetic: ``+``, ``-`` and ``%`` take a number (of the own unit), a time string or a `Time` of the same unit.
     ``*`` and ``/`` by a number truncate toward zero to whole units; whole factors and divisors are exact. ``*`` by a
@@ -48,15 +57,16 @@ class Time:
     """
 
     __slots__ = ("unit", "value")
-    value: int | float
+    value: _ValueT_co
     unit: TimeUnit
 
-    def __init__(self, value: float | timedelta, unit: TimeUnit | str) -> None:
+    def __init__(self, value: _ValueT_co | timedelta, unit: TimeUnit | str) -> None:
         if type(unit) is not TimeUnit:
             unit = TimeUnit(unit)
-        if type(value) is not int or unit is TimeUnit.DURATION or not -LARGEST_COUNT <= value <= LARGEST_COUNT:
-            value = checked(value, unit)
-        object.__setattr__(self, "value", value)
+        number: float | timedelta = value
+        if type(number) is not int or unit is TimeUnit.DURATION or not -LARGEST_COUNT <= number <= LARGEST_COUNT:
+            number = checked(number, unit)
+        object.__setattr__(self, "value", number)
         object.__setattr__(self, "unit", unit)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
@@ -69,49 +79,49 @@ class Time:
         return Time, (self.value, self.unit)
 
     @classmethod
-    def from_iteration(cls, iteration: int) -> Time:
+    def from_iteration(cls, iteration: int) -> Time[int]:
         """Return so many iterations."""
-        return cls(iteration, TimeUnit.ITERATION)
+        return Time(iteration, TimeUnit.ITERATION)
 
     @classmethod
-    def from_epoch(cls, epoch: int) -> Time:
+    def from_epoch(cls, epoch: int) -> Time[int]:
         """Return so many epochs."""
-        return cls(epoch, TimeUnit.EPOCH)
+        return Time(epoch, TimeUnit.EPOCH)
 
     @classmethod
-    def from_batch(cls, batch: int) -> Time:
+    def from_batch(cls, batch: int) -> Time[int]:
         """Return so many batches."""
-        return cls(batch, TimeUnit.BATCH)
+        return Time(batch, TimeUnit.BATCH)
 
     @classmethod
-    def from_sample(cls, sample: int) -> Time:
+    def from_sample(cls, sample: int) -> Time[int]:
         """Return so many samples."""
-        return cls(sample, TimeUnit.SAMPLE)
+        return Time(sample, TimeUnit.SAMPLE)
 
     @classmethod
-    def from_token(cls, token: int) -> Time:
+    def from_token(cls, token: int) -> Time[int]:
         """Return so many tokens."""
-        return cls(token, TimeUnit.TOKEN)
+        return Time(token, TimeUnit.TOKEN)
 
     @classmethod
-    def from_duration(cls, duration: float) -> Time:
+    def from_duration(cls, duration: float) -> Time[float]:
         """Return a fraction of the training; 1.0 is all of it. Values outside 0..1 are allowed."""
-        return cls(duration, TimeUnit.DURATION)
+        return Time(duration, TimeUnit.DURATION)
 
     @classmethod
-    def from_timedelta(cls, duration: timedelta | str) -> Time:
+    def from_timedelta(cls, duration: timedelta | str) -> Time[int]:
         """Return whole seconds from a ``timedelta``, or from hours, minutes and seconds such as ``"1h30m"``.
 
         Raises:
             TimeError: Not a whole number of seconds, or a string of another form.
         """
         if isinstance(duration, str):
-            return cls(parse_clock(duration), TimeUnit.SECOND)
+            return Time(parse_clock(duration), TimeUnit.SECOND)
         if not isinstance(duration, timedelta):
             raise TimeError(
                 f"a timedelta, or hours, minutes and seconds as in '1h30m', are needed, not {shown(duration)}"
             )
-        return cls(duration, TimeUnit.SECOND)
+        return Time(duration, TimeUnit.SECOND)
 
     @classmethod
     def from_timestring(cls, timestring: str) -> Time:
@@ -128,7 +138,7 @@ class Time:
         Raises:
             TimeError: The message says what is wrong, at which position (the first is 0), and what is accepted.
         """
-        return cls(*parse_timestring(timestring))
+        return Time(*parse_timestring(timestring))
 
     @classmethod
     def from_input(cls, value: Time | str | float | timedelta, default_unit: TimeUnit | str | None = None) -> Time:
@@ -144,14 +154,14 @@ class Time:
         if isinstance(value, Time):
             return value
         if isinstance(value, str):
-            return cls.from_timestring(value)
+            return Time.from_timestring(value)
         if isinstance(value, timedelta):
-            return cls(value, TimeUnit.SECOND)
+            return Time(value, TimeUnit.SECOND)
         if plain_number(value) is None:
             raise TimeError(f"a time, a time string or a number is needed, not {shown(value)}; {ACCEPTED}")
         if default_unit is None:
             raise TimeError(f"{shown(value)} has no unit; {ACCEPTED}")
-        return cls(value, default_unit)
+        return Time(value, default_unit)
 
     def to_timestring(self) -> str:
         """Return the time string, such as ``"10ba"``; `from_timestring` reads it back exactly."""
@@ -199,29 +209,29 @@ class Time:
         value = self._comparable(other)
         return NotImplemented if value is None else self.value >= value
 
-    def __neg__(self) -> Time:
-        return Time(-self.value, self.unit)
+    def __neg__(self) -> Time[_ValueT_co]:
+        return self._of_same_unit(-self.value)
 
-    def __pos__(self) -> Time:
+    def __pos__(self) -> Time[_ValueT_co]:
         return self
 
-    def __add__(self, other: Time | str | float | timedelta) -> Time:
+    def __add__(self, other: Time | str | float | timedelta) -> Time[_ValueT_co]:
         value = self._operand(other, "+")
-        return NotImplemented if value is None else Time(self.value + value, self.unit)
+        return NotImplemented if value is None else self._of_same_unit(self.value + value)
 
     __radd__ = __add__
 
-    def __sub__(self, other: Time | str | float | timedelta) -> Time:
+    def __sub__(self, other: Time | str | float | timedelta) -> Time[_ValueT_co]:
         value = self._operand(other, "-")
-        return NotImplemented if value is None else Time(self.value - value, self.unit)
+        return NotImplemented if value is None else self._of_same_unit(self.value - value)
 
-    def __rsub__(self, other: Time | str | float | timedelta) -> Time:
+    def __rsub__(self, other: Time | str | float | timedelta) -> Time[_ValueT_co]:
         value = self._operand(other, "-")
-        return NotImplemented if value is None else Time(value - self.value, self.unit)
+        return NotImplemented if value is None else self._of_same_unit(value - self.value)
 
-    def __mod__(self, other: Time | str | float | timedelta) -> Time:
+    def __mod__(self, other: Time | str | float | timedelta) -> Time[_ValueT_co]:
         value = self._operand(other, "%")
-        return NotImplemented if value is None else Time(self.value % value, self.unit)
+        return NotImplemented if value is None else self._of_same_unit(self.value % value)
 
     def __mul__(self, other: Time | str | float) -> Time:
         time = Time.from_timestring(other) if isinstance(other, str) else other
@@ -249,6 +259,10 @@ class Time:
             return self._truncated(self.value / divisor)
         except OverflowError:  # an integer beyond any float
             return Time(0, self.unit)
+
+    def _of_same_unit(self, value: float) -> Time[_ValueT_co]:
+        # The unit decides the type of the value, which no type checker sees.
+        return Time(value, self.unit)  # type: ignore[arg-type]
 
     def _scaled(self, factor: float) -> Time:
         try:

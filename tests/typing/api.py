@@ -68,7 +68,7 @@ reveal_type(function(1, b="x"))  # expect: float
 reveal_type(with_brackets(1))  # expect: str
 reveal_type(generator())  # expect: Iterator[int]
 reveal_type(async_generator())  # expect: AsyncIterator[int]
-reveal_type(Time.from_timestring("5ep"))  # expect: Time
+reveal_type(Time.from_timestring("5ep"))  # expect: Time[float]
 reveal_type(Timestamp().to_next_batch(samples=1))  # expect: Timestamp
 reveal_type(memory.slices[0][1].wall_clock_time_ns)  # expect: int
 reveal_type(merge_traces("out.json", ["in.json"]).output)  # expect: str
@@ -84,3 +84,13 @@ async def use() -> None:
 reveal_type(summarize_traces(["run"], inside=["train_step"]).ranks[0].step_mean_ns)  # expect: float
 reveal_type(find_stragglers(["run"]).stragglers[0].rank)  # expect: int
 reveal_type(diff_traces(["before"], ["after"]).slower_by(0.05)[0].name)  # expect: str
+
+
+def in_epochs(time: Time[int], at_most: Time) -> Time[int]:
+    reveal_type(at_most.value)  # expect: float
+    return time + 1 if time < at_most else time
+
+
+reveal_type(in_epochs(Timestamp().epoch, Time(5, "ep")).value)  # expect: int
+reveal_type(Time(5, "ep"))  # expect: Time[int]
+reveal_type(Time.from_duration(0.5))  # expect: Time[float]
