@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,6 +46,35 @@ def actions(schedule: CyclicSchedule, count: int, *, start: int = 0, epoch: int 
 )
 def test_the_actions_follow_the_reference_vectors(arguments: dict[str, Any], expected: str) -> None:
     assert actions(cyclic_schedule(**arguments), len(expected)) == expected
+
+
+@pytest.mark.parametrize("action", ProfilerAction)
+def test_an_action_is_built_from_a_member_or_a_name_in_any_case(action: ProfilerAction) -> None:
+    """As Composer's, which is a string enumeration."""
+    for spelling in (action, action.value, action.name, action.name.title()):
+        assert ProfilerAction(spelling) is action
+
+
+@pytest.mark.parametrize("wrong", ["record", "", None, 1, ["active"]])
+def test_anything_else_is_no_action_and_the_error_lists_the_actions(wrong: object) -> None:
+    with pytest.raises(
+        ConfigError, match="is not a ProfilerAction; the actions are skip, warmup, active, active_and_save"
+    ):
+        ProfilerAction(wrong)
+
+
+def test_an_action_equals_its_value_and_hashes_like_it() -> None:
+    action = ProfilerAction.ACTIVE
+    assert action == "active"
+    assert "active" == action  # noqa: SIM300 - either way round
+    assert action != "warmup"
+    assert action != "ACTIVE"  # differs from Composer, where equal things hash differently
+    assert action != ProfilerAction.ACTIVE_AND_SAVE
+    assert action not in (None, 1)
+    assert {"active": 1}[action] == {action: 1}["active"] == 1  # type: ignore[index]
+    assert len({*ProfilerAction, "active", "skip"}) == 4
+    assert pickle.loads(pickle.dumps(action)) is copy.deepcopy(action) is action
+    assert (str(action), f"{action}") == ("ProfilerAction.ACTIVE",) * 2
 
 
 def test_per_epoch_every_epoch_starts_again() -> None:

@@ -29,7 +29,11 @@ __all__ = [
 
 
 class ProfilerAction(enum.Enum):
-    """What the profiler does during one batch."""
+    """What the profiler does during one batch.
+
+    ``ProfilerAction(x)`` takes a member or its name in upper or lower case. A member equals, and hashes like, its value:
+    ``ProfilerAction.ACTIVE == "active"``.
+    """
 
     SKIP = "skip"
     """Record nothing."""
@@ -39,6 +43,19 @@ class ProfilerAction(enum.Enum):
     """Record everything."""
     ACTIVE_AND_SAVE = "active_and_save"
     """Record everything, and save the window when this batch ends."""
+
+    def __eq__(self, other: object) -> bool:
+        return self._value_ == other if isinstance(other, str) else self is other
+
+    def __hash__(self) -> int:
+        return hash(self._value_)
+
+    @classmethod
+    def _missing_(cls, value: object) -> ProfilerAction:
+        for action in cls:
+            if isinstance(value, str) and action == value.lower():
+                return action
+        raise ConfigError(f"{value!r} is not a ProfilerAction; the actions are {', '.join(one.value for one in cls)}")
 
 
 Schedule: TypeAlias = "Callable[[Timestamp], ProfilerAction]"

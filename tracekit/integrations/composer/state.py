@@ -50,11 +50,9 @@ class NoLogger:
 
 
 def as_action(action: Any) -> ProfilerAction:
-    """Return the action that is meant by one of Composer's, by its name in upper or lower case, or by one of ours.
+    """Return the action for one of Composer's, for its name in upper or lower case, or for one of tracekit's.
 
     Raises:
-        ValueError: There is no such action.
+        ConfigError: There is no such action.
     """
-    if isinstance(action, ProfilerAction):
-        return action
-    return ProfilerAction(str(getattr(action, "value", action)).lower())
+    return ProfilerAction(getattr(action, "value", action))
