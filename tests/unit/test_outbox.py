@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import stat
+import tempfile
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from tracekit.outbox.outbox import PackingOutbox
 from tracekit.outbox.pack import StoppedError, pack
 from tracekit.outbox.remote import UploadingOutbox
 from tracekit.outbox.retry import Pace, Retry
-from tracekit.outbox.spool import JOURNAL, BusyError, Spool, default_root
+from tracekit.outbox.spool import JOURNAL, BusyError, Spool, default_root, default_spools
 from tracekit.storage import AlreadyThereError, RefusedError, TooSlowError
 
 if TYPE_CHECKING:
@@ -229,6 +230,58 @@ def test_a_spool_is_not_made_where_somebody_else_could_play_tricks(tmp_path: Pat
 def test_the_default_root_is_told_by_the_environment_or_is_this_user_s_own(tmp_path: Path) -> None:
     assert default_root({"TRACEKIT_SPOOL": "/x"}) == Path("/x")
     assert default_root({}).name == f"tracekit-spool-{os.geteuid()}"
+
+
+@pytest.mark.parametrize("kind", ["another user's", "open to others", "link", "file"])
+def test_a_default_spool_folder_that_somebody_prepared_is_not_used_and_training_starts(
+    tmp_path: Path, memory: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    monkeypatch.delenv("TRACEKIT_SPOOL", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    owner = os.geteuid()
+    if kind == "another user's":
+        monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    root = default_root()
+    if kind == "link":
+        (tmp_path / "target").mkdir(mode=0o700)
+        root.symlink_to(tmp_path / "target")
+    elif kind == "file":
+        root.write_text("")
+    else:
+        root.mkdir(mode=0o700)
+        root.chmod(0o777 if kind == "open to others" else 0o700)
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr(storage, "put", unreachable)
+    with Profiler(JSONTraceHandler("memory://b/run/t.json"), rank=0, shutdown_timeout=0.1) as profiler:
+        profiler.marker("a").instant()
+    (folder,) = (path for path in tmp_path.glob(f"{root.name}-*-rank0-attempt0-*") if path.is_dir())
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert sorted(path for path in tmp_path.rglob("*") if folder not in (path, path.parent)) == before
+    assert f"they wait in {folder}" in caplog.text
+    assert f"tracekit upload {folder}" in caplog.text
+    monkeypatch.undo()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("TRACEKIT_SPOOL", raising=False)
+    if kind != "another user's":
+        assert default_spools() == [folder]
+
+
+def unreachable(*_: Any, **__: Any) -> None:
+    raise StorageError("no route")
+
+
+def test_spools_in_a_default_folder_of_somebody_else_are_not_uploaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its journal could name any file and any address."""
+    monkeypatch.delenv("TRACEKIT_SPOOL", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    spool = Spool.create(None, HEADER)
+    spool.close()
+    assert spool.folder.parent == default_root()
+    assert default_spools() == [spool.folder]
+    default_root().chmod(0o777)
+    assert default_spools() == []
 
 
 # ---- the index ---------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from tracekit.arguments import resolve_path
 from tracekit.cli.terminal import print_json, printable
 from tracekit.errors import CommandError, StorageError
 from tracekit.outbox.finish import Finished, finish_spool
-from tracekit.outbox.spool import JOURNAL, BusyError, default_root
+from tracekit.outbox.spool import JOURNAL, BusyError, default_root, default_spools
 
 if TYPE_CHECKING:
     import argparse
@@ -87,12 +87,14 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 def _spools(folders: list[Path]) -> list[Path]:
     """Return the spools that were named, or lie in the folders that were named."""
+    if not folders:
+        return default_spools()
     found: list[Path] = []
-    for folder in folders or [default_root()]:
+    for folder in folders:
         if (folder / JOURNAL).is_file():
             found.append(folder)
         elif folder.is_dir():
             found += sorted(path.parent for path in folder.glob(f"*/{JOURNAL}"))
-        elif folders:
+        else:
             raise CommandError(f"{folder}: no such folder; name one that a recording has named as its spool", 2)
     return found

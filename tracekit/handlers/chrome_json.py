@@ -82,7 +82,7 @@ class JSONTraceHandler(TraceHandler):
         max_total_bytes: Keep the files of this recording, the one being written included, below this size together by
             removing the oldest. The summary tells what was removed. Both limits are for local names.
         spool: For remote names, the folder in which spools are made; by default ``TRACEKIT_SPOOL``, else
-            ``tracekit-spool-UID`` in the folder for temporary files.
+            ``tracekit-spool-UID`` in the folder for temporary files, or a new one next to it if others may enter that.
         spool_bytes: How much may wait there for its upload; beyond it the newest segments are dropped, and counted.
         mode: Who may read and write local files, whatever the umask says; ``0o640`` lets the group read them, and enter the
             folders that are made for them.

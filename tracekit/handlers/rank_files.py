@@ -16,7 +16,6 @@ from tracekit.handlers.rank_file import RankFile
 from tracekit.naming import FileName, shown
 from tracekit.outbox.outbox import Outbox, PackingOutbox
 from tracekit.outbox.remote import UploadingOutbox
-from tracekit.outbox.spool import default_root
 from tracekit.storage import basename, is_remote
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ class RankFiles:
                 "pid": process.pid,
                 "index": index,
             }
-            self.outbox = UploadingOutbox(self._spool or default_root(), header, self._spool_bytes)
+            self.outbox = UploadingOutbox(self._spool, header, self._spool_bytes)
         elif name.endswith(".gz"):
             self.outbox = PackingOutbox(Path.cwd())
         else:

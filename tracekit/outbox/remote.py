@@ -41,18 +41,20 @@ class UploadingOutbox(BackgroundOutbox):
     such bucket) is not. What is left stays in the spool, for ``tracekit upload``.
 
     Args:
-        root: Folder that the spool is made in.
+        root: Folder that the spool is made in; None takes the default one, see `Spool.create`.
         header: Whose the files are; see `Spool.create`.
         spool_bytes: How much may wait in it; files beyond that are removed, the newest, and their events counted.
         retry: How long to wait for what.
     """
 
-    def __init__(self, root: Path, header: Mapping[str, Any], spool_bytes: int, retry: Retry | None = None) -> None:
-        super().__init__(root)
+    def __init__(
+        self, root: Path | None, header: Mapping[str, Any], spool_bytes: int, retry: Retry | None = None
+    ) -> None:
         check_protocol(header["index"])
+        self._spool = Spool.create(root, header)
+        super().__init__(self._spool.folder)
         self._retry = retry or DEFAULT_RETRY
         self._pace = Pace(self._retry)
-        self._spool = Spool.create(root, header)
         self._spool_bytes = spool_bytes
         self._url = without_secrets(header["index"])
         self._writing: dict[Path, Segment] = {}

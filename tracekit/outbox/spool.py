@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import stat
 import tempfile
@@ -28,11 +29,13 @@ from tracekit.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["JOURNAL", "SPOOL_VARIABLE", "BusyError", "Spool", "default_root", "digest"]
+__all__ = ["JOURNAL", "SPOOL_VARIABLE", "BusyError", "Spool", "default_root", "default_spools", "digest"]
 
 SPOOL_VARIABLE: Final = "TRACEKIT_SPOOL"
 JOURNAL: Final = "spool.jsonl"
 _VERSION: Final = 1
+
+logger = logging.getLogger("tracekit")
 
 
 class BusyError(StorageError):
@@ -47,6 +50,20 @@ def default_root(environ: Mapping[str, str] = os.environ) -> Path:
     """
     given = environ.get(SPOOL_VARIABLE)
     return Path(resolve_path(given)) if given else Path(tempfile.gettempdir()) / f"tracekit-spool-{os.geteuid()}"
+
+
+def default_spools() -> list[Path]:
+    """Return the spools in the default folder, and those made next to it because it could not be used.
+
+    Folders in the folder for temporary files count only if they belong to this user alone: a spool names files to upload.
+    """
+    root = default_root()
+    if os.environ.get(SPOOL_VARIABLE):
+        found = list(root.glob("*"))
+    else:
+        found = [path for path in root.parent.glob(f"{root.name}-*") if _problem(path, private=True) is None]
+        found += root.glob("*") if _problem(root, private=True) is None else ()
+    return sorted(path for path in found if (path / JOURNAL).is_file())
 
 
 class Spool:
@@ -72,20 +89,34 @@ class Spool:
         self._lock = threading.Lock()
 
     @classmethod
-    def create(cls, root: Path, header: Mapping[str, Any]) -> Spool:
+    def create(cls, root: Path | None, header: Mapping[str, Any]) -> Spool:
         """Make a new spool, for this process alone.
 
         Args:
-            root: The folder it is made in; made with mode 0700 if it is not there.
+            root: The folder it is made in; made with mode 0700 if it is not there. None takes `default_root`, and if somebody
+                else made that one or may write to it, a new folder next to it.
             header: ``run_id``, ``rank``, ``attempt``, ``pid``, ``index``.
 
         Raises:
             StorageError: The folder cannot be made, or is not this user's own.
         """
+        stem = f"{safe_text(str(header['run_id']))}-rank{header['rank']}-attempt{header['attempt']}-{header['pid']}"
+        may_move = root is None and not os.environ.get(SPOOL_VARIABLE)
+        root = default_root() if root is None else root
         try:
-            _make_private(root)
-            stem = f"{safe_text(str(header['run_id']))}-rank{header['rank']}-attempt{header['attempt']}-{header['pid']}"
-            folder = Path(tempfile.mkdtemp(prefix=f"{stem}-", dir=root))  # 0700, and nobody else's
+            try:
+                _make_private(root, private=may_move)
+                folder = Path(tempfile.mkdtemp(prefix=f"{stem}-", dir=root))  # 0700, and nobody else's
+            except OSError as error:
+                if not may_move:
+                    raise
+                folder = Path(tempfile.mkdtemp(prefix=f"{root.name}-{stem}-", dir=root.parent))
+                logger.warning(
+                    "tracekit: %s cannot be used for files that wait for their upload (%s); they wait in %s",
+                    root,
+                    error.strerror or error,
+                    folder,
+                )
             descriptor = _open_journal(folder, os.O_CREAT | os.O_EXCL)
         except OSError as error:
             raise StorageError(
@@ -268,16 +299,34 @@ def _lock(descriptor: int, folder: Path) -> None:
         return
 
 
-def _make_private(root: Path) -> None:
-    """Make the folder for this user alone. One in a place where everybody may write could be another user's trap."""
+def _make_private(root: Path, *, private: bool) -> None:
+    """Make a folder if it is not there, and raise OSError if it could be another user's trap; see `_problem`."""
     root.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         root.mkdir(mode=0o700)
-    found = root.lstat()
+    problem = _problem(root, private=private)
+    if problem is not None:
+        raise PermissionError(13, problem)
+
+
+def _problem(folder: Path, *, private: bool) -> str | None:
+    """Return why a folder is not safe for spools; None if it is.
+
+    Args:
+        folder: The folder.
+        private: Require that it belongs to this user and that nobody else may enter it; it is in a folder for everybody.
+    """
+    try:
+        found = folder.lstat()
+    except OSError as error:
+        return error.strerror or str(error)
     if not stat.S_ISDIR(found.st_mode):
-        raise NotADirectoryError(20, "it is no folder")
-    if found.st_uid not in (os.geteuid(), 0):
-        raise PermissionError(13, "it belongs to another user")
+        return "it is no folder"
+    if found.st_uid != os.geteuid() and (private or found.st_uid):
+        return "it belongs to another user"
+    if private and found.st_mode & 0o077:
+        return "other users may enter it"
+    return None
 
 
 def _content(descriptor: int) -> bytes:
