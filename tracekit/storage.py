@@ -19,7 +19,7 @@ from tracekit.errors import StorageError
 from tracekit.wording import escape_surrogates
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 __all__ = [
     "AlreadyThereError",
@@ -214,17 +214,22 @@ def open_read(path: str) -> BinaryIO:
         raise explained(path, error, "be read") from error
 
 
-def expand(pattern: str, suffixes: tuple[str, ...]) -> list[str]:
+def expand(pattern: str, suffixes: tuple[str, ...], fits: Callable[[str], bool] | None = None) -> list[str]:
     """Return the files that a path, a glob or a folder stands for, sorted by name.
 
     A folder stands for every file below it whose name ends with one of ``suffixes``; hidden files are passed over.
     A plain file stands for itself, whatever its name.
 
+    Args:
+        pattern: Path, glob, folder or URL.
+        suffixes: How the names of the files in a folder end.
+        fits: Returns True for other files of a folder that also count.
+
     Raises:
         StorageError: Nothing is there: no such file, a glob that matches nothing, a folder without such files.
     """
     if is_remote(pattern):
-        return _expand_remote(pattern, suffixes)
+        return _expand_remote(pattern, suffixes, fits)
     if os.path.isfile(pattern):  # noqa: PTH113 - as in `basename`
         return [pattern]
     path = Path(pattern)
@@ -233,7 +238,10 @@ def expand(pattern: str, suffixes: tuple[str, ...]) -> list[str]:
             found = sorted(
                 os.fspath(file)
                 for file in path.rglob("*")
-                if file.name.endswith(suffixes) and not _hidden(file.relative_to(path)) and file.is_file()
+                if (fits is not None or file.name.endswith(suffixes))
+                and not _hidden(file.relative_to(path))
+                and file.is_file()
+                and (file.name.endswith(suffixes) or (fits is not None and fits(os.fspath(file))))
             )
             if not found:
                 raise StorageError(f"{without_secrets(pattern)}: the folder holds no {' or '.join(suffixes)} file")
@@ -254,13 +262,17 @@ def _hidden(relative: Path) -> bool:
     return any(part.startswith(".") for part in relative.parts)
 
 
-def _expand_remote(pattern: str, suffixes: tuple[str, ...]) -> list[str]:
+def _expand_remote(pattern: str, suffixes: tuple[str, ...], fits: Callable[[str], bool] | None) -> list[str]:
     filesystem, inner = filesystem_of(pattern)
     try:
         if _glob.has_magic(inner):
             found = filesystem.glob(inner)
         elif filesystem.isdir(inner):
-            found = [name for name in filesystem.find(inner) if str(name).endswith(suffixes)]
+            found = [
+                name
+                for name in filesystem.find(inner)
+                if str(name).endswith(suffixes) or (fits is not None and fits(str(filesystem.unstrip_protocol(name))))
+            ]
         elif filesystem.exists(inner):
             return [pattern]
         else:

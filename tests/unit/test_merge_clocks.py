@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.collective_traces import BASE_NS, MS, SECOND, START_NS, Done, irregular, seen, torch_trace, write_ranks
+from tests.flight_dumps import as_pickle, dump, entry
 from tests.unit.test_merge_inputs import event, meta, rank_trace
 from tracekit import ClockOffset, JSONTraceHandler, Profiler
 from tracekit.errors import ConfigError, MergeError
@@ -606,3 +607,24 @@ def test_a_new_rank_of_a_boot_that_an_earlier_merge_has_placed_goes_with_it(merg
     )
     second, report = again(merge, merged, {"2.json": new}, strict=True)
     assert set(starts(second).values()) == {START_NS + MS}
+
+
+# ---- torch's flight recorder ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.xfail(strict=True, reason="merge in one pass (issue 14): sequence numbers of flight dumps are not used")
+def test_flight_dumps_are_aligned_by_the_sequence_numbers_of_their_groups(tmp_path: Path) -> None:
+    ahead_ns = 3 * SECOND
+    for rank, offset_ns in enumerate((0, ahead_ns)):
+        entries = [
+            entry(number, created_ns=START_NS + offset_ns + number * 200 * MS, completed_ns=end_ns + offset_ns)
+            for number in range(20)
+            for end_ns in [START_NS + number * 200 * MS + (7 + 40 * rank) * MS]  # torch looks ten times a second
+        ]
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(as_pickle(dump(entries)))
+
+    report = merge_traces(str(tmp_path / "merged.json"), [str(tmp_path)])
+    clock = report.ranks[1]
+    assert clock.aligned
+    assert clock.error_ns is not None
+    assert abs(clock.offset_ns + ahead_ns) <= clock.error_ns <= 100 * MS

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tracekit.errors import ConfigError, MergeError
+from tests.flight_dumps import as_json, as_pickle, hung
+from tracekit.analysis.inputs import find_traces
+from tracekit.capture.documents import RankStatus, Request
+from tracekit.capture.folder import ControlFolder
+from tracekit.errors import ConfigError, MergeError, StorageError
 from tracekit.formats.kineto import gpu_of_label, rank_in_name
 from tracekit.merge import merge_traces
 from tracekit.merge.workers import process_pool
@@ -392,3 +396,35 @@ def test_what_is_said_beside_the_events_may_be_nested_too_deeply(tmp_path: Path,
         (str(tmp_path / "odd.json"), "what it says beside its events is nested too deeply")
     ]
     assert not report.complete
+
+
+def test_documents_of_a_control_folder_are_skipped_silently(tmp_path: Path) -> None:
+    control = ControlFolder(tmp_path / "run" / "control")
+    control.make()
+    control.write_request(Request(id="a", steps=5))
+    control.write_status(RankStatus(rank=0, world_size=1, run_id="r", host="h", pid=1))
+    (tmp_path / "run" / "rank0.json").write_text(json.dumps(rank_trace(event("a"))))
+    (tmp_path / "run" / "ranks").mkdir()
+    (tmp_path / "run" / "ranks" / "rank1.json").write_text(json.dumps(rank_trace(event("b"), rank=1)))
+
+    report = merge_traces(str(tmp_path / "merged.json"), [str(tmp_path / "run")])
+    assert [item.rank for item in report.inputs] == [0, 1]
+    assert report.omitted == []
+    assert find_traces([str(tmp_path / "run")]) == [
+        (str(tmp_path / "run" / name), False) for name in ("rank0.json", "ranks/rank1.json")
+    ]
+    with pytest.raises(StorageError, match="documents of on-demand capture, not traces"):
+        merge_traces(str(tmp_path / "none.json"), [str(control.path)])
+
+
+def test_a_folder_of_flight_recorder_dumps_is_merged(tmp_path: Path) -> None:
+    folder = tmp_path / "dumps"
+    folder.mkdir()
+    (folder / "nccl_trace_rank_0").write_bytes(as_pickle(hung()))
+    (folder / "_dump_fr_trace_json_rank1.bin").write_bytes(as_json(hung()))
+    (folder / "weights.bin").write_bytes(b"PK\x03\x04" + bytes(1000))
+    (folder / "README").write_text("no trace")
+
+    report = merge_traces(str(tmp_path / "merged.json"), [str(folder)])
+    assert [(item.rank, item.kind) for item in report.inputs] == [(0, "flight recorder"), (1, "flight recorder")]
+    assert report.omitted == []

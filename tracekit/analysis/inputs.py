@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from tracekit.errors import ConfigError
 from tracekit.formats.kineto import rank_in_name, rank_of_header
 from tracekit.formats.rank_trace import BASE_TIME_KEY
-from tracekit.storage import basename, expand, is_remote, same_file
+from tracekit.formats.trace_files import trace_files
+from tracekit.storage import basename, is_remote, same_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["base_of", "find_traces", "merged_ranks", "stated_rank"]
-
-_SUFFIXES: Final = (".json", ".json.gz", ".json.tmp", ".pftrace", ".pftrace.gz")
 
 
 def find_traces(patterns: Sequence[str]) -> list[tuple[str, bool]]:
@@ -31,7 +30,7 @@ def find_traces(patterns: Sequence[str]) -> list[tuple[str, bool]]:
     found: dict[str, bool] = {}
     places: dict[str, str] = {}
     for pattern in patterns:
-        files = expand(pattern, _SUFFIXES)
+        files = trace_files(pattern)
         named = len(files) == 1 and same_file(files[0], pattern)
         for path in files:
             key = path if is_remote(path) else str(PurePath(path))

@@ -10,8 +10,8 @@ from tracekit.arguments import resolve_path
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import print_json, printable
 from tracekit.errors import CommandError
+from tracekit.formats.trace_files import trace_files
 from tracekit.merge.inputs import SUFFIXES
-from tracekit.storage import expand
 
 if TYPE_CHECKING:
     import argparse
@@ -52,7 +52,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run ``tracekit anonymise``; return its exit code."""
     del parser
-    files = list(dict.fromkeys(file for pattern in args.inputs for file in expand(pattern, SUFFIXES)))
+    files = list(dict.fromkeys(file for pattern in args.inputs for file in trace_files(pattern)))
     files = [file for file in files if ".anonymous.json" not in file or file in args.inputs]
     if args.output is not None and len(files) != 1:
         raise CommandError(f"-o names one file, and there are {len(files)} inputs; leave it out, or name one input", 2)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.arguments import resolve_path
 from tracekit.cli.terminal import print_json, printable
 from tracekit.errors import CommandError, StorageError, TraceFormatError
+from tracekit.formats.trace_files import trace_files
 from tracekit.recovery import SUFFIXES, is_other_json, recover_trace
-from tracekit.storage import expand, same_file, without_secrets
+from tracekit.storage import same_file, without_secrets
 
 if TYPE_CHECKING:
     import argparse
@@ -111,7 +112,7 @@ def _files(inputs: list[str]) -> list[tuple[str, bool]]:
     """Return each file once, and whether it was named itself (not by folder or glob)."""
     found: dict[str, bool] = {}
     for pattern in inputs:
-        files = expand(pattern, SUFFIXES)
+        files = trace_files(pattern, SUFFIXES)
         named = len(files) == 1 and same_file(files[0], pattern)
         for path in files:
             found[path] = found.get(path, False) or named

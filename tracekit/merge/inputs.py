@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.errors import ConfigError, MergeError, StorageError, TraceFormatError
 from tracekit.formats.segment_index import INDEX_SUFFIX, listed_segments
 from tracekit.formats.trace_event import decode_json
+from tracekit.formats.trace_files import TRACE_SUFFIXES, trace_files
 from tracekit.formats.trace_stream import content_digest
 from tracekit.formats.xprof import PERFETTO_COPY, host_in_name
 from tracekit.merge.input import Input, Omission
@@ -19,7 +20,7 @@ from tracekit.merge.processes import assign_keys, check_claims
 from tracekit.merge.ranks import UnknownRankError, find_ranks, select_ranks, told_ranks
 from tracekit.merge.scan import scan
 from tracekit.spill import ScratchError
-from tracekit.storage import basename, expand, is_remote, open_read, same_file, size_bytes, without_secrets
+from tracekit.storage import basename, is_remote, open_read, same_file, size_bytes, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SUFFIXES", "find_inputs", "gather"]
 
-SUFFIXES: Final = (".json", ".json.gz", ".json.tmp", ".pftrace", ".pftrace.gz")
+SUFFIXES: Final = TRACE_SUFFIXES
 _MAX_PLAIN_JSON_BYTES: Final = 16 * 1024 * 1024
 
 
@@ -47,7 +48,7 @@ def find_inputs(output: str, patterns: Sequence[str]) -> list[tuple[str, bool]]:
         raise ConfigError("nothing to merge: name trace files, folders, globs or URLs")
     found: dict[str, bool] = {}
     for pattern in patterns:
-        files = expand(pattern, SUFFIXES)
+        files = trace_files(pattern, flight_dumps=True)
         named = len(files) == 1 and same_file(files[0], pattern)
         for path in files:
             if same_file(path, output):

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import StorageError
-from tracekit.merge.inputs import SUFFIXES
+from tracekit.formats.trace_files import trace_files
 from tracekit.serving.control import listening_runs
 from tracekit.serving.runs import waiting_run, watched_run
 from tracekit.serving.store import key_of
-from tracekit.storage import expand, is_remote, without_secrets
+from tracekit.storage import is_remote, without_secrets
 from tracekit.watching import RunState, Watch
 from tracekit.watching.places import Entry, open_place
 
@@ -123,12 +123,9 @@ class Catalog:
             everything = open_place(run.folder).entries()
         else:
             # All that a merge takes from the folder, which is more than what is watched.
-            files = expand(run.folder, SUFFIXES)
-            if not all(map(self.holds, files)):
+            traces = trace_files(run.folder, flight_dumps=True)
+            if not all(map(self.holds, traces)):
                 return self.inputs_of(run.files, ("links that lead to other folders are not followed",))
-            # What the ranks say in the control folder is no trace, and changes all the time.
-            control = None if run.control is None else os.fspath(run.control)
-            traces = [file for file in files if control is None or not _below(file, control)]
             everything = [entry for file in traces if (entry := _entry(file)) is not None]
         # Not each by its name: of a folder, a merge leaves out what is no trace, and what is there twice.
         return Inputs((run.folder,), key_of(everything), sum(entry.size_bytes for entry in everything))

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 from tracekit.errors import ConfigError, TraceFormatError
 from tracekit.formats.file_kinds import HEAD_BYTES
 from tracekit.formats.trace_event import encode_events
+from tracekit.formats.trace_files import trace_files
 from tracekit.formats.trace_reader import TraceReader
 from tracekit.merge import MergeReport, merge_traces
-from tracekit.merge.inputs import SUFFIXES
 from tracekit.merge.workers import fitting_pool
-from tracekit.storage import basename, download, expand, is_remote, open_read, same_file
+from tracekit.storage import basename, download, is_remote, open_read, same_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,7 +72,7 @@ def prepare(
     """
     if len(inputs) == 1:
         (name,) = inputs
-        files = expand(name, SUFFIXES)
+        files = trace_files(name, flight_dumps=True)
         if len(files) == 1 and same_file(files[0], name):
             if output is not None:
                 raise ConfigError(f"-o is for the result of a merge, and {name} is one file, which is opened as it is")

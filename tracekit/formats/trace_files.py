@@ -1,0 +1,83 @@
+"""Input discovery: the trace files that a path, folder, glob or URL stands for."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Final
+
+from tracekit.errors import StorageError
+from tracekit.formats.byte_stream import ByteStream
+from tracekit.formats.flight_dump import is_flight_dump
+from tracekit.formats.kineto import rank_in_name
+from tracekit.storage import basename, expand, is_remote, open_read, same_file
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["TRACE_SUFFIXES", "trace_files"]
+
+TRACE_SUFFIXES: Final = (".json", ".json.gz", ".json.tmp", ".pftrace", ".pftrace.gz")
+"""How the names of traces end."""
+
+# As `tracekit.capture.folder` names them.
+_CONTROL_NAME: Final = re.compile(r"(?:.*[/\\])?(?:request|ranks[/\\]rank\d+)\.json", re.DOTALL)
+_MAX_CONTROL_BYTES: Final = 64 << 10
+_CONTROL_KEYS: Final = (
+    frozenset({"rank", "world_size", "look_seconds"}),  # the status of a rank
+    frozenset({"steps"}),  # a request
+    frozenset({"seconds"}),
+    frozenset({"stop"}),
+)
+
+
+def trace_files(pattern: str, suffixes: Sequence[str] = TRACE_SUFFIXES, *, flight_dumps: bool = False) -> list[str]:
+    """Return the traces that a path, glob, folder or URL stands for, sorted by name.
+
+    A file that is named itself is returned whatever it is. The documents of on-demand capture are not traces.
+
+    Args:
+        pattern: Path, glob, folder or URL.
+        suffixes: How the names of traces in a folder end.
+        flight_dumps: Also find the flight-recorder dumps of torch in a folder. They have no suffix, or ``.bin``.
+
+    Raises:
+        StorageError: Nothing is there.
+    """
+    found = expand(pattern, tuple(suffixes), _is_flight_dump if flight_dumps else None)
+    if len(found) == 1 and same_file(found[0], pattern):
+        return found
+    traces = [path for path in found if not _is_control_document(path)]
+    if not traces:
+        raise StorageError(f"{pattern}: the only JSON files there are documents of on-demand capture, not traces")
+    return traces
+
+
+def _is_flight_dump(path: str) -> bool:
+    """Return True for a dump as torch names it: the prefix that the user chose and the rank, without a suffix."""
+    name = basename(path)
+    if "." in name and not name.endswith(".bin"):
+        return False
+    if is_remote(path) and rank_in_name(name) is None:  # opening each object of a bucket takes too long
+        return False
+    try:
+        with ByteStream(path) as stream:
+            return is_flight_dump(stream.peek())
+    except StorageError:
+        return False
+
+
+def _is_control_document(path: str) -> bool:
+    if not _CONTROL_NAME.fullmatch(path):
+        return False
+    try:
+        with open_read(path) as file:
+            data = file.read(_MAX_CONTROL_BYTES + 1)
+        document = json.loads(data) if len(data) <= _MAX_CONTROL_BYTES else None
+    except (StorageError, OSError, ValueError, RecursionError):
+        return False
+    return (
+        isinstance(document, dict)
+        and "traceEvents" not in document
+        and any(keys <= document.keys() for keys in _CONTROL_KEYS)
+    )
