@@ -600,6 +600,13 @@ def test_a_process_that_makes_up_a_run_each_time_it_records_is_one(tmp_path: Pat
     assert len(summarize_traces(paths).ranks[0].step_durations_ns) == 9
 
 
+def test_a_trace_of_composer_states_its_rank(tmp_path: Path) -> None:
+    for rank in (4, 7):
+        stated = {"ph": "M", "name": "global_rank", "pid": rank, "tid": 1, "args": {"value": rank}}
+        (tmp_path / f"{rank}.json").write_text(json.dumps([stated, x("forward", 0, 10, pid=rank)]))
+    assert [rank.rank for rank in summarize_traces([str(tmp_path)]).ranks] == [4, 7]
+
+
 def test_one_trace_named_twice_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     attempt(tmp_path / "r.json", 0, range(20))

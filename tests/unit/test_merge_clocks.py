@@ -609,6 +609,96 @@ def test_a_new_rank_of_a_boot_that_an_earlier_merge_has_placed_goes_with_it(merg
     assert set(starts(second).values()) == {START_NS + MS}
 
 
+# ---- Composer's JSONTraceHandler --------------------------------------------------------------------------------------
+
+
+def composer_trace(rank: int, sync_ns: int, bound_ns: int, *, ahead_ns: int = 0) -> str:
+    """Return what Composer 0.32 writes of one window of a rank: a list, in whole microseconds since the epoch."""
+    place = {"pid": rank, "tid": 4000 + rank}
+    stamp_us = (sync_ns + ahead_ns) // 1000
+
+    def metadata(kind: str, **args: Any) -> dict[str, Any]:
+        return {"name": kind, "cat": "", "ph": "M", "ts": stamp_us, **place, "args": args}
+
+    def mark(phase: str, after_us: int) -> dict[str, Any]:
+        args = {"epoch": 0, "batch": 1}
+        return {"name": f"batch of {rank}", "cat": "", "ph": phase, "ts": stamp_us + after_us, **place, "args": args}
+
+    events = [
+        metadata("process_name", name=f"Rank {rank} training loop process"),
+        metadata("thread_name", name="Training Loop"),
+        metadata("thread_sort_index", sort_index=0),
+        metadata("global_rank", value=rank),
+        metadata("process_sort_index", sort_index=rank),
+        metadata("clock_sync_timestamp_us", value=stamp_us),
+        metadata("clock_sync_error_bound", value=bound_ns // 1000),
+        mark("B", 100),
+        mark("E", 900),
+    ]
+    return "[\n" + ",\n".join(map(json.dumps, events)) + "\n]\n"
+
+
+def test_composer_traces_state_their_rank_and_align_by_their_barriers(merge: Any) -> None:
+    ahead_ns, late_ns = 3 * SECOND, 400_000
+    windows = [(START_NS + number * SECOND, f"ep0-ba{3 * number}") for number in range(3)]
+    files = {
+        # The names tell no rank: Composer lets the user choose them.
+        f"{name}.{letter}.json": composer_trace(rank, sync_ns + rank * late_ns, bound_ns, ahead_ns=rank * ahead_ns)
+        for rank, letter, bound_ns in ((0, "a", 2_000_000), (1, "b", 600_000))
+        for sync_ns, name in windows
+    }
+    merged, report = merge(files, strict=True)
+
+    assert [(item.rank, item.rank_source) for item in report.inputs] == [
+        (rank, "global_rank") for rank in (0, 0, 0, 1, 1, 1)
+    ]
+    assert sources(report) == ["reference", "sync"]
+    clock = report.ranks[1]
+    assert clock.aligned
+    assert clock.error_ns is not None
+    assert abs(clock.offset_ns + ahead_ns) <= clock.error_ns < 1_000_000
+    assert {found["name"] for found in merged["traceEvents"] if found["ph"] == "B"} == {"batch of 0", "batch of 1"}
+
+
+def test_composer_traces_of_different_windows_align_by_those_that_both_have(merge: Any) -> None:
+    files = {
+        f"ep0-ba{3 * number}-rank{rank}.json": composer_trace(
+            rank, START_NS + number * SECOND, 50_000, ahead_ns=rank * 3 * SECOND
+        )
+        for rank, numbers in ((0, (0, 2)), (1, (1, 2, 3)))
+        for number in numbers
+    }
+    _, report = merge(files)
+    assert sources(report) == ["reference", "sync"]
+    assert abs(report.ranks[1].offset_ns + 3 * SECOND) <= (report.ranks[1].error_ns or 0) < MS
+
+
+def test_composer_traces_whose_windows_cannot_be_told_apart_are_not_aligned(merge: Any) -> None:
+    files = {
+        f"{rank}-{number}.json": composer_trace(rank, START_NS + number * SECOND, 50_000)
+        for rank, numbers in ((0, (0, 2)), (1, (1, 2, 3)))
+        for number in numbers
+    }
+    _, report = merge(files)
+    assert not report.ranks[1].aligned
+    assert any("nothing tells which barriers of Composer ranks" in warning for warning in report.warnings)
+
+
+def test_composers_own_merge_in_a_folder_is_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    parts = [composer_trace(rank, START_NS, 50_000) for rank in (0, 1)]
+    for rank, text in enumerate(parts):
+        (folder / f"ep0-ba3-rank{rank}.json").write_text(text)
+    merged = [found for text in parts for found in json.loads(text)]
+    (folder / "merged_trace.json").write_text(json.dumps(merged))
+
+    report = merge_traces(str(tmp_path / "out.json"), [str(folder)])
+    assert [item.rank for item in report.inputs] == [0, 1]
+    assert [(Path(item.path).name, item.harmless) for item in report.omitted] == [("merged_trace.json", True)]
+    assert "Composer's own merge" in report.omitted[0].reason
+
+
 # ---- torch's flight recorder ------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from tracekit.errors import StorageError, TraceFormatError
 from tracekit.formats.event_fields import raw_field, raw_number, time_field
 from tracekit.formats.losses import stated_losses
 from tracekit.formats.rank_clock import stated_ranks
-from tracekit.formats.rank_trace import METADATA_EVENT
+from tracekit.formats.rank_trace import COMPOSER_RANK_EVENT, METADATA_EVENT
 from tracekit.formats.time_columns import parse_all_us
 from tracekit.formats.trace_event import Event, decode_or_none
 from tracekit.storage import size_bytes, without_secrets
@@ -69,6 +69,7 @@ class FileReading:
         self._reader = reader
         self._number = len(reading.files)
         self._metadata: dict[str, Any] = {}
+        self._composer_ranks: set[int] = set()
         self._processes: dict[Any, Process] = {}
         self._tracks: dict[tuple[Any, Any], Track | None] = {}
         self._async = AsyncPairs()
@@ -95,7 +96,9 @@ class FileReading:
         ranks = merged_ranks(reader.header)
         file = TraceFile(
             path=without_secrets(reader.path),
-            rank=None if ranks is not None else stated_rank(reader.path, reader.header, self._metadata),
+            rank=None
+            if ranks is not None
+            else stated_rank(reader.path, reader.header, self._metadata, self._composer_ranks),
             merged=ranks is not None,
             base_ns=base_of(reader.header, self._metadata),
             events=reader.events,
@@ -267,6 +270,8 @@ class FileReading:
             return
         if name == METADATA_EVENT:
             self._metadata = self._metadata or args
+        elif name == COMPOSER_RANK_EVENT and type(args.get("value")) is int and args["value"] >= 0:
+            self._composer_ranks.add(args["value"])
         elif name in _NAMES and isinstance(args.get(_NAMES[name]), str):
             process = self._process(event.pid)
             if process is not None:

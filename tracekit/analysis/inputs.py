@@ -13,7 +13,7 @@ from tracekit.formats.trace_files import trace_files
 from tracekit.storage import basename, is_remote, same_file
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 __all__ = ["base_of", "find_traces", "merged_ranks", "stated_rank"]
 
@@ -49,13 +49,24 @@ def _recovered(path: str) -> list[str]:
     return [re.sub(r"(\.json(?:\.gz)?)$", rf".recovered{ending}", path) for ending in (".json", ".json.gz")]
 
 
-def stated_rank(path: str, header: dict[str, Any], metadata: dict[str, Any]) -> int | None:
-    """Return the rank that a trace states, inside or by its name; None when it does not."""
+def stated_rank(
+    path: str, header: dict[str, Any], metadata: dict[str, Any], composer_ranks: Collection[int] = ()
+) -> int | None:
+    """Return the rank that a trace states, inside or by its name; None when it does not.
+
+    Args:
+        path: The file.
+        header: The keys beside its events.
+        metadata: Those of a rank trace.
+        composer_ranks: The ranks in Composer's metadata; several where Composer has merged.
+    """
     own = metadata.get("rank")
     if isinstance(own, int) and not isinstance(own, bool) and own >= 0:
         return own
     stated = rank_of_header(header)
-    return rank_in_name(basename(path)) if stated is None else stated[0]
+    if stated is not None:
+        return stated[0]
+    return next(iter(composer_ranks)) if len(composer_ranks) == 1 else rank_in_name(basename(path))
 
 
 def merged_ranks(header: dict[str, Any]) -> dict[Any, int] | None:

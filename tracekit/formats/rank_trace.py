@@ -33,6 +33,9 @@ __all__ = [
     "CLOCK_OFFSET_EVENT",
     "CLOCK_STEP_EVENT",
     "COMPANION_EVENT",
+    "COMPOSER_RANK_EVENT",
+    "COMPOSER_SYNC_ERROR_EVENT",
+    "COMPOSER_SYNC_EVENT",
     "DUMP_EVENT",
     "FORMAT_VERSION",
     "GAP_EVENT",
@@ -52,6 +55,12 @@ METADATA_EVENT: Final = "tracekit_metadata"
 
 TIMESTAMP_EVENT: Final = "tracekit_timestamp"
 """The training `Timestamp` from ``ts`` on; ``args`` is its state dict."""
+
+COMPOSER_RANK_EVENT: Final = "global_rank"
+COMPOSER_SYNC_EVENT: Final = "clock_sync_timestamp_us"
+COMPOSER_SYNC_ERROR_EVENT: Final = "clock_sync_error_bound"
+"""What Composer's ``JSONTraceHandler`` writes in each window it records; ``args`` {"value"}. The last two: when the rank left a
+barrier, in us since the epoch, and within how many us all ranks did."""
 
 CLOCK_ANCHOR_EVENT: Final = "tracekit_clock_anchor"
 """A pair of readings: ``args`` {"wall_ns", "monotonic_ns", "error_ns"}."""

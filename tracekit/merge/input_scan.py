@@ -86,6 +86,8 @@ class InputScan:
         bytes_read: Size of the unpacked input.
         clock_offsets: ``args`` of what a rank trace says of another rank's clock.
         clock_steps: By how many ns its wall clock was set, and when on the monotonic clock.
+        composer_ranks: The ranks that a trace of Composer states; more than one in Composer's own merge.
+        barriers: When this rank left each of Composer's barriers, us since the epoch, and the bound in us.
         collectives: Some collectives of each rank of an earlier merge; those of any other input under None.
         plain: Which runs need not be decoded again.
         accounts: What it tells of losses while it was recorded.
@@ -111,6 +113,8 @@ class InputScan:
     accounts: Accounts = field(default_factory=Accounts)
     clock_offsets: list[dict[str, Any]] = field(default_factory=list)
     clock_steps: list[tuple[int, int]] = field(default_factory=list)
+    composer_ranks: tuple[int, ...] = ()
+    barriers: list[tuple[int, int]] = field(default_factory=list)
     collectives: dict[int | None, list[Collective]] = field(default_factory=dict)
     profile: ProfileStart | None = None
 

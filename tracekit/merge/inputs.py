@@ -181,6 +181,10 @@ def _scan_all(
             omissions.append(Omission(without_secrets(path), "no trace" if harmless else reason, harmless))
             errors.append(error)
             continue
+        if len(found.composer_ranks) > 1 and not named:
+            reason = "Composer's own merge of the traces beside it; name the file itself to merge it"
+            omissions.append(Omission(without_secrets(path), reason, harmless=True))
+            continue
         if found.kind == "merged" and not named:
             omissions.append(
                 Omission(

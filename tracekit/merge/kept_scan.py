@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit.formats.kineto import rank_of_header
 from tracekit.formats.losses import Accounts
+from tracekit.formats.rank_trace import COMPOSER_RANK_EVENT
 from tracekit.formats.stack_frames import STACK_FRAMES
 from tracekit.merge.clocks.kept_collectives import KeptCollectives
 from tracekit.merge.identities import IDENTITY_KEYS
@@ -56,7 +57,8 @@ class KeptScan:
         identity: What tracekit wrote about the process, in a rank trace or (by its torch source) into a torch trace; of a
             trace of XLA's profiler, what that or tracekit tells. Only what processes, clocks and hosts are told apart by.
         own_rank: The rank that ``metadata`` states.
-        stated_rank: The rank that the header states, and the key that says so.
+        composer_ranks: The ranks that a trace of Composer states; more than one in Composer's own merge.
+        stated_rank: The rank that the header, or Composer's metadata, states, and the key that says so.
         host_name: Kineto's name of the host.
         named_pids: The real process ids that it recorded, each with the name of the process.
         collectives: Some collectives of each rank of an earlier merge; those of any other input under None.
@@ -67,9 +69,9 @@ class KeptScan:
 
     __slots__ = (
         "_clocks", "_counts", "_findings", "_head", "_phases", "_shelf", "_tracks", "base_ns", "bytes_read",
-        "collectives", "companions", "epoch_lowest_ns", "form", "generation", "has_stack_frames", "header_left_out",
-        "highest_ns", "host_name", "identity", "kind", "lowest_ns", "named_pids", "own_rank", "path", "process_count", "profile",
-        "stated_rank",
+        "collectives", "companions", "composer_ranks", "epoch_lowest_ns", "form", "generation", "has_stack_frames",
+        "header_left_out", "highest_ns", "host_name", "identity", "kind", "lowest_ns", "named_pids", "own_rank", "path",
+        "process_count", "profile", "stated_rank",
     )  # fmt: skip
 
     def __init__(self, scan: InputScan, shelf: Shelf) -> None:
@@ -89,7 +91,10 @@ class KeptScan:
         self.identity = {key: _shared(told[key]) for key in _TOLD if key in told}
         rank = scan.metadata.get("rank")
         self.own_rank: int | None = rank if isinstance(rank, int) else None
+        self.composer_ranks = scan.composer_ranks
         self.stated_rank = rank_of_header(scan.header)
+        if self.stated_rank is None and len(scan.composer_ranks) == 1:
+            self.stated_rank = scan.composer_ranks[0], COMPOSER_RANK_EVENT
         self.host_name = _shared(scan.header.get("host_name"))
         self.named_pids = _named_pids(scan, self.identity.get("pid"))
         self.process_count = len(scan.processes)
@@ -97,7 +102,7 @@ class KeptScan:
         self.header_left_out = () if scan.kind == "merged" else tuple(map(intern, kept_of_header(scan.header)[1]))
         self._head = shelf.put(Head(scan.header, scan.metadata))
         self._tracks = shelf.put((scan.processes, scan.plain))
-        clocks = scan.clock_offsets, scan.clock_steps
+        clocks = scan.clock_offsets, scan.clock_steps, scan.barriers
         self._clocks = shelf.put(clocks) if any(clocks) else None
         self.collectives = self.put_collectives(scan.collectives)
         findings = Findings(scan.repairs, scan.drops, scan.accounts)
@@ -144,6 +149,11 @@ class KeptScan:
     def clock_steps(self) -> list[tuple[int, int]]:
         """Return by how many ns its wall clock was set, and when on the monotonic clock."""
         found: list[tuple[int, int]] = [] if self._clocks is None else self._shelf.get(self._clocks)[1]
+        return found
+
+    def barriers(self) -> list[tuple[int, int]]:
+        """Return when this rank left each of Composer's barriers, us since the epoch, and the bound in us."""
+        found: list[tuple[int, int]] = [] if self._clocks is None else self._shelf.get(self._clocks)[2]
         return found
 
     def put_collectives(self, collectives: dict[int | None, list[Collective]]) -> KeptByRank:

@@ -20,6 +20,9 @@ from tracekit.formats.rank_trace import (
     CLOCK_OFFSET_EVENT,
     CLOCK_STEP_EVENT,
     COMPANION_EVENT,
+    COMPOSER_RANK_EVENT,
+    COMPOSER_SYNC_ERROR_EVENT,
+    COMPOSER_SYNC_EVENT,
     METADATA_EVENT,
 )
 from tracekit.formats.time_columns import parse_column_us, times_of
@@ -45,6 +48,7 @@ _COLLECTIVES: Final = 300
 _MOST_UNSETTLED: Final = 1 << 14
 """So many slices are in memory at most, about 2.5 MB. The more, the fewer parts must be compared with each other in the end."""
 _ANCHOR: Final = f'"{ANCHOR_EVENT}"'.encode()
+_MOST_US: Final = 2**52
 _LATEST_END: Final = -(2**63 - 1)  # negated: what does not fit 64 bits ends there
 
 _LOOKED_AT: Final = (*NAMES_OF_COLLECTIVES, GAP_NAME, _ANCHOR)
@@ -115,6 +119,10 @@ def scan(path: str, progress: Callable[[int], None] | None = None, scratch: str 
         accounts=scanner.accounts,
         clock_offsets=scanner.clock_offsets,
         clock_steps=scanner.clock_steps,
+        composer_ranks=tuple(sorted(scanner.composer_ranks)) if kind == "chrome" else (),
+        barriers=list(zip(scanner.barrier_times_us, scanner.barrier_errors_us, strict=False))
+        if kind == "chrome"
+        else [],
         collectives={
             rank: thinned(found, _COLLECTIVES)
             for rank, found in scanner.collectives.result(merged_ranks(header) if kind == "merged" else None).items()
@@ -144,6 +152,9 @@ class _Scanner:
         self.accounts = Accounts()
         self.clock_offsets: list[dict[str, Any]] = []
         self.clock_steps: list[tuple[int, int]] = []
+        self.composer_ranks: set[int] = set()
+        self.barrier_times_us: list[int] = []
+        self.barrier_errors_us: list[int] = []
         self.collectives = CollectiveCollector(_COLLECTIVES_READ)
         self.lowest_ns: int | None = None
         self.highest_ns: int | None = None
@@ -152,6 +163,11 @@ class _Scanner:
         self.plain = PlainRuns()
         self.is_xprof = False
         self.anchors: list[tuple[int, int, dict[str, Any]]] = []
+        self._composer = {
+            COMPOSER_RANK_EVENT: self.composer_ranks.add,
+            COMPOSER_SYNC_EVENT: self.barrier_times_us.append,
+            COMPOSER_SYNC_ERROR_EVENT: self.barrier_errors_us.append,
+        }
         self._tracks: dict[tuple[Any, Any], list[Row]] = {}
         self._core: _merge.Scanner | None = None if core.merge is None else core.merge.Scanner(_LOOKED_AT, EPOCH_NS)
         self._numbered: dict[int, Slices] = {}
@@ -370,6 +386,8 @@ class _Scanner:
             self.clock_steps.append((args["step_ns"], args["monotonic_ns"]))
         elif name in ACCOUNTS:
             self.accounts.note(name, args)
+        elif name in self._composer and type(args.get("value")) is int and 0 <= args["value"] < _MOST_US:
+            self._composer[name](args["value"])
         elif name == "process_name" and isinstance(args.get("name"), str):
             process.name = args["name"]
             self.is_xprof = self.is_xprof or is_xprof_process(args["name"])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit.collectives.matching import match
 from tracekit.merge.clocks.clock_map import ClockMap
 from tracekit.merge.clocks.domains import monotonic_base_ns
 from tracekit.merge.clocks.estimate import ClockEstimate, SyncPoint, estimate_from_ends, estimate_from_sync
 from tracekit.merge.clocks.graph import Evidence, Link
+from tracekit.storage import basename
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CollectiveLog",
+    "barrier_links",
     "collective_links",
     "earlier_links",
     "members_of_groups",
@@ -31,6 +34,9 @@ __all__ = [
 
 _MOST: Final = 2**62
 _MOST_HUBS: Final = 8
+_RANK: Final = re.compile(r"rank[-_=]?\d+", re.IGNORECASE)
+_ROUNDED_US: Final = 2
+"""Composer writes whole microseconds: the bound, and the readings that it bounds."""
 _SYNC_KEYS: Final = ("monotonic_ns", "offset_ns", "monotonic_offset_ns", "error_ns", "round_trips", "reference_rank")
 
 
@@ -94,6 +100,66 @@ def sync_links(items: Sequence[Input], domains: Sequence[ClockDomain]) -> list[L
         Link(first, second, estimate_from_sync(found), Evidence.SYNC)
         for (first, second), found in sorted(points.items(), key=str)
     ]
+
+
+class _Barrier(NamedTuple):
+    """A moment at which a rank left a barrier of Composer.
+
+    Attributes:
+        window: The file without its rank, and which barrier of the file: the same for all ranks.
+        domain: The place of the domain whose clock was read.
+        time_ns: That time in the domain.
+        error_ns: All ranks left the barrier within this time.
+    """
+
+    window: tuple[str, int]
+    domain: int
+    time_ns: int
+    error_ns: int
+
+
+def barrier_links(items: Sequence[Input], domains: Sequence[ClockDomain]) -> tuple[list[Link], dict[int, str]]:
+    """Return what the barriers of Composer's JSONTraceHandler say, and for each domain why some of it could not be used.
+
+    Each rank reads its clock between two barriers, so all of these readings lie within the two barriers of every rank.
+    """
+    ranks: dict[int, list[_Barrier]] = {}
+    for number, domain in enumerate(domains):
+        for member in domain.members:
+            item = items[member]
+            window = _RANK.sub("", basename(item.path))
+            for count, (time_us, error_us) in enumerate(item.scan.barriers()):
+                found = _Barrier(
+                    (window, count), number, 1000 * time_us + domain.shifts[member], 1000 * (error_us + _ROUNDED_US)
+                )
+                ranks.setdefault(item.rank, []).append(found)
+    if len(ranks) < 2:
+        return [], {}
+    # Who comes last to the barriers waits least, and bounds all others.
+    hub = min(ranks, key=lambda rank: (-len(ranks[rank]), sum(one.error_ns for one in ranks[rank]), rank))
+    points: dict[tuple[int, int], list[SyncPoint]] = {}
+    refused: dict[int, str] = {}
+    for rank, own in sorted(ranks.items()):
+        pairs = _same_barriers(own, ranks[hub])
+        if not pairs:
+            reason = f"nothing tells which barriers of Composer ranks {min(rank, hub)} and {max(rank, hub)} share"
+            refused.update((one.domain, reason) for one in (*own, *ranks[hub]))
+        for one, other in pairs:
+            if one.domain != other.domain:
+                point = SyncPoint(one.time_ns, other.time_ns - one.time_ns, min(one.error_ns, other.error_ns))
+                points.setdefault((one.domain, other.domain), []).append(point)
+    links = [Link(*pair, estimate_from_sync(found), Evidence.SYNC) for pair, found in sorted(points.items())]
+    return links, refused
+
+
+def _same_barriers(own: list[_Barrier], others: list[_Barrier]) -> list[tuple[_Barrier, _Barrier]]:
+    """Pair the barriers by the names of the files; by their order where the names differ, and both have all."""
+    by_window = {one.window: one for one in others}
+    pairs = [(one, by_window[one.window]) for one in own if one.window in by_window]
+    if len({one.window for one in own}) == len(own) and len(by_window) == len(others) and pairs:
+        return pairs
+    by_time = [sorted(ones, key=lambda one: one.time_ns) for ones in (own, others)]
+    return list(zip(*by_time, strict=True)) if len(own) == len(others) else []
 
 
 def _is_sync(measured: dict[str, Any]) -> bool:

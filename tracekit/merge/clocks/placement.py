@@ -18,6 +18,7 @@ from tracekit.merge.clocks.clock_map import ClockMap
 from tracekit.merge.clocks.domains import find_domains
 from tracekit.merge.clocks.links import (
     CollectiveLog,
+    barrier_links,
     collective_links,
     earlier_links,
     sync_links,
@@ -153,9 +154,12 @@ def _evidence(
     refused: dict[int, str] = {}
     if align != "collectives":
         links += sync_links(items, domains)
-    if align != "sync":
-        found, refused = collective_links(logs)
+        found, refused = barrier_links(items, domains)
         links += found
+    if align != "sync":
+        found, unused = collective_links(logs)
+        links += found
+        refused |= unused
     return links, refused
 
 
