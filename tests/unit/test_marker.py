@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import tracekit
-from tracekit import MemoryTraceHandler, Profiler, ProfilerAction, TraceHandler
+from tracekit import Marker, MemoryTraceHandler, Profiler, ProfilerAction, TraceHandler
+from tracekit.recording import attached_markers, lifecycle
+from tracekit.recording.attached_markers import AttachedMarkers
 from tracekit.recording.buffer import DETACHED
 from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterator
 
-    from tracekit import Marker, SliceBegin, SliceEnd, Timestamp
+    from tracekit import SliceBegin, SliceEnd, Timestamp
 
 
 class Run:
@@ -666,6 +668,117 @@ def test_a_marker_with_actions_of_its_own_records_in_those_only(run: Run) -> Non
             pass
     assert run.names().count("warm") == 1
     assert run.names().count("always") == 4
+
+
+def test_a_change_of_the_schedule_costs_work_for_the_markers_in_use_only(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(500):
+        with run.profiler.marker(f"step {number}"):
+            pass
+    run.set_action(ProfilerAction.SKIP)
+    touched: list[str] = []
+    for name in ("_put", "_send_to_sleep"):
+        method = getattr(AttachedMarkers, name)
+
+        def count(self: AttachedMarkers, marker: Marker, method: Any = method) -> None:
+            touched.append(marker.name)
+            method(self, marker)
+
+        monkeypatch.setattr(AttachedMarkers, name, count)
+    run.profiler.marker("step 3").start()  # not recorded, and open during the next changes
+    run.set_action(ProfilerAction.ACTIVE)
+    run.set_action(ProfilerAction.SKIP)
+    run.set_action(ProfilerAction.ACTIVE)
+    with run.profiler.marker("step 7"):
+        run.set_action(ProfilerAction.SKIP)
+    assert sorted(set(touched)) == ["step 3", "step 7"]
+    assert len(touched) < 10
+    run.profiler.marker("step 3").finish()
+    run.set_action(ProfilerAction.ACTIVE)
+    run.profiler.marker("step 9").instant()
+    run.profiler.marker("step 8").counter({"x": 1})
+    with run.profiler.marker("step 3"):
+        pass
+    assert run.names()[500:] == ["step 7", "step 3"]
+    assert (len(run.memory.instants), len(run.memory.counters)) == (1, 1)
+
+
+@pytest.mark.parametrize("use", ["with", "async with", "start", "decorator"])
+def test_a_marker_that_slept_through_a_change_records_every_use_again(run: Run, use: str) -> None:
+    marker = run.profiler.marker("m")
+
+    async def in_task() -> None:
+        async with marker:
+            run.time.advance(100)
+
+    def once() -> None:
+        if use == "with":
+            with marker:
+                run.time.advance(100)
+        elif use == "start":
+            marker.start()
+            run.time.advance(100)
+            marker.finish()
+        elif use == "decorator":
+            marker(lambda: run.time.advance(100))()
+        else:
+            asyncio.run(in_task())
+
+    for _ in range(3):
+        run.set_action(ProfilerAction.SKIP)
+        once()
+        run.set_action(ProfilerAction.ACTIVE)
+        once()
+        once()
+    assert [duration_ns(pair) >= 100 for pair in run.slices()] == [True] * 6
+    assert not marker.open_slices()
+
+
+def test_markers_that_are_not_used_any_more_are_not_looked_at_at_every_flush(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attached_markers, "_MANY_AWAKE", 20)
+    used, left = run.profiler.marker("used"), run.profiler.marker("open")
+    left.start()
+    for number in range(100):
+        with run.profiler.marker(f"step {number}"):
+            pass
+    for _ in range(40):
+        with used:
+            pass
+        run.profiler.flush()
+    assert {marker.name for marker in run.profiler._attached._awake.values()} == {"used", "open"}
+    left.finish()
+    with run.profiler.marker("step 5"):
+        pass
+    assert sorted(run.names()[100:]) == sorted(["used"] * 40 + ["open", "step 5"])
+
+
+def test_names_that_are_made_without_end_share_one_in_the_end_and_are_warned_of(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lifecycle, "MANY_MARKERS", 10)
+    monkeypatch.setattr(lifecycle, "MAX_MARKERS", 20)
+    labels = len(run.profiler._buffer.labels)
+    for number in range(40):
+        with run.profiler.marker(f"step {number}", categories=(f"c{number}",)):
+            pass
+    for number in range(3):  # those that are known keep their names
+        with run.profiler.marker(f"step {number}", categories=(f"c{number}",)):
+            pass
+    assert run.names() == [f"step {number}" for number in range(20)] + ["(other names)"] * 20 + [
+        "step 0",
+        "step 1",
+        "step 2",
+    ]
+    assert len(run.profiler._buffer.labels) == labels + 21
+    assert [record.getMessage().partition(" markers")[0] for record in caplog.records] == [
+        "tracekit: there are 10",
+        "tracekit: there are 20",
+    ]
+    other = run.profiler.marker("new", actions=[ProfilerAction.ACTIVE])
+    assert (other.name, other.actions) == ("(other names)", {ProfilerAction.ACTIVE})
 
 
 def test_the_training_time_of_an_event_is_that_of_its_moment(run: Run) -> None:

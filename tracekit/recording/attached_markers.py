@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tracekit.recording.recording_marker import marker_states
+from tracekit.recording.marker import Marker
+from tracekit.recording.recording_marker import AsleepMarker, marker_states
 from tracekit.recording.tasks import TaskTracks
 
 if TYPE_CHECKING:
@@ -12,16 +13,24 @@ if TYPE_CHECKING:
 
     from tracekit.recording.buffer import RecordBuffer
     from tracekit.recording.lanes import OpenSlice
-    from tracekit.recording.marker import Marker, MarkerObserver
+    from tracekit.recording.marker import MarkerObserver
     from tracekit.recording.schedule import ProfilerAction
 
 __all__ = ["AttachedMarkers"]
+
+_MANY_AWAKE: Final = 1_000
+"""With more markers awake, the writer sends those to sleep that are not in use, since every flush looks at all."""
+
+_LOOKS: Final = 16
+"""It does so at one look in that many, so that a marker in use is seen to be."""
 
 
 class AttachedMarkers:
     """Attaches markers to a buffer, and has all of them pass from one state to the next together.
 
-    Markers may be added from any thread, also while others pass to another state.
+    A change of the schedule reaches the markers that are open immediately, every other one at its next use: until then it is
+    asleep. So the work of a change grows with the markers in use, not with all that were ever made. Markers may be added from
+    any thread, also while others pass to another state.
 
     Args:
         buffer: Where they record.
@@ -37,43 +46,73 @@ class AttachedMarkers:
         self._states = marker_states(clock)
         self._task_tracks = TaskTracks(buffer)
         self._markers: dict[int, Marker] = {}  # by identity: two threads may add one at once
+        self._awake: dict[int, Marker] = {}
+        self._looks = 0
         self._action: ProfilerAction | None = None  # nothing is recorded
+        buffer.wake = self._wake
 
     def add(self, marker: Marker) -> None:
         """Have a marker record into the buffer."""
-        marker.attach(self._buffer, self._states, self._task_tracks)
-        self._markers[id(marker)] = marker
-        if self._action is not None:
-            marker.set_recording(self._action in marker.actions, self.observer)
+        with self._buffer.lock:
+            marker.attach(self._buffer, self._states, self._task_tracks)
+            self._markers[id(marker)] = marker
+            self._put(marker)
 
     def let_go(self, markers: Iterable[Marker]) -> None:
         """Detach some markers, so that another profiler can have them."""
         with self._buffer.lock:
             for marker in markers:
                 if self._markers.pop(id(marker), None) is not None:
+                    self._awake.pop(id(marker), None)
                     marker.detach()
 
     def pass_to(self, action: ProfilerAction | None) -> None:
         """Have every marker do what it does during an action of the schedule; None: record nothing."""
-        self._action = action
         with self._buffer.lock:
-            for marker in self._all():
-                marker.set_recording(action in marker.actions, self.observer)
+            self._action = action
+            for marker in list(self._awake.values()):
+                if marker.is_free:
+                    self._send_to_sleep(marker)
+                else:
+                    self._put(marker)
 
     def open_slices(self) -> list[OpenSlice]:
         """Return the slices that are being recorded now."""
-        return [slice_ for marker in self._all() for slice_ in marker.open_slices()]
+        found = [slice_ for marker in list(self._awake.values()) for slice_ in marker.open_slices()]
+        self._looks += 1
+        if len(self._awake) > _MANY_AWAKE and self._looks % _LOOKS == 0:
+            self._send_unused_to_sleep()
+        return found
 
     def detach(self) -> None:
         """Detach all; when the last records have been taken."""
         with self._buffer.lock:
-            for marker in self._all():
+            for marker in list(self._markers.values()):
                 marker.detach()
 
     def abandon_in_child(self) -> None:
         """Have all forget the parent's recording in a forked child."""
-        for marker in self._all():
+        for marker in list(self._markers.values()):
             marker.abandon_in_child()
 
-    def _all(self) -> list[Marker]:
-        return list(self._markers.values())
+    def _put(self, marker: Marker) -> None:
+        self._awake[id(marker)] = marker
+        marker.set_recording(self._action is not None and self._action in marker.actions, self.observer)
+
+    def _wake(self, marker: Marker) -> None:
+        with self._buffer.lock:
+            if marker.__class__ is AsleepMarker:  # no other thread has woken it meanwhile
+                marker.__class__ = Marker  # type: ignore[assignment] # narrowed by the test
+                if id(marker) in self._markers:
+                    self._put(marker)
+
+    def _send_to_sleep(self, marker: Marker) -> None:
+        del self._awake[id(marker)]
+        marker.__class__ = AsleepMarker
+
+    def _send_unused_to_sleep(self) -> None:
+        with self._buffer.lock:
+            for marker in list(self._awake.values()):
+                # A slice sets the track: one that is still 0 at the next look was not used since.
+                if marker.is_free and not marker.forget_track():
+                    self._send_to_sleep(marker)

@@ -40,6 +40,7 @@ class RecordBuffer(BufferBase):
             have emptied the buffer, or 0 while more comes than it can take.
         lock: Held while labels and tracks are made, and while markers pass from one state to another; never while one records.
         look_after: What they call then, with the time; set by the writer.
+        wake: What a marker that is asleep calls at its first use, with itself; see `AttachedMarkers`.
         lost_events: How many events there was no memory for. May be short when two threads count at once.
         refused_values: How many counters were no mappings.
         refusals: The type of the first of them, by the marker's name.
@@ -53,6 +54,7 @@ class RecordBuffer(BufferBase):
         "look_after",
         "refusals",
         "tracks",
+        "wake",
     )
 
     def __init__(self) -> None:
@@ -63,6 +65,7 @@ class RecordBuffer(BufferBase):
         self.track_of_thread: dict[int, int] = {}
         self.due_ns = NEVER_NS
         self.look_after: Callable[[int], None] = _nothing
+        self.wake: Callable[[Any], None] = _nothing
         self.lost_events = 0
         self.refused_values = 0
         self.refusals: dict[str, str] = {}
@@ -114,8 +117,8 @@ class RecordBuffer(BufferBase):
         return taken
 
 
-def _nothing(_now_ns: int) -> None:
-    """Stand in for the writer while there is none."""
+def _nothing(_argument: object) -> None:
+    """Stand in for the writer, or for what wakes markers, while there is none."""
 
 
 DETACHED: Final = RecordBuffer()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import copyreg
+import logging
 import os
 import threading
 import weakref
@@ -39,10 +40,24 @@ DEFAULT_ACTIONS: Final = frozenset({ProfilerAction.WARMUP, ProfilerAction.ACTIVE
 """What a marker records in unless told otherwise: everything but SKIP."""
 
 
+MANY_MARKERS: Final = 10_000
+"""With so many markers the table warns: no program has as many places, so names are made at run time."""
+
+MAX_MARKERS: Final = 50_000
+"""A table holds no more markers, at about 1 KB each in memory: 50 MB, which a training process can spare."""
+
+OTHER_NAMES: Final = "(other names)"
+"""The name of the marker for names beyond `MAX_MARKERS`."""
+
+
 class MarkerTable:
     """Markers by everything that makes them different, so that asking again gives the same one.
 
     Thread-safe: two threads that ask for a new marker at once get the same one, and none gets one that does not record yet.
+
+    Names that are made for each step or request would fill the memory. There is a warning at `MANY_MARKERS`, and from
+    `MAX_MARKERS` on every new name gets the marker `OTHER_NAMES` of the same actions, so that memory stays flat: the slices
+    are there, and only their names are lost.
     """
 
     __slots__ = ("_by_key",)
@@ -72,6 +87,11 @@ class MarkerTable:
             bool(record_instant_on_finish),
         )
         marker = self._by_key.get(key)
+        if marker is None and len(self._by_key) >= MANY_MARKERS - 1:
+            self._warn()
+            if len(self._by_key) >= MAX_MARKERS:
+                key = (OTHER_NAMES, (), *key[2:])
+                marker = self._by_key.get(key)
         if marker is None:
             new = Marker(*key[:3], record_instant_on_start=key[3], record_instant_on_finish=key[4])
             # Before any other thread can find it: this one may have to wait for its next turn, and what the others record
@@ -79,6 +99,19 @@ class MarkerTable:
             adopt(new)
             marker = self._by_key.setdefault(key, new)  # atomic
         return marker
+
+    def _warn(self) -> None:
+        count = len(self._by_key) + 1
+        if count == MANY_MARKERS:
+            logger.warning(
+                "tracekit: there are %d markers. Each name costs about 1 KB, and from %d on new names are recorded as %r. Use "
+                "one name for every step, and give what changes (a step, a request) to a counter.",
+                MANY_MARKERS,
+                MAX_MARKERS,
+                OTHER_NAMES,
+            )
+        elif count == MAX_MARKERS + 1:
+            logger.warning("tracekit: there are %d markers; new names are recorded as %r", MAX_MARKERS, OTHER_NAMES)
 
 
 def _text(name: object) -> str:
@@ -96,6 +129,8 @@ def _texts(categories: object) -> tuple[str, ...]:
             return tuple(map(_text, categories))  # type: ignore[call-overload]
     return (_text(categories),)
 
+
+logger = logging.getLogger("tracekit")
 
 _active: list[Profiler] = []
 """Profilers that have been started and not stopped, the innermost last."""

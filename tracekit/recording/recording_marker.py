@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
-__all__ = ["MARKER_TYPES", "marker_states"]
+__all__ = ["MARKER_TYPES", "AsleepMarker", "marker_states"]
 
 _get_ident = threading.get_ident
 
@@ -119,6 +119,40 @@ class _Shared(Marker):
             self._clones[track] = clone
             clone.set_recording(self._recording, self._observer)
             return clone
+
+
+class AsleepMarker(Marker):
+    """A marker that has not been used since the schedule changed: its first use wakes it, as what it then shall be.
+
+    So a change costs work only for the markers in use, not for all names that a run has ever made. Nothing is open in it.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> Marker:
+        self._buffer.wake(self)
+        return self.__enter__()
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.__class__ is AsleepMarker:
+            self._buffer.wake(self)
+        self.__exit__(exc_type, exc, traceback)  # that of its class now: ``with`` looked this one up before it woke
+
+    async def __aenter__(self) -> Marker:
+        self._buffer.wake(self)
+        return await self.__aenter__()
+
+    def instant(self) -> None:
+        """Record that something happened now."""
+        self._buffer.wake(self)
+        self.instant()
+
+    def counter(self, values: Mapping[str, float]) -> None:
+        """Record the values of one or more series now."""
+        self._buffer.wake(self)
+        self.counter(values)
 
 
 @functools.cache
@@ -289,5 +323,5 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
     return MarkerStates(clock, RecordingMarker, ObservedMarker, SharedMarker)
 
 
-MARKER_TYPES = (Marker, *marker_states(time.perf_counter_ns)[1:])
+MARKER_TYPES = (Marker, AsleepMarker, *marker_states(time.perf_counter_ns)[1:])
 """The classes that a marker can have, by its state."""
