@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlreadyThereError",
+    "ExistsError",
     "RefusedError",
     "TooSlowError",
     "atomic_write",
@@ -67,6 +68,27 @@ _ONE_REQUEST_BYTES: Final = 5 << 30  # S3's limit for a single PUT
 
 class AlreadyThereError(StorageError):
     """An object of that name exists, and was not to be replaced."""
+
+
+class ExistsError(StorageError):
+    """An output already exists and may not be replaced.
+
+    Args:
+        name: The output, for messages.
+        reason: What is wrong, and how to avoid it without replacing the output.
+    """
+
+    def __init__(self, name: str, reason: str = "already exists; choose another name") -> None:
+        self._name = name
+        self._reason = reason
+        super().__init__(name, reason)
+
+    def __str__(self) -> str:
+        return self.message("overwrite=True")
+
+    def message(self, option: str) -> str:
+        """Return the message that names the option of the caller's interface that replaces the output."""
+        return f"{self._name}: {self._reason}, or pass {option} to replace it"
 
 
 class RefusedError(StorageError):
@@ -153,15 +175,14 @@ def exists(path: str) -> bool:
 
 
 def refuse_existing(path: str) -> None:
-    """Raise if there is a file or object of this name: for who may not replace it, before long work.
+    """Raise if a file or object of this name exists: a check before long work.
 
     Raises:
-        StorageError: There is one, or it cannot be told.
+        ExistsError: It exists.
+        StorageError: The storage cannot be reached.
     """
     if exists(path):
-        raise StorageError(
-            f"{without_secrets(path)}: already exists; choose another name, or pass --force (overwrite=True) to replace it"
-        )
+        raise ExistsError(without_secrets(path))
 
 
 def size_bytes(path: str) -> int | None:

@@ -55,7 +55,7 @@ def test_this_machine_is_fine(
     assert facts["storage ."] == {"writes": True, "renames": True, "links": True, "free_bytes": 10**12}
     assert list(tmp_path.iterdir()) == []
     assert main(["doctor"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "nothing is wrong"
+    assert capsys.readouterr().out.splitlines()[-1] == "no problems found"
     assert main(["doctor", "-q"]) == 0
     assert capsys.readouterr().out == ""
 

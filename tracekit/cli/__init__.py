@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
-from tracekit.cli.terminal import printable
+from tracekit.cli.terminal import message_of, printable
 from tracekit.errors import CommandError, ConfigError, TracekitError
 from tracekit.version import __version__
 
@@ -22,25 +22,30 @@ if TYPE_CHECKING:
 __all__ = ["Verb", "entry_point", "main"]
 
 VERBS: Final = {
-    "anonymise": "take the names of people, machines and files out of a trace",
-    "capture": "have a running job record a few batches, and say where they are",
-    "convert": "write a trace in another format",
-    "diff": "say what became slower between two runs, or two ranks",
-    "doctor": "say what tracekit finds on this machine, and what is wrong with it",
-    "merge": "merge the traces of all ranks into one for Perfetto",
-    "open": "show traces in Perfetto in a browser",
-    "query": "ask a trace a question in Perfetto's SQL",
-    "recover": "make a clean trace of a cut or damaged one",
-    "report": "write all about a run as one HTML file: steps, ranks, stages, counters, clocks, losses",
-    "serve": "show the runs of a folder or bucket in a browser, for a team",
-    "split": "cut a trace into parts by time or rank",
-    "stragglers": "say which rank holds the others up, and in which stage",
-    "summary": "say where the time goes: markers, steps, devices, waiting for data, gaps",
-    "top": "show a running job: its ranks, steps and stages, who is slow, what is lost",
-    "trim": "take a part of a trace",
-    "upload": "upload what a recording could not",
-    "validate": "check that a trace is one that Perfetto shows whole",
+    "anonymise": ("replace the names of people, machines and files in traces", "merged.json.gz -o shared.json.gz"),
+    "capture": ("record a few batches of a running job", "traces/RUN/control --steps 5 -o merged.json.gz"),
+    "convert": ("write a trace in another format", "merged.json.gz merged.pftrace"),
+    "diff": (
+        "compare two runs or two ranks and name what became slower",
+        "before.json.gz after.json.gz --fail-above 5%",
+    ),
+    "doctor": ("check this machine and report problems", "traces/ s3://bucket/traces"),
+    "merge": ("merge the traces of all ranks into one for Perfetto", "-o merged.json.gz traces/RUN/"),
+    "open": ("show traces in Perfetto in a browser", "merged.json.gz"),
+    "query": ("run a query in Perfetto's SQL on a trace", "merged.json.gz 'select name, dur from slice'"),
+    "recover": ("repair cut or damaged traces", "traces/RUN/rank3.json"),
+    "report": ("write a report of a run as one HTML file", "traces/RUN/ -o report.html"),
+    "serve": ("show the runs of a folder or bucket in a browser, for a team", "traces/"),
+    "split": ("split a trace by time or by rank", "merged.json.gz --seconds 60"),
+    "stragglers": ("find the ranks that delay the others, and the stage", "traces/RUN/"),
+    "summary": ("show where the time goes: markers, steps, devices, data loading, gaps", "traces/RUN/"),
+    "top": ("show a running job: ranks, steps, stages, delays and losses", "traces/"),
+    "trim": ("copy a part of a trace", "merged.json.gz --steps 10:20 -o part.json.gz"),
+    "upload": ("upload what recordings could not upload", "spools/"),
+    "validate": ("check that Perfetto loads all of a trace", "merged.json.gz"),
 }
+"""What each verb does, and the arguments of an example."""
+
 _FAILURE: Final = 1
 _USAGE: Final = 2
 _INTERRUPTED: Final = 130
@@ -70,13 +75,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # argparse ends this way, after --help and after a usage error.
         return stop.code if isinstance(stop.code, int) else _USAGE
     except CommandError as error:
-        _complain(str(error))
+        _complain(message_of(error))
         return error.exit_code
     except ConfigError as error:
-        _complain(str(error))
+        _complain(message_of(error))
         return _USAGE
     except TracekitError as error:
-        _complain(str(error))
+        _complain(message_of(error))
         return _FAILURE
     except KeyboardInterrupt:
         _complain("interrupted; nothing was left half done")
@@ -107,8 +112,10 @@ def _run(arguments: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"tracekit {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     wanted = next((argument for argument in arguments if not argument.startswith("-")), None)
-    for name, summary in VERBS.items():
-        verb_parser = verbs.add_parser(name, help=summary, description=f"{summary.capitalize()}.", allow_abbrev=False)
+    for name, (summary, example) in VERBS.items():
+        # Not str.capitalize, which writes "perfetto".
+        description = f"{summary[0].upper()}{summary[1:]}. Example: tracekit {name} {example}"
+        verb_parser = verbs.add_parser(name, help=summary, description=description, allow_abbrev=False)
         if name == wanted:
             _load(name).prepare_parser(verb_parser)
             verb_parser.set_defaults(verb_parser=verb_parser)

@@ -47,4 +47,4 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         raise CommandError(f"{args.output}: an archive is made of several traces, by tracekit merge", exit_code=2)
     with ProgressBar(enabled=not (args.json or args.quiet)) as bar:
         report = merge_traces(args.output, [args.input], overwrite=args.force, progress=bar.update)
-    return show(report, as_json=args.json, quiet=args.quiet)
+    return show(report, as_json=args.json, quiet=args.quiet, action="converted")

@@ -10,6 +10,7 @@ from tracekit.diagnosis.clocks import examine_clocks
 from tracekit.diagnosis.environment import examine_environment, examine_packages, examine_rank
 from tracekit.diagnosis.places import examine_place
 from tracekit.outbox.spool import default_root
+from tracekit.wording import counted
 
 if TYPE_CHECKING:
     import argparse
@@ -32,7 +33,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print what was found as JSON")
     parser.add_argument("-q", "--quiet", action="store_true", help="print only what is wrong")
-    parser.epilog = "Exit code: 0 nothing is wrong, 2 wrong usage, 3 something is."
+    parser.epilog = "Exit code: 0 no problems, 2 wrong usage, 3 problems found."
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     for problem in problems:
         print(printable(f"WRONG: {problem}"))
     if not args.quiet:
-        print("nothing is wrong" if not problems else f"{len(problems)} of these things are wrong")
+        print(f"{counted(len(problems), 'problem')} found" if problems else "no problems found")
     return PROBLEMS if problems else OK
 
 

@@ -1,4 +1,4 @@
-"""A progress bar on standard error, only where a person watches it."""
+"""Progress on standard error: a bar on a terminal, otherwise a line every 10 s."""
 
 from __future__ import annotations
 
@@ -7,31 +7,40 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.cli.terminal import printable
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
 __all__ = ["ProgressBar"]
 
 _INTERVAL_S: Final = 0.1
+_LINE_INTERVAL_S: Final = 10.0
 _WIDTH: Final = 30
 
 
 class ProgressBar:
-    """Shows how much of a piece of work is done: with rich where it is installed, else with plain characters.
+    """Shows the progress of a command: with rich where it is installed, else with plain characters.
+
+    Where standard error is no terminal, prints one line every 10 s instead.
 
     Args:
-        enabled: Whether it may be shown; it never is where standard error is no terminal.
+        enabled: Whether to show anything.
+        monotonic: The clock, in seconds; for tests.
     """
 
-    def __init__(self, *, enabled: bool) -> None:
-        self._enabled = enabled and sys.stderr.isatty()
+    def __init__(self, *, enabled: bool, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._on_terminal = enabled and sys.stderr.isatty()
+        self._lines = enabled and not self._on_terminal
         self._rich: Any = None
         self._task: Any = None
         self._shown = False
-        self._next_s = 0.0
+        self._next_s = monotonic() + _LINE_INTERVAL_S if self._lines else 0.0
 
     def __enter__(self) -> ProgressBar:
-        if self._enabled:
+        if self._on_terminal:
             try:
                 console = importlib.import_module("rich.console").Console(stderr=True)
                 self._rich = importlib.import_module("rich.progress").Progress(console=console, transient=True)
@@ -51,8 +60,14 @@ class ProgressBar:
 
     def update(self, share: float, what: str) -> None:
         """Show that ``share`` (0 to 1) is done, and what is being done now."""
-        now = time.monotonic()
-        if not self._enabled or now < self._next_s:
+        if not (self._lines or self._on_terminal):
+            return
+        now = self._monotonic()
+        if now < self._next_s:
+            return
+        if self._lines:
+            self._next_s = now + _LINE_INTERVAL_S
+            print(printable(f"tracekit: {share:.0%} {what}", sys.stderr), file=sys.stderr, flush=True)
             return
         self._next_s = now + _INTERVAL_S
         text = "".join(char if char.isprintable() else " " for char in what)

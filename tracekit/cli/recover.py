@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.arguments import resolve_path
-from tracekit.cli.terminal import print_json, printable
+from tracekit.cli.terminal import message_of, print_json, printable
 from tracekit.errors import CommandError, StorageError, TraceFormatError
 from tracekit.formats.trace_files import trace_files
 from tracekit.recovery import SUFFIXES, is_other_json, recover_trace
@@ -86,8 +86,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
                 if not (args.json or args.quiet):
                     print(printable(f"{without_secrets(path)}: no trace, passed over"))
                 continue
-            failed.append((without_secrets(path), str(error)))
-            print(printable(f"tracekit recover: {error}"), file=sys.stderr)
+            failed.append((without_secrets(path), message_of(error)))
+            print(printable(f"tracekit recover: {message_of(error)}", sys.stderr), file=sys.stderr)
             continue
         reports.append(report)
         if not args.json and not (args.quiet and report.complete):

@@ -16,12 +16,12 @@ OK: Final = 0
 INCOMPLETE: Final = 3
 
 
-def show(report: MergeReport, *, as_json: bool, quiet: bool) -> int:
-    """Print a report for people or for machines; return the exit code that it stands for."""
+def show(report: MergeReport, *, as_json: bool, quiet: bool, action: str = "merged") -> int:
+    """Print a report as text or JSON; return its exit code. See `MergeReport.lines` for ``action``."""
     if as_json:
         print_json(report.to_json())
     elif not quiet or not report.complete:
         stream = sys.stderr if quiet else sys.stdout
-        for line in report.lines():
+        for line in report.lines(action):
             print(printable(line, stream), file=stream)
     return OK if report.complete else INCOMPLETE

@@ -7,12 +7,13 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.storage import ExistsError
 from tracekit.wording import escape_surrogates
 
 if TYPE_CHECKING:
     from typing import TextIO
 
-__all__ = ["print_json", "printable"]
+__all__ = ["message_of", "print_json", "printable"]
 
 # C0, DEL and C1 control characters, and those that turn the direction of text: names in a trace come from anywhere.
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -33,6 +34,11 @@ def printable(text: str, stream: TextIO | None = None) -> str:
     """
     encoding = (stream or sys.stdout).encoding or "utf-8"
     return escape_surrogates(_CONTROL.sub("\ufffd", text)).encode(encoding, "replace").decode(encoding, "replace")
+
+
+def message_of(error: Exception) -> str:
+    """Return the message of an error in the words of the command line."""
+    return error.message("--force") if isinstance(error, ExistsError) else str(error)
 
 
 def print_json(document: Any, *, indent: int | None = 2) -> None:

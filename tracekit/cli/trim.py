@@ -51,7 +51,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         report = merge_traces(
             args.output, args.inputs, overwrite=args.force, select=select, progress=bar.update, executor=executor
         )
-    code = show(report, as_json=args.json, quiet=args.quiet)
+    code = show(report, as_json=args.json, quiet=args.quiet, action="trimmed")
     if any(count for phase, count in report.events_out.items() if phase != "M"):
         return code
     if args.quiet and report.complete:

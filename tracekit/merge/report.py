@@ -221,15 +221,21 @@ class MergeReport:
         """Return the report as JSON-ready values."""
         return {"format_version": FORMAT_VERSION, "complete": self.complete, **asdict(self)}
 
-    def lines(self) -> list[str]:
-        """Return the report as lines for a terminal."""
+    def lines(self, action: str = "merged") -> list[str]:
+        """Return the report as lines for a terminal.
+
+        Args:
+            action: What the command did with the files: "merged", "converted" or "trimmed".
+        """
         folder = _common_folder([item.path for item in self.inputs])
         what = f"{counted(len(self.inputs), 'file')} of {counted(len(self.ranks), 'rank')}"
         counts = counted(sum(self.events_in.values()), "event")
         whole = ", nothing lost" if self.complete else ""
         if whole and self.recording_losses:
-            whole += " in the merge"
-        lines = [f"merged {what}{f' from {folder}' if folder else ''}: {counts}{whole}"]
+            whole += " in the merge" if action == "merged" else " by this command"
+        if action == "trimmed":
+            counts = f"kept {_happened(self.events_out):,} of {counted(_happened(self.events_in), 'event')}"
+        lines = [f"{action} {what}{f' from {folder}' if folder else ''}: {counts}{whole}"]
         lines += _shorten([f"  {_input(item, folder)}" for item in self.inputs])
         clocks: dict[str, list[int]] = {}
         for rank in self.ranks:
@@ -281,6 +287,11 @@ class MergeReport:
         lines.append(f"wrote {self.output} ({size_words(self.output_bytes)})")
         lines.append(f"next: open https://ui.perfetto.dev and drag {self.output} onto it")
         return lines
+
+
+def _happened(counts: dict[str, int]) -> int:
+    """Return the number of events without metadata."""
+    return sum(count for phase, count in counts.items() if phase != "M")
 
 
 def _common_folder(paths: list[str]) -> str:

@@ -20,7 +20,7 @@ from tracekit.formats.trace_event import encode_json
 from tracekit.formats.trace_stream import foreign_form
 from tracekit.recovery.open_slices import OpenSlices, decoded
 from tracekit.recovery.report import RecoveryReport
-from tracekit.storage import atomic_write, basename, is_remote, same_file, without_secrets
+from tracekit.storage import ExistsError, atomic_write, basename, is_remote, same_file, without_secrets
 from tracekit.version import __version__
 
 if TYPE_CHECKING:
@@ -142,9 +142,7 @@ def _recover_in_place(
 ) -> RecoveryReport:
     kept_as = Path(f"{path}.broken")
     if os.path.lexists(kept_as) and not overwrite:
-        raise StorageError(
-            f"{kept_as}: already exists, from an earlier recovery; move it, or pass --force (overwrite=True) to replace it"
-        )
+        raise ExistsError(without_secrets(str(kept_as)), "already exists, from an earlier recovery; move it")
     kept = False
     try:
         with atomic_write(path) as file:
