@@ -121,6 +121,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.
         # Which core is tested, processes that tests start must know as well.
         if name != "TRACEKIT_PURE_PYTHON" and (name in LAUNCHER_VARIABLES or name.startswith(LAUNCHER_PREFIXES)):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("TRACEKIT_QUIET", "1")  # no report at the end of each recording; test_end_report tests it
     monkeypatch.setenv("TRACEKIT_SPOOL", str(tmp_path_factory.getbasetemp() / "spool"))
 
 

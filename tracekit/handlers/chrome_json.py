@@ -153,6 +153,23 @@ class JSONTraceHandler(TraceHandler):
         self._gap = Gap()  # what is missing since the last file
         self._notices = Notices()
         self._summary: Summary | None = None
+        self._companion: str | None = None
+
+    @property
+    def other_names(self) -> list[str]:
+        """Names of other files of the run: of another rank, and of a companion of this one."""
+        names = [] if self._companion is None else [self._companion]
+        if self._recording is not None and (own := self._recording.process).world_size > 1:
+            other = dataclasses.replace(
+                own,
+                rank=own.rank + 1,
+                local_rank=own.local_rank + 1,
+                node=own.node + 1,
+                pid=own.pid + 1,
+                host=f"{own.host}2",
+            )
+            names.append(self._name.format(other, self._recording.timestamp))
+        return names
 
     @property
     def paths(self) -> list[str]:
@@ -252,6 +269,7 @@ class JSONTraceHandler(TraceHandler):
 
     def process_chrome_json_trace_file(self, filepath: str) -> None:
         """Note in the rank trace which other traces this process has written."""
+        self._companion = self._companion or filepath
         self._metadata(COMPANION_EVENT, {"file": storage.printable_name(filepath)})
 
     def clock_anchor(self, anchor: Anchor, step: ClockStep | None) -> None:

@@ -21,6 +21,7 @@ from tracekit.recording.buffer import RecordBuffer
 from tracekit.recording.children import SHUTDOWN_TIMEOUT_S, ChildPlan, ChildRecording
 from tracekit.recording.compiled import ProfilerBase, compiled_lookup
 from tracekit.recording.compiling import pass_over_profilers
+from tracekit.recording.end_report import report_end
 from tracekit.recording.failures import Failures
 from tracekit.recording.inline import WithoutEvents, observer_of
 from tracekit.recording.lifecycle import DEFAULT_ACTIONS, MarkerTable, activate, adopt_in_child, deactivate, inherit
@@ -278,7 +279,8 @@ class Profiler(ProfilerBase):
                 handler.stopping(ended_by)
             except Exception as failure:  # noqa: BLE001 - a handler's failure must not reach training
                 self.report_failure(f"{type(handler).__name__}.stopping", failure)
-        if not self._writer.close(self._shutdown_timeout_s):
+        in_time = self._writer.close(self._shutdown_timeout_s)
+        if not in_time:
             logger.warning(
                 "tracekit: the trace handlers did not finish within %g s and are left behind; what they had not "
                 "written is lost (shutdown_timeout= gives them longer)",
@@ -290,6 +292,8 @@ class Profiler(ProfilerBase):
         self._attached.detach()
         if self._termination is not None:
             self._termination.remove()
+        if in_time and self._process is not None:
+            report_end(self._process, self._handlers, self.stats)
         self._failures.raise_pending()
 
     def _end_at_signal(self, timeout_s: float) -> None:

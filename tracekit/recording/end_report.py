@@ -1,0 +1,96 @@
+"""Report at the end of a run what was recorded, and the command that shows it."""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+from tracekit.naming import safe_text
+from tracekit.storage import common_folder, without_secrets
+from tracekit.wording import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracekit.distributed import ProcessInfo
+    from tracekit.handlers.base import Summary, TraceHandler
+
+__all__ = ["report_end"]
+
+logger = logging.getLogger("tracekit")
+
+
+def report_end(process: ProcessInfo, handlers: Sequence[TraceHandler], summary: Summary) -> None:
+    """Log files, events, losses and the next command; print them to standard error if no log handler is configured.
+
+    Reports on rank 0 only, not in child processes, and nothing where no file was written or ``TRACEKIT_QUIET=1`` is set.
+    Never raises.
+    """
+    try:
+        if process.rank or process.parent_pid is not None or os.environ.get("TRACEKIT_QUIET", "") not in ("", "0"):
+            return
+        line = _line(process, handlers, summary)
+        if line is None:
+            return
+        if _has_log_handler():
+            logger.info("%s", line)
+        elif sys.stderr is not None:
+            encoding = sys.stderr.encoding or "utf-8"
+            sys.stderr.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+            sys.stderr.flush()
+    except Exception:
+        logger.debug("tracekit: the report at the end of the run failed", exc_info=True)
+
+
+def _line(process: ProcessInfo, handlers: Sequence[TraceHandler], summary: Summary) -> str | None:
+    written = [handler for handler in handlers if getattr(handler, "paths", None)]
+    paths = [path for handler in written for path in handler.paths]  # type: ignore[attr-defined]
+    if not paths:
+        return None
+    # Names that other ranks and other kinds of files have: they show which folder is that of the run.
+    others = [name for handler in written for name in getattr(handler, "other_names", ())]
+    who = f"rank 0 of {process.world_size} " if process.world_size > 1 else ""
+    events = counted(summary.slices + summary.instants + summary.counters, "event")
+    lost = "; ".join(f"LOST: {count:,} {reason}" for reason, count in summary.dropped.items()) or "nothing lost"
+    failures = sum(summary.failures.values())
+    failed = f", {counted(failures, 'failure')}" if failures else ""
+    what = without_secrets(paths[0]) if len(paths) == 1 else counted(len(paths), "file")
+    command = _command(process, paths, others)
+    return f"tracekit: {who}wrote {what}: {events}, {lost}{failed}. Next: {command}"
+
+
+def _command(process: ProcessInfo, paths: list[str], others: list[str]) -> str:
+    if process.world_size == 1 and len(paths) == 1 and not others:
+        return f"tracekit open {_quoted(paths[0])}"
+    names = [*paths, *others]
+    folder = common_folder(names)
+    run_id = safe_text(process.run_id)
+    if folder and (run_id in folder or run_id not in names[0]):
+        return f"tracekit merge -o merged.json.gz {_quoted(folder)}"
+    # The folder also holds files of other runs, or is the current one.
+    prefix = os.path.commonprefix(names)  # noqa: RUF071 - also a part of a name
+    if prefix.rpartition("/")[2] and len({name.rpartition("/")[0] for name in names}) == 1:
+        return f"tracekit merge -o merged.json.gz {_quoted(glob.escape(prefix) + '*')}"
+    named = names if process.world_size == 1 else [folder or "."]
+    return f"tracekit merge -o merged.json.gz {' '.join(map(_quoted, named))}"
+
+
+def _quoted(path: str) -> str:
+    shown = without_secrets(path)
+    # A shell reads bytes that are not UTF-8 only as $'\xff'.
+    is_utf_8 = not any("\ud800" <= character <= "\udfff" for character in path)
+    return shlex.quote(shown) if is_utf_8 else "$'" + shown.replace("'", "\\'") + "'"
+
+
+def _has_log_handler() -> bool:
+    """Return True if the application has configured logging, whose levels then decide."""
+    found: logging.Logger | None = logger
+    while found is not None:
+        if any(not isinstance(handler, logging.NullHandler) for handler in found.handlers):
+            return True
+        found = found.parent if found.propagate else None
+    return False
