@@ -391,9 +391,10 @@ def rank_trace(*events: bytes, **metadata: Any) -> bytes:
     return array(event(ph="M", name="tracekit_metadata", args=args), *events)
 
 
-def merged_trace(*events: bytes) -> bytes:
-    """Return a merged trace as tracekit writes it."""
-    return b'{"tracekit":{"version":"0.1.0"},"traceEvents":' + array(*events) + b"}"
+def merged_trace(*events: bytes, **own: Any) -> bytes:
+    """Return a merged trace as tracekit writes it; ``own`` is said of it in its head."""
+    own_text = json.dumps({"version": "0.1.0", **own}).encode()
+    return b'{"tracekit":' + own_text + b',"traceEvents":' + array(*events) + b"}"
 
 
 @dataclass(frozen=True)
@@ -429,6 +430,17 @@ BAD_OWN_TRACES = [
     BadOwnTrace("counter as text", "schema", rank_trace(counter('{"a":"1"}'))),
     BadOwnTrace("counter without series", "schema", rank_trace(counter("{}"))),
     BadOwnTrace("flow without category", "schema", merged_trace(FIRST, flow("s", 5, cat=...))),
+    BadOwnTrace(
+        "flow that an input starts twice",
+        "input-flow-duplicate",
+        merged_trace(FIRST, flow("s", 5), flow("f", 6, bp="e"), flow("s", 7), processes=[{"pid": 1, "rank": 0}]),
+        4,
+    ),
+    BadOwnTrace(
+        "metadata that no tracekit wrote in a merge",
+        "input-metadata",
+        merged_trace(FIRST, event(ph="M", name="tracekit_loss", args={"lost_events": "x"})),
+    ),
     BadOwnTrace("phase of old", "schema", rank_trace(event(ph="I", ts=5, name="x"))),
     BadOwnTrace("ts as text", "schema", rank_trace(slice_("5", 1))),
     BadOwnTrace(

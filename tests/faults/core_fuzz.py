@@ -157,7 +157,7 @@ def fail_memory(source: random.Random, texts: list[bytes], left: Any) -> None:
     for number in range(1, 60):
         left.value = number
         try:
-            scanner, patcher = compiled.Scanner(WORDS, 10**18), compiled.Patcher(5, 0, 10**10, True)
+            scanner, patcher = compiled.Scanner(WORDS, 10**18), compiled.Patcher(5, 0, 2**62, 10**10, True)
             use(run, scanner, patcher)
         except MemoryError:
             left.value = 0
@@ -178,7 +178,7 @@ def fail_python_memory(run: bytes) -> int:
     compiled: Any = core.merge
     failures = 0
     for number in range(200):
-        scanner, patcher = compiled.Scanner(WORDS, 10**18), compiled.Patcher(5, 0, 10**10, True)
+        scanner, patcher = compiled.Scanner(WORDS, 10**18), compiled.Patcher(5, 0, 2**62, 10**10, True)
         patcher.add_place(b"5", b"6", 1001, 8, -1)
         failed = False
         _testcapi.set_nomemory(number, number + 1)
@@ -225,7 +225,7 @@ def main() -> int:
             try:
                 same_merge(random.Random(seed), Path(folder))
                 source = random.Random(seed)
-                scanner, patcher = core.merge.Scanner(WORDS, 10**18), core.merge.Patcher(7, 0, 10**10, True)
+                scanner, patcher = core.merge.Scanner(WORDS, 10**18), core.merge.Patcher(7, 0, 2**62, 10**10, True)
                 for _ in range(50):
                     use(run_of(source, texts), scanner, patcher)
                     order(*odd_rows(source))

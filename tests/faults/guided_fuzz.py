@@ -90,7 +90,7 @@ class MergeTarget:
 
     def run(self, data: bytes) -> None:
         scanner = self._compiled.Scanner(self._fuzz.WORDS, 10**18)
-        patcher = self._compiled.Patcher(7, 0, 10**10, True)
+        patcher = self._compiled.Patcher(7, 0, 2**62, 10**10, True)
         for run in data.split(BETWEEN):
             self._fuzz.use(run, scanner, patcher)
 

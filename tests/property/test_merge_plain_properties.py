@@ -156,7 +156,10 @@ def test_the_usual_events_are_rewritten_as_text(tmp_path: Path, layout: str) -> 
         }
         for number in range(60)
     ]
-    usual += [{"ph": "s", "name": "b", "id": number, "pid": 50, "tid": 7, "ts": 1000 * number} for number in range(60)]
+    usual += [
+        {"ph": "s", "name": "b", "cat": "c", "id": number, "pid": 50, "tid": 7, "ts": 1000 * number}
+        for number in range(60)
+    ]
     path = tmp_path / "rank0.json"
     path.write_text("[" + ",".join(written(event, layout) for event in usual) + "]")
     item = make_item(path, scan(str(path)), 5, 2)
@@ -185,7 +188,15 @@ def test_the_usual_events_are_rewritten_as_text(tmp_path: Path, layout: str) -> 
             "args": {"External id": 20_000_000_003},
         },
     ]
-    assert found[-1] == {"ph": "s", "name": "b", "id": 20_000_000_059, "pid": 1000, "tid": 1, "ts": "59.005"}
+    assert found[-1] == {
+        "ph": "s",
+        "name": "b",
+        "cat": "c",
+        "id": 20_000_000_059,
+        "pid": 1000,
+        "tid": 1,
+        "ts": "59.005",
+    }
 
 
 def test_metadata_on_lines_of_its_own_does_not_make_the_others_slow(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ needs_core = pytest.mark.core
 SLICE = (
     b'{"ph":"X","name":"a","pid":5,"tid":6,"ts":1.500,"dur":0.250,"args":{"correlation":3,"x":[{"External id": 4}]}}'
 )
-FLOW = b'{"ph":"s","name":"a","id":7,"pid":5,"tid":6,"ts":2.000}'
+FLOW = b'{"ph":"s","name":"a","cat":"c","id":7,"pid":5,"tid":6,"ts":2.000}'
 PLACES = [(b"5", b"6", 1001, 8, -1)]
 
 
@@ -73,7 +73,7 @@ def make_scanner() -> Any:
 
 def make_patcher(shift_ns: int = 0, least_ns: int = 0, offset: int = 0, *, arg_ids: bool = False) -> Any:
     assert core.merge is not None
-    patcher = core.merge.Patcher(shift_ns, least_ns, offset, arg_ids)
+    patcher = core.merge.Patcher(shift_ns, least_ns, 2**62, offset, arg_ids)
     for place in PLACES:
         patcher.add_place(*place)
     return patcher
@@ -273,9 +273,9 @@ def test_arguments_are_checked() -> None:
     with pytest.raises(ValueError, match="too many words"):
         compiled.Scanner((b"ab",) * 17, 0)
     with pytest.raises(OverflowError):
-        compiled.Patcher(2**63, 0, 0, False)
+        compiled.Patcher(2**63, 0, 0, 0, False)
     with pytest.raises(OverflowError, match="63 bits"):
-        compiled.Patcher(0, 0, 2**63, False)
+        compiled.Patcher(0, 0, 0, 2**63, False)
     with pytest.raises(ValueError, match="one length"):
         compiled.sort_rows(bytes(8), bytes(16), 0)
     with pytest.raises(ValueError, match="64-bit"):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tracekit.formats.event_fields import MAX_DEPTH
 from tracekit.merge.lanes import ANY, BEGIN, DROPPED, END, INVALID, Slices, assign_lanes
 
 NO_TIME = -3
@@ -54,10 +55,27 @@ def lanes(*parts: tuple[Slices, int]) -> list[dict[int, int]]:
         ([(1, BEGIN, 7), (2, BEGIN, 8), (3, END, 7), (4, END, 8)], {1: 1, 3: 1}),
         ([(1, BEGIN, 7), (2, END, 8), (3, END)], {1: DROPPED}),
         ([(5, END), (0, BEGIN)], {}),
+        ([(0, 5), (0, BEGIN), (10, END)], {1: 1, 2: 1}),
+        ([(0, BEGIN), (10, END), (0, 5)], {0: 1, 1: 1}),
+        ([(0, BEGIN), (5, END), (0, 5)], {}),
     ],
 )
 def test_what_overlaps_without_nesting_gets_a_lane(events: list[tuple[int, int]], moves: dict[int, int]) -> None:
     assert lanes((track(*events), 0)) == [moves]
+
+
+@pytest.mark.parametrize("begin", [True, False], ids=["B and E", "X"])
+def test_slices_nested_deeper_than_viewers_take_get_a_lane(begin: bool) -> None:
+    count = MAX_DEPTH + 3
+    if begin:
+        slices = [(number, BEGIN, number) for number in range(count)]
+        slices += [(2 * count - number, END, number) for number in reversed(range(count))]
+        deepest = {*range(MAX_DEPTH, count), *range(count, count + 3)}
+    else:
+        slices = [(number, 2 * (count - number)) for number in range(count)]  # type: ignore[misc]
+        deepest = set(range(MAX_DEPTH, count))
+    assert lanes((track(*slices), 0)) == [dict.fromkeys(deepest, 1)]
+    assert lanes((track(*slices[:MAX_DEPTH]), 0)) == [{}]
 
 
 def test_two_files_of_a_track_meet_on_one_time() -> None:

@@ -40,11 +40,12 @@ class Patcher:
     Args:
         shift_ns: What is added to times.
         least_ns: The earliest time that has a place.
+        most_ns: The latest time in the merged trace that it writes.
         offset: What is added to ids.
         arg_ids: Whether also to those in arguments.
     """
 
-    def __init__(self, shift_ns: int, least_ns: int, offset: int, arg_ids: bool, /) -> None: ...
+    def __init__(self, shift_ns: int, least_ns: int, most_ns: int, offset: int, arg_ids: bool, /) -> None: ...
     def patch(self, text: bytes, phases: tuple[int, ...], checksum: int, /) -> bytes | tuple[bytes, bytes] | None:
         """Rewrite a run.
 

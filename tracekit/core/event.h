@@ -22,6 +22,7 @@ typedef struct {
     int64_t ts_ns, dur_ns;
     unsigned char ts_decimals, dur_decimals; /* 4 for more than three */
     unsigned char dur_usable;
+    unsigned char odd; /* a field has another type than viewers expect: see `is_usual` in tracekit.formats.event_fields */
     KnownPlace *known; /* that it has */
 } Event;
 
@@ -161,7 +162,7 @@ INLINE const char *read_event(Reader *r, const char *p, Event *e)
     /* The rest is read only where `seen` says so. To clear all of it takes as long as to read a key. */
     e->seen = 0;
     e->phase = 0;
-    e->direct_id = e->dur_usable = e->dur_decimals = 0;
+    e->direct_id = e->dur_usable = e->dur_decimals = e->odd = 0;
     e->in_order = 1;
     e->name.at = e->args.at = NULL;
     e->known = NULL;
@@ -262,6 +263,7 @@ INLINE const char *read_event(Reader *r, const char *p, Event *e)
                     return NULL;
                 e->dur_usable = 1;
             } else {
+                e->odd = 1;
                 p = skip_value(r, p);
             }
             break;
@@ -282,11 +284,24 @@ INLINE const char *read_event(Reader *r, const char *p, Event *e)
         case NUMBER_OF(F_ARGS):
             p = e->phase == 'C' ? skip_value(r, p) : read_args(r, p); /* counts differ each time */
             e->args = (Span){value, p};
+            e->odd |= *value != '{';
             break;
-        default:
+        case NUMBER_OF(F_NAME): case NUMBER_OF(F_CAT):
+            e->odd |= *value != '"';
             p = skip_value(r, p);
             if (number == NUMBER_OF(F_NAME))
                 e->name = (Span){value, p};
+            break;
+        case NUMBER_OF(F_S):
+            e->odd |= strncmp(value, "\"t\"", 3) != 0 && strncmp(value, "\"p\"", 3) != 0;
+            p = skip_value(r, p);
+            break;
+        case NUMBER_OF(F_BP):
+            e->odd |= strncmp(value, "\"e\"", 3) != 0;
+            p = skip_value(r, p);
+            break;
+        default:
+            p = skip_value(r, p);
         }
         if (p == NULL)
             return NULL;

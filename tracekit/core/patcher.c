@@ -10,7 +10,7 @@ typedef struct {
     Table table;
     Buffer out, lanes;       /* lanes: for each number, how many events of the run */
     Reader reader;
-    int64_t shift_ns, least_ns;
+    int64_t shift_ns, least_ns, most_ns;
     uint64_t offset;
     int busy;
     Event unknown;
@@ -79,7 +79,7 @@ static enum outcome patch_event(Patcher *self, const Event *event, const char **
     if (time < 0 || time < self->least_ns || (self->shift_ns > 0 && time > INT64_MAX - self->shift_ns))
         return GIVEN_BACK;
     time += self->shift_ns;
-    if (time < 0)
+    if (time < 0 || time > self->most_ns)
         return GIVEN_BACK;
     /* Each number takes up to 24 bytes: 20 digits, or 17 with a point and decimals; and 16 more may be touched. */
     const Edit *last = reader->edits + reader->edit_count;
@@ -255,10 +255,10 @@ static PyObject *Patcher_lane_counts(PyObject *object, PyObject *unused)
 static int Patcher_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     Patcher *self = (Patcher *)object;
-    long long shift_ns, least_ns;
+    long long shift_ns, least_ns, most_ns;
     unsigned long long offset;
     int arg_ids;
-    if (kwargs != NULL || !PyArg_ParseTuple(args, "LLKp", &shift_ns, &least_ns, &offset, &arg_ids) || !enter(&self->busy))
+    if (kwargs != NULL || !PyArg_ParseTuple(args, "LLLKp", &shift_ns, &least_ns, &most_ns, &offset, &arg_ids) || !enter(&self->busy))
         return -1;
     self->busy = 0;
     if (offset > (uint64_t)INT64_MAX) {
@@ -267,6 +267,7 @@ static int Patcher_init(PyObject *object, PyObject *args, PyObject *kwargs)
     }
     self->shift_ns = shift_ns;
     self->least_ns = least_ns;
+    self->most_ns = most_ns;
     self->offset = offset;
     self->reader.edits_wanted = 1;
     self->reader.arg_ids = (unsigned char)arg_ids;

@@ -146,6 +146,8 @@ typedef struct {
     size_t count, room;
 } Stack;
 
+#define MAX_DEPTH 512 /* see tracekit.formats.event_fields */
+
 enum outcome { NESTED, OVERLAPPING, NO_MEMORY };
 
 static int open_stack(Stack *stack, const char *open, Py_ssize_t size)
@@ -167,6 +169,8 @@ static enum outcome push(Stack *stack, int64_t start, int64_t minus_end)
     while (stack->count && -1 - stack->minus_ends[stack->count - 1] < start)
         stack->count--;
     if (stack->count && minus_end < stack->minus_ends[stack->count - 1])
+        return OVERLAPPING;
+    if (stack->count >= MAX_DEPTH)
         return OVERLAPPING;
     if (stack->count == stack->room) {
         size_t room = stack->room * 2;

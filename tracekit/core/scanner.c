@@ -6,6 +6,7 @@
 
 #define MOST_WORDS 16
 #define MOST_PHASES 128
+#define MOST_DURATION_NS 1000000000000000000
 
 typedef struct {
     PyObject_HEAD
@@ -82,7 +83,12 @@ static enum outcome scan_event(Scanner *self, const Event *event, const char *te
         return NO_MEMORY;
     if (event->seen & F_BIND_ID || (phase != 'X' && strchr(PLAIN_PHASES, event->phase) == NULL))
         self->plain = 0;
+    int flow = phase == 's' || phase == 't' || phase == 'f';
+    if (event->odd || !(event->seen & F_NAME) || (flow && !(event->seen & F_CAT)))
+        self->plain = 0;
     if (phase == 'X') {
+        if (event->dur_usable && event->dur_ns >= MOST_DURATION_NS)
+            self->plain = 0;
         if (!event->dur_usable || event->dur_decimals > 3 || time > INT64_MAX - event->dur_ns)
             return GIVEN_BACK;
         if (track->rows == 0 && !append(&self->touched, &place.track, sizeof place.track))
@@ -91,7 +97,7 @@ static enum outcome scan_event(Scanner *self, const Event *event, const char *te
         RowOfTrack row = {place.track, time, -time - event->dur_ns};
         return append(&self->rows, &row, sizeof row) ? DONE : NO_MEMORY;
     }
-    if ((phase == 's' || phase == 't' || phase == 'f') && !event->direct_id)
+    if (flow && !event->direct_id)
         self->plain = 0;
     if (phase == 'C' && self->plain && (event->args.at == NULL || !is_plain_counter(&self->reader, event->args.at)))
         self->plain = 0;

@@ -2,12 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.decimal_time import parse_us
-from tracekit.formats.trace_event import UNSET
+from tracekit.formats.trace_event import UNSET, Raw, decode_raw_dict, decode_raw_list, encode_json
 
-__all__ = ["raw_field", "raw_number", "time_field"]
+if TYPE_CHECKING:
+    from tracekit.formats.trace_event import Event
+
+__all__ = [
+    "MAX_DEPTH",
+    "MAX_NESTING",
+    "PHASES",
+    "args_depth",
+    "is_usual",
+    "raw_field",
+    "raw_number",
+    "repair_fields",
+    "text_of",
+    "time_field",
+]
+
+PHASES: Final = frozenset("BEXiICbnestfSTpFPNODMVvRc()=")
+"""The phases of the Trace Event Format, with those that few viewers show."""
+
+MAX_DEPTH: Final = 512
+"""Slices that may lie in each other on one track: Perfetto's kMaxDepth (slice_tracker.h)."""
+
+MAX_NESTING: Final = 64
+"""Levels of args: far below the limit of any reader, far above what anybody can read in a viewer."""
+
+_QUOTE, _BRACE = ord('"'), ord("{")
+_NULL: Final = b"null"
+_INSTANTS: Final = frozenset("iIR")
+_FLOWS: Final = frozenset("stf")
+_SCOPES: Final = frozenset({b'"t"', b'"p"', b'"g"'})
+_BIND_ENCLOSING: Final = b'"e"'
+_DURATION: Final = re.compile(rb"\d+(?:\.\d+)?")
+_BRACKETS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
 
 
 def raw_field(field: Any) -> bytes:
@@ -27,3 +60,101 @@ def raw_number(value: Any) -> Any:
 def time_field(field: Any) -> int | None:
     """Return the ns of a ``ts`` or ``dur``; None where there is none, or no number; see `parse_us`."""
     return None if field is UNSET else parse_us(bytes(field))
+
+
+def text_of(field: Raw) -> Raw:
+    """Return a field as a JSON string: its JSON text where it is something else."""
+    return field if memoryview(field)[0] == _QUOTE else Raw(encode_json(bytes(field).decode()))
+
+
+def args_depth(args: Raw) -> int:
+    """Return how deep arguments are nested; 0 where it is obvious that `MAX_NESTING` is not exceeded."""
+    # Two counts are far cheaper than a walk, and nearly always enough.
+    if len(args) <= 2 * MAX_NESTING:
+        return 0
+    text = bytes(args)
+    if text.count(b"{") + text.count(b"[") <= MAX_NESTING:
+        return 0
+    depth = deepest = 0
+    for token in _BRACKETS.finditer(text):
+        first = token[0][:1]
+        if first in b"{[":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif first in b"}]":
+            depth -= 1
+    return deepest
+
+
+def is_usual(event: Event) -> bool:
+    """Return True if `repair_fields` has nothing to change in an event with a phase of one letter."""
+    phase, name, category, args = event.ph, event.name, event.cat, event.args
+    if (phase != "E") if name is UNSET else memoryview(name)[0] != _QUOTE:
+        return False
+    if category is UNSET:
+        if phase in _FLOWS:
+            return False
+    elif memoryview(category)[0] != _QUOTE:
+        return False
+    if args is UNSET:
+        if phase == "M":
+            return False
+    elif memoryview(args)[0] != _BRACE or args_depth(args) > MAX_NESTING:
+        return False
+    if event.dur is not UNSET and phase != "X" and not _DURATION.fullmatch(event.dur):
+        return False
+    if event.s is not UNSET and phase in _INSTANTS and bytes(event.s) not in _SCOPES:
+        return False
+    return event.bp is UNSET or bytes(event.bp) == _BIND_ENCLOSING
+
+
+def repair_fields(event: Event) -> list[str]:
+    """Give fields of an event the types that viewers expect, keeping what they hold where that can be shown.
+
+    Returns:
+        The kinds of repair.
+    """
+    kinds: list[str] = []
+    phase = event.ph
+    for key in ("name", "cat"):
+        field = getattr(event, key)
+        if field is not UNSET and memoryview(field)[0] != _QUOTE:
+            setattr(event, key, UNSET if bytes(field) == _NULL else text_of(field))
+            kinds.append(f"{key}_not_text")
+    if event.name is UNSET and phase != "E":
+        event.name = Raw(b'""')
+        kinds.append("missing_name")
+    if event.cat is UNSET and phase in _FLOWS:
+        event.cat = Raw(b'""')
+        kinds.append("missing_cat")
+    if event.args is not UNSET and memoryview(event.args)[0] != _BRACE:
+        event.args = UNSET if bytes(event.args) == _NULL else Raw(b'{"args":%b}' % bytes(event.args))
+        kinds.append("args_not_object")
+    if event.args is UNSET and phase == "M":
+        event.args = Raw(b"{}")
+        kinds.append("missing_args")
+    if event.args is not UNSET and args_depth(event.args) > MAX_NESTING:
+        event.args = _flattened(event.args, MAX_NESTING)
+        kinds.append("args_too_deep")
+    if event.dur is not UNSET and phase != "X" and not _DURATION.fullmatch(event.dur):
+        event.dur = UNSET
+        kinds.append("bad_dur")
+    if event.s is not UNSET and phase in _INSTANTS and bytes(event.s) not in _SCOPES:
+        event.s = UNSET
+        kinds.append("bad_scope")
+    if event.bp is not UNSET and bytes(event.bp) != _BIND_ENCLOSING:
+        event.bp = UNSET
+        kinds.append("bad_bp")
+    return kinds
+
+
+def _flattened(value: Raw, levels: int) -> Raw:
+    """Return a JSON value in which what lies deeper than so many levels is a string of its JSON text."""
+    first = memoryview(value)[0]
+    if first not in b"{[":
+        return value
+    if not levels:
+        return text_of(value)
+    if first == _BRACE:
+        return Raw(encode_json({key: _flattened(inner, levels - 1) for key, inner in decode_raw_dict(value).items()}))
+    return Raw(encode_json([_flattened(inner, levels - 1) for inner in decode_raw_list(value)]))

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import core
+from tracekit.formats.event_fields import MAX_DEPTH
 from tracekit.spill import RowSorter, Run, columns, merged, window_rows
 
 if TYPE_CHECKING:
@@ -42,6 +43,11 @@ _ENDLESS: Final = 2**64
 """Later than any time."""
 
 _NEVER: Final = -(2**63)
+
+_WHOLE: Final = -1
+"""In place of the index of an ``E``: the slice is an ``X``."""
+_UNCLOSED: Final = -2
+"""The same: it is a ``B`` without an ``E``."""
 
 
 class Slices:
@@ -215,7 +221,7 @@ def _nest(spans: Iterable[Row], open_: list[int]) -> bool:
         while -top <= start:
             pop()
             top = open_[-1]
-        if minus_end < top:
+        if minus_end < top or len(open_) > MAX_DEPTH:  # with what never ends
             return False
         push(minus_end)
         top = minus_end
@@ -280,8 +286,9 @@ class _Sorter:
 def assign_lanes(parts: list[tuple[Slices, int]], path: str | None = None) -> list[Moves | None]:
     """Find the slices of one track that must leave it.
 
-    The order is Perfetto's: by start, at the same start the longer first, then the order of the input. A slice belongs on the
-    first lane on which it lies inside, or after, what is open there.
+    The order is Perfetto's: by start, at the same start each ``X`` before any ``B``, then the longer first, then the order of
+    the input. A slice belongs on the first lane on which it lies inside, or after, what is open there, and at most
+    `MAX_DEPTH` deep.
 
     Args:
         parts: The slices of the track, finished, one part for each file, with the ns to add to that file's times.
@@ -305,16 +312,15 @@ def assign_lanes(parts: list[tuple[Slices, int]], path: str | None = None) -> li
     sources += [run.windows(count) for run in paired.runs()]
     lanes: list[list[int]] = [[]]
     base = lanes[0]
-    for rows in merged(sources):
-        for start, minus_end, number, index, closing in rows:
-            while base and base[-1] <= start:
-                base.pop()
-            if not base or -minus_end <= base[-1]:
-                base.append(-minus_end)
-                lane = 0
-            else:
-                lane = _find_lane(lanes, start, -minus_end)
-            sorters[number].take(start - parts[number][1], lane, index, closing)
+    for start, minus_end, number, index, closing in _begins_last(merged(sources)):
+        while base and base[-1] <= start:
+            base.pop()
+        if not base or (-minus_end <= base[-1] and len(base) < MAX_DEPTH):
+            base.append(-minus_end)
+            lane = 0
+        else:
+            lane = _find_lane(lanes, start, -minus_end)
+        sorters[number].take(start - parts[number][1], lane, index, closing)
     found = [sorter.moves() for sorter in sorters]
     return [moves if moves.events is not None else None for moves in found]
 
@@ -330,14 +336,29 @@ def _apart(parts: list[tuple[Slices, int]]) -> bool:
     return all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
+def _begins_last(windows: Iterable[list[Row]]) -> Iterator[Row]:
+    """Yield the rows of all windows, of those with one start each ``X`` before any ``B``."""
+    held: list[Row] = []
+    for rows in windows:
+        for row in rows:
+            if held and row[0] != held[0][0]:
+                yield from held
+                held.clear()
+            if row[4] == _WHOLE:
+                yield row
+            else:
+                held.append(row)
+    yield from held
+
+
 def _spans(run: Run, number: int, shift: int, count: int) -> Iterator[list[Row]]:
-    """Yield the ``X`` of a run as (start, -end, part, index, -1) in the time of the merge."""
+    """Yield the ``X`` of a run as (start, -end, part, index, `_WHOLE`) in the time of the merge."""
     for rows in run.windows(count):
-        yield [(start + shift, minus_end - shift, number, index, -1) for start, minus_end, index in rows]
+        yield [(start + shift, minus_end - shift, number, index, _WHOLE) for start, minus_end, index in rows]
 
 
 def _pair(slices: Slices, shift: int, number: int, spans: RowSorter, moves: RowSorter) -> None:
-    """Add (start, -end, part, index, index of its ``E`` or -1) of every pair of ``B`` and ``E``."""
+    """Add (start, -end, part, index, index of its ``E`` or `_UNCLOSED`) of every pair of ``B`` and ``E``."""
     # An E ends the innermost open B of its name and category, as in Perfetto (slice_tracker.cc); time decides, then the
     # order of the file.
     open_: list[tuple[int, int, int, int]] = []
@@ -351,12 +372,16 @@ def _pair(slices: Slices, shift: int, number: int, spans: RowSorter, moves: RowS
                 start, begin, begin_name, begin_category = open_[position]
                 if name in (ANY, begin_name) and category in (ANY, begin_category):
                     del open_[position]
+                    if start + shift < 0:
+                        # Such a B has no place in the merged trace, so its E has none.
+                        moves.add((index, DROPPED))
+                        break
                     spans.add((_held(start + shift), -_held(time + shift), number, begin, index))
                     break
             else:
                 moves.add((index, DROPPED))
     for start, begin, _, _ in open_:
-        spans.add((_held(start + shift), -_NEVER_ENDS, number, begin, -1))
+        spans.add((_held(start + shift), -_NEVER_ENDS, number, begin, _UNCLOSED))
 
 
 def _held(time: int) -> int:
@@ -368,7 +393,7 @@ def _find_lane(lanes: list[list[int]], start: int, end: int) -> int:
     for number, stack in enumerate(lanes[1:], 1):
         while stack and stack[-1] <= start:
             stack.pop()
-        if not stack or end <= stack[-1]:
+        if not stack or (end <= stack[-1] and len(stack) < MAX_DEPTH):
             stack.append(end)
             return number
     lanes.append([end])

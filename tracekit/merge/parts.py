@@ -121,7 +121,11 @@ class Rewriter:
         self._frames = frames = StackFrames(item.stack_frames)
         change = frames.write_out if write_out_frames else frames.rename
         self._patcher = Patcher(
-            item.target, id_args=item.id_args, epoch_only=item.epoch_only, name_frames=change if frames else None
+            item.target,
+            id_args=item.id_args,
+            epoch_only=item.epoch_only,
+            exact_times=not write_out_frames,
+            name_frames=change if frames else None,
         )
 
     def __iter__(self) -> Iterator[bytes]:

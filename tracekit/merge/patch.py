@@ -11,6 +11,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.decimal_time import format_us, parse_us
+from tracekit.formats.event_fields import PHASES, is_usual, repair_fields
+from tracekit.formats.late_times import exact_time
 from tracekit.formats.time_columns import format_all_us, have_three_decimals, times_of
 from tracekit.formats.trace_event import UNSET, Event, Raw, decode_json, decode_raw_list, encode_events, encode_json
 from tracekit.merge.clocks.warp import warp_durations
@@ -30,11 +32,16 @@ __all__ = ["Lanes", "Patcher"]
 
 _DIRECT_IDS: Final = NAMESPACE // 2
 _NO_TIME_LIMIT: Final = -(2**63)
+_LATEST_NS: Final = 2**63 - 1
+_MAX_EXACT_NS: Final = 2**42 * 1000
+"""Up to here a viewer reads every time in JSON to the nanosecond; see `tracekit.formats.late_times`."""
+_MAX_EASY_NS: Final = 2**62
+"""Up to here a duration of 15 digits in front of the decimal point ends before `_LATEST_NS`."""
 _MAX_EXTRA_KEYS: Final = 64
 _NAMED: Final = frozenset(f'"{name}"'.encode() for name in NAMED_METADATA)
 _SCOPE_PROCESS: Final = Raw(b'"p"')
 _QUOTE: Final = ord('"')
-_PLAIN_DURATIONS: Final = re.compile(rb"(?:\d+(?:\.\d{1,3})?(?:\n|\Z))*")
+_PLAIN_DURATIONS: Final = re.compile(rb"(?:\d{1,15}(?:\.\d{1,3})?(?:\n|\Z))*")
 _NUMBER_TEXT: Final = re.compile(r"\s*[+-]?(?:\d{1,18}\.?\d{0,30}|\.\d{1,30})(?:[eE][+-]?\d{1,2})?\s*")
 _HEX: Final = re.compile(rb'"(?:0[xX])?([0-9a-fA-F]{1,15})"')
 
@@ -92,6 +99,7 @@ class Patcher:
         repaired: How many were changed so that viewers take them, by kind.
         shift_ns: What is added to times.
         least_ns: The earliest time that has a place in the merged trace, in the file's time.
+        most_ns: The latest time in the merged trace that needs no look.
         offset: What is added to ids.
         moves_arg_ids: Whether it is also added to ids in ``args``.
 
@@ -99,6 +107,7 @@ class Patcher:
         target: Where everything goes.
         id_args: Whether ``correlation`` and ``External id`` in ``args`` tie events together, as in Kineto's traces.
         epoch_only: Whether a time that does not count from the epoch is none: the rule for files without a base.
+        exact_times: Whether times are moved, by a few ns at most, to those that viewers read exactly from JSON.
         name_frames: What changes the stack frames that an event that is written names, in place; None where nothing does.
     """
 
@@ -108,6 +117,7 @@ class Patcher:
         *,
         id_args: bool,
         epoch_only: bool,
+        exact_times: bool = True,
         name_frames: Callable[[Event], None] | None = None,
     ) -> None:
         self.written: Counter[str] = Counter()
@@ -126,6 +136,8 @@ class Patcher:
         self.shift_ns = target.shift_ns
         self._warp = target.warp
         self.least_ns = max(-target.shift_ns, EPOCH_NS if epoch_only else _NO_TIME_LIMIT)
+        self.most_ns = _MAX_EXACT_NS if exact_times else _MAX_EASY_NS
+        self._exact_times = exact_times
         self.offset = target.number * NAMESPACE
         self._shared = target.shared
         self.moves_arg_ids = id_args and target.number > 0
@@ -158,8 +170,8 @@ class Patcher:
         times = times_of(run)
         if self._warp is not None:
             warp_durations(run, times, self._warp)
-        plain = self._plain_durations(run)
-        new_times = self._move_times(run, times)
+        new_times, easy = self._move_times(run, times)
+        plain = easy and self._plain_durations(run)
         if judge is not None:
             new_times = [why or moved for why, moved in zip(judge(run), new_times, strict=True)]
         for event, time, moved in zip(run, times, new_times, strict=True):
@@ -177,11 +189,13 @@ class Patcher:
                 continue
             event.ts = moved  # type: ignore[assignment]
             if not plain:
-                self._repair_duration(event)
+                self._repair_duration(event, time)
             if event.bind_id is not UNSET:
                 event.bind_id = self._flow_id(event.bind_id)
             if event.extra is not UNSET:
                 self._limit_extra(event)
+            if not is_usual(event):
+                self.repaired.update(repair_fields(event))
             append(event)
         phases = [event.ph for event in out]
         for phase in set(phases):
@@ -202,6 +216,9 @@ class Patcher:
             # Perfetto goes by the first letter.
             self.repaired["long_phase"] += 1
             phase = event.ph = phase[0]
+        if phase not in PHASES:
+            self.dropped["unknown_phase"] += 1
+            return False
         if event.extra is not UNSET:
             self._limit_extra(event)
         pid, tids = self._processes[event.pid]
@@ -221,6 +238,8 @@ class Patcher:
         if event.tid == DROPPED:
             self.dropped["end_without_begin"] += 1
             return False
+        if not is_usual(event):
+            self.repaired.update(repair_fields(event))
         if event.bind_id is not UNSET:
             event.bind_id = self._flow_id(event.bind_id)
         if phase in "stf":
@@ -233,32 +252,41 @@ class Patcher:
         elif phase == "C":
             return self._counter(event)
         elif phase == "X":
-            self._repair_duration(event)
-        elif phase in "iI" and event.s is not UNSET and bytes(event.s) == b'"g"':
+            self._repair_duration(event, time)
+        elif phase in "iIR" and event.s is not UNSET and bytes(event.s) == b'"g"':
             # A global instant stands on one track of the whole trace, without its rank.
             event.s = _SCOPE_PROCESS
         return True
 
-    def _move_times(self, run: list[Event], times: list[int | None]) -> list[Raw | str]:
-        """Return for every event its time in the merged trace, or (as ``str``) why it has none."""
+    def _move_times(self, run: list[Event], times: list[int | None]) -> tuple[list[Raw | str], bool]:
+        """Return for every event its time in the merged trace, or (as ``str``) why it has none; and whether none is late."""
         shift, warp = self.shift_ns, self._warp
         if warp is not None:
             times = [None if time is None else time + warp.offset_at(time) for time in times]
-        if None not in times and (not times or min(times) >= self.least_ns):  # type: ignore[type-var, operator]
+        if None not in times and (
+            not times or (min(times) >= self.least_ns and max(times) + shift <= self.most_ns)  # type: ignore[type-var, operator]
+        ):
             if shift or warp is not None or not have_three_decimals(encode_json([event.ts for event in run])):
                 self._count_text_times(run)
-                return decode_raw_list(format_all_us([time + shift for time in times]))  # type: ignore[operator, return-value]
-            return [event.ts for event in run]  # type: ignore[misc]
+                return decode_raw_list(format_all_us([time + shift for time in times])), True  # type: ignore[operator, return-value]
+            return [event.ts for event in run], True  # type: ignore[misc]
         moved: list[Raw | str] = []
         for time in times:
             if time is None:
                 moved.append("no_time")
-            elif time < self.least_ns:
+            elif not self._has_place(time):
                 moved.append("time_out_of_range")
             else:
-                moved.append(Raw(format_us(time + shift)))
+                moved.append(Raw(format_us(self._readable(time + shift))))
         self._count_text_times([event for event, text in zip(run, moved, strict=True) if type(text) is not str])
-        return moved
+        return moved, False
+
+    def _has_place(self, time: int) -> bool:
+        return self.least_ns <= time <= _LATEST_NS - self.shift_ns
+
+    def _readable(self, time_ns: int) -> int:
+        """Return a time of the merged trace, or the one before it that a viewer reads as it is written."""
+        return exact_time(time_ns) if self._exact_times and time_ns > _MAX_EXACT_NS else time_ns
 
     def _count_text_times(self, run: list[Event]) -> None:
         count = b"\n".join([event.ts for event in run]).count(b'"')  # type: ignore[misc]
@@ -274,9 +302,10 @@ class Patcher:
             return False
         return _PLAIN_DURATIONS.fullmatch(text) is not None
 
-    def _repair_duration(self, event: Event) -> None:
+    def _repair_duration(self, event: Event, time: int | None) -> None:
         raw = event.dur
-        if raw is not UNSET and _PLAIN_DURATIONS.fullmatch(raw):
+        start = 0 if time is None else time + self.shift_ns
+        if raw is not UNSET and _PLAIN_DURATIONS.fullmatch(raw) and start <= self.most_ns:
             return
         duration = None if raw is UNSET else parse_us(bytes(raw))
         if raw is UNSET:
@@ -285,7 +314,11 @@ class Patcher:
             self.repaired["bad_dur"] += 1
         elif bytes(raw)[0] == _QUOTE:
             self.repaired["text_time"] += 1
-        event.dur = Raw(format_us(max(duration or 0, 0)))
+        if duration and start + duration > _LATEST_NS:
+            self.repaired["bad_dur"] += 1
+        # The end is moved like the start, so that what nests and what does not overlap stays so.
+        end = self._readable(min(start + max(duration or 0, 0), _LATEST_NS))
+        event.dur = Raw(format_us(end - self._readable(start)))
 
     def _metadata(self, event: Event) -> bool:
         place = self._processes.get(event.pid)
@@ -295,6 +328,8 @@ class Patcher:
         if event.name is UNSET or bytes(event.name) in _NAMED:
             self.dropped["rewritten_metadata"] += 1
             return False
+        if not is_usual(event):
+            self.repaired.update(repair_fields(event))
         pid, tids = place
         tid = tids.get(event.tid, pid)
         event.pid, event.tid = pid, tid if isinstance(tid, int) else tid.tid
@@ -303,8 +338,8 @@ class Patcher:
             time = parse_us(bytes(event.ts))
             if time is not None and self._warp is not None:
                 time += self._warp.offset_at(time)
-            usable = time is not None and time >= self.least_ns
-            event.ts = Raw(format_us(time + self.shift_ns)) if usable else UNSET  # type: ignore[operator]
+            usable = time is not None and self._has_place(time)
+            event.ts = Raw(format_us(self._readable(time + self.shift_ns))) if usable else UNSET  # type: ignore[operator]
         return True
 
     def _flow_id(self, raw: Any) -> Raw:

@@ -141,11 +141,13 @@ class TextPatcher:
     def _move_times(self, texts: list[bytes], checksum: int) -> list[bytes] | None:
         column = b"[%b]" % b",".join(texts)
         shift = self._patcher.shift_ns
-        if shift == 0 and self._patcher.least_ns <= 0 and have_three_decimals(column):
-            return texts
         times = parse_column_us(column)
         if times is None or sum(times) & SUM_MASK != checksum or min(times) < self._patcher.least_ns:
             return None
+        if max(times) + shift > self._patcher.most_ns:
+            return None
+        if shift == 0 and have_three_decimals(column):
+            return texts
         return format_all_us([time + shift for time in times] if shift else times)[1:-1].split(b",")
 
     def _move_places(self, places: list[bytes]) -> list[bytes] | None:
@@ -187,7 +189,7 @@ def _make_core(patcher: Patcher) -> _merge.Patcher | None:
         return None
     try:
         made: _merge.Patcher = core.merge.Patcher(
-            patcher.shift_ns, patcher.least_ns, patcher.offset, patcher.moves_arg_ids
+            patcher.shift_ns, patcher.least_ns, patcher.most_ns, patcher.offset, patcher.moves_arg_ids
         )
     except OverflowError:
         # Beyond 64 bits, where no time of the file has a place.

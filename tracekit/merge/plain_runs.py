@@ -9,6 +9,7 @@ import re
 from array import array
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.formats.event_fields import is_usual
 from tracekit.formats.trace_event import UNSET, encode_json
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ FLOWS: Final = frozenset("stf")
 SUM_MASK: Final = 2**63 - 1
 """Sums of times are compared as far as 63 bits tell."""
 
+_MOST_DURATION: Final = 15  # characters
 _DIRECT_IDS: Final = re.compile(rb"\[(?:\d{1,9}[,\]])*")
 _MOST_EVENTS: Final = 0xFFFF
 
@@ -89,7 +91,9 @@ def _is_plain(text: bytes, run: list[Event], counts: dict[Any, int]) -> bool:
     # With \\u a key may be written so that the text does not show it.
     if not counts.keys() <= set(_NOTED) or (b"\\" in text and b"\\u" in text):
         return False
-    if [event for event in run if event.bind_id is not UNSET]:
+    if [event for event in run if event.bind_id is not UNSET] or not all(map(is_usual, run)):
+        return False
+    if any(len(event.dur) > _MOST_DURATION for event in run if event.dur is not UNSET):
         return False
     if not counts.keys().isdisjoint("stf"):
         try:

@@ -26,6 +26,7 @@ REASONS: Final = {
     "end_without_begin": "ends of slices without their begin",
     "empty_event": "empty events",
     "no_phase": "events without a phase",
+    "unknown_phase": "events of a phase that the format does not know",
     "flow_without_id": "flow events without an id",
     "counter_without_number": "counter events without a number",
     "unused_process": "declarations of processes without events",

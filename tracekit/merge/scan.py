@@ -16,6 +16,7 @@ from tracekit.errors import TraceFormatError
 from tracekit.formats.event_fields import raw_number, time_field
 from tracekit.formats.kineto import is_kineto
 from tracekit.formats.losses import ACCOUNTS, GAP_NAME, Accounts
+from tracekit.formats.merged_head import merged_ranks
 from tracekit.formats.rank_trace import (
     CLOCK_OFFSET_EVENT,
     CLOCK_STEP_EVENT,
@@ -129,16 +130,6 @@ def scan(path: str, progress: Callable[[int], None] | None = None, scratch: str 
         },
         profile=profile,
     )
-
-
-def merged_ranks(header: dict[str, Any]) -> dict[Any, int]:
-    """Return whose the processes of an earlier merge are, as far as its header tells."""
-    table = header["tracekit"].get("processes")
-    return {
-        entry["pid"]: entry["rank"]
-        for entry in (table if isinstance(table, list) else [])
-        if isinstance(entry, dict) and isinstance(entry.get("pid"), int) and isinstance(entry.get("rank"), int)
-    }
 
 
 class _Scanner:

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.decimal_time import parse_us
+from tracekit.formats.event_fields import MAX_NESTING, args_depth
 from tracekit.formats.final_backslash import has_final_backslash
 from tracekit.formats.late_times import is_exact
 from tracekit.formats.rank_trace import METADATA_EVENT
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EventChecks"]
 
-MAX_NESTING: Final = 64
-"""Levels of args: far below what any reader stands, far above what anybody can read in a viewer."""
-
 _EXACT_NS: Final = 2**53
 _UINT32_MAX: Final = 2**32 - 1
 _MIN_INT64: Final = -(2**63)
@@ -36,7 +34,6 @@ _HEXADECIMAL: Final = re.compile(r"\s*[+-]?(0[xX])?[0-9a-fA-F]{1,16}\s*")
 _NUMBER: Final = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
 _NOT_FINITE: Final = re.compile(r"[+-]?(nan|inf(inity)?)", re.IGNORECASE)
 _TEXT_TIME: Final = re.compile(rb'"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"')
-_TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
 _PLAIN: Final = frozenset("XBEi")
 _FIRST_LETTER: Final = bytes(ord("0") if letter in b"0123456789" else letter for letter in range(256))
 _NAMES: Final = frozenset({"process_name", "thread_name"})
@@ -128,20 +125,7 @@ class EventChecks:
                 self._add("perfetto-process-id", number, f"{key} is {shown}; write an integer from 0 to 4294967295")
 
     def _check_nesting(self, number: int, args: Raw) -> None:
-        # Two counts are far cheaper than a walk, and nearly always enough.
-        if len(args) <= 2 * MAX_NESTING:
-            return
-        text = bytes(args)
-        if text.count(b"{") + text.count(b"[") <= MAX_NESTING:
-            return
-        depth = deepest = 0
-        for token in _TOKEN.finditer(text):
-            first = token[0][:1]
-            if first in b"{[":
-                depth += 1
-                deepest = max(deepest, depth)
-            elif first in b"}]":
-                depth -= 1
+        deepest = args_depth(args)
         if deepest > MAX_NESTING:
             self._add(
                 "perfetto-args-nesting", number, f"args are nested {deepest} deep; write at most {MAX_NESTING} levels"

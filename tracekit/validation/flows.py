@@ -15,10 +15,14 @@ class Flows:
 
     Flows without an end or a start are no problem: most of torch.profiler's are (kineto writes an ``f`` for every runtime
     call).
+
+    Attributes:
+        rank_of: The rank of each pid in a merged trace; empty in others.
     """
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
+        self.rank_of: dict[Any, int] = {}
         # Hashes instead of the keys: one in 2^64 is a small price for a third of the memory.
         self._started: dict[int, tuple[Any, int]] = {}
 
@@ -27,8 +31,10 @@ class Flows:
         other, first = self._started.setdefault(hash((category, name, flow)), (pid, number))
         if first != number:
             by, what = ("it", "flow") if other == pid else (f"pid {other}", "rank")
+            rank = self.rank_of.get(pid)
+            of_input = rank is not None and rank == self.rank_of.get(other)
             self._findings.add(
-                "perfetto-flow-duplicate",
+                "input-flow-duplicate" if of_input else "perfetto-flow-duplicate",
                 number,
                 f"flow {flow} is started here by pid {pid}, and in event {first} by {by}; give each {what} ids of its own",
             )

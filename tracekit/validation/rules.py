@@ -28,16 +28,20 @@ class Rule:
         why: What goes wrong when it is broken, and the source.
         own: Severity in files that tracekit wrote.
         other: Severity in other files; None where the same thing is normal there (torch.profiler's traces).
+        merged: Severity in merged traces, where it is not that of ``own``: for what a merge keeps as its input has it.
     """
 
     id: str
     why: str
     own: Severity = "error"
     other: Severity | None = "error"
+    merged: Severity | None = None
 
     def severity(self, kind: Kind) -> Severity | None:
         """Return how bad it is in a kind of file, or None when it is no problem there."""
-        return self.other if kind == "other" else self.own
+        if kind == "other":
+            return self.other
+        return self.merged or self.own if kind == "merged" else self.own
 
 
 _ALL: Final = (
@@ -115,8 +119,9 @@ _ALL: Final = (
     Rule(
         "perfetto-phase",
         "Perfetto drops an event without ph and passes over phases it does not know (json_trace_tokenizer.cc, "
-        "json_trace_parser.cc).",
+        "json_trace_parser.cc). A merge keeps those of the Trace Event Format, which other viewers show.",
         other="warning",
+        merged="warning",
     ),
     Rule(
         "perfetto-time",
@@ -241,6 +246,13 @@ _ALL: Final = (
         "nothing to do with each other, or loses one (flow_tracker.cc, stat flow_duplicate_id).",
         other="warning",
     ),
+    Rule(
+        "input-flow-duplicate",
+        "An input starts a flow twice, and the merge keeps its ids: Perfetto may draw a wrong arrow within this rank "
+        "(flow_tracker.cc, stat flow_duplicate_id).",
+        own="warning",
+        other=None,
+    ),
     # Archives.
     Rule(
         "archive",
@@ -264,6 +276,12 @@ _ALL: Final = (
         other=None,
     ),
     Rule("metadata-duplicate", "Two processes wrote one file (formats/rank_trace.py).", other=None),
+    Rule(
+        "input-metadata",
+        "An input says about itself what tracekit does not write, and the merge keeps it (schemas/trace_event.schema.json).",
+        own="warning",
+        other=None,
+    ),
     Rule("schema", "The event is not as tracekit writes it (schemas/trace_event.schema.json).", other=None),
 )
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 from tracekit.arguments import check_path
 from tracekit.errors import ConfigError, MissingExtraError, TraceFormatError
 from tracekit.formats.byte_stream import ByteStream
+from tracekit.formats.event_fields import raw_field
+from tracekit.formats.merged_head import MERGED_KEY, merged_ranks
 from tracekit.formats.schema import TRACE_EVENT, compile_schema
 from tracekit.formats.trace_reader import TraceReader
 from tracekit.formats.trace_stream import foreign_form
@@ -31,7 +33,9 @@ MAX_HEADER_KEYS: Final = 256
 # As Perfetto's trace_type.cc decides, white space left out.
 _JSON_TRACE: Final = re.compile(rb'\s*(?:\{\s*"|\[\s*\{\s*")')
 _JSON: Final = re.compile(rb"\s*(?:\xef\xbb\xbf)?\s*[\[{]|\s*\Z")
-_MERGED_KEY: Final = "tracekit"
+_OWN_PHASES: Final = frozenset("XBEiCMstfben")
+"""Phases that tracekit writes itself: those of the schema."""
+_OWN_METADATA: Final = b'"tracekit_'
 
 # What the reader repairs or passes over, and which rule that breaks.
 _DAMAGES: Final = {
@@ -112,6 +116,9 @@ def _validate(reader: TraceReader, findings: Findings, *, schema: bool) -> Valid
     checks = EventChecks(findings, tracks, flows)
     check_schema: Callable[[Event], str | None] | None = None
     not_checked = None if schema else "the schemas were not asked for"
+    merged = _is_merged(reader)
+    if merged:
+        flows.rank_of = merged_ranks(reader.header)
     number = 0
     for run in reader.runs():
         for number, event in enumerate(run, number + 1):  # noqa: B020 - goes on counting
@@ -126,10 +133,13 @@ def _validate(reader: TraceReader, findings: Findings, *, schema: bool) -> Valid
                 except MissingExtraError as error:
                     not_checked = str(error)
                     continue
+            if merged and event.ph not in _OWN_PHASES:
+                continue  # kept as the input has it
             wrong = check_schema(event)
             # A rule says it better than the schema.
             if wrong and findings.total == before:
-                findings.add("schema", number, wrong)
+                of_input = merged and event.ph == "M" and raw_field(event.name).startswith(_OWN_METADATA)
+                findings.add("input-metadata" if of_input else "schema", number, wrong)
     tracks.check()
     kind: Kind = "merged" if _is_merged(reader) else "rank" if checks.by_tracekit else "other"
     _add_damages(reader, findings)
@@ -163,7 +173,7 @@ def _validate(reader: TraceReader, findings: Findings, *, schema: bool) -> Valid
 
 
 def _is_merged(reader: TraceReader) -> bool:
-    return _MERGED_KEY in reader.header
+    return MERGED_KEY in reader.header
 
 
 def _add_damages(reader: TraceReader, findings: Findings) -> None:

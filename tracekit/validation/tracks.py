@@ -5,15 +5,14 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.formats.event_fields import MAX_DEPTH
+
 if TYPE_CHECKING:
     from tracekit.validation.report import Findings
 
-__all__ = ["MAX_DEPTH", "Tracks"]
+__all__ = ["Tracks"]
 
-MAX_DEPTH: Final = 512
-"""Perfetto's kMaxDepth (slice_tracker.h)."""
-
-_FOREVER: Final = 1 << 62
+_FOREVER: Final = 2**63 - 1
 _ANY: Final = 0
 """Stands for a name or category that an E does not give: it ends any slice."""
 
@@ -47,7 +46,7 @@ class Tracks:
 
     def add_slice(self, number: int, key: TrackKey, start_ns: int, dur_ns: int) -> None:
         """Add an X."""
-        self._track(key).slices.extend((number, start_ns, start_ns + dur_ns))
+        self._track(key).slices.extend((number, start_ns, min(start_ns + dur_ns, _FOREVER)))
 
     def add_begin(self, number: int, key: TrackKey, time_ns: int, name: object, category: object) -> None:
         """Add a B."""
