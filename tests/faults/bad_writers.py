@@ -252,7 +252,7 @@ class Blocks(TraceHandler):
         seconds: For how long at most.
     """
 
-    def __init__(self, method: str = "process_events", seconds: float = 60.0) -> None:
+    def __init__(self, method: str = "process_events", seconds: float = 3600.0) -> None:
         self.blocked = threading.Event()
         """Set when it hangs."""
         self.let_go = threading.Event()

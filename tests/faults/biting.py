@@ -14,13 +14,20 @@ from tracekit import MergeError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["bites", "writers"]
+    from _pytest.mark import ParameterSet
+
+__all__ = ["bites", "in_the_long_run", "writers"]
 
 
 def writers(*bad: str) -> pytest.MarkDecorator:
-    """Run a test once with tracekit's own writer, and once with each of these bad ones, as its argument ``writer``."""
+    """Run a test with tracekit's own writer, and in the long run with each of these bad ones, as its argument ``writer``."""
     assert set(bad) <= set(BAD), f"unknown writers: {sorted(set(bad) - set(BAD))}; there are {sorted(BAD)}"
-    return pytest.mark.parametrize("writer", [GOOD, *bad])
+    return pytest.mark.parametrize("writer", [GOOD, *map(in_the_long_run, bad)])
+
+
+def in_the_long_run(*values: object) -> ParameterSet:
+    """Return a parameter set that only ``scripts/test --all`` runs."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 @contextmanager

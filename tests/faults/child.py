@@ -11,8 +11,9 @@ from typing import Any
 from tests.faults.bad_writers import GOOD, make_writer
 from tests.faults.tally import Tally
 from tracekit import Profiler, TraceHandler
+from tracekit.events import WIDTH, EventBatch
 
-__all__ = ["emit_at", "hear", "in_threads", "profiler_of", "record", "say", "tally"]
+__all__ = ["emit_at", "hear", "in_threads", "note_deliveries", "profiler_of", "record", "say", "tally"]
 
 WRITER = sys.argv[1] if len(sys.argv) > 1 else GOOD
 
@@ -32,9 +33,32 @@ def hear() -> str:
 
 def profiler_of(path: str = "t.json", *handlers: TraceHandler, **options: Any) -> Profiler:
     """Make a profiler that writes a file, with the writer that the test asks for, and with further handlers."""
-    writer = make_writer(WRITER, path)
+    writer = note_deliveries(make_writer(WRITER, path))
     options = {"rank": 0, "record_batches": False, **options, **getattr(writer, "profiler_options", {})}
     return Profiler([writer, *handlers], **options)
+
+
+def note_deliveries(writer: TraceHandler, into: Tally = tally) -> TraceHandler:
+    """Note in a tally what a writer has been given each time when it is flushed, which must be in its file then.
+
+    This tells what a kill may lose without a clock: whatever a busy machine delays, it delays this note as well.
+    """
+    process_events, flush = writer.process_events, writer.flush
+    newest_ns = 0
+
+    def noted_events(batch: EventBatch) -> None:
+        nonlocal newest_ns
+        _, time_ns, kind, _ = batch.records[-WIDTH:]
+        newest_ns = max(newest_ns, time_ns, kind)  # of a slice, the kind is its end
+        process_events(batch)
+
+    def noted_flush() -> None:
+        flush()
+        into[Tally.DELIVERED_NS] = newest_ns
+        into[Tally.DELIVERIES] += 1
+
+    writer.process_events, writer.flush = noted_events, noted_flush  # type: ignore[method-assign]
+    return writer
 
 
 def record(path: str = "t.json", *handlers: TraceHandler, **options: Any) -> Profiler:
@@ -44,20 +68,22 @@ def record(path: str = "t.json", *handlers: TraceHandler, **options: Any) -> Pro
     return profiler
 
 
-def emit_at(profiler: Profiler, events_per_second: int, seconds: float = 60.0) -> None:
-    """Record slices at a rate, a burst each millisecond, until the process is killed; the tally tells how far it came.
+def emit_at(
+    profiler: Profiler, events_per_second: int, *, deliveries: int | None = None, seconds: float = 60.0
+) -> None:
+    """Record slices at a rate, a burst each millisecond, until the process is killed; the tally counts them.
 
     Args:
         profiler: Where to.
         events_per_second: How many, on average, if the machine can.
-        seconds: When to give up.
+        deliveries: Return after this many deliveries; see `note_deliveries`.
+        seconds: Give up then.
     """
-    tally.watch_the_machine()
     marker, slots, now = profiler.marker("work"), tally.slots, time.monotonic_ns
     start = now()
     end = start + int(seconds * 1e9)
     emitted = 0
-    while (time_ns := now()) < end:
+    while (time_ns := now()) < end and (deliveries is None or tally[Tally.DELIVERIES] < deliveries):
         due = (time_ns - start) * events_per_second // 1_000_000_000
         # Not more than a burst of what was missed while the machine was busy.
         due = min(due, emitted + max(events_per_second // 50, 1))
@@ -66,7 +92,6 @@ def emit_at(profiler: Profiler, events_per_second: int, seconds: float = 60.0) -
                 pass
             emitted += 1
         slots[0] = emitted
-        slots[1] = now()
         time.sleep(0.001)
 
 

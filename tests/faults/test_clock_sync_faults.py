@@ -184,21 +184,20 @@ def test_offset_drift_and_bound_are_true_and_training_s_own_traffic_is_left_alon
 
 
 MISSING = """
+from tracekit.sources import clock_exchange
+clock_exchange.ANSWER_S = clock_exchange.PATIENCE_S = 3600.0  # a step that waits for a rank would take an hour
 join()
 if rank == 1:
     profiler = clocked(sources=())  # has no ClockSync at all
 else:
     profiler = clocked()
 say("started")
-longest = 0.0
 hear()
 for _ in range(50):
-    before = time.monotonic()
     with profiler.marker("step"):
         time.sleep(0.002)
     profiler.step()
-    longest = max(longest, time.monotonic() - before)
-say(f"longest {longest}")
+say("stepped")
 hear()  # rank 0 keeps the store: it is the last to stop
 profiler.stop()
 os._exit(0)
@@ -214,7 +213,7 @@ def test_a_rank_that_has_none_keeps_nobody_waiting(tmp_path: Path, engine: Engin
         for child in children:
             child.tell()
         for child in children:
-            assert float(child.hear("longest")) < 1.9
+            child.hear("stepped")
         for rank, child in reversed(list(enumerate(children))):
             child.tell()
             assert child.end() == 0

@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.faults import GOOD, bites, read_trace
+from tests.faults import GOOD, bites, in_the_long_run, read_trace
 from tests.faults.processes import ROOT
 from tracekit.merge import merge_traces
 
@@ -25,11 +24,10 @@ if TYPE_CHECKING:
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-LOSS_WINDOW_NS = 250_000_000
-
 TRAIN = """
 import multiprocessing, os, pathlib, sys, time
 import torch, tracekit
+import torch.utils.data._utils
 from torch.utils.data import DataLoader, Dataset
 from tests.faults.bad_writers import make_writer
 
@@ -41,17 +39,22 @@ class Items(Dataset):
     def __getitem__(self, index):
         with tracekit.marker("item"), self.held:
             pass
-        before_ns = time.monotonic_ns()
         time.sleep(self.seconds)
         with open(f"items-{os.getpid()}", "a") as evidence:
-            # How late this was is how busy the machine is.
-            evidence.write(f"{before_ns} {time.monotonic_ns() - before_ns - self.seconds * 1e9:.0f}\\n")
+            evidence.write("item\\n")
         return index
 
 def own_init(number):
     pathlib.Path(f"own-{os.getpid()}").write_text(str(number))
 
+def terminate(worker, terminate=multiprocessing.process.BaseProcess.terminate):
+    print("a worker hangs", file=sys.stderr)
+    terminate(worker)
+
 def main(method, workers, writer, ways):
+    # How long torch waits for a worker to end before it terminates it: long enough for any busy machine.
+    torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 60.0
+    multiprocessing.process.BaseProcess.terminate = terminate
     if method == "forkserver":
         multiprocessing.set_forkserver_preload(["torch"])
     handler = make_writer(writer, "t.json")
@@ -92,20 +95,7 @@ if __name__ == "__main__":
 
 
 def train(folder: Path, method: str, workers: int, ways: list[str], writer: str = GOOD) -> None:
-    """Run it, and hold it to what it may say and how long it may take at its end.
-
-    A worker that does not end is waited for by torch for 5 s, every time; a loaded machine takes that long now and then.
-    """
-    for _ in range(3):
-        took_s = _train_once(folder, method, workers, ways, writer)
-        if method != "fork" or took_s < 5.0:  # the others start workers in this time
-            return
-        for path in folder.iterdir():
-            path.unlink()
-    raise AssertionError(f"it takes {took_s} s to end")
-
-
-def _train_once(folder: Path, method: str, workers: int, ways: list[str], writer: str) -> float:
+    """Run it, and check what it says. A worker that does not end by itself is terminated, and loses what it has not flushed."""
     script = folder / "train.py"
     script.write_text(TRAIN)
     few_cores = "ignore:This DataLoader will create"
@@ -121,10 +111,9 @@ def _train_once(folder: Path, method: str, workers: int, ways: list[str], writer
         assert process.stdout is not None
         assert process.stderr is not None
         said = process.stdout.readline()
-        ending = time.monotonic()
         errors = process.stderr.read()
         assert said == "ending\n", errors
-        took_s = time.monotonic() - ending
+    assert "a worker hangs" not in errors
     assert process.returncode == (1 if "exception" in ways else 0), errors
     if "exception" in ways:
         assert errors.endswith("RuntimeError: mine\n")
@@ -133,7 +122,6 @@ def _train_once(folder: Path, method: str, workers: int, ways: list[str], writer
         assert errors == ""
     assert "tracekit:" not in errors
     assert "Warning" not in errors
-    return took_s
 
 
 def workers_of(folder: Path) -> dict[int, Path]:
@@ -141,32 +129,16 @@ def workers_of(folder: Path) -> dict[int, Path]:
     return {int(path.stem.rpartition("-")[2]): path for path in folder.glob("t-worker*.json")}
 
 
-def lost_ns(folder: Path, pid: int, trace: Path | None) -> tuple[int, int]:
-    """Return how long before a worker's last item its trace ends, 0 if it has them all, and how busy the machine was."""
-    notes = [line.split() for line in (folder / f"items-{pid}").read_text().splitlines()]
-    ended_ns = [int(time_ns) for time_ns, _ in notes]
-    late_ns = max(int(late) for _, late in notes)
-    if trace is None:
-        return ended_ns[-1] - ended_ns[0], late_ns
-    remains = read_trace(trace)
-    if remains.count("XE", "item") >= len(ended_ns):
-        assert remains.count("XE", "held by the dataset") == remains.count("XE", "item")
-        return 0, late_ns
-    return ended_ns[-1] - remains.newest_ns, late_ns
-
-
-def assert_little_is_lost(folder: Path) -> list[int]:
+def assert_nothing_is_lost(folder: Path, workers: int) -> None:
+    """Assert that the trace of each worker holds every item that it has noted."""
     traces = workers_of(folder)
-    pids = [int(path.name.partition("-")[2]) for path in folder.glob("items-*")]
-    assert set(traces) <= set(pids)
-    windows = []
-    for pid in pids:
-        lost, late = lost_ns(folder, pid, traces.get(pid))
-        assert lost <= LOSS_WINDOW_NS + 4 * late, (
-            f"worker {pid} lost {lost / 1e6:.0f} ms, the machine was {late / 1e6:.0f} late"
-        )
-        windows.append(lost)
-    return windows
+    noted = {int(path.name.partition("-")[2]): len(path.read_text().splitlines()) for path in folder.glob("items-*")}
+    assert len(noted) == workers
+    assert traces.keys() == noted.keys()
+    for pid, path in traces.items():
+        remains = read_trace(path)
+        assert remains.count("XE", "item") >= noted[pid], f"worker {pid} lost items"
+        assert remains.count("XE", "held by the dataset") == remains.count("XE", "item")
 
 
 def assert_merges(folder: Path, engine: Engine, generations: dict[str, int]) -> None:
@@ -190,14 +162,13 @@ def assert_merges(folder: Path, engine: Engine, generations: dict[str, int]) -> 
         assert [name for (name,) in fetches] == sorted(generations)[1:]
 
 
-@pytest.mark.parametrize("writer", [GOOD, "never flushes", "python buffer"])
+@pytest.mark.parametrize("writer", [GOOD, in_the_long_run("never flushes"), in_the_long_run("python buffer")])
 def test_forked_workers_record_whatever_becomes_of_them(tmp_path: Path, engine: Engine, writer: str) -> None:
     ways = ["exhaust", "own loop", "break", "persistent", "exception"] if writer == GOOD else ["exception"]
     workers = 4 if writer == GOOD else 2
     with bites(writer):
         train(tmp_path, "fork", workers, ways, writer)
-        windows = assert_little_is_lost(tmp_path)
-        assert len(windows) == workers * len(ways)
+        assert_nothing_is_lost(tmp_path, workers * len(ways))
         assert_merges(tmp_path, engine, {"rank 0": 1, **{f"rank 0 · worker {n}": len(ways) for n in range(workers)}})
         # The user's own function was called, in each worker of the two loaders that had one.
         own = sorted(int(path.read_text()) for path in tmp_path.glob("own-*"))
@@ -221,6 +192,5 @@ def test_started_workers_record_whatever_becomes_of_them(
     tmp_path: Path, engine: Engine, method: str, ways: list[str]
 ) -> None:
     train(tmp_path, method, 2, ways)
-    windows = assert_little_is_lost(tmp_path)
-    assert len(windows) == 2 * len(ways)
+    assert_nothing_is_lost(tmp_path, 2 * len(ways))
     assert_merges(tmp_path, engine, {"rank 0": 1, **{f"rank 0 · worker {n}": len(ways) for n in range(2)}})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 import weakref
 from typing import TYPE_CHECKING
 
@@ -32,17 +31,14 @@ def test_a_process_that_ends_right_after_the_start_loses_nothing_and_ends_at_onc
     tmp_path: Path, engine: Engine, end: str
 ) -> None:
     program = f"""
-        profiler = record()
+        profiler = record(shutdown_timeout=3600.0)
         with profiler.marker("only"):
             pass
-        tally[2] = time.monotonic_ns()
         {ENDS[end]}
     """
     with Child(program, tmp_path) as child:
-        assert child.end() == 0
-        took_ns = time.monotonic_ns() - child.tally[2]
+        assert child.end() == 0  # it waits for nothing: a stop may wait for an hour
         assert child.errors == ""
-    assert took_ns < 9_000_000_000  # it waits for nothing: a stop may wait for 10 s
     remains = left_in(tmp_path)
     opens(engine, remains)
     assert remains.count("XB", "only") == 1

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.faults import GOOD, Child, Remains, bites, left_in, opens, read_trace, writers
+from tests.faults import GOOD, Child, Remains, bites, in_the_long_run, left_in, opens, read_trace, writers
 from tests.faults.processes import wait_until
 from tracekit import (
     EventBatch,
@@ -478,7 +478,7 @@ os.write = write
 """
 
 
-@pytest.mark.parametrize("writer", [GOOD, "writes on the recording thread"])
+@pytest.mark.parametrize("writer", [GOOD, in_the_long_run("writes on the recording thread")])
 def test_d6_nobody_waits_for_a_disk_that_hangs(tmp_path: Path, writer: str) -> None:
     program = """
     from tracekit import Profiler, TraceHandler
@@ -499,25 +499,19 @@ def test_d6_nobody_waits_for_a_disk_that_hangs(tmp_path: Path, writer: str) -> N
         pass
     profiler.flush()
     hanging.set()
-    slowest = 0.0
     for _ in range(60):
         for _ in range(500):
-            before = time.perf_counter()
             with marker:
                 pass
-            slowest = max(slowest, time.perf_counter() - before)
         profiler.step()
         time.sleep(0.002)
-    say(f"slowest {slowest}")
-    before = time.monotonic()
+    say("recorded")
     profiler.stop()
-    say(f"stopped {time.monotonic() - before}")
     say(f"dropped {sum(profiler.stats.dropped.values())}")
     """
     with bites(writer), Child(HANGS + _dedent(program), tmp_path, writer=writer) as child:
         with _patience(writer):
-            assert float(child.hear("slowest")) < 10  # a write would have hung for ever
-            assert float(child.hear("stopped")) < 20
+            child.hear("recorded")  # a write would have hung for ever, and so would a stop that waits for it
             assert int(child.hear("dropped")) >= 5_000
         assert child.end() == 0
         assert "did not finish within 1 s" in child.errors or "are left behind" in child.errors

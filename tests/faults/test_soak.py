@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.faults import GOOD, bites, writers
+from tests.faults import GOOD, bites, in_the_long_run
 from tests.faults.soak import main, soak
 
 if TYPE_CHECKING:
@@ -15,10 +15,15 @@ if TYPE_CHECKING:
     from tests.perfetto import Engine
 
 
-@writers("loses silently", "object at close")
-def test_what_was_flushed_is_there_after_kills_and_forks(tmp_path: Path, engine: Engine, writer: str) -> None:
+@pytest.mark.parametrize(
+    ("writer", "events"),
+    [(GOOD, 40_000), *(in_the_long_run(writer, 120_000) for writer in (GOOD, "loses silently", "object at close"))],
+)
+def test_what_was_flushed_is_there_after_kills_and_forks(
+    tmp_path: Path, engine: Engine, writer: str, events: int
+) -> None:
     with bites(writer):
-        report = soak(tmp_path, engine, events=120_000, lives=2, writer=writer)
+        report = soak(tmp_path, engine, events=events, lives=2, writer=writer)
         assert report.losses == []
         assert report.kills == 1
 
@@ -33,6 +38,7 @@ def test_memory_stays_flat_and_nothing_that_was_flushed_is_lost(tmp_path: Path, 
     assert max(report.growth_kb) < 50 * 1024
 
 
+@pytest.mark.slow
 def test_the_command_of_the_whole_soak_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--events", "20e3", "--lives", "1", "--threads", "2"]) == 0
     assert "by 1 processes" in capsys.readouterr().out

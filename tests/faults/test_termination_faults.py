@@ -6,21 +6,21 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.faults import GOOD, Child, bites, left_in, opens, read_trace, writers
-from tests.faults.processes import ROOT
+from tests.faults import GOOD, Child, bites, in_the_long_run, left_in, opens, read_trace, wait_until, writers
+from tests.faults.processes import PATIENCE_S, ROOT
+from tests.faults.test_kills import assert_all_delivered_is_there, wait_for_deliveries
 
 if TYPE_CHECKING:
     from tests.perfetto import Engine
 
 # An interval of an hour: what is in the file afterwards was brought there by the signal.
 POLITE = """
-profiler = record(flush_interval=3600.0, sigterm_grace=10.0)
+profiler = record(flush_interval=3600.0, sigterm_grace=3600.0)
 for number in range(2000):
     with profiler.marker("work"):
         pass
@@ -37,17 +37,15 @@ WAYS_TO_WAIT = {
 @pytest.mark.parametrize(
     ("writer", "waits"),
     [(GOOD, way) for way in WAYS_TO_WAIT]
-    + [(bad, "sleep") for bad in ("object form", "only whole slices", "tears records")],
+    + [in_the_long_run(bad, "sleep") for bad in ("object form", "only whole slices", "tears records")],
 )
 def test_sigterm_with_grace_loses_nothing_and_ends_as_sigterm_does(
     tmp_path: Path, engine: Engine, writer: str, waits: str
 ) -> None:
     with bites(writer), Child(POLITE + WAYS_TO_WAIT[waits], tmp_path, writer=writer) as child:
         child.hear("ready")
-        sent = time.monotonic()
         child.signal(signal.SIGTERM)
-        assert child.end() == -signal.SIGTERM
-        assert time.monotonic() - sent < 9
+        assert child.end() == -signal.SIGTERM  # the grace would be an hour
         assert child.errors == ""
         remains = left_in(tmp_path)
         assert remains.closed
@@ -59,7 +57,7 @@ def test_sigterm_with_grace_loses_nothing_and_ends_as_sigterm_does(
 
 
 IN_A_LOOP = """
-profiler = record(flush_interval=3600.0, sigterm_grace=10.0)
+profiler = record(flush_interval=3600.0, sigterm_grace=3600.0)
 emit_at(profiler, 20_000)
 """
 
@@ -68,10 +66,7 @@ def test_sigterm_in_the_middle_of_recording_keeps_what_was_recorded_when_it_came
     tmp_path: Path, engine: Engine
 ) -> None:
     with Child(IN_A_LOOP, tmp_path) as child:
-        deadline = time.monotonic() + 60
-        while child.tally[child.tally.EMITTED] < 5000:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: child.tally[child.tally.EMITTED] >= 5000)
         before = child.tally[child.tally.EMITTED]
         child.signal(signal.SIGTERM)
         assert child.end() == -signal.SIGTERM
@@ -115,7 +110,7 @@ def test_sigterm_ends_also_a_process_whose_main_thread_hangs_in_c_code(
     with bites(handler), Child(STUCK, tmp_path, environment={"HANDLER": handler}) as child:
         child.hear("hangs")
         child.signal(signal.SIGTERM)
-        assert child.end(30 if handler == GOOD else 2) == -signal.SIGTERM
+        assert child.end(PATIENCE_S if handler == GOOD else 2) == -signal.SIGTERM
         remains = left_in(tmp_path)
         assert remains.closed
         assert remains.open_slices() == ["hang"]
@@ -131,7 +126,7 @@ def previous(number, frame):
         raise SystemExit(8)
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN if os.environ["THEN"] == "ignore" else previous)
-profiler = record(flush_interval=3600.0, sigterm_grace=10.0)
+profiler = record(flush_interval=3600.0, sigterm_grace=3600.0)
 for _ in range(1000):
     with profiler.marker("work"):
         pass
@@ -174,10 +169,7 @@ def test_a_process_that_lives_on_records_on_and_gets_its_handler_back(
             if then == "go on":
                 child.hear("previous")  # the next signal comes while this one is still being dealt with
             else:
-                deadline = time.monotonic() + 30
-                while (tmp_path / "t.json").stat().st_size < 50_000:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.01)
+                wait_until(lambda: (tmp_path / "t.json").stat().st_size >= 50_000)
         child.tell()
         child.tell("stop")
         assert child.hear("back") == "True"
@@ -192,8 +184,8 @@ def test_a_process_that_lives_on_records_on_and_gets_its_handler_back(
 
 
 NESTED = """
-outer = record("outer.json", flush_interval=3600.0, sigterm_grace=10.0)
-inner = record("inner.json", flush_interval=3600.0, sigterm_grace=10.0)
+outer = record("outer.json", flush_interval=3600.0, sigterm_grace=3600.0)
+inner = record("inner.json", flush_interval=3600.0, sigterm_grace=3600.0)
 for profiler in (outer, inner):
     with profiler.marker("work"):
         pass
@@ -215,7 +207,7 @@ def test_both_of_two_nested_recordings_are_completed(tmp_path: Path) -> None:
 FORKED = """
 import warnings
 warnings.simplefilter("ignore")  # forking beside threads is the point
-profiler = record(flush_interval=3600.0, sigterm_grace=10.0)
+profiler = record(flush_interval=3600.0, sigterm_grace=3600.0)
 with profiler.marker("work"):
     pass
 child = os.fork()
@@ -267,16 +259,12 @@ def test_sigterm_without_grace_loses_no_more_than_a_kill(tmp_path: Path, engine:
     program = "profiler = record()\nsay('ready')\nemit_at(profiler, 2_000)\n"
     with bites(writer), Child(program, tmp_path, writer=writer) as child:
         child.hear("ready")
-        deadline = time.monotonic() + 60
-        while child.tally[child.tally.EMITTED] < 2000:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for_deliveries(child, writer)
         child.signal(signal.SIGTERM)
         assert child.end() == -signal.SIGTERM
         remains = left_in(tmp_path)
         opens(engine, remains)
-        lost_ns = child.tally[child.tally.LAST_NS] - remains.newest_ns
-        assert lost_ns <= 250_000_000 + (4 * child.tally.late_ns if writer == GOOD else 0)
+        assert_all_delivered_is_there(remains, child.tally)
 
 
 ENDS = {
@@ -304,7 +292,9 @@ for thread in in_threads(4, work):
 """
 
 
-@pytest.mark.parametrize(("writer", "how"), [*((GOOD, how) for how in ENDS), ("never flushes", "os._exit")])
+@pytest.mark.parametrize(
+    ("writer", "how"), [*((GOOD, how) for how in ENDS), in_the_long_run("never flushes", "os._exit")]
+)
 def test_every_end_that_python_survives_loses_nothing(tmp_path: Path, engine: Engine, writer: str, how: str) -> None:
     # No interpreter helps at the end of the bad one, which is what it would amount to without tracekit's own hook.
     ending, exit_code = ENDS.get(how, ("os._exit(0)", 0))
@@ -321,7 +311,7 @@ def test_every_end_that_python_survives_loses_nothing(tmp_path: Path, engine: En
 
 
 FINALISING = """
-profiler = record()
+profiler = record(shutdown_timeout=3600.0)
 marker = profiler.marker("daemon")
 
 def for_ever():
@@ -354,10 +344,8 @@ def test_daemon_threads_that_record_to_the_very_end_hold_nothing_up_and_say_noth
 ) -> None:
     with Child(FINALISING, tmp_path) as child:
         child.hear("ends")
-        said = time.monotonic()
-        assert child.end() == 0
+        assert child.end() == 0  # a stop may wait for an hour
         assert child.errors == ""
-        assert time.monotonic() - said < 9
         remains = left_in(tmp_path)
         assert remains.closed
         assert remains.count("XB", "work") == 1000
@@ -367,7 +355,7 @@ def test_daemon_threads_that_record_to_the_very_end_hold_nothing_up_and_say_noth
 TORCHRUN = """
 import os, sys, time
 from tracekit import JSONTraceHandler, Profiler
-profiler = Profiler(JSONTraceHandler("rank{rank}.json"), sigterm_grace=10.0, flush_interval=3600.0, record_batches=False)
+profiler = Profiler(JSONTraceHandler("rank{rank}.json"), sigterm_grace=3600.0, flush_interval=3600.0, record_batches=False)
 profiler.start()
 for _ in range(1000):
     with profiler.marker("work"):
@@ -388,10 +376,7 @@ def test_torchrun_that_is_terminated_leaves_complete_traces_of_every_rank(tmp_pa
         stdout=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + 200
-        while not all((tmp_path / f"ready{rank}").exists() for rank in range(2)):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: all((tmp_path / f"ready{rank}").exists() for rank in range(2)))
         process.terminate()
         process.wait(60)
     finally:

@@ -93,7 +93,9 @@ def test_ranks_of_one_clock_are_not_moved(traces: Path, tmp_path: Path) -> None:
     assert report.ranks[1].clock.startswith("wall clock, within 1")
 
 
-@pytest.mark.parametrize("by_ns", [0, 2_345_678_000], ids=["in step", "2.3 s off"])
+@pytest.mark.parametrize(
+    "by_ns", [pytest.param(0, id="in step", marks=pytest.mark.slow), pytest.param(2_345_678_000, id="2.3 s off")]
+)
 def test_the_way_instants_are_written_does_not_matter(traces: Path, tmp_path: Path, by_ns: int) -> None:
     sources = [in_ns(read(traces / name), rank * by_ns) for rank, name in enumerate(DLRM)]
     plain = [

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 SCRIPT = Path(__file__).with_name("accelerate_runs.py")
 
+pytestmark = pytest.mark.slow
+
 
 def run(folder: Path, *command: str) -> str:
     pytest.importorskip("accelerate", reason="accelerate is not installed")

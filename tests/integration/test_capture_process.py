@@ -250,6 +250,7 @@ def test_a_signal_to_one_rank_captures_all_at_the_same_batch(start: Callable[...
     job.end()
 
 
+@pytest.mark.slow
 def test_a_rank_that_was_never_started_is_not_waited_for_for_ever(
     start: Callable[..., Job], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -264,6 +265,7 @@ def test_a_rank_that_was_never_started_is_not_waited_for_for_ever(
     job.end()
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_left_out_and_does_not_start_when_it_wakes(
     start: Callable[..., Job], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -316,7 +318,7 @@ def test_a_rank_that_dies_while_it_is_captured_is_named_and_its_trace_opens(
     job.end()
 
 
-@pytest.mark.parametrize("length", ["--until-stop", "--steps=1000000"])
+@pytest.mark.parametrize("length", ["--until-stop", pytest.param("--steps=1000000", marks=pytest.mark.slow)])
 def test_an_interrupt_ends_the_capture_and_still_names_the_files(start: Callable[..., Job], length: str) -> None:
     job = start()
     command = [sys.executable, "-m", "tracekit", "capture", str(job.folder / "run"), length]
@@ -337,6 +339,7 @@ def test_an_interrupt_ends_the_capture_and_still_names_the_files(start: Callable
     job.end()
 
 
+@pytest.mark.slow
 def test_hostile_files_in_the_folder_do_not_hurt_the_run(
     start: Callable[..., Job], capsys: pytest.CaptureFixture[str]
 ) -> None:

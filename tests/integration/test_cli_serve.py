@@ -97,7 +97,10 @@ def runs_still(pid: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(other, marks=pytest.mark.slow) for other in (signal.SIGINT, signal.SIGHUP))],
+)
 def test_it_ends_cleanly_while_it_works(runs: Path, number: int) -> None:
     if signal.getsignal(number) == signal.SIG_IGN:
         pytest.skip("the signal is ignored here, as under nohup, and so by what is started")

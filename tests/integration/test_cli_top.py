@@ -368,7 +368,10 @@ def test_a_terminal_is_drawn_anew_and_given_back(tmp_path: Path) -> None:
     assert "Traceback" not in terminal.seen
 
 
-@pytest.mark.parametrize(("lines", "columns"), [(24, 80), (10, 80), (50, 200), (24, 40), (5, 80)])
+@pytest.mark.parametrize(
+    ("lines", "columns"),
+    [(24, 80), (5, 80), *(pytest.param(*other, marks=pytest.mark.slow) for other in ((10, 80), (50, 200), (24, 40)))],
+)
 def test_many_ranks_fit_the_screen_and_the_worst_are_shown(tmp_path: Path, lines: int, columns: int) -> None:
     for rank in range(60):
         clock = FakeClock()

@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).with_name("composer_runs.py")
 ROOT = SCRIPT.parents[2]
 
 # Every test asks for the engine, also where it does not need it: so continuous integration fails where this would skip.
-pytestmark = pytest.mark.usefixtures("engine")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engine")]
 
 
 @pytest.fixture(scope="module")

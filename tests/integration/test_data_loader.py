@@ -125,7 +125,9 @@ def test_without_workers_the_slices_stand_in_those_of_the_waiting(loader: Any, f
     assert all("exception" not in arguments for *_, arguments in own)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method", ["fork", *(pytest.param(other, marks=pytest.mark.slow) for other in ("spawn", "forkserver"))]
+)
 def test_each_worker_has_fetches_and_collations_on_tracks_of_its_own(
     method: str, tmp_path: Path, engine: Engine
 ) -> None:
@@ -182,6 +184,7 @@ def test_an_iterable_dataset_ends_in_its_workers_without_an_exception(tmp_path: 
         assert all("exception" not in arguments for *_, arguments in own)
 
 
+@pytest.mark.slow
 def test_the_loader_of_accelerate_records_as_the_one_that_it_holds(tmp_path: Path) -> None:
     data_loader = pytest.importorskip("accelerate.data_loader", reason="accelerate is not installed")
     for workers in (0, 2):

@@ -145,6 +145,7 @@ def test_a_marker_around_a_torch_operator_overlaps_it_as_it_did_in_time(merged: 
     assert all(outside_ns is not None and int(outside_ns) < 50_000 for _, outside_ns in rows)
 
 
+@pytest.mark.slow
 def test_the_ui_shows_both_ranks_with_readable_names(merged: Path, browser: Browser, tmp_path: Path) -> None:
     screen = browser.screenshot(merged, tmp_path / "merged.png", expand=True)
     assert not screen.error

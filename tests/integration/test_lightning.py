@@ -199,6 +199,7 @@ def test_the_profiler_without_a_recording_has_its_table(clock: FakeClock, tmp_pa
     assert "an action of the user's own" in profiler.summary()
 
 
+@pytest.mark.slow
 def test_both_can_be_sent_to_the_processes_that_lightning_spawns(tmp_path: Path) -> None:
     profiler = TracekitProfiler()
     profiler.start("a")
@@ -552,6 +553,7 @@ def test_the_name_that_the_ranks_agree_on_is_rank_0s_and_can_be_private(
 # ---- several ranks, the other package, the example ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_ranks_of_pytorch_lightning_share_one_run_and_one_set_of_values(tmp_path: Path, engine: Engine) -> None:
     """A real run of 2 processes with gloo, in which everything takes rank 1 twice as long."""
     pytest.importorskip("pytorch_lightning", reason="pytorch_lightning is not installed")
@@ -579,6 +581,7 @@ def test_two_ranks_of_pytorch_lightning_share_one_run_and_one_set_of_values(tmp_
         assert trace.scalar("select count(*) from slice where name = 'run_training_batch'") == 8
 
 
+@pytest.mark.slow
 def test_the_example_is_short_and_its_trace_opens(tmp_path: Path, engine: Engine) -> None:
     example = EXAMPLES / "lightning_trainer.py"
     assert len(example.read_text("utf-8").splitlines()) <= 30

@@ -294,6 +294,7 @@ def merge(scheduler: str, environment: dict[str, str], tmp_path: Path) -> Callab
     return _merge
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("join_parts", [64, 5])
 def test_the_output_is_that_of_one_machine(
     workers: Workers, merge: Any, inputs: list[str], store: ObjectStore, expected: bytes, join_parts: int
@@ -303,6 +304,7 @@ def test_the_output_is_that_of_one_machine(
     assert store.get("merged.json") == expected
 
 
+@pytest.mark.slow
 def test_a_folder_that_all_reach_does_as_well(
     workers: Workers,
     scheduler: str,
@@ -319,6 +321,7 @@ def test_a_folder_that_all_reach_does_as_well(
     assert list(output.parent.iterdir()) == [output]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["slices", "lanes", "part", "group"])
 def test_what_a_killed_worker_was_at_is_done_by_another(
     workers: Workers, merge: Any, inputs: list[str], store: ObjectStore, expected: bytes, tmp_path: Path, kind: str
@@ -330,6 +333,7 @@ def test_what_a_killed_worker_was_at_is_done_by_another(
     assert store.get("merged.json") == expected
 
 
+@pytest.mark.slow
 def test_a_merge_whose_workers_all_die_fails_and_leaves_nothing(
     workers: Workers, merge: Any, inputs: list[str], store: ObjectStore
 ) -> None:
@@ -361,6 +365,7 @@ def command(environment: dict[str, str], *arguments: str) -> subprocess.Complete
     )
 
 
+@pytest.mark.slow
 def test_the_command_merges_into_what_perfetto_loads(
     workers: Workers,
     scheduler: str,
@@ -382,6 +387,7 @@ def test_the_command_merges_into_what_perfetto_loads(
         assert trace.errors() == []
 
 
+@pytest.mark.slow
 def test_a_cluster_of_another_version_is_refused(workers: Workers, merge: Any, inputs: list[str]) -> None:
     workers.start(1, program="from tracekit.merge import dask_cluster\ndask_cluster.__version__ = '0.0.1'\n")
     message = merge()
@@ -389,12 +395,14 @@ def test_a_cluster_of_another_version_is_refused(workers: Workers, merge: Any, i
     assert "has tracekit 0.0.1, and this is" in message
 
 
+@pytest.mark.slow
 def test_a_cluster_without_workers_is_refused(merge: Any, inputs: list[str]) -> None:
     message = merge(lost_s=1)
     assert message.startswith("MergeError: --dask tcp://127.0.0.1:")
     assert "no worker is ready" in message
 
 
+@pytest.mark.slow
 def test_work_that_fails_in_a_way_nobody_thought_of_is_told_in_a_sentence(
     workers: Workers, merge: Any, inputs: list[str]
 ) -> None:
@@ -411,6 +419,7 @@ remote_parts.scan = endless
     assert merge().startswith("MergeError: a worker failed (RecursionError: ")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_connected_to_is_named(environment: dict[str, str]) -> None:
     program = """
 import sys
@@ -449,6 +458,7 @@ def test_workers_and_a_cluster_exclude_each_other(capsys: pytest.CaptureFixture[
     assert "exclude each other" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_is_lost_ends_the_merge_in_a_sentence(
     environment: dict[str, str], inputs: list[str], store: ObjectStore, tmp_path: Path
 ) -> None:

@@ -91,6 +91,7 @@ def test_the_python_runs_and_the_commands_merge_and_check_what_it_recorded(tmp_p
     assert (tmp_path / "merged.json.gz").exists()
 
 
+@pytest.mark.slow
 def test_the_package_installs_with_what_recording_and_merging_need_and_no_more(tmp_path: Path) -> None:
     installs = [command for command in commands() if command[:2] == ["pip", "install"]]
     assert [command[2] for command in installs] == [".", ".[all]"]

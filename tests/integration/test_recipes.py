@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
+@pytest.mark.slow
 def test_a_loop_in_torchtitans_form_is_one_timeline_with_torchs_traces(tmp_path: Path, engine: Engine) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -60,6 +60,7 @@ def test_clocks_that_were_apart_are_brought_together(recorded: Path, tmp_path: P
     assert first_named(find_stragglers([str(merged)])) == (1, "backward")
 
 
+@pytest.mark.slow
 def test_twenty_drawn_delays_put_into_a_real_run_are_named_with_clocks_apart_by_seconds(
     recorded: Path, tmp_path: Path
 ) -> None:

@@ -30,6 +30,7 @@ print(results, timers.snapshot().of("inside")[0].count, len(memory.slices))
 """
 
 
+@pytest.mark.slow
 def test_a_timer_in_a_compiled_function_measures() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr

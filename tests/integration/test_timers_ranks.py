@@ -160,6 +160,7 @@ for number, method in enumerate(methods):
 """
 
 
+@pytest.mark.slow
 def test_the_last_report_is_not_lost_when_rank_0_keeps_the_store(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     (tmp_path / "script.py").write_text(WITHOUT_TORCHRUN)

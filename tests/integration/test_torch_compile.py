@@ -55,8 +55,12 @@ print("whole graph")
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [("import torch", ""), ("import torch, torch._dynamo", ""), ("", ""), ("", "import torch._dynamo")],
-    ids=["torch first", "dynamo first", "tracekit first", "dynamo last"],
+    [
+        pytest.param("import torch", "", id="torch first"),
+        pytest.param("import torch, torch._dynamo", "", id="dynamo first", marks=pytest.mark.slow),
+        pytest.param("", "", id="tracekit first", marks=pytest.mark.slow),
+        pytest.param("", "import torch._dynamo", id="dynamo last", marks=pytest.mark.slow),
+    ],
 )
 def test_a_compiled_function_with_markers_is_one_graph(first: str, second: str) -> None:
     program = PROGRAM.format(first=first, second=second)

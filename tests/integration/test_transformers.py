@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 SCRIPT = Path(__file__).with_name("transformers_runs.py")
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:

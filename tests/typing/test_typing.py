@@ -12,6 +12,7 @@ import pytest
 API = Path(__file__).with_name("api.py")
 
 
+@pytest.mark.slow
 def test_mypy_sees_the_types_that_users_expect() -> None:
     pytest.importorskip("mypy", reason="mypy is not installed")
     done = subprocess.run(

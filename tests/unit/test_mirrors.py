@@ -109,15 +109,15 @@ def test_the_slices_of_threads_that_use_one_marker_end_as_they_began() -> None:
         def other() -> None:
             with shared:
                 order[0].set()
-                order[1].wait(10)
+                order[1].wait(60)
             order[2].set()
 
         thread = threading.Thread(target=other)
         thread.start()
-        order[0].wait(10)
+        order[0].wait(60)
         with shared:
             order[1].set()
-            order[2].wait(10)
+            order[2].wait(60)
         thread.join()
     assert mirror.calls == [("begin", "shared", 1), ("begin", "shared", 2), ("end", 1), ("end", 2)]
 
@@ -399,11 +399,11 @@ def test_nvtx_ranges_of_this_thread_are_popped_at_the_end_and_those_of_others_le
     def other() -> None:
         with one.marker("other"):
             begun.set()
-            stopped.wait(10)
+            stopped.wait(60)
 
     thread = threading.Thread(target=other)
     thread.start()
-    begun.wait(10)
+    begun.wait(60)
     with one.marker("a"), one.marker("b"):
         one.stop()
     stopped.set()

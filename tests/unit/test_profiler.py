@@ -601,9 +601,7 @@ def test_a_handler_that_hangs_does_not_keep_the_process_from_ending(caplog: pyte
 
     one = profiler(HangsAtClose(), shutdown_timeout=0.05)
     one.start()
-    started = time.monotonic()
-    one.stop()
-    assert time.monotonic() - started < 20
+    one.stop()  # or it would hang for ever
     assert "did not finish within 0.05 s" in caplog.text
     release.set()
     for thread in threading.enumerate():

@@ -220,19 +220,19 @@ def test_threads_time_with_one_timer_at_once(run: Run) -> None:
     timer = run.timers("x")
 
     def work() -> None:
-        together.wait(10)
+        together.wait(60)
         timer.start()
-        together.wait(10)
-        together.wait(10)
+        together.wait(60)
+        together.wait(60)
         timer.stop()
 
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:
         thread.start()
-    together.wait(10)
-    together.wait(10)
+    together.wait(60)
+    together.wait(60)
     run.later(1)
-    together.wait(10)
+    together.wait(60)
     for thread in threads:
         thread.join()
     assert timer.elapsed() == 2.0

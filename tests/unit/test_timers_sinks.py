@@ -110,6 +110,7 @@ def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_wandb_gets_every_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb", reason="wandb is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -130,6 +131,7 @@ def test_wandb_gets_every_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (summary["forward-time"], summary["startup-time"]) == (0.25, 2.0)
 
 
+@pytest.mark.slow
 def test_mlflow_gets_every_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
     # What the skinny package has without a database; the name of the metric has what MLflow refuses.
