@@ -15,14 +15,12 @@ import pytest
 
 from tests.native import cores
 from tests.perfetto import Browser, Engine, UnavailableError
+from tests.real_traces import OWN, RealTraces
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
-
-# Read before any test clears the environment.
-TRACES = Path(os.environ.get("TRACEKIT_TRACES") or ROOT.parent / "shared" / "traces")
 
 
 def is_set(variable: str) -> bool:
@@ -36,23 +34,6 @@ REQUIRED = {
     "core": is_set("TRACEKIT_REQUIRE_CORE"),
 }
 """By marker: whether a test that has it fails where it would be skipped elsewhere."""
-
-# scripts/test runs everything twice, with the compiled core and in pure Python. What stands here is run once: it cannot
-# see which of the two records and merges. Tests with the marker core compare both, or are about the compiled one.
-ONCE = {
-    "tests/browser/": "Perfetto's UI shows files, which golden tests hold to be the same",
-    "tests/typing/": "the types are the same",
-    "tests/integration/test_bench.py": "the bench measures both by itself",
-    "tests/integration/test_merge_dask.py": "a cluster's workers do what the processes of test_merge_workers.py do",
-    "tests/integration/test_readme.py": "the page, its links and what pip installs",
-    "tests/integration/test_test_support.py": "the tests' own tools",
-    "tests/integration/test_wheels.py": "installs each and runs it",
-    "tests/integration/test_perfetto_engine.py": "the tests' own tools",
-    "tests/faults/test_table.py": "the table of the tests",
-    "tests/unit/test_bench_": "the tables of the bench",
-    "tests/unit/test_repository.py": "scripts and files",
-    "tests/unit/test_layers.py": "who imports whom",
-}
 
 # What launchers tell a process about its place in a run; tests that want these set them themselves.
 LAUNCHER_VARIABLES = {
@@ -68,10 +49,13 @@ LAUNCHER_VARIABLES = {
 }
 LAUNCHER_PREFIXES = ("MPI_", "OMPI_", "PMI", "ROLE_", "SLURM_", "TORCHELASTIC_", "TRACEKIT_")
 
-# How long an example takes depends on the machine; how many are tried is for each test to say. In .ci/run they are the same
-# each time, so that it fails for what was changed and for nothing else; everywhere else new ones are drawn.
-hypothesis.settings.register_profile("tracekit", deadline=None, derandomize="TRACEKIT_REQUIRE_ENGINE" in os.environ)
-hypothesis.settings.load_profile("tracekit")
+# How many examples hypothesis draws for a property: "quick" is the default, scripts/test --all asks for "all" with
+# --hypothesis-profile=all. How long an example takes depends on the machine. In .ci/run the examples are the same each time,
+# so that it fails for what was changed and for nothing else; everywhere else new ones are drawn.
+for profile, examples in {"quick": 25, "all": 150}.items():
+    derandomize = "TRACEKIT_REQUIRE_ENGINE" in os.environ
+    hypothesis.settings.register_profile(profile, max_examples=examples, deadline=None, derandomize=derandomize)
+hypothesis.settings.load_profile("quick")
 
 
 # A shell that starts the tests in the background has Ctrl-C ignored, by them and by every process that they start.
@@ -80,16 +64,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that use the engine or the browser, and those that scripts/test runs once; skip what needs a core."""
+    """Mark the tests that use the engine or the browser, and skip those that need a core that is not there."""
     missing = missing_core()
     for item in items:
         for name in ("engine", "browser"):
             if name in getattr(item, "fixturenames", ()):
                 item.add_marker(name)
-        needs_core = item.get_closest_marker("core") is not None
-        if needs_core or item.nodeid.startswith(tuple(ONCE)):
-            item.add_marker("once")
-        if needs_core and missing:
+        if missing and item.get_closest_marker("core") is not None:
             item.add_marker(pytest.mark.skip(reason=missing))
 
 
@@ -140,11 +121,15 @@ def nothing_left_running() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def traces() -> Path:
-    """The folder of real traces: ``$TRACEKIT_TRACES``, else ``shared/traces`` beside the repository."""
-    if not TRACES.is_dir():
-        pytest.skip(f"the real traces are not here: {TRACES} (set TRACEKIT_TRACES to their folder)")
-    return TRACES
+def own_traces() -> Path:
+    """The folder of the real traces that were recorded for tracekit; see tests/data/README.md."""
+    return OWN
+
+
+@pytest.fixture(scope="session")
+def traces() -> RealTraces:
+    """All real traces, also those of others: ``traces / "torch_2.13_gloo"`` is a path; see `RealTraces`."""
+    return RealTraces()
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gzip
-import os
 import random
 import struct
 import subprocess
@@ -26,6 +25,7 @@ from typing import Any
 from tests import both_cores
 from tests.bad_traces import BAD_OWN_TRACES, BAD_TRACES, GOOD_TRACES
 from tests.native import cores
+from tests.real_traces import real_traces_folder
 from tracekit import core
 from tracekit.merge.lanes import _ENDLESS, _nest
 
@@ -65,8 +65,7 @@ def sanitize_program(program: str, flags: list[str], compiler: str, seconds: flo
 def corpus() -> list[bytes]:
     """Return texts to damage: traces that are bad by purpose, and real ones where they are."""
     found = [bad.data for bad in (*BAD_TRACES, *BAD_OWN_TRACES)] + list(GOOD_TRACES.values())
-    folder = Path(os.environ.get("TRACEKIT_TRACES") or cores.ROOT.parent / "shared" / "traces")
-    for path in sorted(folder.rglob("*.json*")):
+    for path in sorted(real_traces_folder().rglob("*.json*")):
         data = path.read_bytes()
         found.append(gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data)
     return found

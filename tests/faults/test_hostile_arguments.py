@@ -155,7 +155,7 @@ def record_hostile_arguments(path: Path, engine: Engine, writer: str, examples: 
 
 @writers("loses silently", "python json")
 def test_no_argument_raises_or_spoils_the_file(tmp_path: Path, engine: Engine, writer: str) -> None:
-    record_hostile_arguments(tmp_path / "t.json", engine, writer, 400)
+    record_hostile_arguments(tmp_path / "t.json", engine, writer, 100)
 
 
 @pytest.mark.slow

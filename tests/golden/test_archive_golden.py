@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.perfetto import Engine, LoadedTrace
+    from tests.real_traces import RealTraces
 
 SLICES = """
 select slice.ts, slice.dur, slice.name, slice.category, process.pid, process.name
@@ -60,7 +61,7 @@ def counts(trace: LoadedTrace) -> list[int]:
 @pytest.mark.parametrize("ending", ["tar", "zip"])
 @pytest.mark.parametrize("run", RUNS)
 def test_an_archive_shows_what_the_merged_trace_shows(
-    engine: Engine, traces: Path, tmp_path: Path, run: str, ending: str
+    engine: Engine, traces: RealTraces, tmp_path: Path, run: str, ending: str
 ) -> None:
     sources = [str(path) for pattern in RUNS[run] for path in traces.glob(pattern)]
     archive, merged = tmp_path / f"all.{ending}", tmp_path / "all.json"
@@ -76,7 +77,9 @@ def test_an_archive_shows_what_the_merged_trace_shows(
 
 
 @pytest.mark.parametrize("name", SINGLE)
-def test_an_archive_shows_no_less_than_its_input_alone(engine: Engine, traces: Path, tmp_path: Path, name: str) -> None:
+def test_an_archive_shows_no_less_than_its_input_alone(
+    engine: Engine, traces: RealTraces, tmp_path: Path, name: str
+) -> None:
     archive = tmp_path / "one.zip"
     report = merge_traces(str(archive), [str(traces / name)])
     with engine.load(traces / name) as alone, engine.load(archive) as inside:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.perfetto import Engine
+    from tests.real_traces import RealTraces
 
 ROWS = """
 select process.name, thread.name, slice.ts, slice.dur, slice.name, extract_arg(slice.arg_set_id, 'args.completed'),
@@ -60,7 +61,7 @@ def test_rows_and_no_errors(tmp_path: Path, engine: Engine, form: type, name: st
         ] == EXPECTED
 
 
-def test_beside_a_torch_trace_of_the_rank(tmp_path: Path, traces: Path, engine: Engine) -> None:
+def test_beside_a_torch_trace_of_the_rank(tmp_path: Path, traces: RealTraces, engine: Engine) -> None:
     """Real dumps of a gloo run, and torch traces of others: each rank has both."""
     dumps = sorted((traces / "flight_recorder").glob("*rank*"))
     torch = sorted((traces / "torch_2.13_gloo").glob("plain_rank*"))
@@ -83,7 +84,7 @@ def test_beside_a_torch_trace_of_the_rank(tmp_path: Path, traces: Path, engine: 
 
 
 def test_the_dumps_of_a_real_run_of_two_ranks_are_slices_by_process_group(
-    traces: Path, engine: Engine, tmp_path: Path
+    traces: RealTraces, engine: Engine, tmp_path: Path
 ) -> None:
     dumps = sorted(str(path) for path in (traces / "flight_recorder").glob("*.bin"))
     report = merge_traces(str(tmp_path / "merged.json"), dumps)

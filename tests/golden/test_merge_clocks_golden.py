@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.perfetto import Engine
+    from tests.real_traces import RealTraces
 
 WITHIN_NS = 10_000
 HOST_NS = 137_000_000
@@ -50,7 +51,7 @@ def in_ns(trace: dict[str, Any], by_ns: int = 0) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_offsets_are_found_again_within_10_us_and_the_stated_bound(
-    traces: Path, tmp_path: Path, seed: int
+    traces: RealTraces, tmp_path: Path, seed: int
 ) -> None:
     chance = random.Random(seed)
     added = [chance.randint(-5_000_000_000, 5_000_000_000) for _ in DLRM]
@@ -71,7 +72,7 @@ def test_random_offsets_are_found_again_within_10_us_and_the_stated_bound(
     assert report.warnings == []
 
 
-def test_one_host_that_is_137_ms_off_is_found_and_its_ranks_stay_together(traces: Path, tmp_path: Path) -> None:
+def test_one_host_that_is_137_ms_off_is_found_and_its_ranks_stay_together(traces: RealTraces, tmp_path: Path) -> None:
     paths = []
     for rank, name in enumerate(DLRM):
         off = rank >= 2
@@ -87,7 +88,7 @@ def test_one_host_that_is_137_ms_off_is_found_and_its_ranks_stay_together(traces
     assert report.ranks[2].clock.startswith("-13")
 
 
-def test_ranks_of_one_clock_are_not_moved(traces: Path, tmp_path: Path) -> None:
+def test_ranks_of_one_clock_are_not_moved(traces: RealTraces, tmp_path: Path) -> None:
     report = merge_traces(str(tmp_path / "merged.json"), [str(traces / name) for name in DLRM], strict=True)
     assert [clock.offset_ns for clock in report.ranks] == [0, 0, 0, 0]
     assert report.ranks[1].clock.startswith("wall clock, within 1")
@@ -96,7 +97,7 @@ def test_ranks_of_one_clock_are_not_moved(traces: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "by_ns", [pytest.param(0, id="in step", marks=pytest.mark.slow), pytest.param(2_345_678_000, id="2.3 s off")]
 )
-def test_the_way_instants_are_written_does_not_matter(traces: Path, tmp_path: Path, by_ns: int) -> None:
+def test_the_way_instants_are_written_does_not_matter(traces: RealTraces, tmp_path: Path, by_ns: int) -> None:
     sources = [in_ns(read(traces / name), rank * by_ns) for rank, name in enumerate(DLRM)]
     plain = [
         write(tmp_path / f"plain{rank}.json", trace, lambda ns: str(ns // 1000)) for rank, trace in enumerate(sources)
@@ -122,7 +123,7 @@ def kernels(trace: dict[str, Any]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda event: event["ts"])
 
 
-def test_ranks_whose_collectives_do_not_correspond_are_refused(traces: Path, tmp_path: Path) -> None:
+def test_ranks_whose_collectives_do_not_correspond_are_refused(traces: RealTraces, tmp_path: Path) -> None:
     """The trap: both have NCCL kernels, but the k-th of one is not the k-th of the other."""
     first, second = in_ns(read(traces / DLRM[0])), in_ns(read(traces / DLRM[1]), HOST_NS)
     chance = random.Random(3)
@@ -142,7 +143,7 @@ def test_ranks_whose_collectives_do_not_correspond_are_refused(traces: Path, tmp
     assert not (tmp_path / "strict.json").exists()
 
 
-def test_different_parts_of_a_run_are_refused(traces: Path, tmp_path: Path) -> None:
+def test_different_parts_of_a_run_are_refused(traces: RealTraces, tmp_path: Path) -> None:
     first, second = in_ns(read(traces / DLRM[0])), in_ns(read(traces / DLRM[1]))
     for trace, gone in ((first, slice(4, None)), (second, slice(0, 4))):
         left_out = [id(event) for event in kernels(trace)[gone]]
@@ -153,7 +154,7 @@ def test_different_parts_of_a_run_are_refused(traces: Path, tmp_path: Path) -> N
 
 
 def test_perfetto_shows_the_kernels_of_a_collective_ending_together(
-    engine: Engine, traces: Path, tmp_path: Path
+    engine: Engine, traces: RealTraces, tmp_path: Path
 ) -> None:
     paths = [
         write(tmp_path / f"{rank}.json", in_ns(read(traces / name), rank * 1_000_000_007), decimals)
@@ -172,7 +173,9 @@ def test_perfetto_shows_the_kernels_of_a_collective_ending_together(
 
 
 @pytest.mark.parametrize("ending", ["json", "pftrace"])
-def test_perfetto_draws_the_arrows_of_collectives(engine: Engine, traces: Path, tmp_path: Path, ending: str) -> None:
+def test_perfetto_draws_the_arrows_of_collectives(
+    engine: Engine, traces: RealTraces, tmp_path: Path, ending: str
+) -> None:
     output = tmp_path / f"merged.{ending}"
     report = merge_traces(str(output), [str(traces / name) for name in DLRM], collective_flows=True, strict=True)
     assert report.collective_events_added == 8 * (4 + 1)
@@ -193,7 +196,7 @@ def test_perfetto_draws_the_arrows_of_collectives(engine: Engine, traces: Path, 
     assert spreads[0][0] == pytest.approx(7116, abs=2)
 
 
-def test_a_merge_is_merged_again_without_moving_it_again(traces: Path, tmp_path: Path) -> None:
+def test_a_merge_is_merged_again_without_moving_it_again(traces: RealTraces, tmp_path: Path) -> None:
     paths = [
         write(tmp_path / f"{rank}.json", in_ns(read(traces / name), rank * 1_000_000_007), decimals)
         for rank, name in enumerate(DLRM)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.perfetto import Engine, LoadedTrace
+    from tests.real_traces import RealTraces
     from tracekit.formats.trace_event import Event
 
 # A slice as every viewer shows it, with the rank and the track left out: those are what a merge changes.
@@ -151,7 +152,7 @@ def assert_shows_all(engine: Engine, loaded: LoadedTrace, base_ns: int, source: 
 
 @pytest.mark.parametrize("name", SINGLE)
 def test_a_trace_alone_keeps_all_that_perfetto_shows_of_it(
-    engine: Engine, traces: Path, tmp_path: Path, name: str
+    engine: Engine, traces: RealTraces, tmp_path: Path, name: str
 ) -> None:
     source = traces / name
     output, report = merge(tmp_path, source)
@@ -184,7 +185,7 @@ DLRM = [
 
 @pytest.mark.parametrize("names", [*PAIRS, DLRM], ids=lambda names: names[0].split("/")[-1].split("_")[0])
 def test_ranks_together_keep_every_slice_counter_and_arrow_of_each(
-    engine: Engine, traces: Path, tmp_path: Path, names: list[str]
+    engine: Engine, traces: RealTraces, tmp_path: Path, names: list[str]
 ) -> None:
     sources = [traces / name for name in names]
     output, report = merge(tmp_path, *sources, name="merged.json.gz", strict=True)
@@ -206,7 +207,7 @@ def test_ranks_together_keep_every_slice_counter_and_arrow_of_each(
     assert_events_add_up(report)
 
 
-def test_ranks_stand_in_order_with_names_that_people_read(engine: Engine, traces: Path, tmp_path: Path) -> None:
+def test_ranks_stand_in_order_with_names_that_people_read(engine: Engine, traces: RealTraces, tmp_path: Path) -> None:
     output, _ = merge(tmp_path, *[traces / name for name in DLRM])
     events, _ = read(output)
     orders: dict[int, int] = {}
@@ -229,7 +230,7 @@ def test_ranks_stand_in_order_with_names_that_people_read(engine: Engine, traces
     assert ("rank 2 · python3", "thread 59813 (python3)") in shown
 
 
-def test_correlation_ids_do_not_mix_ranks(traces: Path, tmp_path: Path) -> None:
+def test_correlation_ids_do_not_mix_ranks(traces: RealTraces, tmp_path: Path) -> None:
     output, _ = merge(tmp_path, *[traces / name for name in DLRM])
     ranks_of: dict[int, set[int]] = {}
     sizes = []
@@ -246,7 +247,7 @@ def test_correlation_ids_do_not_mix_ranks(traces: Path, tmp_path: Path) -> None:
     assert len(ranks_of) == sum(sizes)
 
 
-def test_the_way_an_instant_was_written_does_not_matter(traces: Path, tmp_path: Path) -> None:
+def test_the_way_an_instant_was_written_does_not_matter(traces: RealTraces, tmp_path: Path) -> None:
     """Whole epoch microseconds, epoch with decimals, relative to a base before or after the events: one instant."""
     source = json.loads(gzip.decompress((traces / DLRM[0]).read_bytes()))
     base_us = 1_690_000_000_000_000

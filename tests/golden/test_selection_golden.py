@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.perfetto import Engine
+    from tests.real_traces import RealTraces
 
 SLICES = """
 select slice.ts, slice.dur, slice.name, slice.category, thread.tid, process.pid
@@ -33,10 +34,13 @@ SELECTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("ending", ["json", "pftrace"])
-@pytest.mark.parametrize("selection", SELECTIONS)
+@pytest.mark.parametrize(
+    "selection",
+    [pytest.param(name, marks=() if name in {"kernels", "all"} else pytest.mark.slow) for name in SELECTIONS],
+)
 @pytest.mark.parametrize("run", RUNS)
 def test_a_selection_is_a_part_of_the_whole(
-    engine: Engine, traces: Path, tmp_path: Path, run: str, selection: str, ending: str
+    engine: Engine, traces: RealTraces, tmp_path: Path, run: str, selection: str, ending: str
 ) -> None:
     sources = [str(path) for path in traces.glob(RUNS[run])]
     whole, part = str(tmp_path / f"whole.{ending}"), str(tmp_path / f"part.{ending}")
@@ -51,7 +55,7 @@ def test_a_selection_is_a_part_of_the_whole(
     assert 0 < slices < sum(report.events_in.values())
 
 
-def test_steps_of_torch(engine: Engine, traces: Path, tmp_path: Path) -> None:
+def test_steps_of_torch(engine: Engine, traces: RealTraces, tmp_path: Path) -> None:
     sources = [str(path) for path in traces.glob(RUNS["gloo"])]
     counts = []
     for steps in ((2, 3), (3, 4), (2, 4)):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.perfetto import Engine, LoadedTrace
+    from tests.real_traces import RealTraces
     from tracekit.analysis.summary_report import TraceSummary
 
 # Merged traces have pids of 1000 times the rank, plus 1 to 999.
@@ -242,7 +243,7 @@ def shown(name: str) -> str:
         ),
     ],
 )
-def test_real_traces(traces: Path, engine: Engine, tmp_path: Path, pattern: str) -> None:
+def test_real_traces(traces: RealTraces, engine: Engine, tmp_path: Path, pattern: str) -> None:
     merged = tmp_path / "merged.json"
     merge_traces(str(merged), [str(traces / pattern)])
     with engine.load(merged) as trace:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.perfetto import Engine
+    from tests.real_traces import RealTraces
 
 # The engine takes milliseconds for such a file, or for ever.
 HANG_S = 2.0
@@ -49,11 +50,13 @@ def test_perfetto_loads_what_no_rule_minds(data: bytes, engine: Engine, tmp_path
         assert trace.scalar("select count(*) from slice") >= 1
 
 
-def test_the_overlaps_found_in_real_traces_are_those_that_perfetto_drops(engine: Engine, traces: Path) -> None:
+@pytest.mark.parametrize("pattern", ["torch_2.13_gloo/*_rank0_*.json.gz", "single_gpu/*.json.gz"])
+def test_the_overlaps_found_in_real_traces_are_those_that_perfetto_drops(
+    engine: Engine, traces: RealTraces, pattern: str
+) -> None:
     stat = "select value from stats where name = 'slice_drop_overlapping_complete_event'"
-    files = [*(traces / "torch_2.13_gloo").glob("*_rank0_*.json.gz"), *(traces / "single_gpu").glob("*.json.gz")]
     found, dropped = {}, {}
-    for path in files:
+    for path in traces.glob(pattern):
         found[path.name] = validate_trace(str(path)).counts.get("perfetto-overlap", 0)
         with engine.load(path) as trace:
             dropped[path.name] = trace.scalar(stat)
@@ -61,7 +64,7 @@ def test_the_overlaps_found_in_real_traces_are_those_that_perfetto_drops(engine:
     assert sum(found.values()) > 0
 
 
-def test_real_traces_without_errors_load_in_perfetto(engine: Engine, traces: Path) -> None:
+def test_real_traces_without_errors_load_in_perfetto(engine: Engine, traces: RealTraces) -> None:
     files = sorted(path for path in traces.rglob("*.json*") if validate_trace(str(path)).errors == 0)
     assert len(files) > 25
     for path in files:

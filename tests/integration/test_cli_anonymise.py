@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     import pytest
 
     from tests.perfetto import Engine
+    from tests.real_traces import RealTraces
 
 SLICES = "select ts, dur, depth from slice order by 1, 2, 3"
 
 
 def test_a_real_run_names_nobody_and_can_still_be_merged(
-    engine: Engine, traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    engine: Engine, traces: RealTraces, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sources = sorted((traces / "torch_2.13_gloo").glob("full_rank*_step4.json.gz"))
     for source in sources:

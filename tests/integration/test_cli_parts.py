@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.perfetto import Engine
+    from tests.real_traces import RealTraces
 
 SLICES = "select ts, dur, name from slice order by 1, 2, 3"
 
@@ -182,7 +183,7 @@ def test_a_trace_without_events_cannot_be_split(run: Path, capsys: pytest.Captur
 
 
 def test_converting_there_and_back_shows_the_same_in_perfetto(
-    engine: Engine, traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    engine: Engine, traces: RealTraces, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = min((traces / "torch_2.13_gloo").rglob("full*.json*"))
     shown = []

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.perfetto import Engine
+    from tests.real_traces import RealTraces
 
 EVENTS = [
     {"ph": "M", "name": "process_name", "pid": 7, "args": {"name": "rank 0"}},
@@ -73,7 +74,7 @@ def test_rows_in_every_format(
 
 @pytest.mark.engine
 def test_it_agrees_with_the_engine_of_the_tests(
-    traces: Path, shell: Path, engine: Engine, capsys: pytest.CaptureFixture[str]
+    traces: RealTraces, shell: Path, engine: Engine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = min((traces / "torch_2.13_gloo").rglob("*.json*"))
     sql = "select name, count(*), sum(dur), avg(dur), max(category) from slice group by name order by name"

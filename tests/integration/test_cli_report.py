@@ -22,6 +22,8 @@ from tracekit.merge import merge_traces
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tests.real_traces import RealTraces
+
 ROOT = Path(__file__).resolve().parents[2]
 
 RANK = """
@@ -89,7 +91,7 @@ def test_a_real_run_of_two_ranks(recorded: Path, tmp_path: Path, capsys: pytest.
     ["torch_2.13_gloo/full_*", "dlrm_8gpu", "single_gpu/h100_bert_small.json.gz", "torch_2.13_quirks/names.json.gz"],
 )
 def test_real_traces_have_the_figures_of_summary_and_stragglers(
-    traces: Path, inputs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    traces: RealTraces, inputs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     named = str(traces / inputs)
     told = document(["report", named, "-o", str(tmp_path / "report.html")], capsys)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.perfetto import LoadedTrace
+    from tests.real_traces import RealTraces
 
     Write = Callable[[object], Path]
 
@@ -106,6 +107,6 @@ def test_a_wrong_query_says_what_is_wrong_and_the_trace_stays_usable(engine: Eng
         trace.rows("select 1")
 
 
-def test_real_traces_load(engine: Engine, traces: Path) -> None:
+def test_real_traces_load(engine: Engine, traces: RealTraces) -> None:
     with engine.load(traces / "torch_2.13_gloo" / "plain_rank0_step4.json.gz") as trace:
         assert trace.scalar("select count(*) from slice") > 0

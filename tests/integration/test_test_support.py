@@ -10,8 +10,6 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tests.conftest import ONCE
-
 ROOT = Path(__file__).resolve().parents[2]
 
 SAMPLE = """
@@ -96,9 +94,3 @@ def test_a_skipped_test_of_the_engine_or_the_core_fails_only_where_that_is_requi
     # Skipped before it begins, which pytest calls an error.
     assert outcomes["test_core_is_skipped"] == ("error" if outcomes["required"] else "skipped")
     assert outcomes["test_other_is_skipped"] == "skipped"
-
-
-@pytest.mark.parametrize("place", ONCE)
-def test_what_is_run_once_is_there(place: str) -> None:
-    folder, _, name = place.rpartition("/")
-    assert any(path.name.startswith(name) and path.name != "__init__.py" for path in (ROOT / folder).iterdir())

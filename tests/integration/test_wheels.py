@@ -17,6 +17,8 @@ import pytest
 
 from tests.native.cores import ROOT, extensions, find_compiler
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 from tracekit import JSONTraceHandler, Profiler
 with Profiler(trace_handlers=[JSONTraceHandler("traces/rank{rank}.json")]) as profiler:

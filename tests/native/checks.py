@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.conftest import TRACES
 from tests.native.cores import CANNOT, ROOT
+from tests.real_traces import real_traces_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 __all__ = ["run_check"]
 
 
-def run_check(module: str, *arguments: str, traces: Path = TRACES) -> subprocess.CompletedProcess[str]:
+def run_check(module: str, *arguments: str, traces: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run a module of `tests.faults`; its errors are in its output.
 
     Args:
         module: Its name.
         *arguments: What it is told.
-        traces: Where it finds real traces.
+        traces: Where it finds real traces, if not where they usually are.
     """
     done = subprocess.run(
         [sys.executable, "-m", f"tests.faults.{module}", *arguments],
         cwd=ROOT,
-        env=os.environ | {"TRACEKIT_TRACES": str(traces)},
+        env=os.environ | {"TRACEKIT_TRACES": str(traces or real_traces_folder())},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -7,7 +7,7 @@ import gzip
 import json
 from typing import TYPE_CHECKING, Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekit.analysis import diff_traces, find_stragglers, summarize_traces
@@ -112,7 +112,6 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=100)
 @given(EVENTS, st.randoms())
 def test_any_events_are_summarised_and_their_order_in_the_file_changes_no_sum(
     tmp_path_factory: Any, events: list[dict[str, Any]], random: Any
@@ -165,7 +164,6 @@ WHOLE = json.dumps(
 ).encode()
 
 
-@settings(max_examples=150)
 @given(
     st.lists(st.tuples(st.integers(0, len(WHOLE)), st.integers(0, 40), st.binary(max_size=12)), max_size=4),
     st.booleans(),

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekit.capture.documents import RankStatus, Request
@@ -68,7 +68,6 @@ def test_half_a_request_is_refused(request: Request, data: st.DataObject) -> Non
     raise AssertionError(f"{cut!r} was taken for a request")
 
 
-@settings(max_examples=300)
 @given(st.binary(max_size=200) | DOCUMENTS)
 def test_anything_is_a_request_or_refused(content: bytes) -> None:
     with TemporaryDirectory() as name:
@@ -87,7 +86,6 @@ def test_anything_is_a_request_or_refused(content: bytes) -> None:
         assert all(isinstance(status, RankStatus) for status in folder.statuses().values())
 
 
-@settings(max_examples=300)
 @given(
     st.lists(ACTIONS, min_size=30, max_size=30),
     st.integers(0, 4),

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.collective_traces import MS, SECOND, START_NS, Done, seen, torch_trace, write_ranks
@@ -17,8 +17,6 @@ from tests.unit.test_merge_clocks import away, recorded
 from tracekit.errors import TracekitError
 from tracekit.formats.decimal_time import parse_us
 from tracekit.merge import merge_traces
-
-LIMITS = settings(max_examples=40)
 
 
 @st.composite
@@ -74,7 +72,6 @@ def kernels(path: Path) -> dict[int, list[int]]:
     return found
 
 
-@LIMITS
 @given(runs())
 def test_offsets_are_found_within_the_stated_error(run: tuple[list[str], list[tuple[int, float]]]) -> None:
     texts, clocks = run
@@ -88,7 +85,6 @@ def test_offsets_are_found_within_the_stated_error(run: tuple[list[str], list[tu
         assert rank.error_ns < 60_000 * len(clocks)
 
 
-@LIMITS
 @given(runs(drift=True))
 def test_drifting_clocks_are_put_on_one_within_the_stated_error(run: tuple[list[str], list[tuple[int, float]]]) -> None:
     texts, clocks = run
@@ -111,7 +107,6 @@ def test_drifting_clocks_are_put_on_one_within_the_stated_error(run: tuple[list[
             assert abs(after - true) <= error + 300  # a double's step
 
 
-@LIMITS
 @given(runs(), st.randoms())
 def test_the_order_of_the_inputs_does_not_matter(run: tuple[list[str], Any], order: random.Random) -> None:
     texts, _ = run
@@ -123,7 +118,6 @@ def test_the_order_of_the_inputs_does_not_matter(run: tuple[list[str], Any], ord
         assert Path(f"{folder}/first.json").read_bytes() == Path(f"{folder}/second.json").read_bytes()
 
 
-@LIMITS
 @given(runs())
 def test_ids_of_flows_are_unique_and_every_event_is_counted(run: tuple[list[str], Any]) -> None:
     texts, _ = run
@@ -139,7 +133,6 @@ def test_ids_of_flows_are_unique_and_every_event_is_counted(run: tuple[list[str]
     assert sorted(ended) == sorted(begun)
 
 
-@LIMITS
 @given(st.integers(0, 2**32))
 def test_collectives_that_do_not_correspond_are_refused(seed: int) -> None:
     """Every rank did as many of the same kind as the others, but not the same."""
@@ -181,7 +174,6 @@ def spoil(chance: random.Random, part: dict[str, Any]) -> None:
     part[chance.choice(sorted(part))] = chance.choice(ODD)
 
 
-@settings(max_examples=150)
 @given(st.integers(0, 2**32))
 def test_odd_words_about_clocks_do_no_harm(seed: int) -> None:
     """In rank traces and in what an earlier merge states: a merge says what is wrong, or goes on without it."""

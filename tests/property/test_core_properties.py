@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +14,9 @@ from hypothesis import strategies as st
 from tests import both_cores
 from tests.bad_traces import BAD_OWN_TRACES, BAD_TRACES, GOOD_TRACES
 from tests.both_cores import merged, pure, scanned, small_pieces
+
+if TYPE_CHECKING:
+    from tests.real_traces import RealTraces
 
 pytestmark = pytest.mark.core
 
@@ -39,14 +43,14 @@ def check_merges(files: list[bytes], **options: object) -> None:
             assert found == merged(paths, output, **options)
 
 
-@settings(max_examples=150, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**64), st.sampled_from([300, 700, 5_000]))
 def test_both_find_the_same_in_a_file(seed: int, piece_bytes: int) -> None:
     with small_pieces(piece_bytes):
         check_scans(both_cores.trace(random.Random(seed)))
 
 
-@settings(max_examples=150, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**64), st.sampled_from([300, 700, 5_000]))
 def test_both_write_the_same_merge(seed: int, piece_bytes: int) -> None:
     source = random.Random(seed)
@@ -60,9 +64,8 @@ def test_both_do_the_same_with_bad_and_good_traces(data: bytes) -> None:
     check_merges([data, data])
 
 
-def test_both_do_the_same_with_real_traces(tmp_path: Path, traces: Path) -> None:
-    folders = sorted({path.parent for path in traces.rglob("*.json*")})
-    for number, folder in enumerate(folders):
+def test_both_do_the_same_with_real_traces(tmp_path: Path, traces: RealTraces) -> None:
+    for number, folder in enumerate(traces.folders()):
         paths = sorted(path for path in folder.iterdir() if ".json" in path.name)[:4]
         for path in paths:
             found = scanned(path, tmp_path / "scratch")

@@ -31,7 +31,6 @@ from tracekit.formats.chrome_writer import ChromeEncoder
 pytestmark = pytest.mark.core
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**64))
 def test_both_write_the_same_lines(seed: int) -> None:
     batches = odd_batches(random.Random(seed))
@@ -64,7 +63,6 @@ records = st.lists(
 bounds = st.integers(-30, 30)
 
 
-@settings(max_examples=150, deadline=None)
 @given(records, st.data())
 def test_records_behave_as_a_list_does(first: list[Any], data: st.DataObject) -> None:
     compiled: Any = core.record
@@ -120,7 +118,6 @@ spans = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(spans, st.lists(st.integers(0, 400), max_size=4))
 def test_slices_get_the_same_lanes(spans: list[Any], cuts: list[int]) -> None:
     compiled: Any = core.record
@@ -130,7 +127,7 @@ def test_slices_get_the_same_lanes(spans: list[Any], cuts: list[int]) -> None:
     assert buffer.tracks == other_buffer.tracks
 
 
-@settings(max_examples=25, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**64))
 def test_programs_record_the_same(seed: int) -> None:
     steps = program(random.Random(seed), 60)

@@ -20,7 +20,7 @@ from tracekit.formats.trace_reader import TraceReader
 if TYPE_CHECKING:
     from pathlib import Path
 
-same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 times = st.integers(BASE_NS, BASE_NS + 10**12)
 entries = st.builds(

@@ -16,7 +16,7 @@ from tracekit.formats.decimal_time import parse_us
 from tracekit.merge import merge_traces
 from tracekit.merge.input_scan import NAMED_METADATA
 
-LIMITS = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+LIMITS = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 TASK_NS = 1_000_000
 Trace = dict[str, Any]
 

@@ -125,7 +125,7 @@ def small_pieces() -> Any:
         yield
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(
     st.lists(events(), min_size=1, max_size=30),
     st.sampled_from(["compact", "spaced", "lines", "an event a line"]),

@@ -133,7 +133,7 @@ def merge(folder: Path, traces: list[Trace], name: str = "merged.json") -> tuple
     return load(folder / name), report, paths
 
 
-LIMITS = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+LIMITS = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 @LIMITS
@@ -230,7 +230,7 @@ def test_merging_a_merge_again_changes_nothing(traces: list[Trace]) -> None:
     assert [event["tid"] for event in timed(again)] == [event["tid"] for event in timed(once)]
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(runs(), st.integers(0, 10**6), st.binary(max_size=3))
 def test_a_cut_or_damaged_input_gives_a_merge_or_one_clear_error(traces: list[Trace], at: int, noise: bytes) -> None:
     with tempfile.TemporaryDirectory() as name:

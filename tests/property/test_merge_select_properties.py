@@ -21,7 +21,7 @@ from tracekit.merge import Selection, merge_traces
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LIMITS = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+LIMITS = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 START_NS = BASE_NS + 10**10
 CATEGORIES = ["a", "b", "a,b", "c", ""]
 Trace = dict[str, Any]

@@ -129,7 +129,7 @@ def written(path: Path, trace: Any) -> Path:
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(head=heads, found=st.lists(events(), min_size=1, max_size=8), form=st.sampled_from(["array", "object"]))
 def test_every_tool_ends_in_a_result_or_an_error_of_its_own(
     tmp_path: Path, tool: str, head: dict[str, Any], found: list[dict[str, Any]], form: str

@@ -115,7 +115,7 @@ def test_every_prefix_gives_exactly_its_complete_events(tmp_path: Path, form: st
 
 @pytest.mark.parametrize("form", ["array", "object"])
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 1))
 def test_a_prefix_is_recovered_to_a_whole_trace_of_its_events(
     tmp_path: Path, form: str, packed: bool, share: float
@@ -165,7 +165,7 @@ def pieces(reader: FragmentReader, size: int) -> None:
     stream.read = lambda: next(parts, b"")  # type: ignore[method-assign]
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     size=st.integers(1, 200),
     form=st.sampled_from(["array", "object"]),
@@ -190,7 +190,7 @@ def summary(reader: FragmentReader) -> Any:
     return (reader.losses, reader.tail, reader.repairs, reader.closed, reader.keys, reader.form, reader.lost_events)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     form=st.sampled_from(["array", "object"]),
     at=st.integers(0, len(OBJECT)),
@@ -224,7 +224,7 @@ def test_damage_in_the_middle_costs_only_the_events_it_touches(
         assert recover_trace(output).whole
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     data=st.binary(max_size=300) | st.text('[]{}",:\\\n\0pht1 ', max_size=300).map(str.encode),
     start=st.sampled_from(["", "[", '{"traceEvents":[', "\x1f"]),

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekit import JSONTraceHandler, Profiler
@@ -77,7 +77,6 @@ def record(actions: list[str], *handlers: JSONTraceHandler) -> None:
             marker.finish()
 
 
-@settings(max_examples=60)
 @given(
     actions=st.lists(st.sampled_from([*ACTIONS, "flush", "enter", "step"]), max_size=60),
     rotation=st.one_of(
@@ -96,7 +95,6 @@ def test_the_parts_together_hold_what_the_whole_file_holds(actions: list[str], r
         assert [Path(path).name for path in parts.paths] == [f"part{number}.json" for number in range(len(parts.paths))]
 
 
-@settings(max_examples=30)
 @given(
     actions=st.lists(st.sampled_from([*ACTIONS, "flush", "enter"]), max_size=60),
     keep=st.integers(1, 4),

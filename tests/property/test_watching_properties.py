@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tracekit.watching import RankState
 
-MANY = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+MANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ from tracekit.errors import ConfigError, StorageError, TraceFormatError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.real_traces import RealTraces
     from tracekit.analysis.summary_report import MarkerSummary, TraceSummary
     from tracekit.spill import Row
 
@@ -410,7 +411,7 @@ def test_progress_only_grows(tmp_path: Path) -> None:
 # Memory.
 
 
-def test_what_goes_by_the_disk_is_the_same(traces: Path) -> None:
+def test_what_goes_by_the_disk_is_the_same(traces: RealTraces) -> None:
     paths = [str(traces / "dlrm_8gpu")]
     with Scratch(most_rows=700) as scratch, pytest.MonkeyPatch.context() as patch:
         patch.setattr("tracekit.analysis.summary.DurationStore", lambda path: DurationStore(path, 700))

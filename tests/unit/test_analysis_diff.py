@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from tests.real_traces import RealTraces
+
 STAGES = {"dataloader": 1.0, "forward": 4.0, "backward": 8.0, "optimizer": 2.0}
 
 
@@ -234,7 +236,7 @@ def test_without_steps_single_slices_are_compared(tmp_path: Path) -> None:
     assert diff_traces([str(paths[0])], [steps]).steps == (0, 0)
 
 
-def test_the_same_real_traces_do_not_differ(traces: Path) -> None:
+def test_the_same_real_traces_do_not_differ(traces: RealTraces) -> None:
     folder = str(traces / "dlrm_8gpu")
     diff = diff_traces([folder], [folder])
     assert diff.slower == diff.faster == diff.new == diff.vanished == []

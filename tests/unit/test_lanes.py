@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekit.events import BEGIN, END, WIDTH
@@ -79,7 +79,6 @@ some_spans = st.lists(
 ).map(lambda spans: [(start * 7, start * 7 + length * 5, track) for start, length, track in spans])
 
 
-@settings(max_examples=500)
 @given(some_spans, st.lists(st.integers(1, 2000), max_size=5))
 def test_slices_nest_on_every_track_and_keep_their_times(spans: list[Span], cuts: list[int]) -> None:
     _, flushed = play(spans, cuts)

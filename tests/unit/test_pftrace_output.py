@@ -135,7 +135,7 @@ def test_files_of_one_rank_share_tracks_and_a_sequence_and_ranks_do_not(tmp_path
     assert {uuid for _, uuid in where.values()} < set(described)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(runs())
 def test_neither_memory_nor_order_nor_workers_change_a_byte(
     tmp_path_factory: pytest.TempPathFactory, traces: list[dict[str, Any]]

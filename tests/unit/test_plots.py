@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tracekit.analysis.step_times import RankSteps, StepPoint, reduced_steps, step_grid, step_points
@@ -219,7 +219,6 @@ def test_a_name_is_text_and_never_markup(draw: Any, name: str) -> None:
     assert len(svg) < 40_000
 
 
-@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 10**6), st.lists(st.integers(0, 10**15), min_size=1, max_size=4)), max_size=700)
 )
@@ -239,7 +238,6 @@ def test_any_steps_can_be_drawn(steps: list[tuple[int, list[int]]]) -> None:
     assert len(svg) < MOST_BYTES
 
 
-@settings(max_examples=60)
 @given(
     st.integers(0, 90),
     st.integers(1, 300),
@@ -263,7 +261,6 @@ def test_any_heat_map_can_be_drawn(rows: int, columns: int, size: float, divergi
     assert len(svg) < MOST_BYTES
 
 
-@settings(max_examples=60)
 @given(
     st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=400),
     st.sampled_from([TIMES, BYTES, NUMBERS, PERCENTS]),

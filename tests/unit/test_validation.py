@@ -39,6 +39,7 @@ from tracekit.validation.report import KEPT_PER_RULE
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.real_traces import RealTraces
     from tracekit.validation import ValidationReport
 
 
@@ -201,7 +202,7 @@ def test_an_empty_path_is_a_wrong_argument() -> None:
         ("single_gpu", {"perfetto-overlap", "perfetto-process-id"}),
     ],
 )
-def test_real_traces_that_perfetto_loads_have_no_errors(folder: str, rules: set[str], traces: Path) -> None:
+def test_real_traces_that_perfetto_loads_have_no_errors(folder: str, rules: set[str], traces: RealTraces) -> None:
     files = sorted((traces / folder).glob("*.json.gz"))
     assert files
     reports = [validate_trace(str(path)) for path in files]
@@ -210,7 +211,7 @@ def test_real_traces_that_perfetto_loads_have_no_errors(folder: str, rules: set[
 
 
 @pytest.mark.parametrize("name", ["names", "meta_quotes", "stack_quotes"])
-def test_what_torch_writes_wrong_is_an_error(name: str, traces: Path) -> None:
+def test_what_torch_writes_wrong_is_an_error(name: str, traces: RealTraces) -> None:
     report = validate_trace(str(traces / "torch_2.13_quirks" / f"{name}.json.gz"))
     assert set(report.counts) == {"perfetto-invalid-json"}
     assert report.errors > 0
