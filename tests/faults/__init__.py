@@ -19,7 +19,7 @@ A test runs a recording script in a process of its own (`Child`), does something
             assert remains.count("X") == 1
 
 The words of the promises: a file *opens* when Perfetto's engine loads it unmodified, without an error, and with as many slices
-as there are in it; the *loss window* is the time from the newest event in the file to the last one that was recorded; the
+as there are in it; the *loss window* begins with the last delivery, which the file must hold; the
 *identity* is ``emitted == recorded + dropped``. Each test is also run against deliberately bad writers
 (`tests.faults.bad_writers`) and must fail there: see `writers` and `bites`.
 """

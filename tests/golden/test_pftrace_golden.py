@@ -303,7 +303,8 @@ AGAIN = [
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in [*AGAIN[::10], AGAIN[-1]] else pytest.param(name, marks=pytest.mark.slow) for name in AGAIN]
+    "name",
+    [name if name in [*AGAIN[::10], AGAIN[-1]] else pytest.param(name, marks=pytest.mark.slow) for name in AGAIN],
 )
 @pytest.mark.parametrize("form", ["json", "pftrace"])
 def test_a_native_trace_that_is_merged_again_shows_the_same(

@@ -66,7 +66,7 @@ def test_every_command_is_one_that_is_tested_here() -> None:
 def test_continuous_integration_runs_both_scripts() -> None:
     ci = (ROOT / ".ci" / "run").read_text("utf-8")
     assert re.search(r"^scripts/demo\b", ci, re.MULTILINE)
-    assert re.search(r"^scripts/test\b", ci, re.MULTILINE)
+    assert re.search(r"^scripts/test --all\b", ci, re.MULTILINE)
 
 
 def test_the_python_runs_and_the_commands_merge_and_check_what_it_recorded(tmp_path: Path) -> None:

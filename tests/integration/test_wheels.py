@@ -17,8 +17,6 @@ import pytest
 
 from tests.native.cores import ROOT, extensions, find_compiler
 
-pytestmark = pytest.mark.slow
-
 PROGRAM = """
 from tracekit import JSONTraceHandler, Profiler
 with Profiler(trace_handlers=[JSONTraceHandler("traces/rank{rank}.json")]) as profiler:
@@ -30,6 +28,9 @@ with Profiler(trace_handlers=[JSONTraceHandler("traces/rank{rank}.json")]) as pr
 
 # setuptools is here and need not be fetched for each build.
 WITH_WHAT_IS_HERE = ["--no-build-isolation"]
+
+
+pytestmark = pytest.mark.slow
 
 
 def clean_environment(**variables: str) -> dict[str, str]:
