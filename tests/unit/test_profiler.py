@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sqlite3
 import threading
 import time
 from datetime import timedelta
@@ -878,3 +879,155 @@ def test_a_marker_that_records_while_others_are_skipped_does_so_from_the_start()
         for marker in (early, late, one.marker("skipped")):
             marker.instant()
     assert [event.label.name for event in memory.instants] == ["early", "late"]
+
+
+class KeepsInSqlite(TraceHandler):
+    """Writes as people do: one connection, made in `open`, which sqlite3 ties to the thread that made it."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.threads: set[int] = set()
+
+    def open(self, recording: Any) -> None:
+        self.threads.add(threading.get_ident())
+        self.connection = sqlite3.connect(":memory:")
+        self.connection.execute("CREATE TABLE events (name)")
+
+    def process_instant_event(
+        self, name: str, categories: Sequence[str], timestamp: Timestamp, wall_clock_time_ns: int
+    ) -> None:
+        self.threads.add(threading.get_ident())
+        self.connection.execute("INSERT INTO events VALUES (?)", (name,))
+
+    def stopping(self, error: BaseException | None) -> None:
+        self.threads.add(threading.get_ident())
+
+    def ending(self, timeout_s: float) -> None:
+        self.threads.add(threading.get_ident())
+
+    def losses(self) -> dict[str, int]:
+        self.threads.add(threading.get_ident())
+        return {}
+
+    def close(self) -> None:
+        self.threads.add(threading.get_ident())
+        self.names = [name for (name,) in self.connection.execute("SELECT name FROM events")]
+        self.connection.close()
+
+
+def test_all_methods_of_a_handler_are_called_on_its_own_thread() -> None:
+    handler = KeepsInSqlite()
+    with profiler(handler) as one:
+        one.marker("a").instant()
+        assert one.stats.dropped == {}
+    assert handler.names == ["a"]
+    assert one.stats.failures == {}
+    assert len(handler.threads) == 1
+    assert threading.get_ident() not in handler.threads
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(ConfigError("no"), ConfigError), (ValueError("no"), HandlerError), (SystemExit("no"), SystemExit)],
+)
+def test_an_error_of_open_is_raised_by_start(error: BaseException, raised: type[BaseException]) -> None:
+    class Refuses(TraceHandler):
+        def open(self, recording: Any) -> None:
+            raise error
+
+    with pytest.raises(raised, match="no"):
+        profiler(Refuses()).start()
+
+
+def test_hooks_are_set_and_removed_on_the_thread_that_starts_and_stops() -> None:
+    class Hook:
+        def __init__(self, fails: bool = False) -> None:
+            self.calls: list[Any] = []
+            self.fails = fails
+
+        def install(self) -> None:
+            self.calls.append(("install", threading.get_ident()))
+            if self.fails:
+                raise ConfigError("not here")
+
+        def remove(self) -> None:
+            self.calls.append(("remove", threading.get_ident()))
+
+    here = threading.get_ident()
+    hook, refused = Hook(), Hook(fails=True)
+    handler, refuses = MemoryTraceHandler(), MemoryTraceHandler()
+    handler.hooks, refuses.hooks = [hook], [refused]
+    with profiler(handler):
+        assert hook.calls == [("install", here)]
+    assert hook.calls == [("install", here), ("remove", here)]
+    with pytest.raises(ConfigError, match="not here"):
+        profiler(refuses).start()
+    assert refused.calls == [("install", here), ("remove", here)]
+
+
+@pytest.mark.parametrize("method", ["stopping", "ending", "losses", "summary", "close"])
+def test_a_handler_that_blocks_at_the_end_does_not_hold_up_stop_or_the_others(method: str) -> None:
+    release = threading.Event()
+
+    class Blocks(TraceHandler):
+        pass
+
+    def block(*_: Any) -> dict[str, int]:
+        release.wait(60)
+        return {}
+
+    setattr(Blocks, method, block)
+    memory = MemoryTraceHandler()
+    one = profiler(Blocks(), memory, shutdown_timeout=0.3)
+    with one:
+        one.marker("a").instant()
+    # A `stop` that waited for the handler would come here only after the 60 s for which it blocks.
+    assert not release.is_set()
+    assert one._writer is not None
+    one._writer._thread.join(30)
+    assert one._writer._outlets[1].join(30)
+    assert [event.label.name for event in memory.instants] == ["a"]
+    assert memory.stats is not None, "it was told the counts, and closed"
+    assert one._writer._outlets[0]._thread.is_alive(), "stop has not waited for it"
+    release.set()
+    assert one._writer._outlets[0].join(30)
+
+
+@pytest.mark.parametrize("method", ["process_instant_event", "process_counter_event", "process_duration_event"])
+def test_an_inline_handler_that_fails_ten_times_in_a_row_is_called_no_more(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Fails(Calls):
+        inline = True
+        fails = True
+
+    def fail(self: Fails, name: str, *args: Any) -> None:
+        self._note(name)
+        if self.fails:
+            raise RuntimeError("no")
+
+    setattr(Fails, method, fail)
+    handler = Fails()
+
+    def record() -> None:
+        if method == "process_instant_event":
+            one.marker("a").instant()
+        elif method == "process_counter_event":
+            one.marker("a").counter({"n": 1})
+        else:
+            one.marker("a").start()
+            one.marker("a").finish()
+
+    with profiler(handler, record_batches=False) as one:
+        for _ in range(9 if method != "process_duration_event" else 4):
+            record()
+        handler.fails = False
+        record()  # the failures before are forgiven
+        handler.fails = True
+        for _ in range(2000):
+            record()
+    failures = 9 + 10 if method != "process_duration_event" else 8 + 10
+    assert handler.calls.count(("a",)) == failures + (1 if method != "process_duration_event" else 2)
+    assert one.stats.failures == {f"Fails.{method}": failures}
+    assert caplog.text.count("is left out") == 1
+    assert caplog.text.count("Traceback") == 1

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tracekit.events import EventBatch
     from tracekit.timestamp import Timestamp
 
-__all__ = ["COUNTS", "MakesTraceHandler", "Recording", "Summary", "TraceHandler"]
+__all__ = ["COUNTS", "MakesTraceHandler", "ProcessHook", "Recording", "Summary", "TraceHandler"]
 
 COUNTS: Final = ("rank", "global")
 """Whose samples and tokens the training time counts: those of the rank alone, or of all ranks together."""
@@ -57,13 +57,27 @@ class Summary:
     failures: Mapping[str, int]
 
 
+class ProcessHook(Protocol):
+    """Something of the process, such as a signal handler, that must be set on the thread that starts the profiler."""
+
+    def install(self) -> None:
+        """Set it. Raise to stop the profiler from starting."""
+
+    def remove(self) -> None:
+        """Set back what was there before; called on the thread that stops the profiler. Return quickly: `stop` waits."""
+
+
 class TraceHandler:
     """Takes the events of a profiler. Subclass it and override what you need; everything does nothing by default.
 
-    Delivery: `open` is called on the thread that starts the profiler, and may raise (a wrong path, a missing package) to stop
-    it from starting; `stopping` is called on the thread that stops it. Everything else is called one call at a time, within
-    the flush interval (200 ms) of the event, from a thread that the profiler has for this handler. So a handler that blocks
-    holds up neither training nor another handler; of what it does not take in time, at most ``max_buffered_events`` wait.
+    Delivery: the profiler has one thread for each handler, and calls all methods on it, one at a time, from `open` to
+    `close`; only `for_children` is called on the thread that asks. So a handler can use what belongs to one thread, such as a
+    sqlite3 connection. `Profiler.start` waits for `open`, which may raise (a wrong path, a missing package) to stop it from
+    starting. What must be set on the thread that starts the profiler, such as signal handlers, belongs into `hooks`. Events
+    come within the flush interval (200 ms). A handler that blocks holds up neither training nor another handler; of what it
+    does not take in time, at most ``max_buffered_events`` wait. At the end, `stopping`, `ending`, the last events, `summary`,
+    `losses` and `close` share one deadline, the profiler's ``shutdown_timeout``.
+
     Per recording thread, events come in time order, starts before finishes, properly nested; every finish has had its start; a
     slice that stays open longer than the flush interval has its start delivered before its finish.
 
@@ -71,7 +85,7 @@ class TraceHandler:
     the moment of the event: for mirroring into NVTX or ``record_function``. Keep such a handler short and thread-safe.
 
     A method that raises is counted and logged once, and never reaches the training loop; after ten failures in a row the
-    handler is called no more. Handlers are not used in forked children, which get their own by `for_children`.
+    handler is called no more but for `close`. Handlers are not used in forked children, which get their own by `for_children`.
 
     `tracekit.testing.TraceHandlerContract` is a test suite for handlers of your own.
     """
@@ -79,25 +93,26 @@ class TraceHandler:
     inline: ClassVar[bool] = False
     """Whether events are taken on the recording thread."""
 
+    hooks: Sequence[ProcessHook] = ()
+    """What is installed on the thread that starts the profiler, after `open`, and removed on the one that stops it."""
+
     # ---- life ---------------------------------------------------------------------------------------------------------
 
     def open(self, recording: Recording) -> None:
         """Get ready; the first call. Raise to stop the profiler from starting."""
 
     def stopping(self, error: BaseException | None) -> None:
-        """Take back what belongs to the thread that stops the profiler, such as a signal handler that `open` has set.
-
-        Called before the last events are delivered, and before `close`.
+        """Called when the profiler stops, before the last events are delivered.
 
         Args:
             error: The exception that leaves the profiler's ``with`` block, if one does.
         """
 
     def ending(self, timeout_s: float) -> None:
-        """Note that the recording ends, and how long what is still to be done may take.
+        """Called at shutdown, before the last events are delivered.
 
-        Called once, before the last events are delivered, on whatever thread ends the recording, also in the middle of another
-        call. What is not done by then is left behind.
+        Args:
+            timeout_s: The time that remains until `close` must have returned. What is not done by then is left behind.
         """
 
     def flush(self) -> None:
@@ -118,7 +133,7 @@ class TraceHandler:
     def losses(self) -> Mapping[str, int]:
         """Return how many events this handler was given and could not keep, by reason, for the profiler's `Summary`.
 
-        Called from any thread at any time.
+        Called after each `flush`, before `summary` and after `close`.
         """
         return {}
 

@@ -105,6 +105,7 @@ class FlightRecorder(TraceHandler):
             raise ConfigError(f"max_bytes must be at least {_LEAST_BYTES} (4 MiB), not {max_bytes}")
         self._signal = None if on_signal is None else SignalTrigger(on_signal)
         self._exceptions = ExceptionTrigger(self._uncaught) if excepthooks else None
+        self.hooks = [hook for hook in (self._signal, self._exceptions) if hook is not None]
         self._slow_steps = None if slow_step is None else SlowSteps(slow_step)
         self._files = RankFiles(self._name, Retention(num_traces_to_keep), mode=mode)
         self._mode = mode
@@ -139,7 +140,7 @@ class FlightRecorder(TraceHandler):
     # ---- life ---------------------------------------------------------------------------------------------------------
 
     def open(self, recording: Recording) -> None:
-        """Make the folder, so that a wrong one shows before training starts, and set the hooks that were asked for."""
+        """Make the folder, so that a wrong one shows before training starts."""
         self._name.check(recording.process)
         self._recording = recording
         self._timestamp = recording.timestamp
@@ -147,16 +148,11 @@ class FlightRecorder(TraceHandler):
         if not storage.is_remote(path):
             make_folder(Path(path).parent, path, self._mode)
         self._files.open(recording)
-        if self._signal is not None:
-            self._signal.install()
-        if self._exceptions is not None:
-            self._exceptions.install()
 
     def stopping(self, error: BaseException | None) -> None:
-        """Take the hooks back, on the thread that may; note the exception that ends the recording."""
+        """Note the exception that ends the recording."""
         if error is not None and self._on_exception and not isinstance(error, (SystemExit, GeneratorExit)):
             self._request(f"exception: {self._shown(error)}")
-        self._take_hooks_back()
 
     def ending(self, timeout_s: float) -> None:
         """Note until when packing and uploading are waited for."""
@@ -174,7 +170,7 @@ class FlightRecorder(TraceHandler):
         self._serve(due)
 
     def close(self) -> None:
-        """Write the dumps that are still due, and take the hooks back."""
+        """Write the dumps that are still due, and take the hooks back where the recording was ended by a signal."""
         self._take_hooks_back()
         if self._on_close and self._recording is not None:
             self._request("the recording ends")
@@ -184,12 +180,10 @@ class FlightRecorder(TraceHandler):
         self._files.close()
 
     def _take_hooks_back(self) -> None:
-        if self._signal is not None:
-            if self._signal.arrived():
-                self._request(f"signal {self._signal.name}")
-            self._signal.remove()
-        if self._exceptions is not None:
-            self._exceptions.remove()
+        for hook in self.hooks:
+            hook.remove()
+        if self._signal is not None and self._signal.arrived():
+            self._request(f"signal {self._signal.name}")
 
     # ---- what is kept -------------------------------------------------------------------------------------------------
 

@@ -60,6 +60,7 @@ class SignalTrigger:
         self._pipe: tuple[int, int] | None = None  # read and write end; nothing is written without it
         self._called = False
         self._call_expected = False
+        self._arrived_before_removal = False
         self._lock = threading.Lock()  # so that the pipe is not closed while it is read
 
     def install(self) -> None:
@@ -101,6 +102,7 @@ class SignalTrigger:
 
     def _arrived(self) -> bool:
         # In this order: when the handler has been called, what it was woken with is in the pipe already.
+        before, self._arrived_before_removal = self._arrived_before_removal, False
         called, self._called = self._called, False
         written = False
         if self._pipe is not None:
@@ -108,10 +110,10 @@ class SignalTrigger:
                 written = self._number in os.read(self._pipe[0], 65536)
         if called and self._call_expected and not written:
             self._call_expected = False  # the main thread has come to a signal that was noticed before
-            return False
+            return before
         if written:
             self._call_expected = not called
-        return called or written
+        return before or called or written
 
     def remove(self) -> None:
         """Notice it no more. Elsewhere than on the main thread, the handler stays, and only calls the one before it."""
@@ -123,6 +125,7 @@ class SignalTrigger:
         if signal.getsignal(self._number) is self._handler:
             signal.signal(self._number, self._previous)
         with self._lock:
+            self._arrived_before_removal = self._arrived()
             self._release_pipe()
 
     def _release_pipe(self) -> None:

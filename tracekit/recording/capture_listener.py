@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
@@ -121,11 +122,11 @@ class CaptureListener:
         """Have it look at once. Thread-safe."""
         self._wake.set()
 
-    def close(self) -> None:
-        """Say what became of the last capture, and end the thread; wait for it two seconds at most."""
+    def close(self, timeout_s: float = math.inf) -> None:
+        """Say what became of the last capture, and end the thread; wait for it two seconds at most, or ``timeout_s``."""
         self._closing = True
         self._wake.set()
-        self._thread.join(_JOIN_S)
+        self._thread.join(max(0.0, min(_JOIN_S, timeout_s)))
 
     def raise_failure(self) -> None:
         """Raise the first thing that has gone wrong on the thread, once, where the profiler reports it."""

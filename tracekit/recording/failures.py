@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
+from typing import Final
 
 from tracekit.errors import HandlerError, TracekitError
 
-__all__ = ["Failures"]
+__all__ = ["FailureLimit", "Failures"]
 
 logger = logging.getLogger("tracekit")
+
+_MAX_IN_A_ROW: Final = 10
 
 
 class Failures:
@@ -47,3 +50,35 @@ class Failures:
         if self._first is not None:
             error, self._first = self._first, None
             raise error
+
+
+class FailureLimit:
+    """Disables a handler that fails ten times in a row.
+
+    Args:
+        name: The handler's name, for log lines and counts.
+        failures: Where its failures are reported.
+
+    Attributes:
+        is_reached: Whether the handler is disabled.
+    """
+
+    __slots__ = ("_failures", "_in_a_row", "_name", "is_reached")
+
+    def __init__(self, name: str, failures: Failures) -> None:
+        self.is_reached = False
+        self._name = name
+        self._failures = failures
+        self._in_a_row = 0
+
+    def failed(self, method: str, error: BaseException) -> None:
+        """Report a failure of a method; the tenth in a row disables the handler."""
+        self._failures.report(f"{self._name}.{method}", error)
+        self._in_a_row += 1
+        if self._in_a_row >= _MAX_IN_A_ROW and not self.is_reached and method != "close":
+            self.is_reached = True
+            logger.warning("tracekit: %s failed %d times in a row and is left out", self._name, self._in_a_row)
+
+    def succeeded(self) -> None:
+        """Begin to count anew."""
+        self._in_a_row = 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracekit.handlers.base import TraceHandler
 from tracekit.handlers.mirrors.mirror import Mirror, Moment
+from tracekit.recording.failures import FailureLimit
 from tracekit.recording.marker import Marker, MarkerObserver
 
 if TYPE_CHECKING:
@@ -13,34 +13,10 @@ if TYPE_CHECKING:
 
     from tracekit.clock import Timeline
     from tracekit.events import Timestamps
+    from tracekit.handlers.base import TraceHandler
     from tracekit.recording.failures import Failures
 
-__all__ = ["InlineHandlers", "WithoutEvents", "observer_of"]
-
-
-class WithoutEvents(TraceHandler):
-    """Stands for an inline handler at the writer: passes everything on but the events, which it has had already."""
-
-    def __init__(self, handler: TraceHandler) -> None:
-        for method in (
-            "ending",
-            "losses",
-            "flush",
-            "close",
-            "process_chrome_json_trace_file",
-            "batch_start",
-            "batch_end",
-            "epoch_start",
-            "epoch_end",
-            "window_end",
-            "clock_anchor",
-            "clock_offset",
-            "summary",
-        ):
-            setattr(self, method, getattr(handler, method))
-
-    def process_events(self, batch: Any) -> None:
-        """Drop them."""
+__all__ = ["InlineHandlers", "observer_of"]
 
 
 def observer_of(
@@ -52,7 +28,7 @@ def observer_of(
 
 
 class InlineHandlers(MarkerObserver):
-    """Calls inline handlers on the recording thread."""
+    """Calls inline handlers on the recording thread. One that fails ten times in a row is called no more."""
 
     def __init__(
         self,
@@ -65,13 +41,23 @@ class InlineHandlers(MarkerObserver):
         self._handlers = [handler for handler in handlers if not isinstance(handler, Mirror)]
         self._timestamps = timestamps
         self._offset_ns = timeline.offset_ns
-        self._failures = failures
+        self._limits = {id(handler): FailureLimit(type(handler).__name__, failures) for handler in handlers}
 
     def _call(self, handler: TraceHandler, method: str, *args: Any) -> None:
         try:
             getattr(handler, method)(*args)
         except Exception as error:  # noqa: BLE001 - a handler's failure must not reach training
-            self._failures.report(f"{type(handler).__name__}.{method}", error)
+            self._failed(handler, method, error)
+        else:
+            self._limits[id(handler)].succeeded()
+
+    def _failed(self, handler: TraceHandler, method: str, error: Exception) -> None:
+        limit = self._limits[id(handler)]
+        limit.failed(method, error)
+        if limit.is_reached:
+            # New lists: other threads may be iterating over these.
+            self._handlers = [other for other in self._handlers if other is not handler]
+            self._mirrors = [other for other in self._mirrors if other is not handler]
 
     def _moment(self, monotonic_ns: int) -> Moment:
         return Moment(monotonic_ns, self._offset_ns, self._timestamps)
@@ -105,7 +91,7 @@ class InlineHandlers(MarkerObserver):
                     key = (track, monotonic_ns, marker.name)
                     mirror.slice_begins(key, marker.name, marker.categories, self._moment(monotonic_ns))
             except Exception as error:  # noqa: BLE001 - see above
-                self._failures.report(f"{type(mirror).__name__}.begin", error)
+                self._failed(mirror, "begin", error)
 
     def end(self, marker: Marker, track: int, start_ns: int, monotonic_ns: int, exception: str | None) -> None:
         """A slice ends."""
@@ -113,8 +99,9 @@ class InlineHandlers(MarkerObserver):
             try:
                 if mirror.has_open:
                     mirror.slice_ends((track, start_ns, marker.name), self._moment(monotonic_ns), exception)
+                    self._limits[id(mirror)].succeeded()
             except Exception as error:  # noqa: BLE001 - see above
-                self._failures.report(f"{type(mirror).__name__}.end", error)
+                self._failed(mirror, "end", error)
         self._slice(marker, monotonic_ns, is_start=False)
 
     def instant(self, marker: Marker, track: int, monotonic_ns: int) -> None:
@@ -126,8 +113,9 @@ class InlineHandlers(MarkerObserver):
             try:
                 if mirror.is_listening():
                     mirror.mark(marker.name, marker.categories, self._moment(monotonic_ns))
+                    self._limits[id(mirror)].succeeded()
             except Exception as error:  # noqa: BLE001 - see above
-                self._failures.report(f"{type(mirror).__name__}.mark", error)
+                self._failed(mirror, "mark", error)
 
     def counter(self, marker: Marker, monotonic_ns: int, values: Mapping[str, float]) -> None:
         """A counter was recorded."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 from pathlib import Path
@@ -78,6 +79,7 @@ class OnDemand(TraceHandler):
         check_seconds("on_demand: look_interval", look_interval)
         self._folder = None if name is None else FileName(name)
         self._trigger = None if on_signal is None else SignalTrigger(on_signal)
+        self.hooks = () if self._trigger is None else (self._trigger,)
         self._signal_all_ranks = signal_all_ranks
         self._base = base
         self._steps = steps
@@ -248,10 +250,10 @@ class OnDemand(TraceHandler):
         """The training time at the start of the batch that runs."""
         return self._timestamp
 
-    # ---- the trace handler: on the thread that starts and stops the profiler ------------------------------------------
+    # ---- the trace handler: on its thread -----------------------------------------------------------------------------
 
     def open(self, recording: Recording) -> None:
-        """Make the control folder, notice the signal, and begin to listen."""
+        """Make the control folder, and begin to listen."""
         self._pid = os.getpid()
         self._timestamp = recording.timestamp
         folder = None
@@ -267,20 +269,14 @@ class OnDemand(TraceHandler):
             trust_other_users=self._trust_other_users,
             clock=self._clock,
         )
-        if self._trigger is not None:
-            self._trigger.install()
         listener.start()
         self._listener = listener
 
     def stopping(self, error: BaseException | None) -> None:
-        """Take the signal handler back; end a capture that runs."""
+        """End a capture that runs."""
         self._stopping = True
-        if self._trigger is not None:
-            self._trigger.remove()
         if self._window is not None and self._timestamp is not None:
             self._window.cut(int(self._timestamp.batch), "the run ended" + (" with an exception" if error else ""))
-
-    # ---- the trace handler: on the writer's thread --------------------------------------------------------------------
 
     def process_events(self, batch: EventBatch) -> None:
         """Nothing: the other handlers take the events."""
@@ -316,10 +312,10 @@ class OnDemand(TraceHandler):
         if not self._stopping:
             self.ended()
 
-    def ended(self) -> None:
-        """End the listener, after a last word: the files are complete now."""
+    def ended(self, timeout_s: float = math.inf) -> None:
+        """End the listener, after a last word: the files are complete now. Wait for it for two seconds at most."""
         if self._listener is not None:
-            self._listener.close()
+            self._listener.close(timeout_s)
 
     # ---- files: on the listener's thread ------------------------------------------------------------------------------
 

@@ -7,17 +7,20 @@ import logging
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.errors import HandlerError, TracekitError
 from tracekit.events import BEGIN, END, WIDTH
+from tracekit.recording.failures import FailureLimit
+from tracekit.recording.signal import Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from tracekit.events import EventBatch
-    from tracekit.handlers.base import Summary, TraceHandler
+    from tracekit.handlers.base import Recording, Summary, TraceHandler
     from tracekit.recording.failures import Failures
-    from tracekit.recording.signal import Signal
 
 __all__ = ["ON_FULL", "Outlet"]
 
@@ -26,25 +29,28 @@ logger = logging.getLogger("tracekit")
 ON_FULL: Final = ("drop_newest", "drop_oldest", "block")
 """What happens to events that do not fit, because a handler does not keep up."""
 
-_GIVE_UP_AFTER: Final = 10
 _ROOM_CHECK_S: Final = 0.01
+_IDLE_S: Final = 3600.0
+"""How long a thread that has nothing to do sleeps before it looks again; it is woken when there is something."""
 
 
 class Outlet:
-    """Calls the methods of one handler in the order of posting, on a thread of its own.
+    """Calls all methods of one handler, from `open` to `close`, in the order of posting on one thread.
 
-    So a handler that blocks holds up neither the recording nor another handler. Calls are posted by one thread at a time.
+    A handler that blocks holds up neither the recording nor another handler. Events of inline handlers are skipped: they get
+    them on the recording threads.
 
     Args:
         handler: The handler.
         failures: Where its failures are reported.
-        summary: Gives the counts for the handler's ``summary``, from how many events it has missed.
+        summary: Returns the counts for the ``summary`` of the outlet's handler.
         limit_events: How many events may wait.
         on_full: One of `ON_FULL`.
 
     Attributes:
         waiting_events: How many events wait, those that the handler has been given and not returned included.
         dropped_events: How many did not fit.
+        losses: What the handler said last of its own losses. It is asked on its thread, after each flush and at the end.
         busy_since_s: Since when the handler is in the call that it is in (``time.monotonic``); 0 when it is in none.
     """
 
@@ -52,7 +58,7 @@ class Outlet:
         self,
         handler: TraceHandler,
         failures: Failures,
-        summary: Callable[[int], Summary],
+        summary: Callable[[Outlet], Summary],
         *,
         limit_events: int,
         on_full: str,
@@ -61,26 +67,57 @@ class Outlet:
         self.waiting_events = 0
         self.dropped_events = 0
         self.busy_since_s = 0.0
+        self.losses: Mapping[str, int] = {}
         self._name = type(handler).__name__
-        self._failures = failures
+        self._failure_limit = FailureLimit(self._name, failures)
         self._summary = summary
         self._limit = limit_events
         self._on_full = on_full
-        self._calls: deque[list[Any]] = deque()  # [method, args]
+        self._calls: deque[list[Any]] = deque()  # [method of the handler, or a function, args]
         self._lock = threading.Lock()  # of the queue; held for moments only
-        self._wake = threading.Event()
+        self._wake = Signal()
         self._closing = False
         self._waits_for_room = True
-        self._left_out = False
-        self._failed_in_a_row = 0
         self._thread = threading.Thread(target=self._run, name=f"tracekit-writer {self._name}", daemon=True)
 
     def __repr__(self) -> str:
         return f"<Outlet {self._name}>"
 
-    def start(self) -> None:
-        """Start the thread."""
+    def open(self, recording: Recording) -> None:
+        """Start the thread, open the handler on it, and wait for that.
+
+        Raises:
+            TracekitError: The handler cannot be opened.
+        """
+        opened, errors = Signal(), list[BaseException]()
+
+        def open_handler() -> None:
+            try:
+                self.handler.open(recording)
+            except BaseException as error:  # noqa: BLE001 - raised again by whoever waits
+                errors.append(error)
+            opened.set()
+
         self._thread.start()
+        self.post(open_handler)
+        while not opened.wait(_IDLE_S):
+            pass
+        if not errors:
+            return
+        error = errors[0]
+        if isinstance(error, TracekitError) or not isinstance(error, Exception):
+            raise error
+        raise HandlerError(f"{self._name} cannot be opened: {error}") from error
+
+    def discard(self) -> None:
+        """Close the handler of a profiler that does not start, quietly, and end the thread."""
+
+        def close_handler() -> None:
+            with suppress(BaseException):
+                self.handler.close()
+
+        self.post(close_handler)
+        self.finish()
 
     @property
     def is_mine(self) -> bool:
@@ -89,8 +126,8 @@ class Outlet:
 
     # ---- posting ------------------------------------------------------------------------------------------------------
 
-    def post(self, method: str, *args: Any) -> None:
-        """Have a method of the handler called. Never waits."""
+    def post(self, method: str | Callable[..., object], *args: Any) -> None:
+        """Have a method of the handler, or a function, called. Never waits."""
         self._calls.append([method, args])
         self._wake.set()
 
@@ -100,6 +137,8 @@ class Outlet:
         Starts and ends of slices that are longer than a flush are never dropped: one without the other would break the nesting
         of what is written, and they are few.
         """
+        if self.handler.inline:
+            return
         if self.waiting_events and self.waiting_events + len(batch) > self._limit:
             batch = self._make_room(batch)
         with self._lock:
@@ -107,9 +146,13 @@ class Outlet:
             self._calls.append(["process_events", (batch,)])
         self._wake.set()
 
-    def post_signal(self, event: Signal) -> None:
-        """Have an event set when everything that was posted before has been delivered."""
-        self.post("", event)
+    def post_end(self, deadline_s: float) -> None:
+        """Have the handler told how much time is left for the end of the recording.
+
+        Args:
+            deadline_s: When it must have closed (``time.monotonic``).
+        """
+        self.post(lambda: self._call("ending", (max(0.0, deadline_s - time.monotonic()),)))
 
     def _make_room(self, batch: EventBatch) -> EventBatch:
         """Return what of a batch there is room for, after making room as was asked for."""
@@ -149,8 +192,7 @@ class Outlet:
 
     def _run(self) -> None:
         while True:
-            self._wake.wait()
-            self._wake.clear()
+            self._wake.wait(_IDLE_S)
             closing = self._closing
             while self._calls:
                 with self._lock:
@@ -161,28 +203,31 @@ class Outlet:
             if closing:
                 return
 
-    def _call(self, method: str, args: tuple[Any, ...]) -> None:
-        if not method:
-            args[0].set()
+    def _call(self, method: str | Callable[..., object], args: tuple[Any, ...]) -> None:
+        if not isinstance(method, str):
+            method(*args)
             return
         try:
-            if not self._left_out or method == "close":
-                getattr(self.handler, method)(*((self._summary(self.dropped_events),) if method == "summary" else args))
+            if not self._failure_limit.is_reached or method == "close":
+                if method == "summary":
+                    self._ask_losses()
+                    args = (self._summary(self),)
+                getattr(self.handler, method)(*args)
         except BaseException as error:  # noqa: BLE001 - a handler's failure must not end this thread
-            self._failures.report(f"{self._name}.{method}", error)
-            self._failed_in_a_row += 1
-            if self._failed_in_a_row >= _GIVE_UP_AFTER and method != "close":
-                logger.warning(
-                    "tracekit: %s failed %d times in a row and is left out", self._name, self._failed_in_a_row
-                )
-                self._left_out = True
+            self._failure_limit.failed(method, error)
         else:
             if method == "process_events":
-                self._failed_in_a_row = 0
+                self._failure_limit.succeeded()
         finally:
             if method == "process_events":
                 with self._lock:
                     self.waiting_events -= len(args[0])
+        if method in ("flush", "close"):
+            self._ask_losses()
+
+    def _ask_losses(self) -> None:
+        with suppress(BaseException):  # a user's handler must not make asking fail
+            self.losses = dict(self.handler.losses())
 
     # ---- the end ------------------------------------------------------------------------------------------------------
 
@@ -197,5 +242,6 @@ class Outlet:
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread to end. Returns whether it has."""
-        self._thread.join(max(0.0, timeout_s))
+        if self._thread.ident is not None:  # else it could not be started
+            self._thread.join(max(0.0, timeout_s))
         return not self._thread.is_alive()

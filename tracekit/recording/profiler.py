@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
@@ -12,7 +13,7 @@ from tracekit import privacy
 from tracekit.arguments import check_choice, check_seconds, check_whole, resolve_path
 from tracekit.clock import SYSTEM_CLOCK, Clock, Timeline
 from tracekit.distributed import ProcessInfo, detect_process
-from tracekit.errors import ConfigError, HandlerError, TimeError, TracekitError
+from tracekit.errors import ConfigError, TimeError
 from tracekit.events import Timestamps
 from tracekit.handlers.base import COUNTS, Recording, Summary, TraceHandler
 from tracekit.naming import FileName
@@ -23,7 +24,7 @@ from tracekit.recording.compiled import ProfilerBase, compiled_lookup
 from tracekit.recording.compiling import pass_over_profilers
 from tracekit.recording.end_report import report_end
 from tracekit.recording.failures import Failures
-from tracekit.recording.inline import WithoutEvents, observer_of
+from tracekit.recording.inline import observer_of
 from tracekit.recording.lifecycle import DEFAULT_ACTIONS, MarkerTable, activate, adopt_in_child, deactivate, inherit
 from tracekit.recording.loaders import WorkerRecording, recording_loader
 from tracekit.recording.on_demand import OnDemand
@@ -222,18 +223,10 @@ class Profiler(ProfilerBase):
         for source in self._sources:
             source.check(self)
         self._timeline = timeline = Timeline(self._clock)
-        self._open_handlers(Recording(self._process, timeline.anchor, self._timestamp, self._counts))
-        self._batch_start_ns = self._clock.monotonic_ns()
-        self._timestamps = Timestamps(self._timestamp, self._batch_start_ns)
-        self._state = "started"
-        deferred = [handler for handler in self._handlers if not handler.inline]
-        inline = [handler for handler in self._handlers if handler.inline]
-        self._attached.observer = observer_of(inline, self._timestamps, timeline, self._failures)
-        # Inline handlers get their events from the observer, and everything else from the writer like the others.
-        delivered = deferred + [WithoutEvents(handler) for handler in inline]
-        self._writer = Writer(
+        self._timestamps = Timestamps(self._timestamp, timeline.anchor.monotonic_ns)
+        writer = Writer(
             self._buffer,
-            delivered,
+            self._handlers,
             timeline,
             self._timestamps,
             self._attached.open_slices,
@@ -242,7 +235,13 @@ class Profiler(ProfilerBase):
             limit_events=self._max_buffered_events,
             on_full=self._on_full,
         )
-        self._writer.start()
+        writer.open(Recording(self._process, timeline.anchor, self._timestamp, self._counts))
+        self._batch_start_ns = self._clock.monotonic_ns()
+        self._state = "started"
+        inline = [handler for handler in self._handlers if handler.inline]
+        self._attached.observer = observer_of(inline, self._timestamps, timeline, self._failures)
+        self._writer = writer
+        writer.start()
         activate(self)
         if self._termination is not None:
             self._termination.install()
@@ -274,12 +273,9 @@ class Profiler(ProfilerBase):
             except Exception as error:  # noqa: BLE001 - a source's failure must not reach training
                 self.report_failure(type(source).__name__, error)
         self._attached.pass_to(None)
-        for handler in self._handlers:
-            try:
-                handler.stopping(ended_by)
-            except Exception as failure:  # noqa: BLE001 - a handler's failure must not reach training
-                self.report_failure(f"{type(handler).__name__}.stopping", failure)
-        in_time = self._writer.close(self._shutdown_timeout_s)
+        deadline_s = time.monotonic() + self._shutdown_timeout_s
+        self._writer.stopping(ended_by)
+        in_time = self._writer.close(deadline_s - time.monotonic())
         if not in_time:
             logger.warning(
                 "tracekit: the trace handlers did not finish within %g s and are left behind; what they had not "
@@ -287,7 +283,7 @@ class Profiler(ProfilerBase):
                 self._shutdown_timeout_s,
             )
         if isinstance(self._schedule, OnDemand):
-            self._schedule.ended()
+            self._schedule.ended(deadline_s - time.monotonic())
         deactivate(self)
         self._attached.detach()
         if self._termination is not None:
@@ -686,20 +682,6 @@ class Profiler(ProfilerBase):
         except Exception as error:  # noqa: BLE001 - a source's failure must not reach training
             self._broken_sources.add(id(source))
             self.report_failure(type(source).__name__, error)
-
-    def _open_handlers(self, recording: Recording) -> None:
-        opened: list[TraceHandler] = []
-        try:
-            for handler in self._handlers:
-                opened.append(handler)
-                handler.open(recording)
-        except Exception as error:
-            for handler in opened:
-                with suppress(Exception):
-                    handler.close()
-            if isinstance(error, TracekitError):
-                raise
-            raise HandlerError(f"{type(opened[-1]).__name__} cannot be opened: {error}") from error
 
     def abandon_in_child(self) -> None:
         """Forget the parent's recording in a forked child."""

@@ -6,7 +6,6 @@ import math
 import threading
 import time
 from collections import deque
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.events import COUNTER, INSTANT, WIDTH, EventBatch, Timestamps, count_kinds
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tracekit.clock import Timeline
-    from tracekit.handlers.base import TraceHandler
+    from tracekit.handlers.base import Recording, TraceHandler
     from tracekit.recording.buffer import RecordBuffer
     from tracekit.recording.failures import Failures
 
@@ -43,6 +42,9 @@ _GIVE_WAY_NS: Final = 1_000_000
 
 _WAIT_S: Final = 0.05
 """How long a recording thread waits for a writer that is late, at most."""
+
+_DISCARD_S: Final = 10.0
+"""How long handlers of a profiler that cannot start may take to close."""
 
 _BLOCKED_S: Final = 0.25
 """A handler that has been in one call for longer is not waited for."""
@@ -74,7 +76,7 @@ class Writer:
 
     Args:
         buffer: Where the records are.
-        handlers: Who takes them; opened already.
+        handlers: Who takes them.
         timeline: Time scale of the recording.
         timestamps: Which training time was current when.
         open_slices: Tells which slices are open now.
@@ -131,10 +133,37 @@ class Writer:
         self._clock_watch = ClockWatch(timeline)
         self._thread = threading.Thread(target=self._run, name="tracekit-writer", daemon=True)
 
+    def open(self, recording: Recording) -> None:
+        """Open the handlers, each on its thread, and set their hooks. If one fails, close them.
+
+        Raises:
+            TracekitError: A handler cannot be opened.
+        """
+        opened: list[Outlet] = []
+        try:
+            for outlet in self._outlets:
+                opened.append(outlet)
+                outlet.open(recording)
+                for hook in outlet.handler.hooks:
+                    hook.install()
+        except BaseException:
+            for outlet in opened:
+                self._remove_hooks(outlet)
+                outlet.discard()
+            deadline_s = time.monotonic() + _DISCARD_S
+            for outlet in opened:
+                outlet.join(deadline_s - time.monotonic())
+            raise
+
+    def _remove_hooks(self, outlet: Outlet) -> None:
+        for hook in outlet.handler.hooks:
+            try:
+                hook.remove()
+            except Exception as error:  # noqa: BLE001 - a handler's failure must not reach training
+                self._failures.report(f"{type(outlet.handler).__name__}.hooks", error)
+
     def start(self) -> None:
-        """Start the threads."""
-        for outlet in self._outlets:
-            outlet.start()
+        """Start the thread, when the handlers are open."""
         self._set_due(self._timeline.clock.monotonic_ns())
         self._buffer.look_after = self.look_after
         self._thread.start()
@@ -182,12 +211,17 @@ class Writer:
         """Whether the thread that asks is the writer's or a handler's."""
         return self._thread.ident == threading.get_ident() or any(outlet.is_mine for outlet in self._outlets)
 
+    def stopping(self, error: BaseException | None) -> None:
+        """Take the handlers' hooks back, and have the handlers told that the profiler stops; on the thread that stops it."""
+        for outlet in self._outlets:
+            self._remove_hooks(outlet)
+            outlet.post("stopping", error)
+
     def close(self, timeout_s: float) -> bool:
         """Deliver the rest, give the summary, close the handlers, end the threads. Returns whether that was done in time."""
-        for outlet in self._outlets:
-            with suppress(Exception):
-                outlet.handler.ending(timeout_s)
         self._close_by_s = time.monotonic() + timeout_s
+        for outlet in self._outlets:
+            outlet.post_end(self._close_by_s)
         self._closing = True
         self._wake.set()
         self._thread.join(timeout_s)
@@ -225,14 +259,13 @@ class Writer:
         while self._on_full == "block" and len(self._buffer.records) > self._limit and self._thread.is_alive():
             self._await_delivery(_WAIT_S, ())
 
-    def summary(self, missed: int | None = None) -> Summary:
+    def summary(self, of: Outlet | None = None) -> Summary:
         """Return the counts of what was recorded, of what was lost and of what failed.
 
         Args:
-            missed: How many events a handler has missed; None stands for the one that has missed most.
+            of: Count what this handler has missed; None stands for the one that has missed most.
         """
-        if missed is None:
-            missed = max((outlet.dropped_events for outlet in self._outlets), default=0)
+        missed = max((outlet.dropped_events for outlet in self._outlets if of in (None, outlet)), default=0)
         dropped = {
             "counter values that are no numbers": self._counter_values.refused + self._buffer.refused_values,
             "events there was no memory for": self._buffer.lost_events,
@@ -240,9 +273,8 @@ class Writer:
             "events beyond max_buffered_events": missed,
         }
         for outlet in self._outlets:
-            with suppress(Exception):  # a user's handler must not make asking fail
-                for reason, count in outlet.handler.losses().items():
-                    dropped[reason] = dropped.get(reason, 0) + count
+            for reason, count in outlet.losses.items():
+                dropped[reason] = dropped.get(reason, 0) + count
         return Summary(
             slices=self._slices,
             instants=self._instants,
@@ -284,7 +316,7 @@ class Writer:
             self._failures.report("the writer thread", error)
         for request in wanted:
             for outlet in self._outlets:
-                outlet.post_signal(request.delivered.setdefault(outlet, Signal()))
+                outlet.post(request.delivered.setdefault(outlet, Signal()).set)
             request.cut.set()
 
     def _set_due(self, now_ns: int) -> None:

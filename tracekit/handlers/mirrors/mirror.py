@@ -56,6 +56,7 @@ class Mirror(TraceHandler):
 
     def __init__(self) -> None:
         self._open: dict[Hashable, list[Any]] = {}
+        self.hooks = (self,)
 
     def is_listening(self) -> bool:
         """Tell whether the tool takes slices now. Asked at each start, so it must be quick."""
@@ -104,8 +105,11 @@ class Mirror(TraceHandler):
         """Whether any slice is open."""
         return bool(self._open)
 
-    def stopping(self, error: BaseException | None) -> None:
-        """End what is open."""
+    def install(self) -> None:
+        """Nothing; see `ProcessHook`."""
+
+    def remove(self) -> None:
+        """End what is open, on the thread that stops the profiler: most of it was begun there."""
         self._leave_all()
 
     def close(self) -> None:
