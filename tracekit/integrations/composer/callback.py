@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.integrations.batches import samples_in, tokens_in
 from tracekit.integrations.composer.handler import ComposerHandler
+from tracekit.integrations.composer.state import NoLogger
 from tracekit.recording.lifecycle import DEFAULT_ACTIONS
 from tracekit.recording.schedule import ProfilerAction
 from tracekit.timestamp import Timestamp
@@ -49,6 +50,7 @@ class TracekitCallback(Callback):  # type: ignore[misc]
         super().__init__()
         self._profiler = profiler
         self._slices = slices
+        self._has_started = False
         self._seen = False
         self._is_mine = False
         self._open: list[tuple[str, Marker]] = []
@@ -58,7 +60,8 @@ class TracekitCallback(Callback):  # type: ignore[misc]
         """Take any event of the Trainer."""
         if not self._seen:
             self._seen = True
-            self._first_event(state, logger)
+            self._bind_handlers(state, logger)
+            self.start()
         try:
             if self._slices and event.is_after_event:
                 self._end(event.canonical_name)
@@ -78,13 +81,25 @@ class TracekitCallback(Callback):  # type: ignore[misc]
             # Of an exception that is on its way the handlers are told; a flight recorder writes then.
             self._profiler.__exit__(*sys.exc_info())
 
-    def _first_event(self, state: Any, logger: Any) -> None:
-        for handler in self._profiler.trace_handlers:
-            if isinstance(handler, ComposerHandler):
-                handler.bind(state, logger, Event)
+    def start(self, state: Any = None) -> None:
+        """Start the recording, once, if it is not running.
+
+        Args:
+            state: Composer's State, if no event of its Trainer has come yet.
+        """
+        if self._has_started:
+            return
+        self._has_started = True
+        if state is not None:
+            self._bind_handlers(state, NoLogger())
         if not self._profiler.started:
             self._profiler.start()
             self._is_mine = True
+
+    def _bind_handlers(self, state: Any, logger: Any) -> None:
+        for handler in self._profiler.trace_handlers:
+            if isinstance(handler, ComposerHandler):
+                handler.bind(state, logger, Event)
 
     # ---- training time ------------------------------------------------------------------------------------------------
 

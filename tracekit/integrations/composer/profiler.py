@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import logging
+import re
+import shlex
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError
@@ -28,9 +31,13 @@ if TYPE_CHECKING:
 
 __all__ = ["JSONTraceHandler", "Profiler", "cyclic_schedule"]
 
+logger = logging.getLogger("tracekit")
+
 _FIELDS: Final = {"{run_name}": "{run_id}", "{node_rank}": "{node}"}
 """The fields of Composer's file names that have another name in tracekit's."""
 _OWN_CALLBACK: Final = "callback/TracekitCallback/"
+_OF_ENGINE: Final = ("event/", "callback/", "algorithm/")
+"""How the names of the markers begin that Composer's engine asks for."""
 
 
 def cyclic_schedule(
@@ -44,8 +51,8 @@ def JSONTraceHandler(  # noqa: N802 - Composer's name
     folder: str = "{run_name}/traces",
     filename: str = "ep{epoch}-ba{batch}-rank{rank}.json",
     remote_file_name: str | None = "{run_name}/traces/ep{epoch}-ba{batch}-rank{rank}.json",
-    merged_trace_filename: str | None = "merged_trace.json",
-    merged_trace_remote_file_name: str | None = "{run_name}/traces/merged_trace.json",
+    merged_trace_filename: str | None = None,
+    merged_trace_remote_file_name: str | None = None,
     *,
     overwrite: bool = False,
     num_traces_to_keep: int = -1,
@@ -56,15 +63,33 @@ def JSONTraceHandler(  # noqa: N802 - Composer's name
         folder: Folder of the files; other files in it do not matter.
         filename: Name of the files in it. ``{epoch}`` and ``{batch}`` are those that the window began with.
         remote_file_name: A URL (``s3://...``) is where the traces go instead of the folder; any other name is not needed.
-        merged_trace_filename: Merging is left to ``tracekit merge``, which does not hold the training up.
+        merged_trace_filename: A name is logged with the ``tracekit merge`` command that makes this file after the run. None,
+            unlike Composer's default, merges nothing.
         merged_trace_remote_file_name: The same.
         overwrite: Without effect: no file is ever replaced, a taken name gets the next number.
         num_traces_to_keep: Keep only this many files, above 0; -1 keeps all. For local files.
     """
-    del merged_trace_filename, merged_trace_remote_file_name, overwrite
+    del overwrite
     name = _file_name(folder, filename, remote_file_name)
+    if merged_trace_filename is not None or merged_trace_remote_file_name is not None:
+        _warn_not_merged(name, folder, merged_trace_filename, merged_trace_remote_file_name)
     keep = None if num_traces_to_keep < 0 or "://" in name else num_traces_to_keep
     return chrome_json.JSONTraceHandler(name, num_traces_to_keep=keep)
+
+
+def _warn_not_merged(name: str, folder: str, merged: str | None, merged_remote: str | None) -> None:
+    """Log the command that merges the files of a handler, with RUN for the name of the run and * for other fields."""
+    if merged_remote is not None and "://" in merged_remote:
+        output = merged_remote
+    else:
+        output = f"{folder.rstrip('/')}/{merged or 'merged_trace.json'}"
+    names = (re.sub(r"\{[^}]*\}", "*", re.sub(r"\{run_(name|id)\}", "RUN", text)) for text in (output, name))
+    logger.warning(
+        "tracekit: JSONTraceHandler does not merge traces, and does not write %s. Merge them after the run: "
+        "tracekit merge -o %s",
+        merged or merged_remote,
+        " ".join(map(shlex.quote, names)),
+    )
 
 
 def _file_name(folder: str, filename: str, remote: str | None) -> str:
@@ -158,6 +183,7 @@ class Profiler:
         self._schedule = schedule
         self._recorder: Recorder | None = None
         self._real_state: Any = None
+        self._callback: Any = None  # what follows the Trainer, once there is one
         self._handlers: list[Any] = []
         self.trace_handlers = trace_handlers
         options.setdefault("sources", sources)
@@ -181,6 +207,8 @@ class Profiler:
     def bind_to_state(self, state: Any) -> None:
         """Record a Trainer; which calls this itself.
 
+        The recording starts with the first event of the Trainer or with the first marker of the user, whichever comes first.
+
         Args:
             state: Composer's State.
         """
@@ -188,7 +216,8 @@ class Profiler:
         self._options.setdefault("run_id", getattr(state, "run_name", None))
         callback = importlib.import_module("tracekit.integrations.composer.callback").TracekitCallback
         # Composer's engine asks this profiler for the markers of its events.
-        state.callbacks.append(callback(self.recorder, slices=False))
+        self._callback = callback(self.recorder, slices=False)
+        state.callbacks.append(self._callback)
 
     @property
     def state(self) -> Any:
@@ -232,6 +261,8 @@ class Profiler:
         first call. A marker that records in ACTIVE records in ACTIVE_AND_SAVE, too, which the engine forgets to ask for. Of
         tracekit's own callback, which it times like any other, nothing is recorded.
         """
+        if self._callback is not None and not name.startswith(_OF_ENGINE):
+            self._callback.start(self._real_state)
         known = self._markers.get(name)
         if known is None:
             wanted = frozenset(map(as_action, () if name.startswith(_OWN_CALLBACK) else actions))
