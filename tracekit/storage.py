@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob as _glob
+import hashlib
 import inspect
+import mimetypes
 import os
 import tempfile
 from itertools import takewhile
@@ -16,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 from tracekit.errors import StorageError
-from tracekit.wording import escape_surrogates
+from tracekit.wording import escape_surrogates, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +28,7 @@ __all__ = [
     "ExistsError",
     "RefusedError",
     "TooSlowError",
+    "UnconfirmedError",
     "atomic_write",
     "basename",
     "check_protocol",
@@ -63,6 +66,7 @@ _NO_CREDENTIALS: Final = frozenset(
     }
 )
 _PIECE_BYTES: Final = 8 << 20
+_REASON_CHARACTERS: Final = 300  # a server's page of HTML may be the reason
 _ONE_REQUEST_BYTES: Final = 5 << 30  # S3's limit for a single PUT
 
 
@@ -97,6 +101,10 @@ class RefusedError(StorageError):
 
 class TooSlowError(StorageError):
     """The storage gave no answer within the time it was given."""
+
+
+class UnconfirmedError(StorageError):
+    """The storage accepted an object and does not have it: a proxy or login page answers 200 to everything."""
 
 
 def is_remote(path: str) -> bool:
@@ -160,6 +168,7 @@ def filesystem_of(path: str) -> tuple[Any, str]:
 def explained(path: str, error: BaseException, what: str) -> StorageError:
     """Return the error that says what could not be done with a file or URL."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
+    reason = one_line(reason, _REASON_CHARACTERS)
     return StorageError(f"{without_secrets(path)}: cannot {what}: {reason}")
 
 
@@ -362,7 +371,7 @@ def upload(local: str, url: str) -> None:
     """Copy a local file to a URL as one object, which is visible only when complete.
 
     Raises:
-        StorageError: The storage refused or could not be reached.
+        StorageError: The storage refused or could not be reached, or does not have the object afterwards.
     """
     filesystem, inner = filesystem_of(url)
     try:
@@ -374,6 +383,9 @@ def upload(local: str, url: str) -> None:
         piece_bytes = max(_PIECE_BYTES, Path(local).stat().st_size // 9000)  # S3 takes 10,000 of them
         options = {"chunksize": piece_bytes, "max_concurrency": 4} if "max_concurrency" in known else {}
         filesystem.put_file(local, inner, **options)
+        _check_size(filesystem, inner, url, Path(local).stat().st_size)
+    except UnconfirmedError:
+        raise
     except Exception as error:
         raise explained(url, error, "be written") from error
 
@@ -444,6 +456,7 @@ def put(local: str, url: str, *, replace: bool = False, timeout_s: float | None 
         AlreadyThereError: An object of that name is there.
         RefusedError: Trying again would not help.
         TooSlowError: It took longer than ``timeout_s``.
+        UnconfirmedError: The storage accepted it, but its answer and what it has afterwards do not confirm that.
         StorageError: The storage could not be reached, or failed.
     """
     try:
@@ -451,18 +464,54 @@ def put(local: str, url: str, *, replace: bool = False, timeout_s: float | None 
         put_file = filesystem._put_file if filesystem.async_impl else filesystem.put_file  # noqa: SLF001 - its arguments
         known = inspect.signature(put_file).parameters
         options: dict[str, Any] = {}
-        if filesystem.async_impl and timeout_s is not None:
-            options["timeout"] = timeout_s
-        if "s3" in filesystem.protocol and "chunksize" in known:
-            options["chunksize"] = _ONE_REQUEST_BYTES
+        limit = {"timeout": timeout_s} if filesystem.async_impl and timeout_s is not None else {}
+        size_bytes = Path(local).stat().st_size
+        if "s3" in filesystem.protocol and "mode" in known and size_bytes < _ONE_REQUEST_BYTES:
+            if not _put_in_one_request(filesystem, local, inner, replace=replace, limit=limit):
+                _check_size(filesystem, inner, url, size_bytes, **limit)
+            return
         if not replace:
             if "mode" in known:
                 options["mode"] = "create"
             elif filesystem.exists(inner):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        filesystem.put_file(local, inner, **options)
+        filesystem.put_file(local, inner, **options, **limit)
+        _check_size(filesystem, inner, url, size_bytes, **limit)
     except Exception as error:
         raise _explain_put(url, error) from error
+
+
+def _put_in_one_request(filesystem: Any, local: str, inner: str, *, replace: bool, limit: dict[str, float]) -> bool:
+    """Put an object on S3; return True if the answer confirms it by the MD5 of the content.
+
+    s3fs's own ``put_file`` does not return the answer, and asking for the size needs the permission to read. S3 answers with
+    another ETag than the MD5 where a key of KMS encrypts the bucket.
+    """
+    content = Path(local).read_bytes()
+    bucket, key, _ = filesystem.split_path(inner)
+    options: dict[str, Any] = {} if replace else {"IfNoneMatch": "*"}
+    content_type, _ = mimetypes.guess_type(local)
+    if content_type is not None:
+        options["ContentType"] = content_type
+    answer = filesystem.call_s3("put_object", Bucket=bucket, Key=key, Body=content, **options, **limit)
+    filesystem.invalidate_cache(inner)
+    etag = str(answer.get("ETag", "")).strip('"')
+    return etag == hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+def _check_size(filesystem: Any, inner: str, url: str, size_bytes: int, **limit: float) -> None:
+    """Raise if an object that was just written is not there with its size."""
+    filesystem.invalidate_cache()
+    try:
+        found = filesystem.info(inner, **limit).get("size")
+    except FileNotFoundError:
+        found = None
+    if found != size_bytes:
+        there = "it is not there" if found is None else f"its size is {found} bytes"
+        raise UnconfirmedError(
+            f"{without_secrets(url)}: the storage accepted {size_bytes} bytes, and then {there}; is this an object store, or "
+            "a proxy or login page in front of it?"
+        )
 
 
 def read(url: str, *, timeout_s: float | None = None) -> bytes | None:

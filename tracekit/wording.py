@@ -1,4 +1,4 @@
-"""Numbers and names as people read them in sentences: one wording for every room."""
+"""Numbers, names and other people's text as parts of sentences."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["counted", "escape_surrogates", "number_spans", "rank_spans", "size_words"]
+__all__ = ["counted", "escape_surrogates", "number_spans", "one_line", "rank_spans", "size_words", "without_controls"]
 
+# C0, DEL and C1 control characters, and those that turn the direction of text: names in a trace come from anywhere.
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -65,3 +67,20 @@ def size_words(size_bytes: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" or value >= 99.5 else f"{value:.1f} {unit}"
         value /= 1000
     return f"{value:,.1f} TB"
+
+
+def without_controls(text: str) -> str:
+    """Return a text with U+FFFD for each character that a terminal would obey."""
+    return _CONTROL.sub("\ufffd", text)
+
+
+def one_line(text: str, most: int) -> str:
+    """Return a text from elsewhere as part of a log line: without line breaks and control characters, and shortened.
+
+    Args:
+        text: Any text, such as what a server answers.
+        most: The maximum length.
+    """
+    # Only so much is looked at: an answer may be megabytes long.
+    line = without_controls(" ".join(text[: 10 * most].split()))
+    return line if len(line) <= most and len(text) <= 10 * most else f"{line[: most - 3]}..."

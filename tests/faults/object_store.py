@@ -19,6 +19,8 @@ __all__ = ["BUCKET", "FaultProxy", "ObjectStore", "free_port"]
 
 BUCKET = "bucket"
 _ERROR = b"HTTP/1.1 %d Error\r\nContent-Type: application/xml\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
+_PAGE = b"<html>\r\n<body>Please log in" + b"<p></p>\n" * 5000 + b"</body>\n</html>\n"
+_PAGE_HEAD = b"HTTP/1.1 %d OK\r\nContent-Type: text/html\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
 _XML = '<?xml version="1.0"?><Error><Code>{}</Code><Message>no</Message><RequestId>1</RequestId></Error>'
 
 
@@ -110,7 +112,8 @@ class FaultProxy:
 
     Attributes:
         fault: "none"; "black hole": takes connections and bytes, and never answers; "reset": ends connections at once
-            by RST; "refuse": answers every request with ``status`` and ``code``.
+            by RST; "refuse": answers every request with ``status`` and ``code``; "portal": answers every request with 200
+            and a page of HTML, as a login page does; "error page": the same with ``status``.
         status, code: What it answers then.
         refusals: How many more times "refuse" and "reset" happen; None: always.
         delay_s: Waits so long before passing on a piece of an answer.
@@ -168,6 +171,8 @@ class FaultProxy:
                 self._closed.wait()
             elif self.fault == "refuse":
                 self._refuse(client)
+            elif self.fault in ("portal", "error page"):
+                self._show_page(client, 200 if self.fault == "portal" else self.status)
             else:
                 with self._kept(socket.create_connection(self._upstream)) as upstream:
                     back = threading.Thread(target=self._answer, args=(upstream, client), daemon=True)
@@ -179,6 +184,14 @@ class FaultProxy:
         if self._due("refuse") and client.recv(65536):
             body = _XML.format(self.code).encode()
             client.sendall(_ERROR % (self.status, len(body), body))
+            client.shutdown(socket.SHUT_WR)
+            while client.recv(65536):
+                pass
+
+    def _show_page(self, client: socket.socket, status: int) -> None:
+        if request := client.recv(65536):
+            head = _PAGE_HEAD % (status, len(_PAGE))
+            client.sendall(head if request.startswith(b"HEAD ") else head + _PAGE)
             client.shutdown(socket.SHUT_WR)
             while client.recv(65536):
                 pass

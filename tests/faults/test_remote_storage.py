@@ -10,11 +10,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import pytest
 
 from tests.faults import GOOD, Child, bites, in_the_long_run
 from tests.faults.object_store import BUCKET, FaultProxy, ObjectStore, free_port
 from tests.faults.processes import wait_until
+from tracekit import JSONTraceHandler, Profiler
+from tracekit.outbox import remote
+from tracekit.outbox.finish import finish_spool
+from tracekit.outbox.retry import Retry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -385,6 +390,39 @@ def test_r4_a_refusal_is_reported_once_and_not_tried_for_ever(tmp_path: Path, st
         failed = upload(tmp_path, store, str(journal.parent))
         assert failed.returncode == 0
         assert in_store(store) == 1000
+
+
+@pytest.mark.parametrize(("fault", "status"), [("portal", 200), ("error page", 418)])
+def test_r4_an_answer_from_what_is_no_object_store_deletes_nothing(
+    tmp_path: Path,
+    store: ObjectStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fault: str,
+    status: int,
+) -> None:
+    monkeypatch.setattr(remote, "DEFAULT_RETRY", Retry(warm_up_s=60.0, answer_s=60.0, first_s=0.01, longest_s=0.02))
+    with FaultProxy(store.port) as proxy:
+        proxy.fault, proxy.status = fault, status
+        for name, value in store.environment(proxy.port).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": f"http://127.0.0.1:{proxy.port}"})
+        handler = JSONTraceHandler("s3://bucket/run/t.json", spool=tmp_path / "spool")
+        with Profiler(handler, rank=0, record_batches=False, shutdown_timeout=1.0) as profiler:
+            for _ in range(400):
+                profiler.marker("instant").instant()
+    journal = only_spool(tmp_path)
+    assert [name for name in handler.kept if Path(name).parent == journal.parent]
+    assert f"tracekit upload {journal.parent}" in caplog.text
+    if fault == "portal":
+        assert "is this an object store, or a proxy or login page in front of it?" in caplog.text
+    messages = [record.getMessage() for record in caplog.records if record.name == "tracekit"]
+    assert all(message.isprintable() and len(message) < 1500 for message in messages), messages
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": f"http://127.0.0.1:{store.port}"})
+    assert finish_spool(journal.parent).complete
+    (events,) = store.segments().values()
+    assert sum(event["ph"] == "i" for event in events) == 400
+    assert not store.unfinished()
 
 
 def test_r4_a_full_spool_drops_the_newest_segments_and_counts(tmp_path: Path, store: ObjectStore) -> None:

@@ -26,7 +26,7 @@ from tracekit.outbox.pack import StoppedError, pack
 from tracekit.outbox.remote import UploadingOutbox
 from tracekit.outbox.retry import Pace, Retry
 from tracekit.outbox.spool import JOURNAL, BusyError, Spool, default_root, default_spools
-from tracekit.storage import AlreadyThereError, RefusedError, TooSlowError
+from tracekit.storage import AlreadyThereError, RefusedError, TooSlowError, UnconfirmedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -449,6 +449,21 @@ def test_put_makes_an_object_once_and_says_when_it_is_there(tmp_path: Path, memo
     assert storage.read("memory://b/a") == b"2"
     assert storage.read("memory://b/nothing") is None
     del memory
+
+
+@pytest.mark.parametrize("found", [None, b"<html>"])
+@pytest.mark.parametrize("function", [storage.put, storage.upload])
+def test_an_object_that_is_not_there_as_it_was_sent_is_an_error(
+    tmp_path: Path, memory: Any, monkeypatch: pytest.MonkeyPatch, function: Any, found: bytes | None
+) -> None:
+    def put_file(_: Any, __: str, inner: str, *, mode: str = "overwrite") -> None:
+        if found is not None:
+            memory.pipe_file(inner, found)
+
+    monkeypatch.setattr(type(memory), "put_file", put_file)
+    (tmp_path / "a").write_bytes(b"12345")
+    with pytest.raises(UnconfirmedError, match=r"memory://b/a: the storage accepted 5 bytes, and then it"):
+        function(str(tmp_path / "a"), "memory://b/a")
 
 
 def test_a_protocol_that_nothing_here_knows_is_refused_before_training(tmp_path: Path) -> None:

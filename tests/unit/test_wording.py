@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracekit.wording import escape_surrogates, number_spans, rank_spans, size_words
+from tracekit.wording import escape_surrogates, number_spans, one_line, rank_spans, size_words
 
 
 def test_ranks_are_told_as_spans() -> None:
@@ -33,3 +33,18 @@ def test_surrogates_are_escaped_as_the_bytes_that_they_stand_for() -> None:
 )
 def test_sizes(size_bytes: int, words: str) -> None:
     assert size_words(size_bytes) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("short", "short"),
+        ("<html>\r\n\t<p>a</p>\n", "<html> <p>a</p>"),
+        ("a\x1b[2Jb\u202ec", "a\ufffd[2Jb\ufffdc"),
+        ("x" * 20, "x" * 20),
+        ("x" * 21, "x" * 17 + "..."),
+        ("\n" * 1000 + "far away", "..."),
+    ],
+)
+def test_one_line_escapes_and_shortens_text_from_elsewhere(text: str, line: str) -> None:
+    assert one_line(text, 20) == line

@@ -8,15 +8,12 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.storage import ExistsError
-from tracekit.wording import escape_surrogates
+from tracekit.wording import escape_surrogates, without_controls
 
 if TYPE_CHECKING:
     from typing import TextIO
 
 __all__ = ["message_of", "print_json", "printable"]
-
-# C0, DEL and C1 control characters, and those that turn the direction of text: names in a trace come from anywhere.
-_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 # In JSON: an escaped backslash, a pair of surrogates, or (group 1) a surrogate alone, which many readers refuse.
 _LONE_SURROGATE: Final = re.compile(r"\\\\|\\ud[89ab]..\\ud[c-f]..|\\u(d[89a-f]..)")
@@ -33,7 +30,7 @@ def printable(text: str, stream: TextIO | None = None) -> str:
         stream: Where it is written to; standard output if None.
     """
     encoding = (stream or sys.stdout).encoding or "utf-8"
-    return escape_surrogates(_CONTROL.sub("\ufffd", text)).encode(encoding, "replace").decode(encoding, "replace")
+    return escape_surrogates(without_controls(text)).encode(encoding, "replace").decode(encoding, "replace")
 
 
 def message_of(error: Exception) -> str:

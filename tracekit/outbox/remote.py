@@ -18,6 +18,7 @@ from tracekit.outbox.retry import Pace, Retry
 from tracekit.outbox.spool import Spool
 from tracekit.outbox.upload import GoneError, Uploader
 from tracekit.storage import AlreadyThereError, RefusedError, TooSlowError, check_protocol, without_secrets
+from tracekit.wording import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,6 +31,7 @@ __all__ = ["DEFAULT_RETRY", "UploadingOutbox", "upload_command"]
 logger = logging.getLogger("tracekit")
 
 DEFAULT_RETRY: Final = Retry()
+_REASON_CHARACTERS: Final = 300
 FULL: Final = "events of files beyond the size of the spool"
 GONE: Final = "events of files that were removed"
 
@@ -188,7 +190,7 @@ class UploadingOutbox(BackgroundOutbox):
         except StorageError as error:
             return self._failed(error)
         except Exception as error:  # noqa: BLE001 - a client of a storage may raise anything; the thread must go on
-            return self._failed(StorageError(f"{type(error).__name__}: {error}"))
+            return self._failed(StorageError(one_line(f"{type(error).__name__}: {error}", _REASON_CHARACTERS)))
         else:
             self._pace.succeeded()
             self._trouble = None
