@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 __all__ = [
+    "PRIVATE_MODE",
     "AlreadyThereError",
     "ExistsError",
     "RefusedError",
@@ -39,6 +40,7 @@ __all__ = [
     "explained",
     "filesystem_of",
     "is_remote",
+    "make_folders",
     "open_read",
     "printable_name",
     "put",
@@ -50,6 +52,9 @@ __all__ = [
     "upload",
     "without_secrets",
 ]
+
+PRIVATE_MODE: Final = 0o600
+"""Traces tell of hosts, folders and models: files are for their user alone, unless told otherwise."""
 
 # The names of the errors by which the clients of object stores say that nobody is allowed in: none is an OSError.
 _NO_CREDENTIALS: Final = frozenset(
@@ -316,9 +321,26 @@ def _expand_remote(pattern: str, suffixes: tuple[str, ...], fits: Callable[[str]
     return sorted(str(filesystem.unstrip_protocol(name)) for name in found)
 
 
+def make_folders(folder: Path, mode: int = PRIVATE_MODE) -> None:
+    """Make a folder and those above it that are missing, for the user alone (0700) unless told otherwise, whatever the umask.
+
+    Args:
+        folder: The folder.
+        mode: The mode of the files in it: who may read them may also list and enter the folder.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    # makedirs gives its mode to the last folder only; parents follow the umask.
+    for parent in reversed([parent for parent in (folder, *folder.parents) if not parent.exists()]):
+        with contextlib.suppress(FileExistsError):  # another process made it meanwhile
+            parent.mkdir(mode=0o700)
+            parent.chmod(mode | (mode & 0o444) >> 2)
+
+
 @contextlib.contextmanager
 def atomic_write(
-    path: str, *, overwrite: bool = True, mode: int | None = None, folder: str | None = None
+    path: str, *, overwrite: bool = True, mode: int = PRIVATE_MODE, folder: str | None = None
 ) -> Iterator[BinaryIO]:
     """Give a binary file whose content appears under ``path`` whole, when the block ends, or not at all.
 
@@ -326,9 +348,9 @@ def atomic_write(
     uploaded, since an object store shows (or, on an error inside the block, commits) half an object otherwise.
 
     Args:
-        path: Where the file shall be. Missing local folders are made.
+        path: The file. Missing local folders are made, see `make_folders`.
         overwrite: Whether a file that is already there may be replaced.
-        mode: Who may read and write a local file; None leaves that to the umask, as for a result that people share.
+        mode: The mode of a local file, whatever the umask and the mode of a file that it replaces.
         folder: Where it is written until it is complete: a local one on the file system of its place, and beside it if None.
 
     Raises:
@@ -340,7 +362,7 @@ def atomic_write(
     target = Path(tempfile.gettempdir()) / basename(path) if remote else Path(path)
     try:
         if not remote:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_folders(target.parent, mode)
         descriptor, temporary = tempfile.mkstemp(dir=folder or target.parent, prefix=f".{target.name}.", suffix=".tmp")
     except OSError as error:
         raise explained(path, error, "be written") from error
@@ -354,10 +376,6 @@ def atomic_write(
         if remote:
             upload(temporary, path)
         else:
-            if mode is None:  # mkstemp makes files 0600
-                umask = os.umask(0)
-                os.umask(umask)
-                mode = 0o666 & ~umask
             os.chmod(temporary, mode)
             os.replace(temporary, target)
     except OSError as error:

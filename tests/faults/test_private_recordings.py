@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.faults import Child, bites, opens, read_trace, writers
-from tracekit import ConfigError, FlightRecorder, JSONTraceHandler, Profiler, StorageError, merge_traces
+from tracekit import ConfigError, FlightRecorder, JSONTraceHandler, Profiler, StorageError, merge_traces, storage
+from tracekit.cli import main
+from tracekit.timers.sinks.files import JSONLinesSink
 
 if TYPE_CHECKING:
     from tests.perfetto import Engine
@@ -271,6 +273,54 @@ def test_modes_and_links_beside_a_writer_that_opens_files_as_python_does(
         assert (tmp_path / "victim").read_text() == "precious"
         assert modes(tmp_path)["t.json"] == (0o777 if link == "1" else 0o600)
         assert (tmp_path / "t.json").is_symlink() == (link == "1")
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o077])
+def test_outputs_of_commands_are_for_their_user_alone_whatever_the_umask_and_the_file_before(
+    tmp_path: Path, mask: int
+) -> None:
+    before = os.umask(mask)
+    try:
+        source = tmp_path / "recorded" / "t.json"
+        with Profiler(JSONTraceHandler(source), rank=0) as profiler:
+            for _ in range(3):
+                with profiler.marker("a"):
+                    pass
+                profiler.step()
+        torn = tmp_path / "recorded" / "torn.json"
+        torn.write_bytes(source.read_bytes()[:-20])
+        torn.chmod(0o644)
+        commands: dict[str, list[str]] = {
+            "merged.json": ["merge", "-f"],
+            "merged.json.gz": ["merge", "-f"],
+            "merged.pftrace": ["merge", "-f"],
+            "merged.zip": ["merge", "-f"],
+            "merged.tar": ["merge", "-f"],
+            "trimmed.json": ["trim", "-f", "--ranks", "0"],
+            "anonymous.json": ["anonymise", "-f"],
+            "report.html": ["report", "-f"],
+            "recovered.json": ["recover", "-f"],
+            "part-{part}.json": ["split", "-f", "--by-rank"],
+        }
+        there = tmp_path / "there"
+        there.mkdir(mode=0o755)
+        for name, arguments in commands.items():
+            overwritten = there / name.format(part="rank0")
+            overwritten.write_text("before")
+            overwritten.chmod(0o644)
+            for output in (there / name, tmp_path / "new" / "folders" / name):
+                trace = torn if arguments[0] == "recover" else source
+                assert main([*arguments, str(trace), "-o", str(output)]) == 0, arguments
+        assert main(["convert", str(source), str(tmp_path / "new" / "converted.pftrace")]) == 0
+        JSONLinesSink(tmp_path / "new" / "timers" / "timers.jsonl")._append("{}\n")
+        with storage.atomic_write(str(tmp_path / "new" / "others" / "x"), mode=0o640) as file:
+            file.write(b"x")
+    finally:
+        os.umask(before)
+    found = modes(tmp_path / "new") | {f"there/{name}": mode for name, mode in modes(there).items()}
+    assert (found.pop("others"), found.pop("others/x")) == (0o750, 0o640)
+    assert len([name for name in found if "." in name]) == 2 * len(commands) + 2
+    assert {name for name, mode in found.items() if mode != (0o600 if "." in name else 0o700)} == set()
 
 
 @pytest.mark.parametrize("place", ["final", "live", "dangling"])

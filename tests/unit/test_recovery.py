@@ -254,7 +254,7 @@ def test_the_default_output_stands_beside_the_input_and_is_not_overwritten(tmp_p
     assert recover_trace(plain).output == str(tmp_path / "rank0.recovered.json")
     assert recover_trace(packed).output == str(tmp_path / "rank1.recovered.json.gz")
     assert gzip.decompress((tmp_path / "rank1.recovered.json.gz").read_bytes()) == array(A)
-    assert (tmp_path / "rank0.recovered.json").stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "rank0.recovered.json").stat().st_mode & 0o777 == 0o600
     with pytest.raises(StorageError, match="already exists"):
         recover_trace(plain)
     assert recover_trace(plain, overwrite=True).output

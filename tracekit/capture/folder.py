@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from tracekit.capture.documents import LARGEST_BYTES, RankStatus, Request
 from tracekit.errors import ConfigError, StorageError
+from tracekit.storage import make_folders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,10 +53,7 @@ class ControlFolder:
         """
         folder = self.path / RANKS
         try:
-            for parent in reversed([folder, *folder.parents]):
-                if not parent.exists():
-                    with contextlib.suppress(FileExistsError):  # another rank made it meanwhile
-                        parent.mkdir(mode=0o700)
+            make_folders(folder)
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, "it may not be written to")
         except OSError as error:

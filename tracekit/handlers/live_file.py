@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import tempfile
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 try:
     import fcntl
@@ -14,14 +14,12 @@ except ImportError:  # pragma: no cover - not on this system
     fcntl = None  # type: ignore[assignment]
 
 from tracekit.errors import ConfigError, StorageError
+from tracekit.storage import PRIVATE_MODE, make_folders
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["PRIVATE_MODE", "LiveFile", "NameTakenError", "check_mode", "make_folder"]
-
-PRIVATE_MODE: Final = 0o600
-"""Traces tell of hosts, folders and models: files are for their user alone, unless told otherwise."""
 
 
 class NameTakenError(ConfigError):
@@ -209,13 +207,7 @@ def make_folder(folder: Path, path: str, mode: int = PRIVATE_MODE) -> None:
         StorageError: It cannot be made, or may not be written to.
     """
     try:
-        # makedirs gives its mode to the last folder only; parents follow the umask.
-        missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-        for parent in reversed(missing):
-            with contextlib.suppress(FileExistsError):  # another rank made it meanwhile
-                parent.mkdir(mode=0o700)
-                if mode != PRIVATE_MODE:
-                    parent.chmod(mode | (mode & 0o444) >> 2)
+        make_folders(folder, mode)
         if not folder.is_dir():
             raise NotADirectoryError(20, "its folder is not a folder")
         if not os.access(folder, os.W_OK | os.X_OK):

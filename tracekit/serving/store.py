@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import StorageError
+from tracekit.storage import make_folders
 from tracekit.version import __version__
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Store:
         self.folder = folder
         self._most_bytes = most_bytes
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folders(folder)
         except OSError as error:
             raise StorageError(f"{folder}: cannot be made: {error.strerror or error}") from error
         if not os.access(folder, os.W_OK | os.X_OK):
@@ -102,7 +103,6 @@ def merge_into(path: Path, inputs: Sequence[str], *, progress: Callable[[float, 
     from tracekit.viewing.size import BROWSER_LIMIT_BYTES, counted_bytes
 
     report = merge_traces(str(path), inputs, overwrite=True, progress=progress)
-    os.chmod(path, 0o600)
     document = {
         # Where it is, and what to do with it, is said by the page.
         "lines": [line.strip() for line in report.lines() if not line.startswith(("wrote ", "next: "))],
@@ -110,6 +110,6 @@ def merge_into(path: Path, inputs: Sequence[str], *, progress: Callable[[float, 
         "bytes": path.stat().st_size,
         "too_big": counted_bytes(str(path)) > BROWSER_LIMIT_BYTES,
     }
-    with atomic_write(str(path.with_suffix(".report")), mode=0o600) as file:
+    with atomic_write(str(path.with_suffix(".report"))) as file:
         file.write(json.dumps(document).encode())
     return document

@@ -106,7 +106,7 @@ def log_dir(config: JaxProfilerConfig, trainer: Any, log_path: str | os.PathLike
     folder = f"{base.rstrip('/')}/{below}".rstrip("/") or "/"
     if not storage.is_remote(folder):
         try:
-            Path(folder).mkdir(parents=True, exist_ok=True)
+            storage.make_folders(Path(folder))
         except OSError as error:
             raise ConfigError(f"JaxProfiler: the log directory {folder} cannot be made: {error.strerror}") from error
     return folder

@@ -89,7 +89,7 @@ class JaxTrace:
         self._step = first_step
         local = None if storage.is_remote(self._log_dir) else self._log_dir
         if local is not None:
-            Path(local).mkdir(parents=True, exist_ok=True)
+            storage.make_folders(Path(local))
         folder = Path(tempfile.mkdtemp(prefix=f".tracekit-process{self._index}-", dir=local))
         options = {} if self._options is None else {"profiler_options": self._options}
         try:
@@ -180,7 +180,8 @@ class JaxTrace:
                 if storage.is_remote(target):
                     storage.put(os.fspath(file), target)
                 else:
-                    Path(target).parent.mkdir(parents=True, exist_ok=True)
+                    storage.make_folders(Path(target).parent)
+                    file.chmod(storage.PRIVATE_MODE)
                     file.replace(target)
                 moved.append(target)
         except (StorageError, OSError, ValueError) as error:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracekit.arguments import check_path
 from tracekit.errors import ConfigError, StorageError
 from tracekit.statistics import DurationStatistics
-from tracekit.storage import is_remote
+from tracekit.storage import PRIVATE_MODE, is_remote, make_folders
 from tracekit.timers.sinks.sink import numbers, records
 
 if TYPE_CHECKING:
@@ -36,11 +37,15 @@ class _FileSink:
         if not text:
             return
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a", encoding="utf-8", newline="") as file:
+            make_folders(self._path.parent)
+            with open(self._path, "a", encoding="utf-8", newline="", opener=_private) as file:
                 file.write(text)
         except OSError as error:
             raise StorageError(f"{self._path}: cannot be written: {error.strerror or error}") from error
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, PRIVATE_MODE)
 
 
 class CSVSink(_FileSink):
