@@ -16,10 +16,9 @@ import pytest
 from tests.faults import GOOD, Child, bites, in_the_long_run
 from tests.faults.object_store import BUCKET, FaultProxy, ObjectStore, free_port
 from tests.faults.processes import wait_until
-from tracekit import JSONTraceHandler, Profiler
-from tracekit.outbox import remote
 from tracekit.outbox.finish import finish_spool
 from tracekit.outbox.retry import Retry
+from tracekit.outbox.spool import Spool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -394,35 +393,32 @@ def test_r4_a_refusal_is_reported_once_and_not_tried_for_ever(tmp_path: Path, st
 
 @pytest.mark.parametrize(("fault", "status"), [("portal", 200), ("error page", 418)])
 def test_r4_an_answer_from_what_is_no_object_store_deletes_nothing(
-    tmp_path: Path,
-    store: ObjectStore,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    fault: str,
-    status: int,
+    tmp_path: Path, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, fault: str, status: int
 ) -> None:
-    monkeypatch.setattr(remote, "DEFAULT_RETRY", Retry(warm_up_s=60.0, answer_s=60.0, first_s=0.01, longest_s=0.02))
+    for name, value in store.environment().items():
+        monkeypatch.setenv(name, value)
+    url = "s3://bucket/run/t"
+    spool = Spool.create(tmp_path, {"run_id": "run", "rank": 0, "attempt": 0, "pid": 1, "index": f"{url}.index.json"})
+    segment = spool.begin(f"{url}-part0000.json")
+    path = spool.folder / segment.file
+    path.write_text('[\n{"ph":"i"}\n]\n')
+    spool.finish(segment, 1, 1, 2)
+    spool.end()
+    spool.close()
     with FaultProxy(store.port) as proxy:
         proxy.fault, proxy.status = fault, status
-        for name, value in store.environment(proxy.port).items():
-            monkeypatch.setenv(name, value)
         monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": f"http://127.0.0.1:{proxy.port}"})
-        handler = JSONTraceHandler("s3://bucket/run/t.json", spool=tmp_path / "spool")
-        with Profiler(handler, rank=0, record_batches=False, shutdown_timeout=1.0) as profiler:
-            for _ in range(400):
-                profiler.marker("instant").instant()
-    journal = only_spool(tmp_path)
-    assert [name for name in handler.kept if Path(name).parent == journal.parent]
-    assert f"tracekit upload {journal.parent}" in caplog.text
+        report = finish_spool(spool.folder, tries=2, retry=Retry(answer_s=60.0, first_s=0.01, longest_s=0.02))
+    assert not report.complete
+    assert [file for file, _ in report.left] == [str(path)]
+    assert path.exists()
     if fault == "portal":
-        assert "is this an object store, or a proxy or login page in front of it?" in caplog.text
-    messages = [record.getMessage() for record in caplog.records if record.name == "tracekit"]
-    assert all(message.isprintable() and len(message) < 1500 for message in messages), messages
+        assert "is this an object store, or a proxy or login page in front of it?" in report.left[0][1]
+    assert all(line.isprintable() and len(line) < 1000 for line in report.lines()), report.lines()
     monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": f"http://127.0.0.1:{store.port}"})
-    assert finish_spool(journal.parent).complete
-    (events,) = store.segments().values()
-    assert sum(event["ph"] == "i" for event in events) == 400
-    assert not store.unfinished()
+    assert finish_spool(spool.folder).complete
+    assert list(store.segments().values()) == [[{"ph": "i"}]]
+    assert not path.exists()
 
 
 def test_r4_a_full_spool_drops_the_newest_segments_and_counts(tmp_path: Path, store: ObjectStore) -> None:
