@@ -143,7 +143,7 @@ def test_percentiles_are_exact_from_memory_and_from_the_disk() -> None:
 def nest(rows: list[Row], kinds: list[int] | None = None) -> dict[int, tuple[int, int]]:
     """Return self time and depth of each slice by its marker."""
     found = nested([sorted(rows)], kinds or [0] * 10_000)
-    return {marker: (self_ns, depth) for _, _, marker, self_ns, depth, _, _ in found}
+    return {marker: (self_ns, depth) for _, _, marker, self_ns, depth, *_ in found}
 
 
 def test_self_time_is_what_no_direct_child_covers() -> None:
@@ -169,6 +169,12 @@ def test_slices_that_reach_into_each_other_lie_side_by_side() -> None:
     }
 
 
+def test_a_slice_that_lies_in_a_crossing_one_is_nested_in_it() -> None:
+    # 1 crosses the end of 0, and 2 lies in 1 after 0 has ended.
+    rows = [(0, -10, 0, 0), (5, -20, 1, 1), (12, -15, 2, 2)]
+    assert nest(rows) == {0: (10, 0), 1: (12, 0), 2: (3, 1)}
+
+
 def test_more_lanes_and_a_greater_depth_than_bearable_are_counted_and_not_nested() -> None:
     stairs = nest([(at, -at - 1000, at, at) for at in range(MOST_LANES + 5)])
     assert stairs == dict.fromkeys(range(MOST_LANES + 5), (1000, 0))
@@ -182,13 +188,13 @@ def test_frames_are_looked_through_for_depth_and_gaps() -> None:
     gaps: list[tuple[int, ...]] = []
     rows = [(0, -100, 0, 0), (10, -20, 1, 1), (15, -18, 2, 1), (40, -50, 3, 1)]
     found = list(nested([rows], [int(Kind.STEP), 0], gap=lambda *gap: gaps.append(gap)))
-    assert [(start, depth) for start, _, _, _, depth, _, _ in found] == [(15, 1), (10, 0), (40, 0), (0, 0)]
+    assert [(start, depth) for start, _, _, _, depth, *_ in found] == [(15, 1), (10, 0), (40, 0), (0, 0)]
     assert gaps == [(20, 40, 1, 1)]
 
 
 def test_what_is_longer_than_the_longest_step_is_a_frame() -> None:
     found = list(nested([[(0, -100, 0, 0), (10, -20, 1, 1)]], [0, 0], steps=Steps([(10, 30, 0)])))
-    assert [(marker, depth, own) for _, _, marker, _, depth, _, own in found] == [(1, 0, 0), (0, 0, Kind.FRAME)]
+    assert [(marker, depth, own) for _, _, marker, _, depth, _, own, _ in found] == [(1, 0, 0), (0, 0, Kind.FRAME)]
 
 
 # Devices.
@@ -606,6 +612,35 @@ def test_a_trace_of_composer_states_its_rank(tmp_path: Path) -> None:
         stated = {"ph": "M", "name": "global_rank", "pid": rank, "tid": 1, "args": {"value": rank}}
         (tmp_path / f"{rank}.json").write_text(json.dumps([stated, x("forward", 0, 10, pid=rank)]))
     assert [rank.rank for rank in summarize_traces([str(tmp_path)]).ranks] == [4, 7]
+
+
+def test_stages_that_cross_are_cut_and_named_and_never_negative(tmp_path: Path) -> None:
+    paths = []
+    for rank in (0, 1):
+        events = []
+        for step in range(8):
+            at = 1000 * step
+            events += [
+                x("batch", at, 1000, tid=9, cat="training loop", args={"batch": step}),
+                x("backward", at + 10, 500),  # ends within the slice of torch that it begins before
+                x("nccl:all_reduce", at + 405, 100, cat="user_annotation"),
+                x("Optimizer.step", at + 400, 300, cat="user_annotation"),
+                x("nccl:all_reduce", at + 600, 90, cat="user_annotation"),
+            ]
+        paths.append(trace(tmp_path / f"rank{rank}.json", *events))
+    summary = summarize_traces(paths)
+    for rank in summary.ranks:
+        stages = {stage.name: stage.total_ns // 8 for stage in rank.stages}
+        assert stages == {
+            "backward": 400_000,
+            "backward > nccl:all_reduce": 100_000,
+            "Optimizer.step": 100_000,
+            "Optimizer.step > nccl:all_reduce": 90_000,
+        }
+        assert rank.unrecorded_ns == 8 * 310_000
+    assert [note for note in summary.notes if "16 slices" in note and "cross" in note and "Optimizer.step" in note]
+    assert all(marker.self_ns >= 0 for marker in summary.markers)
+    assert all(stage.exposed_ns >= 0 for stage in find_stragglers(paths).stages)
 
 
 def test_one_trace_named_twice_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

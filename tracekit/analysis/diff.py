@@ -255,7 +255,7 @@ def _take(
     series: dict[int, _Series],
 ) -> None:
     """Add up the slices of a thread of the rank at this place, from 1."""
-    for start, end, number, self_ns, _, _, _ in nested(thread.windows(), reading.markers.kinds, thread.base_ns):
+    for start, end, number, self_ns, *_ in nested(thread.windows(), reading.markers.kinds, thread.base_ns):
         own = series.get(number)
         if own is None:
             own = series[number] = _Series.of_steps(kept)

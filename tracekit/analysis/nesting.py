@@ -20,9 +20,10 @@ MOST_LANES: Final = 16
 """Slices of one track that reach into each other without nesting lie side by side in so many lanes."""
 
 
-Slice = tuple[int, int, int, int, int, int, int]
+Slice = tuple[int, int, int, int, int, int, int, int]
 """Start, end, number of the marker, self time (what no direct child covers), how many enclosing slices there are (frames and
-steps not counted), the kinds of all enclosing slices, joined, and its own. Times are ns."""
+steps not counted), the kinds of all enclosing slices, joined, its own, and its lane. Slices of one lane nest, and those of
+different lanes may cross. Times are ns."""
 
 _FRAME: Final = int(Kind.FRAME)
 _LOOKED_THROUGH: Final = int(TRANSPARENT)
@@ -35,7 +36,7 @@ def nested(
     steps: Steps | None = None,
     gap: Callable[[int, int, int, int], None] | None = None,
 ) -> Iterator[Slice]:
-    """Yield the slices of a track when they end.
+    """Yield the slices of a track when they end. A slice that crosses the end of another one goes to a lane of its own.
 
     Args:
         windows: Rows (start, -end, number of the event, marker) in order; the first of equal slices is the outer one.
@@ -64,34 +65,49 @@ def nested(
                     covered, before = end, marker
                 elif end > covered:
                     covered, before = end, marker
-            for stack in lanes:
-                while stack and stack[-1][0] <= start:
-                    # A slice without a length lies in one that begins at the same time, and after one that ends there.
-                    yield _close(stack)
-                if not stack or stack[-1][0] >= end:
-                    break
-            else:
-                if len(lanes) >= MOST_LANES:
-                    yield start, end, marker, end - start, 0, 0, own
+            # A slice without a length lies in one that begins at the same time, and after one that ends there.
+            lane, stack = 0, lanes[0]
+            while len(lanes) == 1 and stack and stack[-1][0] <= start:
+                yield _closed(stack, lane)
+            if len(lanes) > 1 or (stack and stack[-1][0] < end):
+                yield from _close(lanes, start)
+                while len(lanes) > 1 and not lanes[-1]:
+                    lanes.pop()
+                # Rather within another slice than beside it in an empty lane.
+                fitting = [number for number, stack in enumerate(lanes) if stack and stack[-1][0] >= end]
+                fitting = fitting or [number for number, stack in enumerate(lanes) if not stack]
+                if not fitting and len(lanes) >= MOST_LANES:
+                    yield start, end, marker, end - start, 0, 0, own, -1
                     continue
-                stack = []
-                lanes.append(stack)
+                if not fitting:
+                    lanes.append([])
+                lane = fitting[0] if fitting else len(lanes) - 1
+                stack = lanes[lane]
             depth = around = 0
             if stack:
                 top = stack[-1]
                 depth, around = top[4], top[5]
                 if len(stack) >= MOST_DEPTH:
-                    yield start, end, marker, end - start, depth, around, own
+                    yield start, end, marker, end - start, depth, around, own, lane
                     continue
                 top[3] += end - start
             stack.append([end, start, marker, 0, depth + seen, around | own, own])
-    for stack in lanes:
-        while stack:
-            yield _close(stack)
+    yield from _close(lanes, None)
 
 
-def _close(stack: list[list[int]]) -> Slice:
+def _close(lanes: list[list[list[int]]], until: int | None) -> Iterator[Slice]:
+    """Yield the open slices that end until a time, or all, in the order of their ends."""
+    while True:
+        lane, first = -1, until
+        for number, stack in enumerate(lanes):
+            if stack and (first is None or stack[-1][0] < first or (lane < 0 and stack[-1][0] == first)):
+                lane, first = number, stack[-1][0]
+        if lane < 0:
+            return
+        yield _closed(lanes[lane], lane)
+
+
+def _closed(stack: list[list[int]], lane: int) -> Slice:
     end, start, marker, children, _, _, own = stack.pop()
-    if stack:
-        return start, end, marker, end - start - children, stack[-1][4], stack[-1][5], own
-    return start, end, marker, end - start - children, 0, 0, own
+    depth, around = (stack[-1][4], stack[-1][5]) if stack else (0, 0)
+    return start, end, marker, end - start - children, depth, around, own, lane

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit.analysis.markers import DEVICE, TRANSPARENT, Kind
 from tracekit.analysis.nesting import nested
+from tracekit.wording import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tracekit.analysis.markers import Markers
     from tracekit.analysis.nesting import Slice
     from tracekit.analysis.reading import Reading, Thread
@@ -20,6 +24,7 @@ __all__ = [
     "Stage",
     "StageTable",
     "TrainingThreads",
+    "cut_notes",
     "joined_tables",
     "keep_training_thread",
     "stage_name",
@@ -34,8 +39,11 @@ _TYPICAL_STAGES: Final = 16
 OTHER_STAGES: Final = -1
 """The number of all stages beyond the first `MOST_STAGES`."""
 
+_CROSSING_NS: Final = 1_000  # less is rounding: some traces are in microseconds
+_MOST_CUT_NAMED: Final = 3
 _MOST_NS: Final = 2**62  # beyond all sense, and still an integer of 64 bits with a sign
 _NO_STAGE: Final = int(TRANSPARENT | DEVICE | Kind.SHADOW)
+_TRANSPARENT: Final = int(TRANSPARENT)
 _STEP: Final = int(Kind.STEP)
 _COLLECTIVE: Final = int(Kind.COLLECTIVE)
 _LOADING: Final = int(Kind.LOADING)
@@ -65,6 +73,8 @@ class StageTable:
 
     A stage is a slice that no other encloses, steps and functions of Python not counted. A collective inside of one is taken
     out of it and is a stage of its own, since what a rank does and how long it waits for the others are different things.
+    Of stages that cross, such as a marker that ends after the slice of torch that it begins in, the later one is cut: the time
+    that both share counts for the one that ends first.
 
     Args:
         thread: The thread.
@@ -76,6 +86,7 @@ class StageTable:
         cells: Of each stage, how long it took in each step.
         loading_count, loading_ns, loading_longest_ns: Times of waiting for the data loader, and of the part that is in steps,
             `loading_in_steps_ns`.
+        cut: How often a stage that crosses another one was cut, by marker.
     """
 
     def __init__(self, thread: Thread, steps: Steps, most_steps: int) -> None:
@@ -85,10 +96,13 @@ class StageTable:
         self.in_steps_ns: dict[Stage, int] = {}
         self.cells: dict[Stage, array[int]] = {}
         self.loading_count = self.loading_ns = self.loading_longest_ns = self.loading_in_steps_ns = 0
+        self.cut: Counter[int] = Counter()
+        self._until: int | None = None  # the end of the last stage
         self._has_steps = False
         self._kept = min(len(steps), most_steps)
         self._offsets: dict[Stage, tuple[int, int]] = {}
-        self._inside: dict[int, tuple[int, int]] = {}
+        # Of each lane, the collectives in the stage that is open there.
+        self._inside: dict[int, dict[int, tuple[int, int]]] = {}
 
     @property
     def standing(self) -> tuple[bool, bool, int]:
@@ -117,7 +131,7 @@ class StageTable:
             slice_: The slice.
             step: In which it began.
         """
-        start, end, marker, _, depth, around, kind = slice_
+        start, end, marker, _, depth, around, kind, lane = slice_
         if kind & _LOADING and not around & _LOADING:
             self.loading_count += 1
             self.loading_ns += end - start
@@ -126,18 +140,24 @@ class StageTable:
                 self.loading_in_steps_ns += end - start
         if kind & _NO_STAGE:
             self._has_steps = self._has_steps or bool(kind & _STEP)
+            if not depth and not kind & _TRANSPARENT:
+                self._inside.pop(lane, None)
             return
         if depth:
             if kind & _COLLECTIVE and not around & _COLLECTIVE:
-                began, length = self._inside.get(marker, (start, 0))
-                self._inside[marker] = min(began, start), length + end - start
+                inside = self._inside.setdefault(lane, {})
+                began, length = inside.get(marker, (start, 0))
+                inside[marker] = min(began, start), length + end - start
             return
-        self.covered_ns += end - start
         own = end - start
-        for inner, (began, length) in self._inside.items():
-            self._add(Stage(inner, marker), began, length, step)
-            own -= length
-        self._inside.clear()
+        if self._until is not None and start < self._until:
+            own = max(0, end - self._until)
+            self.cut[marker] += min(end, self._until) - start >= _CROSSING_NS
+        self._until = end if self._until is None else max(end, self._until)
+        self.covered_ns += own
+        for inner, (began, length) in self._inside.pop(lane, {}).items():
+            self._add(Stage(inner, marker), began, min(length, own), step)
+            own -= min(length, own)
         self._add(Stage(marker, -1), start, own, step)
 
     def _add(self, stage: Stage, start: int, length: int, step: int) -> None:
@@ -157,6 +177,7 @@ class StageTable:
     def join(self, other: StageTable) -> None:
         """Take in the stages of another process of the rank, such as of an earlier attempt: they are in other steps."""
         self.covered_ns += other.covered_ns
+        self.cut.update(other.cut)
         for stage, cells in other.cells.items():
             kept = stage if stage in self.cells or len(self.cells) < MOST_STAGES else Stage(OTHER_STAGES, -1)
             own = self.cells.get(kept)
@@ -233,6 +254,20 @@ def joined_tables(found: TrainingThreads) -> dict[int, StageTable]:
             else:
                 joined[rank] = table
     return joined
+
+
+def cut_notes(tables: Iterable[StageTable], markers: Markers) -> list[str]:
+    """Return a note on the stages that cross each other, if there are any."""
+    cut: Counter[str] = Counter()
+    for table in tables:
+        for marker, count in table.cut.items():
+            cut[markers.table[marker].name] += count
+    count = cut.total()
+    if not count:
+        return []
+    names = ", ".join(name for name, _ in cut.most_common(_MOST_CUT_NAMED))
+    note = f"{counted(count, 'slice')} of the training thread cross the end of another one ({names})"
+    return [f"{note}: the time that both share counts for the stage that ends first"]
 
 
 def _bounded_sum(first: int, second: int) -> int:

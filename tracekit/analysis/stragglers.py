@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from tracekit.analysis.ordered_rows import Scratch
 from tracekit.analysis.stage_comparison import AT_LEAST, SURE, StageComparison
-from tracekit.analysis.stages import training_stages
+from tracekit.analysis.stages import cut_notes, training_stages
 from tracekit.analysis.steps import steps_of_ranks
 from tracekit.analysis.stragglers_report import (
     CollectiveReport,
@@ -94,7 +94,12 @@ def compare_ranks(
         stages=run.reports(),
         collectives=_collectives(waits),
         stragglers=sorted(stragglers, key=lambda one: (-one.mean_ns, one.rank, one.stage)),
-        notes=[*run.notes, *(() if waits is None else waits.unmatched), *reading.all_notes],
+        notes=[
+            *run.notes,
+            *(() if waits is None else waits.unmatched),
+            *reading.all_notes,
+            *cut_notes(tables.values(), reading.markers),
+        ],
     )
 
 

@@ -10,7 +10,15 @@ from tracekit.analysis.markers import DEVICE, TRANSPARENT
 from tracekit.analysis.nesting import nested
 from tracekit.analysis.ordered_rows import OrderedRows, Scratch
 from tracekit.analysis.stage_comparison import AT_LEAST, SURE, StageComparison
-from tracekit.analysis.stages import OF_STAGES, StageTable, joined_tables, keep_training_thread, stage_name, steps_kept
+from tracekit.analysis.stages import (
+    OF_STAGES,
+    StageTable,
+    cut_notes,
+    joined_tables,
+    keep_training_thread,
+    stage_name,
+    steps_kept,
+)
 from tracekit.analysis.steps import steps_of_ranks
 from tracekit.analysis.summary_report import (
     DeviceSummary,
@@ -173,7 +181,7 @@ class Summarizer:
             longest.take if in_order else None,
         )
         for slice_ in slices:
-            start, end, number, self_ns, depth, _, kind = slice_
+            start, end, number, self_ns, depth, _, kind, _ = slice_
             tally = tallies.get(number)
             if tally is None:
                 tally = tallies[number] = _Tally(self._durations.new())
@@ -298,4 +306,5 @@ class Summarizer:
         notes = self._reading.all_notes
         if any(len(steps) > self._kept for steps in self.steps.values()):
             notes.append(f"only the first {self._kept:,} steps of each rank are told one by one")
+        notes += cut_notes(self.tables.values(), self._reading.markers)
         return notes
