@@ -643,6 +643,35 @@ def test_stages_that_cross_are_cut_and_named_and_never_negative(tmp_path: Path) 
     assert all(stage.exposed_ns >= 0 for stage in find_stragglers(paths).stages)
 
 
+def two_windows(path: Path) -> str:
+    """Write two windows of four steps of 100 us with a pause of 1 s between, the first step of each three times as slow."""
+    events, at = [], 0
+    for batch in (10, 11, 12, 13, 30, 31, 32, 33):
+        length = 300 if batch in (10, 30) else 100
+        events += [
+            x("batch", at, length, tid=9, cat="training loop", args={"batch": batch}),
+            x("forward", at, length - 40),
+            x("backward", at + length - 30, 30),
+            x("kernel", at + 5, length - 60, tid=7, pid="gpu", cat="kernel"),
+        ]
+        at += length + (1_000_000 if batch == 13 else 0)
+    return trace(path, *events)
+
+
+def test_the_pause_between_two_windows_is_no_gap(tmp_path: Path) -> None:
+    gaps = summarize_traces([two_windows(tmp_path / "rank0.json")]).gaps
+    assert {gap.where for gap in gaps} == {"thread 1", "gpu"}
+    assert max(gap.length_ns for gap in gaps) == 60_000
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="event table (issue 15): the first step of a window counts in averages"
+)
+def test_the_first_step_of_a_window_does_not_count_in_averages(tmp_path: Path) -> None:
+    (rank,) = summarize_traces([two_windows(tmp_path / "rank0.json")]).ranks
+    assert rank.step_mean_ns == 100_000
+
+
 def test_one_trace_named_twice_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     attempt(tmp_path / "r.json", 0, range(20))

@@ -702,7 +702,11 @@ def test_composers_own_merge_in_a_folder_is_left_out(tmp_path: Path) -> None:
 # ---- torch's flight recorder ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, reason="merge in one pass (issue 14): sequence numbers of flight dumps are not used")
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="merge in one pass (issue 14): sequence numbers of flight dumps are not used",
+)
 def test_flight_dumps_are_aligned_by_the_sequence_numbers_of_their_groups(tmp_path: Path) -> None:
     ahead_ns = 3 * SECOND
     for rank, offset_ns in enumerate((0, ahead_ns)):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tracekit.analysis.markers import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from tracekit.spill import Row
 
@@ -31,18 +31,27 @@ class Gap(NamedTuple):
 
 
 class Longest:
-    """The longest of any number of gaps."""
+    """The longest of any number of gaps.
 
-    def __init__(self, most: int) -> None:
+    Args:
+        most: How many to keep.
+        skip: Returns True for a stretch that is no gap, by its start and end.
+    """
+
+    def __init__(self, most: int, skip: Callable[[int, int], bool] | None = None) -> None:
         self._most = most
+        self._skip = skip
         self._heap: list[Gap] = []
 
     def take(self, start: int, end: int, before: int, after: int) -> None:
         """Take a gap."""
         length = end - start
+        kept = len(self._heap) < self._most or length > self._heap[0].length_ns
+        if not kept or (self._skip is not None and self._skip(start, end)):
+            return
         if len(self._heap) < self._most:
             heapq.heappush(self._heap, Gap(length, start, before, after))
-        elif length > self._heap[0].length_ns:
+        else:
             heapq.heapreplace(self._heap, Gap(length, start, before, after))
 
     @property

@@ -37,6 +37,10 @@ class Steps:
         self.durations = [end - start for start, end in zip(self.starts, self.ends, strict=True)]
         self.total_ns = sum(self.durations)
         self.longest_ns = max(self.durations, default=0)
+        # Where a number is missing, nothing was recorded: the pause between two windows, or a restart.
+        jumps = [at for at in range(1, len(self.starts)) if self.numbers[at] != self.numbers[at - 1] + 1]
+        self._pause_starts = array("q", (self.ends[at - 1] for at in jumps))
+        self._pause_ends = array("q", (self.starts[at] for at in jumps))
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -50,6 +54,11 @@ class Steps:
         """Tell whether a step begins from one time on, and before another."""
         next_ = bisect_left(self.starts, start)
         return next_ < len(self.starts) and self.starts[next_] < end
+
+    def any_pause(self, start: int, end: int) -> bool:
+        """Return True if the recording paused in this stretch: between two steps whose numbers do not follow each other."""
+        pause = bisect_right(self._pause_ends, start)
+        return pause < len(self._pause_starts) and self._pause_starts[pause] < end
 
     def span(self, step: int, time: int) -> tuple[int, int]:
         """Return from when until when the answer of `at` for a time holds: during a step, else at that time alone."""

@@ -167,7 +167,7 @@ class Summarizer:
         steps = self.steps[rank]
         tallies = self._tallies.setdefault(rank, {})
         table = StageTable(thread, steps, self._kept)
-        longest = Longest(_LONGEST_GAPS)
+        longest = Longest(_LONGEST_GAPS, steps.any_pause)
         device: OrderedRows | None = None
         first, last = 1 << 62, -(1 << 62)
         step, begin, until = -1, 0, 0
@@ -248,7 +248,7 @@ class Summarizer:
 
     def _device(self, key: tuple[int, object], rows: OrderedRows, gaps: list[GapSummary]) -> tuple[str, DeviceTime]:
         rank, name = key
-        longest = Longest(_LONGEST_GAPS)
+        longest = Longest(_LONGEST_GAPS, self.steps[rank].any_pause)
         found = device_time(rows.windows(), longest)
         where = name if isinstance(name, str) and name else f"device {name}"
         gaps += self._named_gaps(rank, where, longest)
