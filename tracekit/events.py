@@ -50,6 +50,7 @@ __all__ = [
     "Track",
     "count_kinds",
     "earliest",
+    "has_start",
     "odd_counters",
     "places",
 ]
@@ -88,6 +89,21 @@ def odd_counters(records: Sequence[Any]) -> list[int]:
         return places(records, COUNTER, COUNTER)
     odd: list[int] = find()
     return odd
+
+
+def has_start(records: Sequence[Any], since_ns: int, track: int) -> bool:
+    """Return whether a slice or an instant of this track starts at or after a time."""
+    find = getattr(records, "has_start", None)
+    if find is not None:
+        return bool(find(since_ns, track))
+    for position in range(len(records) - WIDTH, -1, -WIDTH):
+        _, time_ns, kind, what = records[position : position + WIDTH]
+        if kind not in (COUNTER, END) and what == track:
+            if time_ns >= since_ns:
+                return True
+            if 0 <= kind < since_ns:
+                break  # a thread's records are in the order of their ends
+    return False
 
 
 def earliest(records: Sequence[Any]) -> int:

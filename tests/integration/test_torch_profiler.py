@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tracekit import Profiler
 from tracekit.distributed import ProcessInfo
 from tracekit.errors import ConfigError, MissingExtraError
 from tracekit.recording.schedule import ProfilerAction, Schedule, cyclic_schedule
@@ -246,6 +247,17 @@ def test_a_batch_that_never_came_leaves_no_file(tmp_path: Path) -> None:
     recorder.train(TorchProfiler(f"{tmp_path}/{{batch}}.json"), schedule, [2, 2])
     assert recorder.failures == []
     assert names(tmp_path) == ["0.json", "2.json"]
+
+
+def test_no_file_is_left_of_a_window_that_no_batch_has_begun(tmp_path: Path) -> None:
+    schedule = cyclic_schedule(wait=0, warmup=0, active=2, repeat=0, per="run")
+    source = TorchProfiler(tmp_path / "torch-{rank}-{batch}.json", activities="cpu")
+    with Profiler(sources=source, schedule=schedule, rank=0, run_id="r") as profiler:
+        for _ in profiler.iterate(range(4)):
+            torch.ones(2).add(1)
+            profiler.step()
+        torch.ones(2).add(1)  # an evaluation
+    assert names(tmp_path) == ["torch-0-0.json", "torch-0-2.json"]
 
 
 def test_a_file_that_is_there_is_never_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -206,14 +207,115 @@ def test_the_loop_hooks_come_in_order_from_the_writer_thread() -> None:
         ("epoch start", 0),
         ("batch start", 0),
         ("batch end", 1),
-        ("batch start", 1),
         ("epoch end", 1),
         ("window end", 1),  # without a schedule, an epoch is a window
         ("epoch start", 1),
+        ("batch start", 1),
         ("batch end", 2),
-        ("batch start", 2),
     ]
     assert calls.threads == {"tracekit-writer Calls"}
+
+
+def hooks_of(calls: Calls) -> list[str]:
+    return [f"{name} {number}" for name, number in calls.calls if name not in ("B", "E", "window end")]
+
+
+def test_hooks_of_batches_and_epochs_that_do_not_happen_are_not_called() -> None:
+    calls = Calls()
+    with profiler(calls) as one:
+        for _ in range(2):
+            for _ in one.iterate([1, 2], "loader"):
+                one.marker("loss").counter({"loss": 1.0})
+                one.step()
+            one.next_epoch()
+        one.next_epoch()  # without a batch in it
+        one.flush()
+    assert hooks_of(calls) == [
+        *("epoch start 0", "batch start 0", "batch end 1", "batch start 1", "batch end 2", "epoch end 1"),
+        *("epoch start 1", "batch start 2", "batch end 3", "batch start 3", "batch end 4", "epoch end 2"),
+    ]
+
+
+def test_a_profiler_that_sees_no_batch_calls_no_hook() -> None:
+    calls = Calls()
+    with profiler(calls) as one:
+        for _ in one.iterate([], "loader"):
+            raise AssertionError
+        one.marker("loss").counter({"loss": 1.0})
+        one.next_iteration()
+    assert hooks_of(calls) == []
+
+
+@pytest.mark.parametrize("how", ["slice", "open slice", "instant", "fetch", "begin_batch", "step"])
+def test_a_batch_starts_at_the_first_event_of_the_training_thread_or_with_its_value(how: str) -> None:
+    calls = Calls()
+    with profiler(calls) as one:
+        marker = one.marker("m")
+        one.step()
+        marker.counter({"x": 1})
+        thread = threading.Thread(target=marker.instant)
+        thread.start()
+        thread.join()
+        one.flush()
+        assert hooks_of(calls) == ["epoch start 0", "batch start 0", "batch end 1"]
+        if how == "slice":
+            with marker:
+                pass
+        elif how == "open slice":
+            marker.start()
+        elif how == "instant":
+            marker.instant()
+        elif how == "fetch":
+            next(iter(one.iterate([1])))
+        elif how == "begin_batch":
+            one.begin_batch()
+            one.begin_batch()
+        else:
+            one.step()
+        one.flush()
+        assert hooks_of(calls)[3:] == ["batch start 1"] + ["batch end 2"] * (how == "step")
+        assert how in ("begin_batch", "step") or ("B", "m") not in calls.calls[: calls.calls.index(("batch start", 1))]
+    assert hooks_of(calls).count("batch start 1") == 1
+
+
+def test_a_loader_that_fails_starts_no_batch_and_the_next_event_does() -> None:
+    def broken() -> Any:
+        yield 1
+        raise OSError
+
+    calls = Calls()
+    with profiler(calls) as one:
+        with suppress(OSError):
+            for _ in one.iterate(broken()):
+                one.step()
+        one.flush()
+        assert hooks_of(calls) == ["epoch start 0", "batch start 0", "batch end 1"]
+        one.marker("m").instant()
+    assert hooks_of(calls)[3:] == ["batch start 1"]
+
+
+def test_no_window_opens_for_a_batch_that_does_not_come() -> None:
+    source = RecordingSource()
+    schedule = cyclic_schedule(wait=0, warmup=0, active=2, repeat=0, per="run")
+    with profiler(schedule=schedule, sources=source) as one:
+        for _ in one.iterate(range(4), "loader"):
+            one.step()
+    assert source.told == [("open", A), (A, V), (V, A), (A, V), (V, A), (S, S), "close"]
+    for how in ("no step", "an event", "an error"):
+        source = RecordingSource()
+        one = profiler(schedule=schedule, sources=source)
+        try:
+            with one:
+                if how != "no step":
+                    one.step()
+                    one.step()
+                if how == "an event":
+                    one.marker("m").instant()
+                if how == "an error":
+                    raise KeyError  # the batch that failed is worth keeping
+        except KeyError:
+            pass
+        assert source.told[-2:] == [("open", A) if how == "no step" else (V, A), "close"], how
 
 
 def test_iterate_yields_everything_and_records_the_waiting() -> None:
@@ -293,7 +395,8 @@ def test_a_schedule_per_run_has_windows_that_reach_over_the_end_of_an_epoch() ->
 def test_without_a_schedule_everything_is_active_and_each_epoch_is_a_window() -> None:
     source = RecordingSource()
     run_loop(profiler(sources=source), epochs=2, batches=2, sized=True)
-    assert source.told == [("open", A), (A, A), (A, A), (V, A), (A, A), (A, A), (V, A), "close"]
+    # The window of the batch that does not come is ended without one.
+    assert source.told == [("open", A), (A, A), (A, A), (V, A), (A, A), (A, A), (V, A), (S, S), "close"]
 
 
 def test_a_schedule_of_the_users_own_that_drops_a_window_ends_it() -> None:
@@ -341,6 +444,7 @@ def test_a_profiler_that_is_not_started_yet_starts_where_it_is_told() -> None:
     assert not one.started
     with one:
         assert one.started
+        one.begin_batch()
     assert ("batch start", 7) in calls.calls
 
 

@@ -46,6 +46,9 @@ class Records:
     def earliest(self) -> int:
         """Return the earliest time. Raises ValueError where there is none."""
 
+    def has_start(self, since: int, track: int, /) -> bool:
+        """Return whether a slice or an instant of this track starts at or after a time."""
+
     def find(self, start: int, track: int, /) -> int | None:
         """Return the index of the first record of this time and track that is no counter."""
 

@@ -530,6 +530,24 @@ static PyObject *find(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *has_start(PyObject *object, PyObject *args)
+{
+    const Records *self = (Records *)object;
+    long long since, track;
+    if (!PyArg_ParseTuple(args, "LL", &since, &track))
+        return NULL;
+    for (size_t i = self->count; i-- > 0;) {
+        const Record *row = self->rows + i;
+        if (is_counter(row) || row->what.track != track || row->kind == END)
+            continue;
+        if (row->time >= since)
+            return PyBool_FromLong(1);
+        if (row->kind >= 0 && row->kind < since)
+            break; /* a thread's records are in the order of their ends */
+    }
+    return PyBool_FromLong(0);
+}
+
 /* ---- The type. ---- */
 
 static int start(PyObject *object, PyObject *args, PyObject *kwargs)
@@ -607,6 +625,7 @@ static PyMethodDef methods[] = {
     {"places", places, METH_VARARGS, "See _record.pyi."},
     {"odd_counters", odd_counters, METH_NOARGS, "See _record.pyi."},
     {"earliest", earliest, METH_NOARGS, "See _record.pyi."},
+    {"has_start", has_start, METH_VARARGS, "See _record.pyi."},
     {"find", find, METH_VARARGS, "See _record.pyi."},
     {"overlapping", records_overlapping, METH_O, "See _record.pyi."},
     {"__reduce__", reduce, METH_NOARGS, "See _record.pyi."},

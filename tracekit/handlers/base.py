@@ -199,16 +199,22 @@ class TraceHandler:
     # ---- the training loop and the clocks -----------------------------------------------------------------------------
 
     def batch_start(self, timestamp: Timestamp) -> None:
-        """A batch begins."""
+        """A batch begins.
+
+        Called when the batch is known to come: `Profiler.iterate` has a value for it, `Profiler.begin_batch` or `Profiler.step`
+        is called, or the training thread records a slice or an instant, whichever is first. Counters and other threads begin no
+        batch. So this is never called for a batch after the last one, unless the training thread records something there (an
+        evaluation): call `Profiler.next_epoch` or `Profiler.stop` before that, or use `Profiler.iterate`.
+        """
 
     def batch_end(self, timestamp: Timestamp) -> None:
         """A batch has ended; the timestamp already names the next one."""
 
     def epoch_start(self, timestamp: Timestamp) -> None:
-        """An epoch begins."""
+        """An epoch begins, with its first batch: called right before `batch_start`, and after `epoch_end` of the last one."""
 
     def epoch_end(self, timestamp: Timestamp) -> None:
-        """An epoch has ended; the timestamp already names the next one."""
+        """An epoch has ended, if a batch of it has begun; the timestamp already names the next one."""
 
     def window_end(self, timestamp: Timestamp, wall_clock_time_ns: int) -> None:
         """A recording window of the schedule is complete; all its events have been delivered."""

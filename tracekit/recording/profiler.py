@@ -50,6 +50,7 @@ __all__ = ["Profiler"]
 logger = logging.getLogger("tracekit")
 T = TypeVar("T")
 
+_LOOK_S: Final = 1.0  # how long `stop` waits for the writer to look whether the last batch has begun
 _NO_CATEGORIES: Final = ()  # of which CPython has one only; any other that is empty takes the longer way
 _COUNTING: Final = (CyclicSchedule, StepSchedule, OnDemand)  # they know the lengths of epochs, and where a run resumed
 _ACTIVE: Final = (ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE)
@@ -190,6 +191,7 @@ class Profiler(ProfilerBase):
         self._timestamps = Timestamps(self._timestamp)
         self._broken_sources: set[int] = set()
         self._batch_start_ns = 0
+        self._has_stepped = False
         self._batch_label = self._buffer.label("batch", ("training loop",))
         self._batch_track = self._buffer.new_track("training loop")
 
@@ -251,8 +253,7 @@ class Profiler(ProfilerBase):
         self._begin_batch(first_action or self._decide())
         for source in self._sources:
             self._guard(source, source.open, self, self._action)
-        self._post("epoch_start", self._timestamp)
-        self._post("batch_start", self._timestamp)
+        self._expect_start(self._batch_start_ns, new_epoch=True)
 
     def stop(self) -> None:
         """Save what is open, deliver the rest, close the handlers, and stop recording. A second call does nothing.
@@ -267,6 +268,10 @@ class Profiler(ProfilerBase):
         self._state = "stopped"
         if self._shared_action is not None:
             self._shared_action.close()
+        if ended_by is None and self._has_empty_window():
+            for source in self._sources:
+                # The schedule was asked for a batch that did not come: the window that it opened is not kept.
+                self._guard(source, source.step, ProfilerAction.SKIP, ProfilerAction.SKIP)
         for source in self._sources:
             try:
                 source.close()
@@ -391,6 +396,7 @@ class Profiler(ProfilerBase):
         if self._state == "started":
             self._batch_start_ns = self._clock.monotonic_ns()
             self._timestamps.append(self._batch_start_ns, timestamp)
+            self._renew_start(self._batch_start_ns)
             action = self._decide()
             if action is not self._action:
                 self._pass_to(self._action, action)
@@ -404,6 +410,7 @@ class Profiler(ProfilerBase):
             duration: How long it took, where the loop has its own idea of that (Composer leaves evaluation out); None is
                 the time since the last `step`. It is what the `Timestamp` counts, and changes no slice.
         """
+        self.begin_batch()
         now_ns = self._clock.monotonic_ns()
         measured = timedelta(microseconds=(now_ns - self._batch_start_ns) // 1000 if self._state == "started" else 0)
         took = measured if duration is None else duration
@@ -421,6 +428,7 @@ class Profiler(ProfilerBase):
                 self._buffer.lost_events += 1
         self._timestamps.append(now_ns, self._timestamp)
         self._batch_start_ns = now_ns
+        self._has_stepped = True
         self._post("batch_end", self._timestamp)
         action = self._decide()
         finished = self._action
@@ -429,10 +437,40 @@ class Profiler(ProfilerBase):
             self._end_window(action, now_ns)
         else:
             self._pass_to(finished, action)
-        self._post("batch_start", self._timestamp)
+        self._expect_start(now_ns)
         if now_ns > self._buffer.due_ns:
             self._buffer.look_after(now_ns)
         self._failures.raise_pending()
+
+    def begin_batch(self) -> None:
+        """Say that the batch has begun, where the loop knows that before it records anything. A second call does nothing.
+
+        `iterate` says so when it has a value, and `step` at the latest. Else the first slice or instant of the training thread
+        says so. The handlers' hooks ``epoch_start`` and ``batch_start`` are called then, and never for a batch that does not
+        come.
+        """
+        if self._writer is not None and self._state == "started":
+            self._writer.begin()
+
+    def _expect_start(self, since_ns: int, *, new_epoch: bool = False) -> None:
+        if self._writer is not None:
+            epoch = (("epoch_start", self._timestamp),) if new_epoch else ()
+            self._writer.expect_start(since_ns, *epoch, ("batch_start", self._timestamp))
+
+    def _renew_start(self, since_ns: int) -> None:
+        """Expect the start of the same batch from another time on, if it has not begun."""
+        calls = () if self._writer is None else self._writer.expect_no_start()
+        if calls:
+            self._expect_start(since_ns, new_epoch=len(calls) > 1)
+
+    def _has_empty_window(self) -> bool:
+        """Return whether a window is open in which no batch has begun. A run without any `step` is one batch."""
+        if self._writer is None or not self._sources or not self._has_stepped:
+            return False
+        return self._action in _ACTIVE and not self._window_open and not self._writer.has_begun(_LOOK_S)
+
+    def _hold_start(self) -> tuple[tuple[str, Timestamp], ...]:
+        return () if self._writer is None else self._writer.expect_no_start(own=True)
 
     def restart_batch(self) -> None:
         """Begin the batch that runs only now: what came before it was no training (a setup, an evaluation).
@@ -440,13 +478,17 @@ class Profiler(ProfilerBase):
         Its slice and its duration in the `Timestamp` then leave that out.
         """
         self._batch_start_ns = self._clock.monotonic_ns()
+        self._renew_start(self._batch_start_ns)
 
     def next_epoch(self) -> None:
         """Pass to the next epoch; call it after the last `step` of each."""
         now_ns = self._next("to_next_epoch")
         if now_ns is None:
             return
-        self._post("epoch_end", self._timestamp)
+        assert self._writer is not None, "a profiler that was started has one"
+        not_begun = self._writer.expect_no_start()
+        if len(not_begun) < 2:  # else there was no batch in the epoch, and so no start of it
+            self._post("epoch_end", self._timestamp)
         counts_through = isinstance(self._schedule, _COUNTING) and self._schedule.per == "run"
         action = self._decide()
         if self._window_open and not counts_through:
@@ -454,11 +496,13 @@ class Profiler(ProfilerBase):
         elif action is not self._action:
             # The last step has asked the schedule for a batch that never came; its place takes the first of this epoch.
             self._pass_to(self._action, action)
-        self._post("epoch_start", self._timestamp)
+        self._expect_start(now_ns, new_epoch=True)
 
     def next_iteration(self) -> None:
         """Pass to the next iteration, where a run groups its epochs into such (as PPO does)."""
-        self._next("to_next_iteration")
+        now_ns = self._next("to_next_iteration")
+        if now_ns is not None:
+            self._renew_start(now_ns)
 
     def iterate(self, iterable: Iterable[T], name: str = "dataloader", categories: Sequence[str] = ()) -> Iterator[T]:
         """Yield from an iterable, recording a slice for each time it is asked for a value; the first holds its start as well.
@@ -476,6 +520,7 @@ class Profiler(ProfilerBase):
         iterator: Iterator[T] | None = None
         with ExitStack() as starting:
             while True:
+                held = self._hold_start()  # asking for a value that does not come is no start
                 with marker:
                     if iterator is None:
                         # Up to the first value: a loader whose ``__iter__`` is a generator starts its workers then.
@@ -485,8 +530,14 @@ class Profiler(ProfilerBase):
                         value = next(iterator)
                     except StopIteration:
                         return
+                    else:
+                        for method, timestamp in held:
+                            self._post(method, timestamp)
+                        held = ()
                     finally:
                         starting.close()
+                        if held:
+                            self._expect_start(self._clock.monotonic_ns(), new_epoch=len(held) > 1)
                 yield value
 
     def _next(self, transition: str) -> int | None:

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.events import COUNTER, INSTANT, WIDTH, EventBatch, Timestamps, count_kinds
+from tracekit.events import COUNTER, INSTANT, WIDTH, EventBatch, Timestamps, count_kinds, has_start
 from tracekit.handlers.base import Summary
 from tracekit.recording.buffer import NEVER_NS
 from tracekit.recording.clock_watch import ClockWatch
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tracekit.handlers.base import Recording, TraceHandler
     from tracekit.recording.buffer import RecordBuffer
     from tracekit.recording.failures import Failures
+    from tracekit.timestamp import Timestamp
 
 __all__ = ["Writer"]
 
@@ -115,6 +116,7 @@ class Writer:
         self._lanes = Lanes(buffer)
         self._carry: list[Any] = []  # taken from the buffer, but later than the last cut
         self._posted: deque[tuple[int | None, str, tuple[Any, ...]]] = deque()
+        self._expected: list[tuple[int, int, tuple[tuple[str, Timestamp], ...]]] = []  # one, or none
         self._wanted: deque[_Request] = deque()
         self._wake = Signal()
         self._closing = False
@@ -179,6 +181,44 @@ class Writer:
         self._posted.append((cut_ns, method, args))
         if cut_ns is not None:
             self._wake.set()
+
+    def expect_start(self, since_ns: int, *calls: tuple[str, Timestamp]) -> None:
+        """Have hooks called at the start of a batch: at the first event of this thread from a time on, or by `begin`.
+
+        The writer sees that event when it delivers it, so that recording pays nothing for this.
+
+        Args:
+            since_ns: The monotonic time.
+            *calls: The handlers' methods, and the training time that each gets.
+        """
+        self._expected.append((since_ns, threading.get_ident(), calls))
+
+    def begin(self) -> None:
+        """Have the hooks of `expect_start` called now, if they were not yet."""
+        for method, timestamp in self.expect_no_start():
+            self.post(method, timestamp)
+
+    def expect_no_start(self, *, own: bool = False) -> tuple[tuple[str, Timestamp], ...]:
+        """Forget `expect_start`; return the calls that have not happened.
+
+        Args:
+            own: Only if it was called by this thread.
+        """
+        try:
+            if own and self._expected[-1][1] != threading.get_ident():
+                return ()
+            return self._expected.pop()[2]  # atomic: the writer may begin it meanwhile
+        except IndexError:
+            return ()
+
+    def has_begun(self, timeout_s: float) -> bool:
+        """Return whether the batch has begun, also if the writer cannot look in time."""
+        if self._expected and self._thread.is_alive() and not self._is_mine():
+            request = _Request()
+            self._wanted.append(request)
+            self._wake.set()
+            return not request.cut.wait(timeout_s) or not self._expected
+        return not self._expected
 
     def flush(self, timeout_s: float) -> bool:
         """Deliver and write out what has been recorded until now.
@@ -365,6 +405,7 @@ class Writer:
             records = self._divide(taken, before, cut, opened)
         self._found = len(records) // WIDTH
         self._count(records)
+        self._begin_expected(records, opened)
         records = self._lanes.arrange(records, opened, cut)
         if records:
             tables = (self._buffer.labels, self._buffer.tracks, self._timestamps.copy())
@@ -373,6 +414,19 @@ class Writer:
                 outlet.post_events(batch)
         self._in_hand = 0
         self._timestamps.forget_before(min([cut, *self._carry[1::WIDTH]]))
+
+    def _begin_expected(self, records: list[Any], opened: list[OpenSlice]) -> None:
+        """Call the hooks of the batch that has begun, in front of its first events."""
+        for expected in self._expected.copy():
+            since_ns, ident, calls = expected
+            track = self._buffer.track_of_thread.get(ident, -1)
+            if any(slice_[1] >= since_ns and slice_[2] == track for slice_ in opened) or has_start(
+                records, since_ns, track
+            ):
+                with suppress(ValueError):  # the training thread was faster
+                    self._expected.remove(expected)
+                    for method, timestamp in calls:
+                        self._post(method, timestamp)
 
     def _divide(self, taken: list[Any], before: int, cut: int, opened: list[OpenSlice]) -> list[Any]:
         """Return the records up to a cut, keep those after it, and add the slices that were open at it to ``opened``."""

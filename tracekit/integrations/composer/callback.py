@@ -112,6 +112,7 @@ class TracekitCallback(Callback):  # type: ignore[misc]
             self._profiler.resume_at(self._profiler.timestamp)
 
     def _on_batch_start(self, state: Any) -> None:
+        self._profiler.begin_batch()
         self._batch_sizes = samples_in(state.batch), tokens_in(state.batch)
 
     def _on_batch_end(self, state: Any) -> None:
