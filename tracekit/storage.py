@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import mimetypes
 import os
+import stat
 import tempfile
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
@@ -46,6 +47,7 @@ __all__ = [
     "put",
     "read",
     "refuse_existing",
+    "refuse_pipe",
     "remove_all",
     "same_file",
     "size_bytes",
@@ -249,7 +251,26 @@ def open_read(path: str) -> BinaryIO:
         raise explained(path, error, "be read") from error
 
 
-def expand(pattern: str, suffixes: tuple[str, ...], fits: Callable[[str], bool] | None = None) -> list[str]:
+def refuse_pipe(path: str) -> None:
+    """Raise if a path is a pipe or socket: a check for callers that read a file more than once.
+
+    Raises:
+        StorageError: It is one.
+    """
+    if is_remote(path):
+        return
+    with contextlib.suppress(OSError):  # the caller's own reading reports it
+        mode = Path(path).stat().st_mode
+        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+            raise StorageError(
+                f"{without_secrets(path)}: pipes are not supported, because a trace is read more than once; "
+                "write the trace to a file first"
+            )
+
+
+def expand(
+    pattern: str, suffixes: tuple[str, ...], fits: Callable[[str], bool] | None = None, *, pipes: bool = False
+) -> list[str]:
     """Return the files that a path, a glob or a folder stands for, sorted by name.
 
     A folder stands for every file below it whose name ends with one of ``suffixes``; hidden files are passed over.
@@ -259,9 +280,10 @@ def expand(pattern: str, suffixes: tuple[str, ...], fits: Callable[[str], bool] 
         pattern: Path, glob, folder or URL.
         suffixes: How the names of the files in a folder end.
         fits: Returns True for other files of a folder that also count.
+        pipes: Accept a pipe, which can be read only once.
 
     Raises:
-        StorageError: Nothing is there: no such file, a glob that matches nothing, a folder without such files.
+        StorageError: Nothing is there: no such file, a glob that matches nothing, a folder without such files. Or it is a pipe.
     """
     if is_remote(pattern):
         return _expand_remote(pattern, suffixes, fits)
@@ -282,6 +304,8 @@ def expand(pattern: str, suffixes: tuple[str, ...], fits: Callable[[str], bool] 
                 raise StorageError(f"{without_secrets(pattern)}: the folder holds no {' or '.join(suffixes)} file")
             return found
         if path.exists():
+            if not pipes:
+                refuse_pipe(pattern)
             return [pattern]
         if _glob.has_magic(pattern):
             found = sorted(file for file in _glob.glob(pattern, recursive=True) if Path(file).is_file())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import importlib
 import json
 import os
 import pickle
 import re
 import shlex
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +222,101 @@ def test_progress_is_a_line_every_ten_seconds_where_standard_error_is_no_termina
         now += 100
         bar.update(0.5, "reading")
     assert capsys.readouterr() == ("", "")
+
+
+# ---- inputs -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["merge"], ["validate"], ["recover"], ["anonymise"], ["trim", "--name", "a"], ["split", "--by-rank"], ["open"]],
+    ids=" ".join,
+)
+def test_a_pipe_is_refused_with_advice_by_commands_that_read_a_file_twice(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    assert main([*arguments, "pipe"]) == 1
+    captured = capsys.readouterr().err
+    assert "pipe: pipes are not supported" in captured
+    assert "write the trace to a file first" in captured
+
+
+def test_summary_reads_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=[rank_trace(slice_("forward"))])
+    writer.start()
+    assert main(["summary", str(tmp_path / "pipe")]) == 0
+    writer.join()
+    assert "forward" in capsys.readouterr().out
+
+
+def test_a_damaged_gzip_file_names_recover_which_saves_its_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    packed = bytearray(gzip.compress(rank_trace(*(slice_(f"slice {at}", at) for at in range(1, 500)))))
+    packed[-6] ^= 0xFF  # in the checksum
+    (tmp_path / "rank0.json.gz").write_bytes(packed)
+    assert main(["merge", "rank0.json.gz"]) == 1
+    assert capsys.readouterr().err.endswith("; tracekit recover saves what can be read\n")
+    assert main(["validate", "rank0.json.gz"]) == 3
+    assert "; tracekit recover saves what can be read" in capsys.readouterr().out
+    assert main(["recover", "rank0.json.gz"]) == 0
+    assert "rank0.json.gz: 500 events recovered into rank0.recovered.json.gz" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stray", [b"1", b"null", b'"a, {text}"', b"-1.5e3, true,", b"1, 2, 3"])
+def test_values_in_front_of_the_first_event_are_skipped_and_reported(
+    stray: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rank0.json").write_bytes(b"[" + stray + b", " + orjson.dumps(slice_("a")) + b"]")
+    assert main(["merge", "rank0.json", "-o", "merged.json"]) == 3
+    assert "LOST: 1 places that hold no event in rank0.json, first at byte 1\n" in capsys.readouterr().out
+    assert '"name":"a"' in (tmp_path / "merged.json").read_text()
+    assert main(["recover", "rank0.json"]) == 3
+    assert "rank0.json: 1 event recovered" in capsys.readouterr().out
+    assert main(["validate", "rank0.json"]) == 3
+
+
+@pytest.mark.parametrize("other", [b'[1, {"lr": 0.1}]', b'["x", ["y", {"ph": "X"}]]', b"[1, 2]"])
+def test_an_array_of_other_things_is_still_no_trace(
+    other: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rank0.json").write_bytes(rank_trace(slice_("a")))
+    (tmp_path / "other.json").write_bytes(other)
+    assert main(["merge", "."]) == 0
+    assert "left out: other.json: no trace" in capsys.readouterr().out
+
+
+# ---- clocks -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_single_file_without_a_clock_is_not_called_unaligned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.json").write_bytes(orjson.dumps([slice_("a")]))
+    (tmp_path / "b.json").write_bytes(orjson.dumps([slice_("b")]))
+    assert main(["merge", "a.json"]) == 0
+    assert "clock" not in capsys.readouterr().out
+    assert main(["merge", "-f", "--rank", "a.json=0", "--rank", "b.json=1", "a.json", "b.json"]) == 0
+    assert "clock of ranks 0-1: NOT ALIGNED: unknown\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("align", "code"), [("auto", 0), ("wall", 0), ("none", 0), ("sync", 3), ("collectives", 3)])
+def test_a_way_to_align_that_aligns_nothing_is_reported_by_the_exit_code(
+    align: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for rank in (0, 1):
+        own = {"rank": rank, "pid": 7, "host": f"h{rank}", "boot_id": f"b{rank}", "baseTimeNanoseconds": BASE_NS}
+        metadata = {"ph": "M", "name": "tracekit_metadata", "pid": 7, "tid": 7, "args": own}
+        (tmp_path / f"rank{rank}.json").write_bytes(orjson.dumps([metadata, slice_("a")]))
+    assert main(["merge", "--align", align, "rank0.json", "rank1.json"]) == code
+    message = f"tracekit merge: --align {align}: rank 1 is not aligned\n"
+    assert capsys.readouterr().err == (message if code else "")
+    assert main(["merge", "-f", "--align", align, "rank0.json"]) == 0

@@ -30,7 +30,7 @@ def find_traces(patterns: Sequence[str]) -> list[tuple[str, bool]]:
     found: dict[str, bool] = {}
     places: dict[str, str] = {}
     for pattern in patterns:
-        files = trace_files(pattern)
+        files = trace_files(pattern, pipes=True)  # each trace is read once
         named = len(files) == 1 and same_file(files[0], pattern)
         for path in files:
             key = path if is_remote(path) else str(PurePath(path))

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
+import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import positive
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.report_of_merge import show
+from tracekit.cli.report_of_merge import INCOMPLETE, show
 from tracekit.cli.selecting import add_selection, selection_of
 from tracekit.errors import CommandError
 from tracekit.merge import merge_traces
 from tracekit.merge.clocks.placement import ALIGN
 from tracekit.merge.dask_cluster import DaskExecutor
 from tracekit.merge.workers import fitting_pool, process_pool
+from tracekit.wording import rank_spans
 
 if TYPE_CHECKING:
     import argparse
@@ -94,7 +96,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-q", "--quiet", action="store_true", help="print nothing unless something is wrong")
     parser.epilog = (
         "Exit code: 0 everything is merged, 1 failed and nothing written, 2 wrong usage, "
-        "3 merged, but events were lost or inputs left out."
+        "3 merged, but events were lost, inputs left out, or ranks not aligned by --align sync or collectives."
     )
 
 
@@ -128,7 +130,13 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             progress=bar.update,
             executor=executor,
         )
-    return show(report, as_json=args.json, quiet=args.quiet)
+    code = show(report, as_json=args.json, quiet=args.quiet)
+    unaligned = [rank.rank for rank in report.ranks if not rank.aligned]
+    if args.align in ("sync", "collectives") and unaligned and len(report.ranks) > 1:
+        what = f"--align {args.align}: {rank_spans(unaligned)} {'is' if len(unaligned) == 1 else 'are'} not aligned"
+        print(f"tracekit merge: {what}", file=sys.stderr)
+        return INCOMPLETE
+    return code
 
 
 def _rank(text: str) -> tuple[str, int]:

@@ -31,7 +31,9 @@ _CONTROL_KEYS: Final = (
 )
 
 
-def trace_files(pattern: str, suffixes: Sequence[str] = TRACE_SUFFIXES, *, flight_dumps: bool = False) -> list[str]:
+def trace_files(
+    pattern: str, suffixes: Sequence[str] = TRACE_SUFFIXES, *, flight_dumps: bool = False, pipes: bool = False
+) -> list[str]:
     """Return the traces that a path, glob, folder or URL stands for, sorted by name.
 
     A file that is named itself is returned whatever it is. The documents of on-demand capture are not traces.
@@ -40,11 +42,12 @@ def trace_files(pattern: str, suffixes: Sequence[str] = TRACE_SUFFIXES, *, fligh
         pattern: Path, glob, folder or URL.
         suffixes: How the names of traces in a folder end.
         flight_dumps: Also find the flight-recorder dumps of torch in a folder. They have no suffix, or ``.bin``.
+        pipes: Accept a pipe, which can be read only once.
 
     Raises:
-        StorageError: Nothing is there.
+        StorageError: Nothing is there, or a pipe.
     """
-    found = expand(pattern, tuple(suffixes), _is_flight_dump if flight_dumps else None)
+    found = expand(pattern, tuple(suffixes), _is_flight_dump if flight_dumps else None, pipes=pipes)
     if len(found) == 1 and same_file(found[0], pattern):
         return found
     traces = [path for path in found if not _is_control_document(path)]

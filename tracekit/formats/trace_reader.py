@@ -52,6 +52,10 @@ _BEFORE_EVENT: Final = re.compile(rb"[ \t\r\n,]*")
 _BETWEEN: Final = re.compile(rb'\s*,\s*\{(?:[ \t]*"[^"\\]{1,20}")?')
 _BETWEEN_LINES: Final = re.compile(rb"[ \t\r]*,[ \t\r]*\n\s*\{")
 _EVENT_START: Final = re.compile(rb'\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|args)"\s*:')
+# Texts, numbers and words in front of the first event of an array. An array of other things is no trace.
+_STRAY_VALUES: Final = re.compile(
+    rb'(?:[ \t\r\n,]*(?:"(?:[^"\\]|\\.)*"|[-+.\w]+)[ \t\r\n]*,)+[ \t\r\n,]*' + _EVENT_START.pattern
+)
 _TORN: Final = re.compile(rb'\{\s*\\"(?:ph|name|cat|pid|tid|ts|dur|id|args)\\"\s*:')
 
 
@@ -193,7 +197,10 @@ class TraceReader:
 
     def _open(self) -> None:
         if not self._more():
-            raise TraceFormatError(self.path, self._stream.damage or "the file is empty")
+            damage = self._stream.damage
+            raise TraceFormatError(
+                self.path, f"{damage}; tracekit recover saves what can be read" if damage else "the file is empty"
+            )
         head = self._buffer[:HEAD_BYTES]
         if self._buffer.startswith(_UTF8_BOM):
             self._skip(len(_UTF8_BOM))
@@ -228,7 +235,7 @@ class TraceReader:
             if not self._more():
                 break
         first = self._buffer.lstrip(b" \t\r\n,")[:1]
-        if first not in (b"{", b"]", b""):
+        if first not in (b"{", b"]", b"") and not _STRAY_VALUES.match(self._buffer, 0, HEAD_BYTES):
             seen = seems_to_be(b"[" + self._buffer[:HEAD_BYTES])
             words = f"it seems to be {seen}" if seen else "the array holds no events"
             raise TraceFormatError(self.path, f"this is no trace: {words}", offset_bytes=self._offset)

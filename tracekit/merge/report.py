@@ -239,7 +239,9 @@ class MergeReport:
         lines = [f"{action} {what}{f' from {folder}' if folder else ''}: {counts}{whole}"]
         lines += _shorten([f"  {_input(item, folder)}" for item in self.inputs])
         clocks: dict[str, list[int]] = {}
-        for rank in self.ranks:
+        # A single file whose clock is unknown has nothing to be aligned with.
+        alone = len(self.inputs) == len(self.ranks) == 1 and self.ranks[0].source == "unknown"
+        for rank in [] if alone else self.ranks:
             clock = rank.clock if rank.aligned else f"NOT ALIGNED: {rank.clock}"
             clocks.setdefault(clock, []).append(rank.rank)
         lines += _shorten([f"clock of {rank_spans(members)}: {clock}" for clock, members in clocks.items()])

@@ -17,7 +17,7 @@ from tracekit.errors import MissingExtraError, TraceFormatError
 from tracekit.formats.perfetto_manifest import MANIFEST_KEY, manifest_problems
 from tracekit.formats.schema import PERFETTO_MANIFEST, compile_schema
 from tracekit.formats.trace_event import decode_json
-from tracekit.storage import open_read, without_secrets
+from tracekit.storage import open_read, refuse_pipe, without_secrets
 from tracekit.validation.report import Findings, ValidationReport
 from tracekit.validation.trace import validate_trace
 
@@ -60,6 +60,7 @@ def validate_file(path: StrPath, *, schema: bool = True) -> list[ValidationRepor
     path = check_path("path", path)
     if not path:
         return [validate_trace(path, schema=schema)]
+    refuse_pipe(path)
     with open_read(path) as file:
         head = file.read(_HEAD_BYTES)
         if _archive_of(head) is not None:

@@ -95,7 +95,7 @@ def validate_trace(path: StrPath, *, schema: bool = True) -> ValidationReport:
         if not _JSON.match(head):
             raise TraceFormatError(file, "this is no JSON; validate reads traces in Chrome's Trace Event Format")
         if stream.damage and not head:
-            findings.add("perfetto-cut-file", None, f"{stream.damage}; nothing can be read from it")
+            findings.add("perfetto-cut-file", None, f"{stream.damage}; tracekit recover saves what can be read")
             return _not_a_trace(file, findings)
     if not _JSON_TRACE.match(head) and not head.lstrip().startswith(b"\xef\xbb\xbf"):
         begins = "it is empty" if not head.strip() else 'it does not begin with {" or [{"'
