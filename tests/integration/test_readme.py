@@ -14,6 +14,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+# Before any other import: what `pip install .` does not install cannot be imported.
+BARE = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "psutil", "numpy", "rich"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
 README = (ROOT / "README.md").read_text("utf-8")
 
 
@@ -30,6 +41,7 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     # The commands of a virtual environment stand beside its python.
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     environment["TRACEKIT_RUN_ID"] = "RUN"
+    environment.pop("TRACEKIT_QUIET", None)
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
@@ -70,11 +82,12 @@ def test_continuous_integration_runs_both_scripts() -> None:
 
 
 def test_the_python_runs_and_the_commands_merge_and_check_what_it_recorded(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="torch is not installed")
-    (example,) = blocks("python")
-    recorded = run([sys.executable, "-c", example], tmp_path)
+    example, _ = blocks("python")
+    recorded = run([sys.executable, "-c", BARE + example], tmp_path)
     assert recorded.returncode == 0, recorded.stderr
     assert (tmp_path / "traces" / "RUN" / "rank0.json").exists()
+    assert recorded.stdout == ""
+    assert recorded.stderr.endswith(" Next: tracekit open traces/RUN/rank0.json\n")
     offline = [command for command in commands() if command[0] == "tracekit"]
     assert len(offline) == 9
     for command in offline:
@@ -89,6 +102,16 @@ def test_the_python_runs_and_the_commands_merge_and_check_what_it_recorded(tmp_p
         assert not nobody or done.stdout.startswith("http://127.0.0.1:")
         assert "Traceback" not in done.stderr
     assert (tmp_path / "merged.json.gz").exists()
+
+
+def test_the_second_snippet_runs_with_its_extras(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("psutil", reason="psutil is not installed")
+    first, second = blocks("python")
+    loop = "with profiler:\n    for _ in range(6):\n        profiler.step()\n"
+    recorded = run([sys.executable, "-c", first.partition("\n")[0] + "\n" + second + loop], tmp_path)
+    assert recorded.returncode == 0, recorded.stderr
+    assert [path.name for path in (tmp_path / "traces" / "RUN").glob("torch-*")] == ["torch-rank0-2.json.gz"]
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.events import COUNTER, INSTANT, WIDTH, EventBatch, Timestamps, count_kinds, has_start
