@@ -34,18 +34,18 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="where to write, for a single input: .json or .json.gz (default: NAME.anonymous.json.gz beside the input)",
     )
-    parser.add_argument("-f", "--force", action="store_true", help="replace files that are there already")
+    parser.add_argument("-f", "--force", action="store_true", help="replace files that exist")
     parser.add_argument(
         "--names",
         action="store_true",
-        help="also replace the names of events, processes and threads, but for those of torch, CUDA and tracekit",
+        help="also replace the names of events, processes and threads, except those of torch, CUDA and tracekit",
     )
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
     parser.add_argument("-q", "--quiet", action="store_true", help="print only the names of the files")
     parser.epilog = (
-        "Paths, hosts, users, mail and network addresses get other words, the same in all files of one run of this command. "
-        "Other free text stays: look at what you give away. Exit code: 0 done, 1 failed, 2 wrong usage, 3 written, but what "
-        "could not be read is left out."
+        "Replaces paths, hosts, users, mail and network addresses, in the same way in all files of one call. Keeps other free "
+        "text: check the result before you share it. Exit code: 0 done, 1 failed, 2 wrong usage, 3 written without what could "
+        "not be read."
     )
 
 

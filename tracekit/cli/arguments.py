@@ -36,7 +36,7 @@ def add_inside(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="look through markers of this name, which enclose the stages of a step (repeat for several)",
+        help="ignore markers of this name and use the stages inside them (repeat for several)",
     )
 
 

@@ -44,31 +44,31 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="the control folder of the run (see on_demand), or the folder that has it as 'control'",
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--stop", action="store_true", help="end the capture that runs, and say where it is")
-    what.add_argument("--status", action="store_true", help="only list the ranks and what they do")
+    what.add_argument("--stop", action="store_true", help="stop the running capture and print its files")
+    what.add_argument("--status", action="store_true", help="list the ranks and their state")
     length = parser.add_argument_group("what to record (default: what the run was set up with)")
-    length.add_argument("--ranks", metavar="LIST", help="which ranks, for example 0,8-15 (default: all)")
-    length.add_argument("--steps", type=int, metavar="N", help="how many batches")
-    length.add_argument("--seconds", type=float, metavar="S", help="how long, to the end of a batch")
-    length.add_argument("--until-stop", action="store_true", help="until --stop, or Ctrl-C here")
-    length.add_argument("--warmup", type=int, metavar="N", help="batches before, for torch.profiler to warm up")
+    length.add_argument("--ranks", metavar="LIST", help="ranks to record, for example 0,8-15 (default: all)")
+    length.add_argument("--steps", type=int, metavar="N", help="number of batches")
+    length.add_argument("--seconds", type=float, metavar="S", help="seconds, rounded up to the end of a batch")
+    length.add_argument("--until-stop", action="store_true", help="record until --stop or Ctrl-C")
+    length.add_argument("--warmup", type=int, metavar="N", help="batches before them in which torch.profiler warms up")
     start = parser.add_argument_group("when to start (default: all ranks with the same batch, as soon as it can be)")
     when = start.add_mutually_exclusive_group()
-    when.add_argument("--now", action="store_true", help="each rank with its next batch")
-    when.add_argument("--at-batch", type=int, metavar="N", help="with this batch, counted through the run")
+    when.add_argument("--now", action="store_true", help="start each rank with its next batch")
+    when.add_argument("--at-batch", type=int, metavar="N", help="start with this batch of the run")
     when.add_argument(
         "--at-time", metavar="TIME", help="after this time: 2026-01-31T12:00:00 (local, or with an offset), or +SECONDS"
     )
     parser.add_argument(
         "-o", "--output", type=resolve_path, metavar="FILE", help="merge the traces into this file, .json or .json.gz"
     )
-    parser.add_argument("-f", "--force", action="store_true", help="replace the output if it is there already")
+    parser.add_argument("-f", "--force", action="store_true", help="replace the output if it exists")
     parser.add_argument(
         "--timeout",
         type=float,
         default=30.0,
         metavar="S",
-        help="how long a rank may do nothing before it is given up (default: %(default)g); raise it for longer batches",
+        help="seconds to wait for a rank that does not respond (default: %(default)g); raise it for longer batches",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("-q", "--quiet", action="store_true", help="print only the names of the files")

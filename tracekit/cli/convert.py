@@ -31,9 +31,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="OUTPUT",
         help="the file or URL to write: .json or .pftrace, with .gz after it packed",
     )
-    parser.add_argument("-f", "--force", action="store_true", help="replace the output if it is there already")
+    parser.add_argument("-f", "--force", action="store_true", help="replace the output if it exists")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing unless something is wrong")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print problems only")
     parser.epilog = (
         "Processes have the numbers that a merge gives them, and what is broken is repaired as in a merge. Exit code: 0 done, "
         "1 failed and nothing written, 2 wrong usage, 3 written, but events were lost."

@@ -41,21 +41,21 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         type=percentage,
         default=0.02,
         metavar="SHARE",
-        help="by what share a marker must be slower or faster to be named (default: 2%%, or less if --fail-above is less)",
+        help="smallest change to report (default: 2%%, or less if --fail-above is less)",
     )
     parser.add_argument(
         "--sure",
         type=percentage,
         default=0.99,
         metavar="SHARE",
-        help="how likely it must be that nothing that is named is so by chance (default: 99%%)",
+        help="confidence required to report a change (default: 99%%)",
     )
     parser.add_argument(
         "--top",
         type=positive,
         default=20,
         metavar="N",
-        help="how many markers of each kind to show (default: %(default)s)",
+        help="number of markers of each kind to show (default: %(default)s)",
     )
     add_common(parser)
     parser.epilog = (

@@ -28,11 +28,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         type=resolve_path,
         nargs="*",
         metavar="PLACE",
-        help="folders and URLs that traces shall be written to (default: this folder); each gets a small file, which is "
-        "removed again",
+        help="folders and URLs that traces will be written to (default: this folder); writes a small file to each and "
+        "removes it",
     )
     parser.add_argument("--json", action="store_true", help="print what was found as JSON")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print only what is wrong")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print problems only")
     parser.epilog = "Exit code: 0 no problems, 2 wrong usage, 3 problems found."
 
 

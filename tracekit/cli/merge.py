@@ -46,7 +46,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="the file or URL to write: .json (any viewer) or .pftrace (Perfetto's own), with .gz packed; or .tar or .zip for an "
         "archive of the inputs with a perfetto_manifest.json that places them, for Perfetto v58 and later (default: %(default)s)",
     )
-    parser.add_argument("-f", "--force", action="store_true", help="replace the output if it is there already")
+    parser.add_argument("-f", "--force", action="store_true", help="replace the output if it exists")
     parser.add_argument(
         "--strict",
         action="store_true",
@@ -57,18 +57,18 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE=N",
-        help="the rank of an input that does not tell its own (repeat for several)",
+        help="rank of an input that does not state its rank (repeat for several)",
     )
     parser.add_argument(
         "--workers",
         type=positive,
         metavar="N",
-        help="how many processes work at once, each on one input (default: one for each processor, 8 at most; small inputs: 1)",
+        help="number of processes (default: one for each processor, at most 8; 1 for small inputs)",
     )
     parser.add_argument(
         "--dask",
         metavar="ADDRESS",
-        help="have the workers of a Dask cluster do it, for example tcp://host:8786; they must reach the inputs and the "
+        help="merge on a Dask cluster, for example tcp://host:8786; its workers must reach the inputs and the "
         "output by the same names, best on S3",
     )
     add_selection(parser, names=False)
@@ -93,7 +93,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="add arrows between the members of each collective, from the first to come to the last, and how far apart they came",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing unless something is wrong")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print problems only")
     parser.epilog = (
         "Exit code: 0 everything is merged, 1 failed and nothing written, 2 wrong usage, "
         "3 merged, but events were lost, inputs left out, or ranks not aligned by --align sync or collectives."

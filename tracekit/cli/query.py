@@ -39,7 +39,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write the rows here; .csv, .json and .parquet say the format as well",
     )
-    parser.add_argument("-f", "--force", action="store_true", help="replace the output if it is there already")
+    parser.add_argument("-f", "--force", action="store_true", help="replace the output if it exists")
     parser.add_argument("--format", choices=sorted(FORMATS), help="how to write the rows (default: table)")
     parser.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
     parser.add_argument(

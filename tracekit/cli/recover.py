@@ -45,7 +45,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="replace the input when the recovered trace is complete, and keep it as NAME.broken",
     )
-    parser.add_argument("-f", "--force", action="store_true", help="replace files that are there already")
+    parser.add_argument("-f", "--force", action="store_true", help="replace files that exist")
     parser.add_argument(
         "--close-open-slices",
         action="store_true",

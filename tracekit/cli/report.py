@@ -34,7 +34,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         default="report.html",
         help="the file or URL to write (default: %(default)s)",
     )
-    parser.add_argument("-f", "--force", action="store_true", help="replace the output if it is there already")
+    parser.add_argument("-f", "--force", action="store_true", help="replace the output if it exists")
     parser.add_argument("--title", help="heading of the page (default: the name of the run)")
     parser.epilog = (
         "The page runs no script and loads nothing. Exit code: 0 written, 1 failed and nothing written, 2 wrong usage, "

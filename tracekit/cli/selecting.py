@@ -16,8 +16,8 @@ def add_selection(parser: argparse.ArgumentParser, *, names: bool) -> None:
     """Add the options; `names` says whether ``--name`` is one of them."""
     chosen = parser.add_argument_group(
         "what to take",
-        "An event is taken when it meets all of these. Slices that reach into a span are taken whole; arrows go with their "
-        "slices; metadata is always taken. What is left out is counted.",
+        "Keep events that match all of these options. Slices that overlap a time span are kept whole, arrows with their "
+        "slices, and metadata always. The report counts the events that are left out.",
     )
     chosen.add_argument("--ranks", metavar="LIST", help="ranks, such as 0,3-5; files of others are not read")
     chosen.add_argument(
@@ -37,7 +37,7 @@ def add_selection(parser: argparse.ArgumentParser, *, names: bool) -> None:
             action="append",
             default=[],
             metavar="PATTERN",
-            help="only events of this name, such as 'gloo:*', and the slices that they stand in (repeat for several)",
+            help="only events of this name, such as 'gloo:*', and the slices that enclose them (repeat for several)",
         )
 
 

@@ -34,8 +34,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "inputs", type=resolve_path, nargs="+", metavar="INPUT", help="a trace; or several, which are merged first"
     )
     how = parser.add_mutually_exclusive_group(required=True)
-    how.add_argument("--seconds", metavar="S", help="a part for every so many seconds")
-    how.add_argument("--by-rank", action="store_true", help="a part for every rank")
+    how.add_argument("--seconds", metavar="S", help="write a part for every S seconds")
+    how.add_argument("--by-rank", action="store_true", help="write a part for each rank")
     parser.add_argument(
         "-o",
         "--output",
@@ -44,7 +44,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="the file or URL of a part, with {part} for its number, .json or .pftrace, with .gz packed "
         "(default: INPUT-{part}.json.gz here)",
     )
-    parser.add_argument("-f", "--force", action="store_true", help="replace parts that are there already")
+    parser.add_argument("-f", "--force", action="store_true", help="replace parts that exist")
     parser.add_argument("--json", action="store_true", help="print the parts and their reports as JSON")
     parser.add_argument("-q", "--quiet", action="store_true", help="print only the names of the parts")
     parser.epilog = (

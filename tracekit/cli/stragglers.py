@@ -26,16 +26,16 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         type=percentage,
         default=0.01,
         metavar="SHARE",
-        help="what share of a step a delay must be to be named, such as 2%% (default: 1%%)",
+        help="smallest delay to report, as a share of a step, such as 2%% (default: 1%%)",
     )
     parser.add_argument(
         "--sure",
         type=percentage,
         default=0.99,
         metavar="SHARE",
-        help="how likely it must be that a delay is none of chance (default: 99%%)",
+        help="confidence required to report a delay (default: 99%%)",
     )
-    parser.epilog = "Exit code: 0 no rank holds the others up, 1 failed, 2 wrong usage, 3 a straggler is named."
+    parser.epilog = "Exit code: 0 no straggler found, 1 failed, 2 wrong usage, 3 stragglers found."
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:

@@ -26,7 +26,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=20,
         metavar="N",
-        help="how many markers and stages to show (default: %(default)s)",
+        help="number of markers and stages to show (default: %(default)s)",
     )
     parser.epilog = (
         "Exit code: 0 done, 1 failed, 2 wrong usage, 3 done, but something in the traces cannot be read or counted."

@@ -1,4 +1,4 @@
-"""What goes to standard output: text of which a terminal obeys nothing and that its encoding can write, or JSON for machines."""
+"""Print text that is safe for terminals, and JSON."""
 
 from __future__ import annotations
 

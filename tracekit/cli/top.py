@@ -44,8 +44,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how often to look (default: %(default)s; an object store is listed every 5 s at most)",
     )
-    parser.add_argument("--once", action="store_true", help="look once, print that, and end")
-    parser.add_argument("--json", action="store_true", help="print one JSON document a look, each on a line of its own")
+    parser.add_argument("--once", action="store_true", help="print the state once and exit")
+    parser.add_argument("--json", action="store_true", help="print one JSON document on a line for each update")
     parser.add_argument("--run", metavar="ID", help="the run to show (default: the newest of those that record)")
     parser.add_argument(
         "--sort",

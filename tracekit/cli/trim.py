@@ -31,10 +31,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         default="trimmed.json.gz",
         help="the file or URL to write: .json or .pftrace, with .gz packed (default: %(default)s)",
     )
-    parser.add_argument("-f", "--force", action="store_true", help="replace the output if it is there already")
+    parser.add_argument("-f", "--force", action="store_true", help="replace the output if it exists")
     add_selection(parser, names=True)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing unless something is wrong")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print problems only")
     parser.epilog = (
         "Processes have the numbers that a merge gives them. Exit code: 0 done, 1 failed and nothing written, 2 wrong usage, "
         "3 written, but nothing that happened is in it, or events were lost beyond what was to be left out."

@@ -29,11 +29,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         type=resolve_path,
         nargs="*",
         metavar="SPOOL",
-        help="folders that recordings have named, or a folder of such (default: where they are made unless told otherwise, "
-        f"{default_root()})",
+        help=f"spool folders named in the log of a recording, or a folder of them (default: {default_root()})",
     )
     parser.add_argument(
-        "--tries", type=_positive, default=4, metavar="N", help="how often to try each file (default: 4)"
+        "--tries", type=_positive, default=4, metavar="N", help="number of attempts for each file (default: 4)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document with all reports")
     parser.add_argument("-q", "--quiet", action="store_true", help="print nothing unless something is left")

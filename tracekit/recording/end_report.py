@@ -87,7 +87,7 @@ def _quoted(path: str) -> str:
 
 
 def _has_log_handler() -> bool:
-    """Return True if the application has configured logging, whose levels then decide."""
+    """Return True if the application has configured logging. Its levels then decide."""
     found: logging.Logger | None = logger
     while found is not None:
         if any(not isinstance(handler, logging.NullHandler) for handler in found.handlers):
