@@ -23,7 +23,7 @@ from tracekit.arguments import resolve_path
 from tracekit.errors import StorageError
 from tracekit.formats.segment_index import Segment
 from tracekit.naming import safe_text
-from tracekit.storage import basename
+from tracekit.storage import basename, make_folders
 from tracekit.version import __version__
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ def _lock(descriptor: int, folder: Path) -> None:
 
 def _make_private(root: Path, *, private: bool) -> None:
     """Make a folder if it is not there, and raise OSError if it could be another user's trap; see `_problem`."""
-    root.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(root.parent)
     with contextlib.suppress(FileExistsError):
         root.mkdir(mode=0o700)
     problem = _problem(root, private=private)
