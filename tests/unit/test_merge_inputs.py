@@ -5,10 +5,12 @@ import json
 import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 
 from tests.flight_dumps import as_json, as_pickle, hung
+from tracekit import core
 from tracekit.analysis.inputs import find_traces
 from tracekit.capture.documents import RankStatus, Request
 from tracekit.capture.folder import ControlFolder
@@ -428,3 +430,43 @@ def test_a_folder_of_flight_recorder_dumps_is_merged(tmp_path: Path) -> None:
     report = merge_traces(str(tmp_path / "merged.json"), [str(folder)])
     assert [(item.rank, item.kind) for item in report.inputs] == [(0, "flight recorder"), (1, "flight recorder")]
     assert report.omitted == []
+
+
+def as_text(found: dict[str, Any], number: int) -> dict[str, Any]:
+    """Write some ids of an event as text, as torch did in 2021."""
+    if number % 2 or found["ph"] in "sf":
+        return found
+    return {**found, "tid": str(found["tid"]), **({"pid": str(found["pid"])} if number % 4 else {})}
+
+
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=pytest.mark.core), False], ids=["core", "python"])
+@pytest.mark.parametrize("output", ["merged.json", "merged.pftrace"])
+def test_ids_written_as_text_and_as_numbers_are_one_thread(tmp_path: Path, output: str, compiled: bool) -> None:
+    found: list[dict[str, Any]] = [meta("thread_name", 100, 5555, name="main")]
+    for n in range(0, 400, 10):
+        found += [
+            event(f"launch {n}", n, 5, tid=5555, args={"correlation": n}),
+            event("go", n + 1, ph="s", tid=5555, id=n, cat="ac2g"),
+            event("go", n + 3, ph="f", pid=0, tid=7, id=n, cat="ac2g", bp="e"),
+            event(f"kernel {n}", n + 3, 12 if n % 50 == 0 else 3, pid=0, tid=7),
+        ]
+    for n in range(400, 500, 10):
+        found += [event(f"open {n}", n, ph="B", tid=5555), event(f"open {n}", n + 5, ph="E", tid=5555)]
+    written = []
+    for name, events in (("numbers", found), ("texts", [as_text(each, n) for n, each in enumerate(found)])):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "rank0.json").write_text(json.dumps(torch_trace(*events)))
+        with nullcontext() if compiled else mock.patch.object(core, "merge", None):
+            report = merge_traces(str(folder / output), str(folder / "rank0.json"))
+        assert report.overlaps_moved
+        written.append((folder / output).read_bytes())
+    assert written[0] == written[1]
+
+
+@pytest.mark.parametrize("text", ["stream 7", "007", "+5", "-0", "5.0", " 5", "", "1234567890123456789"])
+def test_ids_that_are_no_plain_numbers_stay_texts(merge: Any, text: str) -> None:
+    merged, _ = merge({"rank0.json": torch_trace(event("a", tid=text), event("b", 9, tid=5), event("c", 12, tid=0))})
+    found = timed(merged)
+    assert found["a"]["tid"] not in (found["b"]["tid"], found["c"]["tid"])
+    assert text in threads(merged).values() or not text

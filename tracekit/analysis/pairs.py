@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.formats.event_fields import raw_field
+from tracekit.formats.event_fields import raw_field, raw_number
 from tracekit.formats.trace_event import UNSET
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class AsyncPairs:
         category = raw_field(event.cat)
         identity = event.id2 if event.id is UNSET else event.id
         # Of an id2, {"local": 5} is the process's own and {"global": 5} is not; the text tells them apart.
-        key = (event.pid, category, raw_field(identity))
+        key = (raw_number(event.pid), category, raw_field(identity))
         if not is_end:
             if self._count >= _MOST_OPEN_ASYNC:
                 self._never += 1

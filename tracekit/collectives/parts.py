@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from sys import intern
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tracekit.formats.event_fields import raw_field, time_field
+from tracekit.formats.event_fields import raw_field, raw_number, time_field
 from tracekit.formats.trace_event import UNSET, Event, decode_or_none
 from tracekit.formats.trace_reader import TraceReader
 
@@ -194,7 +194,7 @@ class CollectiveCollector:
         if start is None or length is None or length < 0:
             return
         end = start + length
-        side = self._sides.setdefault(event.pid, _Side())
+        side = self._sides.setdefault(raw_number(event.pid), _Side())
         category = raw_field(event.cat)
         if name.startswith(b'"ProfilerStep#'):
             step = _STEP.fullmatch(name)
@@ -210,7 +210,8 @@ class CollectiveCollector:
                 told = _told(args) if "Collective name" in args else None
                 own = _KERNEL_KIND.match(name)
                 kind = told.kind if told else kind_of(own[1].decode()) if own else ""
-                side.kernels.append(_Part(start, end, kind, event.pid, event.tid, told, external, category))
+                pid, tid = raw_number(event.pid), raw_number(event.tid)
+                side.kernels.append(_Part(start, end, kind, pid, tid, told, external, category))
         elif name.startswith(b'"record_param_comms'):
             if external is not None and "Collective name" in args and len(side.calls) < self._most:
                 side.calls[external] = start, _told(args)
@@ -219,7 +220,9 @@ class CollectiveCollector:
             if name.startswith(b'"gloo:'):
                 if len(side.gloo) < self._most:
                     told = _Told(kind, ("", ""), dims, None, None)
-                    side.gloo.append(_Part(start, end, kind, event.pid, event.tid, told, None, category))
+                    side.gloo.append(
+                        _Part(start, end, kind, raw_number(event.pid), raw_number(event.tid), told, None, category)
+                    )
             elif len(side.annotations) < self._most:
                 side.annotations.append((start, kind, dims))
 

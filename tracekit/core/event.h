@@ -63,7 +63,19 @@ INLINE const char *read_time(const Reader *r, const char *p, int64_t *time_ns, u
     return p;
 }
 
-/* Reads a pid or tid: an integer, or a text without escapes. */
+/* Tells whether a text is a number as `raw_number` in tracekit.formats.event_fields takes it. */
+INLINE int is_number_text(const char *p, const char *end)
+{
+    if (*p == '0')
+        return end - p == 1;
+    p += *p == '-';
+    const char *digits = p;
+    while (is_digit(*p))
+        p++;
+    return p == end && *digits != '0' && p > digits && p - digits <= 18;
+}
+
+/* Reads a pid or tid: an integer, or a text without escapes. The span of a number in a text is without its quotes. */
 static const char *read_place(Reader *r, const char *p, Span *span, unsigned char *in_order)
 {
     span->at = p;
@@ -71,6 +83,10 @@ static const char *read_place(Reader *r, const char *p, Span *span, unsigned cha
         const char *quote = find_string_end(r, p);
         if (quote == NULL || memchr(p, '\\', (size_t)(quote - p)) != NULL)
             return NULL;
+        if (is_number_text(p + 1, quote)) {
+            *span = (Span){p + 1, quote};
+            return quote + 1;
+        }
         if (memchr(p, 't', (size_t)(quote - p)) != NULL)
             *in_order = 0;
         p = quote + 1;
@@ -117,7 +133,7 @@ INLINE int note_edit(Reader *r, enum edit_kind kind, const char *at, const char 
 
 INLINE KnownPlace *keep_place(Known *known, const char *from, const char *end, enum where where, const Event *e)
 {
-    if (end - from > MOST_PLACE_TEXT || *e->pid.at == '"' || *e->tid.at == '"')
+    if (end - from > MOST_PLACE_TEXT || *e->pid.end == '"' || *e->tid.end == '"' || *e->pid.at == '"' || *e->tid.at == '"')
         return NULL;
     known->last_place = known->next_place++ % KNOWN_PLACES;
     KnownPlace *place = &known->places[known->last_place];

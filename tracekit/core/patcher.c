@@ -90,7 +90,7 @@ static enum outcome patch_event(Patcher *self, const Event *event, const char **
         int which = edit->kind == EDIT_TID;
         switch (edit->kind) {
         case EDIT_PID: case EDIT_TID:
-            if (track->stays[which])
+            if (track->stays[which] && *edit->span.at != '"')
                 continue;
             break;
         case EDIT_TS:

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.decimal_time import format_us, parse_us
-from tracekit.formats.event_fields import PHASES, is_usual, repair_fields
+from tracekit.formats.event_fields import PHASES, is_usual, raw_number, repair_fields
 from tracekit.formats.late_times import exact_time
 from tracekit.formats.time_columns import format_all_us, have_three_decimals, times_of
 from tracekit.formats.trace_event import UNSET, Event, Raw, decode_json, decode_raw_list, encode_events, encode_json
@@ -90,6 +90,17 @@ class Lanes:
         return self._lanes[lane] if lane else self.tid
 
 
+class _Spelled(dict[Any, Any]):
+    """A dictionary by ``pid`` or ``tid`` that finds every spelling of one."""
+
+    def __missing__(self, raw: Any) -> Any:
+        number = raw_number(raw)
+        if number not in self:
+            raise KeyError(raw)
+        found = self[raw] = self[number]
+        return found
+
+
 class Patcher:
     """Rewrites the events of one input, run by run, in the order of the file.
 
@@ -123,15 +134,15 @@ class Patcher:
         self.written: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
         self.repaired: Counter[str] = Counter()
-        self._processes: dict[Any, tuple[int, dict[Any, int | Lanes]]] = {}
+        self._processes: dict[Any, tuple[int, dict[Any, int | Lanes]]] = _Spelled()
         followed: dict[int, Lanes] = {}  # several spellings of an id share one track
         for raw, (pid, tids) in target.processes.items():
             self._processes[raw] = (
                 pid,
-                {
-                    key: tid if isinstance(tid, int) else followed.setdefault(id(tid), Lanes(tid))
+                _Spelled(
+                    (key, tid if isinstance(tid, int) else followed.setdefault(id(tid), Lanes(tid)))
                     for key, tid in tids.items()
-                },
+                ),
             )
         self.shift_ns = target.shift_ns
         self._warp = target.warp
@@ -146,8 +157,11 @@ class Patcher:
 
     def place(self, pid: Any, tid: Any) -> tuple[int, int | Lanes] | None:
         """Return where a track goes, None when that is not known."""
-        new_pid, tids = self._processes.get(pid, (0, {}))
-        return (new_pid, tids[tid]) if tid in tids else None
+        try:
+            new_pid, tids = self._processes[pid]
+            return new_pid, tids[tid]
+        except KeyError:
+            return None
 
     def patch(self, run: list[Event], judge: Callable[[list[Event]], list[str]] | None = None) -> bytes:
         """Return the events of a run as they go into the merged trace: JSON objects with ``,`` between them.
@@ -321,8 +335,9 @@ class Patcher:
         event.dur = Raw(format_us(end - self._readable(start)))
 
     def _metadata(self, event: Event) -> bool:
-        place = self._processes.get(event.pid)
-        if place is None:
+        try:
+            pid, _ = self._processes[event.pid]
+        except KeyError:
             self.dropped["unused_process"] += 1
             return False
         if event.name is UNSET or bytes(event.name) in _NAMED:
@@ -330,8 +345,8 @@ class Patcher:
             return False
         if not is_usual(event):
             self.repaired.update(repair_fields(event))
-        pid, tids = place
-        tid = tids.get(event.tid, pid)
+        found = self.place(event.pid, event.tid)
+        tid = pid if found is None else found[1]
         event.pid, event.tid = pid, tid if isinstance(tid, int) else tid.tid
         if event.ts is not UNSET:
             # Metadata needs no time; one that cannot be moved would stretch the trace.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.decimal_time import format_us, parse_us
+from tracekit.formats.event_fields import raw_number
 from tracekit.formats.rank_trace import BASE_TIME_KEY, CLOCK_ANCHOR_EVENT, METADATA_EVENT, TIMESTAMP_EVENT
 from tracekit.formats.trace_event import decode_json, encode_json
 from tracekit.recovery.report import OpenSlice
@@ -152,7 +153,10 @@ def _readings(anchor: dict[str, Any]) -> tuple[Any, Any]:
 
 def _key(fields: dict[str, Any]) -> _Key:
     pid, tid = fields.get("pid"), fields.get("tid")
-    return (pid if isinstance(pid, int | str) else None, tid if isinstance(tid, int | str) else None)
+    return (
+        raw_number(pid) if isinstance(pid, int | str) else None,
+        raw_number(tid) if isinstance(tid, int | str) else None,
+    )
 
 
 def _ns(value: Any) -> int | None:

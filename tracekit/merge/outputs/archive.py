@@ -212,7 +212,7 @@ def _separate(inputs: list[Input], maps: list[InputMap], reasons: list[str]) -> 
 def _raw_pids(item: Input, target: InputMap) -> Iterator[tuple[Any, int]]:
     """Yield the pids of an input as Perfetto takes them, each with what it stands for; -1 is a name without events."""
     for raw in item.scan.tracks()[0]:
-        pid = raw_number(raw)
+        pid = raw if isinstance(raw, str) else raw_number(raw)
         if isinstance(pid, int) and not 0 <= pid <= _MAX_ID:
             pid = 0
         place = target.processes.get(raw)
