@@ -281,6 +281,14 @@ BAD_TRACES = [
         2,
         "none",  # v52 does not look at it
     ),
+    BadTrace(
+        "events in two arrays",
+        "duplicate-events",
+        object_(FIRST)[:-1] + b"," + object_(LAST)[1:],
+        None,
+        "none",
+        slices=2,
+    ),
     BadTrace("args 100 deep", "perfetto-args-nesting", between(nested(100)), 2, "none", slices=3),
     # Several events.
     BadTrace(

@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 
+import tracekit
 from tests.flight_dumps import as_json, as_pickle, hung
 from tracekit import core
 from tracekit.analysis.inputs import find_traces
@@ -470,3 +471,17 @@ def test_ids_that_are_no_plain_numbers_stay_texts(merge: Any, text: str) -> None
     found = timed(merged)
     assert found["a"]["tid"] not in (found["b"]["tid"], found["c"]["tid"])
     assert text in threads(merged).values() or not text
+
+
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=pytest.mark.core), False], ids=["core", "python"])
+def test_every_tool_reads_the_events_of_the_outermost_object(tmp_path: Path, compiled: bool) -> None:
+    path = tmp_path / "rank0.json"
+    inner, one, two = (json.dumps([event(name)]) for name in ("inner", "one", "two"))
+    path.write_text(f'{{"otherData":{{"traceEvents":{inner}}},"traceEvents":{one},"traceEvents":{two}}}')
+    with nullcontext() if compiled else mock.patch.object(core, "merge", None):
+        report = merge_traces(str(tmp_path / "merged.json"), str(path))
+        assert set(timed(json.loads((tmp_path / "merged.json").read_text()))) == {"one", "two"}
+    assert [repair.kind for repair in report.repaired] == ["second_events"]
+    assert tracekit.validate_trace(path).counts == {"duplicate-events": 1}
+    assert tracekit.recover_trace(path).events == 2
+    assert {marker.name for marker in tracekit.summarize_traces(path).markers} == {"one", "two"}

@@ -329,3 +329,42 @@ def test_nanoseconds_are_written_with_three_decimals_and_read_back(ns: int) -> N
     assert len(text.rpartition(b".")[2]) == 3
     assert parse_us(text) == ns
     assert math.isclose(float(text) * 1000, ns, rel_tol=1e-12)
+
+
+INNER, ONE, TWO = (
+    b'{"ph":"X","name":"%b","pid":1,"tid":1,"ts":1,"dur":1}' % name for name in (b"inner", b"one", b"two")
+)
+WHERE_EVENTS_STAND = {
+    "inside of an earlier key": (b'{"otherData":{"traceEvents":[%b]},"traceEvents":[%b]}' % (INNER, ONE), ["one"]),
+    "inside of a later key": (b'{"traceEvents":[%b],"otherData":{"traceEvents":[%b]}}' % (ONE, INNER), ["one"]),
+    "after brackets in a text": (b'{"note":"{[","traceEvents":[%b]}' % ONE, ["one"]),
+    "after a quote that is not escaped": (b'{"a":"x"{"y","traceEvents":[%b]}' % ONE, ["one"]),
+    "after an array that is not closed": (b'{"a":[{"b":1},"traceEvents":[%b]}' % ONE, ["one"]),
+    "twice": (b'{"traceEvents":[%b],"x":1,"traceEvents":[%b],"y":2}' % (ONE, TWO), ["one", "two"]),
+    "twice, in two layouts": (
+        b'{"traceEvents":[%b,\n%b],"traceEvents":[ %b , %b ]}' % (ONE, ONE, TWO, TWO),
+        ["one", "one", "two", "two"],
+    ),
+    "after null": (b'{"traceEvents":null,"traceEvents":[%b]}' % ONE, ["one"]),
+    "in a second document": (b'{"traceEvents":[%b]}{"traceEvents":[%b]}' % (ONE, TWO), ["one"]),
+}
+
+
+@pytest.mark.parametrize("piece_bytes", [16, 1 << 18])
+@pytest.mark.parametrize(("content", "names"), WHERE_EVENTS_STAND.values(), ids=WHERE_EVENTS_STAND)
+def test_events_are_those_of_the_outermost_object(
+    write: Any, monkeypatch: pytest.MonkeyPatch, piece_bytes: int, content: bytes, names: list[str]
+) -> None:
+    monkeypatch.setattr(byte_stream, "PIECE_BYTES", piece_bytes)
+    with TraceReader(str(write(content))) as reader:
+        assert [json.loads(bytes(event.name)) for run in reader.runs() for event in run] == names
+    assert "traceEvents" not in reader.header
+    if b'"y":2' in content:
+        assert (reader.header["x"], reader.header["y"]) == (1, 2)
+    twice = b'],"traceEvents"' in content or b'1,"traceEvents"' in content or b"null" in content
+    assert twice == any(finding.kind == "second_events" for finding in reader.repairs)
+
+
+def test_events_of_an_inner_object_alone_are_no_trace(write: Any) -> None:
+    with pytest.raises(TraceFormatError, match="no traceEvents"):
+        TraceReader(str(write(b'{"otherData":{"traceEvents":[%b]}}' % INNER)))

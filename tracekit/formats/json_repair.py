@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["object_end", "repair_object", "repair_text"]
+__all__ = ["follow_brackets", "object_end", "repair_object", "repair_text"]
 
 _MOST_NESTED: Final = 20_000
 """Levels of brackets beyond which no decoder follows: what is nested deeper is not looked through for its end."""
@@ -50,6 +50,23 @@ def object_end(text: bytes, start: int, limit: int) -> int:
             if depth == 0:
                 return token.end()
     return -1
+
+
+def follow_brackets(text: bytes, start: int, end: int, opened: bytearray) -> bool:
+    """Add the brackets that a part of some JSON opens to those that are open before it, and remove those that it closes.
+
+    Returns:
+        False if none is open any more, where it stops: the document has ended.
+    """
+    for token in _TOKEN.finditer(text, start, end):
+        first = text[token.start()]
+        if first in b"{[":
+            opened.append(first)
+        elif first in b"}]":
+            del opened[-1:]
+            if not opened:
+                return False
+    return True
 
 
 def repair_text(text: bytes) -> tuple[bytes, list[str]]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from tracekit.errors import TraceFormatError
 from tracekit.formats.file_kinds import HEAD_BYTES, seems_to_be
-from tracekit.formats.json_repair import object_end, repair_object, repair_text
+from tracekit.formats.json_repair import follow_brackets, object_end, repair_object, repair_text
 from tracekit.formats.merged_head import MAX_HEAD_BYTES, begins_merged
 from tracekit.formats.trace_event import REFUSED, Event, decode_any, decode_event, decode_run, decode_unusual
 from tracekit.formats.trace_stream import open_trace
@@ -47,6 +47,7 @@ _GUESSED_BETWEEN: Final = re.compile(
     rb'\n[ \t]*\}[ \t]*,[ \t\r]*\n\s*\{|\}[ \t]*,[ \t\r]*\n?[ \t]*\{[ \t]*"(?:ph|name|cat|pid|tid|ts|args)"'
 )
 _SEPARATOR: Final = re.compile(rb"[\s,]*")
+_CLOSERS: Final = bytes.maketrans(b"{[", b"}]")
 _BETWEEN_EVENTS: Final = b" \t\r\n,"
 _BEFORE_EVENT: Final = re.compile(rb"[ \t\r\n,]*")
 _BETWEEN: Final = re.compile(rb'\s*,\s*\{(?:[ \t]*"[^"\\]{1,20}")?')
@@ -76,6 +77,47 @@ class Finding:
     count: int
     detail: str
     event: int | None = None
+
+
+class _EventsKeys:
+    """Finds the key of the events among the keys of the object form, in a text that only grows.
+
+    Args:
+        opened: The brackets that are open before the text.
+    """
+
+    def __init__(self, opened: bytes) -> None:
+        self._opened = bytearray(opened)
+        self._followed = self._searched = 0
+        self._nested: re.Match[bytes] | None = None
+
+    def find(self, text: bytes) -> re.Match[bytes] | None:
+        """Return the key where it is one of the outermost object; those inside of other values are passed over."""
+        for match in _EVENTS_KEY.finditer(text, self._searched):
+            if not self._opened and self._followed:
+                break  # of another document
+            follow_brackets(text, self._followed, match.start(), self._opened)
+            self._followed = match.start()
+            # Where it stands in an array, something is broken.
+            if self._opened == b"{" or self._opened.endswith(b"["):
+                return match
+            if self._nested is None and self._opened and not self._is_sound(text[: match.start()]):
+                self._nested = match
+        # The key itself may be cut by the end of the piece.
+        self._searched = max(self._followed, len(text) - 64)
+        return None
+
+    def doubtful(self) -> re.Match[bytes] | None:
+        """Return the first key that seems to be inside of another value, but that stands after something broken."""
+        return self._nested
+
+    def _is_sound(self, text: bytes) -> bool:
+        closers = self._opened[::-1].translate(_CLOSERS)
+        try:
+            decode_any(text.rstrip(b", \t\r\n") + closers)
+        except REFUSED:
+            return False
+        return True
 
 
 class TraceReader:
@@ -241,15 +283,17 @@ class TraceReader:
             raise TraceFormatError(self.path, f"this is no trace: {words}", offset_bytes=self._offset)
 
     def _read_head(self) -> None:
-        searched = 0
+        keys = _EventsKeys(b"")
         limit = MAX_HEAD_BYTES if begins_merged(self._buffer) else _MAX_HEADER_BYTES
         while True:
-            match = _EVENTS_KEY.search(self._buffer, searched)
+            match = keys.find(self._buffer)
             if match:
                 break
-            # The key itself may be cut by the end of the piece. Twice as much each time, so that the work stays linear.
-            searched = max(0, len(self._buffer) - 64)
+            # Twice as much each time, so that the work stays linear.
             if len(self._buffer) > limit or not self._more(len(self._buffer)):
+                match = keys.doubtful()
+                if match:
+                    break
                 seen = seems_to_be(self._buffer[:HEAD_BYTES])
                 raise TraceFormatError(
                     self.path,
@@ -258,9 +302,12 @@ class TraceReader:
                     + (f" ({self._stream.damage})" if self._stream.damage else ""),
                 )
         self._read_header(self._buffer[: match.start()].rstrip(b" \t\r\n,") + b"}", self._offset)
-        if match[1] == b"null":
-            self._ended = True
-        self._skip(match.end())
+        self._begin_events(match)
+
+    def _begin_events(self, key: re.Match[bytes]) -> None:
+        self._ended = key[1] == b"null"
+        self._separator = None
+        self._skip(key.end())
 
     def _read_header(self, text: bytes, offset: int) -> None:
         text, kinds = repair_text(text)
@@ -301,7 +348,12 @@ class TraceReader:
         wanted = 0
         count = 0
         more = final = True
-        while not self._ended and (more or not final):
+        while self._ended or more or not final:
+            if self._ended:
+                if not self._read_tail():
+                    return
+                more = final = True
+                continue
             # At the end, what holds complete events is read first, like all before it, and then what is left.
             final = not more
             more = self._more()
@@ -319,11 +371,8 @@ class TraceReader:
                 words = f"no event in the first {self.bytes_read} bytes; the rest is not read"
                 self._note("broken_event", self._offset, words, lost=True)
                 return
-        if self._ended:
-            self._read_tail()
-        else:
-            what = self._stream.damage or f"the {self.form} is not closed"
-            self._note("cut_file", self._offset, what)
+        what = self._stream.damage or f"the {self.form} is not closed"
+        self._note("cut_file", self._offset, what)
 
     def _take(
         self, cut: int, take: Callable[[bytes], int] | None, *, final: bool, as_text: bool
@@ -511,15 +560,25 @@ class TraceReader:
 
     # The end of the file.
 
-    def _read_tail(self) -> None:
-        """Read what follows the closing bracket: the further keys of the object form."""
+    def _read_tail(self) -> bool:
+        """Read what follows the closing bracket, the further keys of the object form; returns whether events are among them."""
         if self._buffer.startswith(b"]"):
             self._skip(1)
         offset = self._offset
-        while self._more():
+        keys = _EventsKeys(b"{") if self.form == "object" else None
+        while True:
+            match = keys.find(self._buffer) if keys is not None else None
+            if match:
+                self._note("second_events", offset + match.start(), "traceEvents stands twice; both are read")
+                self._read_header(b"{" + self._buffer[: match.start()].strip(b", \t\r\n") + b"}", offset)
+                self._begin_events(match)
+                return True
+            if not self._more():
+                break
             if len(self._buffer) > _MAX_HEADER_BYTES:
                 self._note("data_after_end", offset, "data after the events is passed over", lost=True)
                 self._skip(len(self._buffer))
+                keys = None
         text = self._buffer.strip(b" \t\r\n\0")
         if self.form == "object":
             if self._stream.damage or not text.endswith(b"}"):
@@ -535,6 +594,7 @@ class TraceReader:
             self._note("cut_file", offset, self._stream.damage)
         elif text:
             self._note("data_after_end", offset, "data after the array's closing bracket is passed over", lost=True)
+        return False
 
     # Small helpers.
 

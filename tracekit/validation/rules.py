@@ -111,6 +111,12 @@ _ALL: Final = (
         other="warning",
     ),
     Rule(
+        "duplicate-events",
+        "Perfetto reads both of two arrays traceEvents, as tracekit does; most other readers take the last one only "
+        "(json_trace_tokenizer.cc).",
+        other="warning",
+    ),
+    Rule(
         "perfetto-header-keys",
         "Perfetto's engine crashes on hundreds of keys beside traceEvents, since it reads each by recursion "
         "(ParseInternal in json_trace_tokenizer.cc; 500 pass, 700 crash v52).",

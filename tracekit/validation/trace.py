@@ -54,6 +54,7 @@ _DAMAGES: Final = {
     "bare_word": ("perfetto-invalid-json", "a word stands without quotes"),
     "control_character": ("control-character", "a raw control character stands in a text; write it as \\u00XX"),
     "not_finite": ("perfetto-nan", "NaN or Infinity; leave the value out, or write it as a text"),
+    "second_events": ("duplicate-events", "traceEvents stands twice; write one array"),
     "missing_comma": ("misplaced-comma", "a comma is missing between two events"),
     "broken_event": ("perfetto-invalid-json", "an event cannot be read; it begins"),
     "not_an_event": ("perfetto-invalid-json", "what stands between the events is no event; it begins"),
