@@ -22,7 +22,7 @@ from tracekit.errors import StorageError
 from tracekit.wording import escape_surrogates, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Hashable, Iterable, Iterator
 
 __all__ = [
     "PRIVATE_MODE",
@@ -39,6 +39,7 @@ __all__ = [
     "exists",
     "expand",
     "explained",
+    "file_identity",
     "filesystem_of",
     "is_remote",
     "make_folders",
@@ -225,12 +226,18 @@ def modified_ns(path: str) -> int | None:
 
 def same_file(first: str, second: str) -> bool:
     """Tell whether two names are one file: by inode for local files, by name for URLs."""
-    if is_remote(first) or is_remote(second):
-        return first.rstrip("/") == second.rstrip("/")
+    return file_identity(first) == file_identity(second)
+
+
+def file_identity(path: str) -> Hashable:
+    """Return what only names of one file share: see `same_file`."""
+    if is_remote(path):
+        return path.rstrip("/")
     try:
-        return os.path.samefile(first, second)
+        found = os.stat(path)  # noqa: PTH116 - pathlib interns every part of every path that it sees
     except OSError:
-        return Path(first).absolute() == Path(second).absolute()
+        return Path(path).absolute()
+    return found.st_dev, found.st_ino
 
 
 def open_read(path: str) -> BinaryIO:

@@ -18,7 +18,9 @@ from tracekit.capture.folder import ControlFolder
 from tracekit.errors import ConfigError, MergeError, StorageError
 from tracekit.formats.kineto import gpu_of_label, rank_in_name
 from tracekit.merge import merge_traces
+from tracekit.merge.ranks import RanksByHand
 from tracekit.merge.workers import process_pool
+from tracekit.storage import file_identity
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -485,3 +487,29 @@ def test_every_tool_reads_the_events_of_the_outermost_object(tmp_path: Path, com
     assert tracekit.validate_trace(path).counts == {"duplicate-events": 1}
     assert tracekit.recover_trace(path).events == 2
     assert {marker.name for marker in tracekit.summarize_traces(path).markers} == {"one", "two"}
+
+
+@pytest.mark.parametrize("count", [10, 40])
+def test_ranks_given_by_hand_are_found_with_two_looks_at_each_file(tmp_path: Path, count: int) -> None:
+    paths = [str(tmp_path / f"{number}" / "trace.json") for number in range(count)]
+    looks = []
+
+    def look(path: str) -> Any:
+        looks.append(path)
+        return file_identity(path)
+
+    with mock.patch("tracekit.merge.ranks.file_identity", look):
+        by_hand = RanksByHand({path: number for number, path in enumerate(paths)})
+        assert [by_hand.names(path) for path in paths] == [[path] for path in paths]
+    assert len(looks) == 2 * count
+
+
+def test_ranks_given_by_hand_are_by_path_by_name_or_by_another_path(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.json").write_text("[]")
+    (tmp_path / "y.json").symlink_to(tmp_path / "a" / "x.json")
+    path = str(tmp_path / "a" / "x.json")
+    other = str(tmp_path / "a" / ".." / "a" / "x.json")
+    by_hand = RanksByHand({other: 1, "x.json": 2, path: 3, str(tmp_path / "y.json"): 4, "z.json": 5})
+    assert set(by_hand.names(path)) == {other, "x.json", path}
+    assert by_hand.names(str(tmp_path / "b.json")) == []

@@ -17,13 +17,13 @@ from tracekit.formats.xprof import PERFETTO_COPY, host_in_name
 from tracekit.merge.input import Input, Omission
 from tracekit.merge.kept_scan import KeptScan
 from tracekit.merge.processes import assign_keys, check_claims
-from tracekit.merge.ranks import UnknownRankError, find_ranks, select_ranks, told_ranks
+from tracekit.merge.ranks import RanksByHand, UnknownRankError, find_ranks, select_ranks, told_ranks
 from tracekit.merge.scan import scan
 from tracekit.spill import ScratchError
-from tracekit.storage import basename, is_remote, open_read, same_file, size_bytes, without_secrets
+from tracekit.storage import basename, file_identity, is_remote, open_read, same_file, size_bytes, without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from tracekit.merge.input_scan import InputScan
     from tracekit.merge.selection.selection import Selection
@@ -60,11 +60,11 @@ def find_inputs(output: str, patterns: Sequence[str]) -> list[tuple[str, bool]]:
             key = _plainly(path)
             found[key] = found.get(key, False) or named
     unique: list[tuple[str, bool]] = []
-    by_name: dict[str, list[str]] = {}
+    seen: set[tuple[str, Hashable]] = set()
     for path, named in found.items():
-        others = by_name.setdefault(os.path.basename(path), [])  # noqa: PTH119 - a thousand of them
-        if not any(same_file(path, other) for other in others):
-            others.append(path)
+        identity = os.path.basename(path), file_identity(path)  # noqa: PTH119 - a thousand of them
+        if identity not in seen:
+            seen.add(identity)
             unique.append((path, named))
     if not unique:
         raise ConfigError("nothing to merge: the output itself is the only trace there")
@@ -112,6 +112,7 @@ def gather(
     present = {path for path, _ in files}
     xprof_folders = {path.removesuffix(basename(path)) for path in present if host_in_name(path)}
     wanted = select is not None and select.ranks is not None
+    by_hand = RanksByHand(ranks)
     unread: list[str] = []
     chosen: list[tuple[str, bool]] = []
     for path, named in files:
@@ -125,7 +126,7 @@ def gather(
             omissions.append(Omission(without_secrets(path), "JAX's copy of the trace beside it", harmless=True))
             continue
         if select is not None and wanted and not read_all:
-            told = told_ranks(path, ranks)
+            told = told_ranks(path, by_hand)
             if told is not None and not any(map(select.wants_rank, told)):
                 unread.append(path)
                 continue
@@ -137,7 +138,7 @@ def gather(
             raise errors[0]
         raise MergeError(f"{omissions[0].path}: {omissions[0].reason}")
     try:
-        find_ranks(inputs, ranks, unread)
+        find_ranks(inputs, by_hand, unread)
     except UnknownRankError:
         if not unread:
             raise

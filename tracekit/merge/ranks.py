@@ -16,15 +16,15 @@ from tracekit.formats.xprof import ANCHOR_EVENT
 from tracekit.merge.identities import ProcessIdentity
 from tracekit.merge.input_scan import ThreadScan
 from tracekit.merge.process_key import CHILD, CPU
-from tracekit.storage import basename, is_remote, open_read, printable_name, same_file
+from tracekit.storage import basename, file_identity, is_remote, open_read, printable_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from tracekit.merge.input import Input
     from tracekit.merge.selection.selection import Selection
 
-__all__ = ["UnknownRankError", "find_ranks", "select_ranks", "told_ranks"]
+__all__ = ["RanksByHand", "UnknownRankError", "find_ranks", "select_ranks", "told_ranks"]
 
 
 _MAX_INDEX_BYTES: Final = 16 * 1024 * 1024
@@ -34,14 +34,38 @@ class UnknownRankError(MergeError):
     """A trace does not say whose it is."""
 
 
-def told_ranks(path: str, ranks: Mapping[str, int]) -> set[int] | None:
+class RanksByHand:
+    """Ranks given by hand, by path or file name.
+
+    Attributes:
+        ranks: The ranks by what they are given for.
+    """
+
+    def __init__(self, ranks: Mapping[str, int]) -> None:
+        self.ranks = ranks
+        self._found: dict[Hashable, list[str]] = {}
+        for name in ranks:
+            keys: set[Hashable] = {name} if is_remote(name) else {name, file_identity(name)}
+            for key in keys:
+                self._found.setdefault(key, []).append(name)
+
+    def names(self, path: str) -> list[str]:
+        """Return what a rank is given for that is this file: its path, its name, or another path to it."""
+        found = [*self._found.get(path, ()), *self._found.get(basename(path), ())]
+        if not is_remote(path):
+            own = PurePath(path).name
+            found += [name for name in self._found.get(file_identity(path), ()) if PurePath(name).name == own]
+        return list(dict.fromkeys(found))
+
+
+def told_ranks(path: str, ranks: RanksByHand) -> set[int] | None:
     """Return whose a file is, as far as its first bytes tell; None when they do not, or it is no trace.
 
     Told is only what no later part of the file can change.
 
     Args:
         path: The file.
-        ranks: Ranks given by hand, by path or file name.
+        ranks: Ranks given by hand.
     """
     try:
         if path.endswith(INDEX_SUFFIX):
@@ -52,9 +76,9 @@ def told_ranks(path: str, ranks: Mapping[str, int]) -> set[int] | None:
             own = reader.header.get("tracekit")
             if isinstance(own, dict) and "merge" in own:
                 return {int(entry["rank"]) for entry in own["processes"]} or None
-            by_hand = _by_hand(ranks, path)
+            by_hand = ranks.names(path)
             if by_hand:
-                return {ranks[by_hand[0]]}
+                return {ranks.ranks[by_hand[0]]}
             stated = rank_of_header(reader.header)
             if stated is not None and stated[1] in ("distributedInfo.rank", "tracekit.rank"):
                 return {stated[0]}
@@ -68,12 +92,12 @@ def told_ranks(path: str, ranks: Mapping[str, int]) -> set[int] | None:
     return None
 
 
-def find_ranks(inputs: list[Input], ranks: Mapping[str, int], unread: Sequence[str] = ()) -> None:
+def find_ranks(inputs: list[Input], ranks: RanksByHand, unread: Sequence[str] = ()) -> None:
     """Set rank and ``rank_source`` of the inputs.
 
     Args:
         inputs: After their scan.
-        ranks: Ranks given by hand, by path or file name.
+        ranks: Ranks given by hand.
         unread: Further files that were found, and are not read.
 
     Raises:
@@ -81,8 +105,8 @@ def find_ranks(inputs: list[Input], ranks: Mapping[str, int], unread: Sequence[s
         MergeError: The table of an earlier merge is damaged.
         ConfigError: A rank is given by hand for a file that is not there.
     """
-    unused = set(ranks)
-    unused.difference_update(*(_by_hand(ranks, path) for path in unread))
+    unused = set(ranks.ranks)
+    unused.difference_update(*(ranks.names(path) for path in unread))
     companions: dict[str, int] = {}
     for item in inputs:
         if item.scan.kind == "merged":
@@ -95,12 +119,12 @@ def find_ranks(inputs: list[Input], ranks: Mapping[str, int], unread: Sequence[s
     on_host: dict[str | None, list[Input]] = {}
     # Traces of XLA's profiler last: they may take the rank of a rank trace.
     for item in sorted(inputs, key=lambda item: item.scan.kind == "xprof"):
-        by_hand = _by_hand(ranks, item.path)
+        by_hand = ranks.names(item.path)
         unused.difference_update(by_hand)
         if item.scan.kind == "merged":
             pass
         elif by_hand:
-            item.rank, item.rank_source = ranks[by_hand[0]], "--rank"
+            item.rank, item.rank_source = ranks.ranks[by_hand[0]], "--rank"
         else:
             found = _stated_rank(item, companions)
             if found is None and item.scan.kind == "xprof":
@@ -121,14 +145,6 @@ def find_ranks(inputs: list[Input], ranks: Mapping[str, int], unread: Sequence[s
             on_host.setdefault(item.host, []).append(item)
     if unused:
         raise ConfigError(f"--rank {min(unused)}: no input has this path or file name")
-
-
-def _by_hand(ranks: Mapping[str, int], path: str) -> list[str]:
-    return [name for name in ranks if name == path or name == basename(path) or _same(name, path)]
-
-
-def _same(name: str, path: str) -> bool:
-    return not is_remote(path) and PurePath(name).name == PurePath(path).name and same_file(name, path)
 
 
 def _stated_rank(item: Input, companions: Mapping[str, int]) -> tuple[int, str] | None:
