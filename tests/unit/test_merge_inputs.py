@@ -513,3 +513,13 @@ def test_ranks_given_by_hand_are_by_path_by_name_or_by_another_path(tmp_path: Pa
     by_hand = RanksByHand({other: 1, "x.json": 2, path: 3, str(tmp_path / "y.json"): 4, "z.json": 5})
     assert set(by_hand.names(path)) == {other, "x.json", path}
     assert by_hand.names(str(tmp_path / "b.json")) == []
+
+
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=pytest.mark.core), False], ids=["core", "python"])
+@pytest.mark.parametrize("output", ["merged.json", "merged.pftrace"])
+def test_events_larger_than_a_piece_are_merged(tmp_path: Path, output: str, compiled: bool) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps(torch_trace(*(event(f"e{n}", 10 * n, args={"hlo": "x" * 600_000}) for n in range(3)))))
+    with nullcontext() if compiled else mock.patch.object(core, "merge", None):
+        report = merge_traces(str(tmp_path / output), str(path))
+    assert (report.events_out["X"], report.complete) == (3, True)

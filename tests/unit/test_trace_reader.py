@@ -6,6 +6,7 @@ import math
 import tracemalloc
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 
@@ -368,3 +369,14 @@ def test_events_are_those_of_the_outermost_object(
 def test_events_of_an_inner_object_alone_are_no_trace(write: Any) -> None:
     with pytest.raises(TraceFormatError, match="no traceEvents"):
         TraceReader(str(write(b'{"otherData":{"traceEvents":[%b]}}' % INNER)))
+
+
+@pytest.mark.parametrize("count", [8000, 32000])
+def test_a_layout_that_changes_after_the_metadata_is_learned_anew(write: Any, count: int) -> None:
+    # As VizTracer writes it: metadata begins with "ph", events with "pid", all on one line.
+    head = b'{"ph":"M","name":"process_name","pid":1,"args":{"name":"p"}}'
+    events = [b'{"pid":1,"tid":1,"ts":%d,"ph":"X","dur":1,"name":"f"}' % ts for ts in range(count)]
+    path = str(write(b'{"traceEvents":[%b]}' % b",".join([head, head, *events])))
+    with TraceReader(path) as reader, mock.patch.object(reader, "_decode_one", side_effect=reader._decode_one) as alone:
+        assert sum(map(len, reader.runs())) == count + 2
+    assert alone.call_count < 10  # of the rest, each piece is decoded at once

@@ -217,17 +217,17 @@ class TraceReader:
         """
         return self._close_after(self._runs(None, take))
 
-    def runs_or_text(self, is_text: Callable[[int], bool]) -> Iterator[list[Event] | bytes]:
+    def runs_or_text(self, text_size: Callable[[int], int]) -> Iterator[list[Event] | bytes]:
         """Yield the same runs as `runs`, but some of them as they stand in the file, not decoded.
 
         Args:
-            is_text: Whether a run, by its number from 0, is wanted as text. It must have been decoded before, with a
-                `run_text`: nothing is checked.
+            text_size: How long the text of a run is, by its number from 0; 0 where it is not wanted as text. It must have been
+                decoded before, with a `run_text` of this size: nothing else is checked.
 
         Raises:
             StorageError: The file can no longer be read.
         """
-        return self._close_after(self._runs(is_text, None))
+        return self._close_after(self._runs(text_size, None))
 
     def _close_after(self, runs: Iterator[list[Event] | bytes]) -> Iterator[list[Event] | bytes]:
         try:
@@ -343,7 +343,7 @@ class TraceReader:
     # The events.
 
     def _runs(
-        self, is_text: Callable[[int], bool] | None, take: Callable[[bytes], int] | None
+        self, text_size: Callable[[int], int] | None, take: Callable[[bytes], int] | None
     ) -> Iterator[list[Event] | bytes]:
         wanted = 0
         count = 0
@@ -361,7 +361,7 @@ class TraceReader:
             if more and len(self._buffer) < wanted:
                 continue
             cut = len(self._buffer) if final else self._cut()
-            run = self._take(cut, take, final=final, as_text=is_text is not None and is_text(count))
+            run = self._take(cut, take, final=final, text_size=0 if text_size is None else text_size(count))
             if run:
                 yield run
                 count += 1
@@ -375,7 +375,7 @@ class TraceReader:
         self._note("cut_file", self._offset, what)
 
     def _take(
-        self, cut: int, take: Callable[[bytes], int] | None, *, final: bool, as_text: bool
+        self, cut: int, take: Callable[[bytes], int] | None, *, final: bool, text_size: int
     ) -> list[Event] | bytes:
         """Return the events of the buffer up to ``cut``; what does not form events yet stays in the buffer."""
         self.run_offset_bytes = self._offset
@@ -385,7 +385,7 @@ class TraceReader:
         while end > start and self._buffer[end - 1] in _BETWEEN_EVENTS:  # a run is large: it is copied once
             end -= 1
         body = self._buffer[start:end]
-        if as_text and body:
+        if len(body) == text_size > 0:
             self._skip(cut)
             return body
         used = cut
@@ -419,21 +419,25 @@ class TraceReader:
             self._learn_separator()
         if self._separator is not None:
             at = buffer.rfind(self._separator)
+            if at < 0:
+                # The layout has changed, or an event is larger than the buffer.
+                self._learn_separator(guess=False)
+                at = buffer.rfind(self._separator)
             if at >= 0:
                 return at + len(self._separator) - self._separator_tail
-        # The layout is unknown or has changed: let the reading event by event find the ends.
+        # The layout is unknown: let the reading event by event find the ends.
         return len(buffer)
 
-    def _learn_separator(self) -> None:
+    def _learn_separator(self, *, guess: bool = True) -> None:
         start = self._buffer.find(b"{")
         end = object_end(self._buffer, start, len(self._buffer)) if start >= 0 else -1
         between = _BETWEEN_LINES.match(self._buffer, end) or _BETWEEN.match(self._buffer, end) if end > 0 else None
         if between is None:
             # The first event is broken, or cut by the end of the piece.
-            guess = _GUESSED_BETWEEN.search(self._buffer)
-            if guess is not None:
-                self._separator = guess[0]
-                self._separator_tail = len(guess[0]) - guess[0].index(b"}") - 1
+            found = _GUESSED_BETWEEN.search(self._buffer) if guess else None
+            if found is not None:
+                self._separator = found[0]
+                self._separator_tail = len(found[0]) - found[0].index(b"}") - 1
             return
         # White space before the closing brace is part of the layout: "\n  }".
         close = end - 1

@@ -170,7 +170,7 @@ class Rewriter:
                 yield len(part), patcher.patch(chosen.of_ranks(part), chosen.judge_run)
             return
         text_patcher = TextPatcher(patcher, item.plain)
-        for number, run in enumerate(reader.runs_or_text(item.plain.is_plain)):
+        for number, run in enumerate(reader.runs_or_text(item.plain.text_size)):
             # As text, an event keeps the frame that it names.
             text = run if isinstance(run, bytes) and not self._frames.may_be_named(run) else None
             patched = None if text is None else text_patcher.patch(text, number)

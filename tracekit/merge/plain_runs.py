@@ -39,14 +39,15 @@ _MOST_EVENTS: Final = 0xFFFF
 class PlainRuns:
     """Notes of the first pass on each run of an input, in the order of the file. Can be pickled.
 
-    Takes 24 bytes for each 256 KiB of input.
+    Takes 32 bytes for each 256 KiB of input.
     """
 
-    __slots__ = ("_phases", "_sums")
+    __slots__ = ("_phases", "_sizes", "_sums")
 
     def __init__(self) -> None:
         self._phases = array("H")  # how many events of each of _NOTED; none: the run is not plain
         self._sums = array("q")
+        self._sizes = array("q")
 
     def note(self, text: bytes | None, run: list[Event], counts: dict[Any, int], times: list[int | None]) -> None:
         """Note the next run.
@@ -58,20 +59,28 @@ class PlainRuns:
             times: The time of each, ns.
         """
         plain = text is not None and _is_plain(text, run, counts)
-        self.note_counts(counts, sum(times) & SUM_MASK if plain else None)  # type: ignore[arg-type]
+        self.note_counts(counts, sum(times) & SUM_MASK if plain else None, len(text or b""))  # type: ignore[arg-type]
 
-    def note_counts(self, counts: dict[str, int], checksum: int | None) -> None:
-        """Note the next run by how many events it has of each phase and the sum of their times; None: it is not plain."""
+    def note_counts(self, counts: dict[str, int], checksum: int | None, size: int) -> None:
+        """Note the next run.
+
+        Args:
+            counts: How many events it has of each phase.
+            checksum: The sum of their times; None if it is not plain.
+            size: How long its text is.
+        """
         if checksum is None or not counts.get(METADATA, 0) < sum(counts.values()) <= _MOST_EVENTS:
             self._phases.extend(_NONE)
             self._sums.append(0)
+            self._sizes.append(0)
         else:
             self._phases.extend(map(counts.get, _NOTED, _NONE))
             self._sums.append(checksum)
+            self._sizes.append(size)
 
-    def is_plain(self, number: int) -> bool:
-        """Tell whether a run may be rewritten as text."""
-        return number < len(self._sums) and any(self.counts(number))
+    def text_size(self, number: int) -> int:
+        """Return how long the text of a run is that may be rewritten as text; 0 for any other."""
+        return self._sizes[number] if number < len(self._sizes) else 0
 
     def counts(self, number: int) -> array[int]:
         """Return how many events of each of the phases ``XstfiICM`` a run has."""

@@ -184,7 +184,7 @@ class _Scanner:
             self._numbered[number] = self.processes[event.pid].threads[event.tid].slices
         for number, starts, minus_ends in rows:
             self._numbered[number].take(starts, minus_ends)
-        self.plain.note_counts(counts, None if UNSET in self.processes else checksum)
+        self.plain.note_counts(counts, None if UNSET in self.processes else checksum, len(text))
         count = sum(counts.values())
         self._settle_after(count - len(metadata))
         return count
