@@ -523,3 +523,21 @@ def test_events_larger_than_a_piece_are_merged(tmp_path: Path, output: str, comp
     with nullcontext() if compiled else mock.patch.object(core, "merge", None):
         report = merge_traces(str(tmp_path / output), str(path))
     assert (report.events_out["X"], report.complete) == (3, True)
+
+
+@pytest.mark.xfail(strict=True, reason="merge in one pass (issue 14): ids of a merge and of a later input collide")
+def test_merging_a_merge_gives_the_ids_of_merging_all_at_once(tmp_path: Path) -> None:
+    for rank in range(3):
+        launch = event("launch", 5 + rank, args={"correlation": 1025, "External id": 3})
+        arrow = event("ac2g", 5 + rank, ph="s", id=1025, cat="ac2g")
+        (tmp_path / f"{rank}.json").write_text(json.dumps(torch_trace(launch, arrow, distributedInfo={"rank": rank})))
+    paths = [str(tmp_path / f"{rank}.json") for rank in range(3)]
+    merge_traces(str(tmp_path / "abc.json"), paths)
+    merge_traces(str(tmp_path / "ab.json"), paths[:2])
+    merge_traces(str(tmp_path / "ab_c.json"), [str(tmp_path / "ab.json"), paths[2]])
+
+    def ids(name: str) -> list[Any]:
+        events = json.loads((tmp_path / name).read_text())["traceEvents"]
+        return [(found["pid"], found.get("id"), found.get("args")) for found in events if found["ph"] != "M"]
+
+    assert ids("ab_c.json") == ids("abc.json")

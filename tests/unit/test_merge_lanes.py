@@ -1,13 +1,21 @@
 from __future__ import annotations
 
 import itertools
+import sys
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekit.formats.event_fields import MAX_DEPTH
-from tracekit.merge.lanes import ANY, BEGIN, DROPPED, END, INVALID, Slices, assign_lanes
+from tracekit.merge.input_scan import ThreadScan
+from tracekit.merge.lanes import ANY, BEGIN, DROPPED, END, INVALID, Moves, Slices, _find_lane, assign_lanes
+from tracekit.merge.namespaces import Process, Thread, free_tids, spread
+from tracekit.merge.process_key import CPU
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NO_TIME = -3
 SPANS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 8)), max_size=12)
@@ -99,3 +107,57 @@ def test_on_every_lane_slices_nest_and_none_moves_without_need(
     spans = sorted((start, start + duration) for spans in parts for start, duration in spans)
     partial = any(a[0] < b[0] < a[1] < b[1] for a, b in itertools.combinations(spans, 2))
     assert bool(sum(map(len, moves))) is partial
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """Return how many calls of Python and C functions some work makes."""
+    calls = 0
+
+    def count(frame: object, event: str, arg: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_lanes_of_many_threads_are_numbered_in_linear_work() -> None:
+    def number(count: int) -> None:
+        process = Process(0, (CPU, 1))
+        process.threads = {tid: Thread(tid, None, None, tid) for tid in range(1, count + 1)}
+        left = free_tids(process)
+        for thread in list(process.threads.values()):
+            moved = Moves(None, None, frozenset({1}), 1)
+            thread.scans = [(0, ThreadScan())]
+            spread(process, thread, [moved], {}, left)
+        assert len({thread.tid for thread in process.threads.values()}) == 2 * count
+
+    small, large = calls_of(lambda: number(50)), calls_of(lambda: number(400))
+    assert large < 10 * small
+
+
+class CountedEnds(list[int]):
+    """A lane that counts how often its innermost end is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        CountedEnds.looks += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.xfail(strict=True, reason="merge in one pass (issue 14): each overlapping slice looks at every lane")
+def test_slices_that_all_overlap_take_n_log_n_work() -> None:
+    def looks(count: int) -> int:
+        CountedEnds.looks = 0
+        lanes = [CountedEnds()]
+        for number in range(count):
+            _find_lane(lanes, number, number + 1000)  # type: ignore[arg-type]
+            lanes[-1] = CountedEnds(lanes[-1])
+        return CountedEnds.looks
+
+    assert looks(256) < 16 * looks(32)

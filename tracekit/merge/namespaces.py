@@ -9,6 +9,7 @@ that a marker and the operator under it stand on one thread's track. Thread ids 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import MergeError
@@ -37,6 +38,7 @@ __all__ = [
     "better_name",
     "display_order",
     "fill",
+    "free_tids",
     "number_processes",
     "number_threads",
     "spread",
@@ -279,15 +281,19 @@ def number_threads(process: Process) -> None:
             thread.name = key if isinstance(key, str) else f"thread {key}"
 
 
-def spread(process: Process, thread: Thread, moves: list[Moves | None], tracks: dict[int, Track]) -> int:
-    """Move the slices of a track that overlap to lanes of their own; returns how many moved."""
+def free_tids(process: Process) -> Iterator[int]:
+    """Yield thread ids that no thread of a process has."""
     taken = {other.tid for other in process.threads.values()}
+    return (tid for tid in count(_FREE_TIDS) if tid not in taken)
+
+
+def spread(
+    process: Process, thread: Thread, moves: list[Moves | None], tracks: dict[int, Track], tids_left: Iterator[int]
+) -> int:
+    """Move the slices of a track that overlap to lanes of their own; returns how many moved."""
     tids = {DROPPED: DROPPED}
-    free = _FREE_TIDS
     for lane in sorted(set().union(*[part.lanes for part in moves if part])):
-        while free in taken:
-            free += 1
-        taken.add(free)
+        free = next(tids_left)
         title = thread.name or f"thread {thread.tid}"
         suffix = "overlap" if lane == 1 else f"overlap {lane}"
         # What an input tells of a main thread's place does not count, since an earlier merge may have told it.

@@ -16,6 +16,7 @@ from tracekit.merge.namespaces import (
     better_name,
     display_order,
     fill,
+    free_tids,
     number_processes,
     number_threads,
     spread,
@@ -187,8 +188,12 @@ def _plan_some(
     )
     # In order of their numbers, so that lanes are numbered alike whatever was merged before.
     in_order = sorted(zip(threads, found_moves, strict=True), key=lambda found: (found[0][0].pid, found[0][1].tid))
+    tids_left: dict[int, Iterator[int]] = {}
     for (process, thread), moves in in_order:
-        made.moved += spread(process, thread, moves, tracks)
+        if any(moves):
+            if id(process) not in tids_left:
+                tids_left[id(process)] = free_tids(process)
+            made.moved += spread(process, thread, moves, tracks, tids_left[id(process)])
     for number in numbers:
         fill(maps[number], tracks_of[number][0], found[number], tracks)
         # What was needed to tell its processes from others.
