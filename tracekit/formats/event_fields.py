@@ -1,4 +1,4 @@
-"""What the fields of an event hold, which a reader leaves as they stand in the file."""
+"""Fields of an event, which a reader leaves as they stand in the file: reading and repairing them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _BRACKETS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
 
 
 def raw_field(field: Any) -> bytes:
-    """Return the JSON text of a field; empty where there is none."""
+    """Return the JSON text of a field; empty where it is absent."""
     return b"" if field is UNSET else bytes(field)
 
 
@@ -64,7 +64,7 @@ def raw_number(value: Any) -> Any:
 
 
 def time_field(field: Any) -> int | None:
-    """Return the ns of a ``ts`` or ``dur``; None where there is none, or no number; see `parse_us`."""
+    """Return the ns of a ``ts`` or ``dur``; None where it is absent or no number; see `parse_us`."""
     return None if field is UNSET else parse_us(bytes(field))
 
 
@@ -155,7 +155,7 @@ def repair_fields(event: Event) -> list[str]:
 
 
 def _flattened(value: Raw, levels: int) -> Raw:
-    """Return a JSON value in which what lies deeper than so many levels is a string of its JSON text."""
+    """Return a JSON value whose parts below ``levels`` levels are strings of their JSON text."""
     first = memoryview(value)[0]
     if first not in b"{[":
         return value
