@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import pstats
 import re
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -176,6 +178,99 @@ def test_the_profiler_records_into_whatever_profiler_runs_and_makes_a_table(cloc
     assert "FIT Profiler Report" in profiler.summary()
     assert "[Strategy]SingleDeviceStrategy.training_step" in profiler.summary()
     assert (tmp_path / "fit-report.txt").read_text("utf-8") == profiler.summary()
+
+
+def test_a_wrong_start_or_stop_raises_as_in_lightnings_simple_profiler(caplog: pytest.LogCaptureFixture) -> None:
+    profiler = TracekitProfiler()
+    with pytest.raises(ValueError, match="'a' was stopped, and it was never started"):
+        profiler.stop("a")
+    profiler.start("a")
+    with pytest.raises(ValueError, match="'a' was started, and it is open already"):
+        profiler.start("a")
+    profiler.start("b")
+    profiler.stop("a")
+    profiler.stop("b")
+    with pytest.raises(ValueError, match="never started"):
+        profiler.stop("b")
+    assert {name: len(found) for name, found in profiler.recorded_durations.items()} == {"a": 1, "b": 1}
+    assert caplog.messages == []
+
+
+def test_a_wrong_stop_hides_no_exception_and_another_thread_may_stop(caplog: pytest.LogCaptureFixture) -> None:
+    profiler = TracekitProfiler()
+
+    def fail() -> None:
+        try:
+            raise KeyError
+        finally:
+            profiler.stop("a")
+
+    with pytest.raises(KeyError):
+        fail()
+    profiler.start("b")
+    thread = threading.Thread(target=profiler.stop, args=("b",))
+    thread.start()
+    thread.join()
+    profiler.stop("b")
+    # What an exception has ended may be stopped by its owner later.
+    try:
+        with profiler.profile("outer"):
+            profiler.start("inner")
+            raise KeyError
+    except KeyError:
+        pass
+    profiler.stop("inner")
+    profiler.start("inner")
+    profiler.stop("inner")
+    with pytest.raises(ValueError, match="never started"):
+        profiler.stop("inner")
+    assert len(caplog.messages) == 1
+
+
+def test_a_profiler_is_used_again_after_an_optimizer_failed(clock: FakeClock, tmp_path: Path) -> None:
+    """SimpleProfiler raises in the second run: Lightning never stopped the "optimizer_step" that failed."""
+
+    class Manual(Net):
+        automatic_optimization = False
+        fails = True
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            def closure() -> None:
+                if self.fails:
+                    raise ArithmeticError
+
+            self.manual_backward(self.layer(batch[0]).sum())
+            self.optimizers().step(closure)  # type: ignore[union-attr]
+
+    profiler, module = TracekitProfiler(), Manual(clock)
+    with pytest.raises(ArithmeticError):
+        trainer(tmp_path, profiler=profiler).fit(module, train_loader(clock), val_loader(clock))
+    module.fails = False
+    trainer(tmp_path, profiler=profiler).fit(module, train_loader(clock), val_loader(clock))
+    assert profiler.durations()["optimizer_step"].count == 5
+
+
+def test_stats_are_dumped_for_pstats_and_the_summary_can_be_short(clock: FakeClock, tmp_path: Path) -> None:
+    profiler = TracekitProfiler(tmp_path, "report", False, dump_stats=True)
+    trainer(tmp_path, profiler=profiler).fit(Net(clock), train_loader(clock), val_loader(clock))
+    assert "p95" not in profiler.summary()
+    stats = pstats.Stats(str(tmp_path / "fit-report-run_training_batch.prof"))
+    ((place, found),) = stats.stats.items()  # type: ignore[attr-defined]
+    assert (place, found[:2]) == (("~", 0, "run_training_batch"), (4, 4))
+    assert found[3] == pytest.approx(sum(profiler.recorded_durations["run_training_batch"]))
+    assert (profiler.extended, profiler.dump_stats) == (False, True)
+
+
+def test_stats_that_cannot_be_dumped_do_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    for folder in (None, tmp_path / "file"):
+        profiler = TracekitProfiler(folder, dump_stats=True)
+        with profiler.profile("a"):
+            pass
+        profiler.describe()
+    ours = [record.getMessage() for record in caplog.records if record.name == "tracekit"]
+    assert "without a dirpath" in ours[0]
+    assert f"{tmp_path / 'file'}/a.prof: cannot be written" in ours[1]
 
 
 def test_one_line_for_each_is_enough_and_loggers_are_heard_of(

@@ -128,6 +128,55 @@ def test_an_exception_that_ends_an_action_is_told_by_its_slice_alone() -> None:
     assert slices_of(memory) == [("fails", "ArithmeticError"), ("cleans up", None)]
 
 
+def test_what_an_exception_leaves_open_ends_with_the_action_around_it() -> None:
+    """Lightning stops "optimizer_step" of manual optimization only where the optimizer did not raise."""
+    memory, clock = MemoryTraceHandler(), FakeClock()
+    with Profiler(memory, rank=0):
+        slices = ActionSlices(clock.clock)
+
+        def batch() -> None:
+            slices.start("batch")
+            try:
+                slices.start("optimizer_step")
+                clock.advance(1_000_000_000)
+                raise ArithmeticError
+            finally:
+                slices.stop("batch")
+
+        for _ in range(2):
+            with pytest.raises(ArithmeticError):
+                batch()
+    assert slices_of(memory) == [("optimizer_step", "ArithmeticError"), ("batch", "ArithmeticError")] * 2
+    assert slices.recorded_durations == {"optimizer_step": [1.0, 1.0], "batch": [1.0, 1.0]}
+
+
+def test_recorded_durations_are_seconds_of_the_latest_actions(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tracekit.integrations.lightning.action_slices.MAX_RECORDED", 300)
+    clock = FakeClock()
+    slices = ActionSlices(clock.clock)
+    assert slices.recorded_durations["nothing yet"] == []
+
+    def run(milliseconds: range) -> None:
+        for number in milliseconds:
+            slices.start("a")
+            clock.advance(number * 1_000_000)
+            slices.stop("a")
+
+    run(range(3))
+    assert slices.recorded_durations == {"a": [0.0, 0.001, 0.002]}
+    run(range(3, 2000))
+    for _ in range(2):
+        assert slices.recorded_durations["a"] == [number / 1000 for number in range(1700, 2000)]
+    assert [message.partition(";")[0] for message in caplog.messages] == [
+        "tracekit: recorded_durations holds the latest 300 durations of each action, and 'a' has 2000"
+    ]
+    assert slices.durations()["a"].count == 2000
+    (thread,) = slices._threads.values()
+    assert len(thread.kinds["a"].recorded_ns) <= 2 * 300
+
+
 def test_a_stop_without_a_start_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
     slices = ActionSlices()
     for _ in range(3):
@@ -169,6 +218,17 @@ def test_the_table_states_units_and_puts_the_largest_first() -> None:
     assert header == "Action Calls Total (s) Mean (s) p50 (s) p95 (s) Max (s) Percentage %"
     assert lines[0] == f"large 1 {'6.000000 ' * 5}75.00"
     assert lines[1] == f"[LightningModule]Net.small 2 2.000000 {'1.000000 ' * 4}25.00"
+
+
+def test_a_table_that_is_not_extended_has_total_and_mean_alone() -> None:
+    clock = FakeClock()
+    slices = ActionSlices(clock.clock)
+    slices.extended = False
+    slices.start("a")
+    clock.advance(1_000_000_000)
+    slices.stop("a")
+    header, _, line = [" ".join(line.split()) for line in slices.summary().splitlines()]
+    assert (header, line) == ("Action Total (s) Mean (s)", "a 1.000000 1.000000")
 
 
 def test_it_can_be_sent_to_another_process_without_what_it_measured() -> None:

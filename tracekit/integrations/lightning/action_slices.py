@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from array import array
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +32,8 @@ _get_ident = threading.get_ident
 _exc_info = sys.exc_info
 _AT_ONCE: Final = 256
 """Durations that are counted together: one by one costs several times as much."""
+MAX_RECORDED: Final = 10_000
+"""Single durations that are kept of each kind of action on each thread."""
 
 
 @dataclass(slots=True)
@@ -39,10 +43,16 @@ class _Kind:
     marker: Marker | None
     waiting_ns: list[int] = field(default_factory=list)
     statistics: DurationStatistics = field(default_factory=DurationStatistics)
+    recorded_ns: array[int] = field(default_factory=lambda: array("q"))
+    open: int = 0
+    was_cut: bool = False  # ended by an exception, before its stop
 
     def settle(self) -> DurationStatistics:
         waiting_ns, self.waiting_ns = self.waiting_ns, []
         self.statistics.add_all(waiting_ns)
+        self.recorded_ns.extend(waiting_ns)
+        if len(self.recorded_ns) > 2 * MAX_RECORDED:
+            del self.recorded_ns[:-MAX_RECORDED]
         return self.statistics
 
 
@@ -62,14 +72,19 @@ class ActionSlices:
 
     Args:
         clock: The clock for the table; slices have that of their profiler.
+
+    Attributes:
+        extended: Show all columns in the summary, not only total and mean.
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.extended = True
         self._now_ns = clock.monotonic_ns
         self._threads: dict[int, _Thread] = {}
         self._first_ns: int | None = None
         self._last_ns = 0
         self._told = False
+        self._told_of_limit = False
 
     def start(self, action_name: str) -> None:
         """Begin a slice."""
@@ -79,20 +94,31 @@ class ActionSlices:
             kind = thread.kinds[action_name]
         except KeyError:
             thread, kind = self._new(action_name)
+        if kind.open:
+            self._started_again(action_name)
+        kind.open += 1
+        kind.was_cut = False
         thread.open.append((action_name, kind, self._now_ns(), _exc_info()[1]))
         if kind.marker is not None:
             kind.marker.__enter__()
 
     def stop(self, action_name: str) -> None:
-        """End the innermost slice of this name on this thread."""
+        """End the innermost slice of this name on this thread, and what an exception has left open in it."""
+        found: _Open | None
         try:
             found = self._threads[_get_ident()].open.pop()
             if found[0] != action_name:
                 found = self._take(found, action_name)
         except LookupError:
-            self._report(action_name)
-            return
-        _, kind, start_ns, handled = found
+            found = None
+        if found is None:
+            self._stopped_without_start(action_name)
+        else:
+            self._end(found)
+
+    def _end(self, opened: _Open) -> None:
+        _, kind, start_ns, handled = opened
+        kind.open -= 1
         self._last_ns = now_ns = self._now_ns()
         if kind.marker is not None:
             # Lightning stops actions in ``finally``, so an exception that ends one is known there.
@@ -110,14 +136,20 @@ class ActionSlices:
         kind = _Kind(None if action.own else marker(action.name, action.categories))
         return thread, thread.kinds.setdefault(action_name, kind)
 
-    def _take(self, last: _Open, action_name: str) -> _Open:
-        """Return the innermost of that name, which is not the last that was started; raise `LookupError` if there is none."""
+    def _take(self, last: _Open, action_name: str) -> _Open | None:
+        """Return the innermost of that name, which is not the last that was started; None if there is none."""
         started = self._threads[_get_ident()].open
         started.append(last)
         for place in reversed(range(len(started))):
             if started[place][0] == action_name:
+                error = _exc_info()[1]
+                if error is not None and error is not started[place][3]:
+                    # Lightning does not stop every action in ``finally``; an exception has left these open.
+                    while len(started) > place + 1:
+                        started[-1][1].was_cut = True
+                        self._end(started.pop())
                 return started.pop(place)
-        raise LookupError(action_name)
+        return None
 
     def close(self) -> None:
         """End what is open on this thread: a run that failed has left it, or Lightning tells no more."""
@@ -133,21 +165,56 @@ class ActionSlices:
                 found.setdefault(name, DurationStatistics()).merge(kind.settle())
         return {name: statistics for name, statistics in found.items() if statistics.count}
 
-    def summary(self) -> str:
-        """Return a table of all actions, those that took most first; empty where there was none.
+    @property
+    def recorded_durations(self) -> defaultdict[str, list[float]]:
+        """Single durations in seconds, by action: the latest 10,000 of each on each thread; `durations` counts all."""
+        found: defaultdict[str, list[float]] = defaultdict(list)
+        for thread in list(self._threads.values()):
+            for name, kind in list(thread.kinds.items()):
+                count = kind.settle().count
+                if count:
+                    found[name] += [duration_ns / 1e9 for duration_ns in kind.recorded_ns[-MAX_RECORDED:]]
+                if count > MAX_RECORDED and not self._told_of_limit:
+                    self._told_of_limit = True
+                    logger.warning(
+                        "tracekit: recorded_durations holds the latest %d durations of each action, and %r has %d; "
+                        "durations() counts all",
+                        MAX_RECORDED,
+                        name,
+                        count,
+                    )
+        return found
 
-        Actions lie within each other, so that the percentages add up to more than 100. Callbacks that differ only in their
-        arguments share a row.
+    def by_title(self) -> dict[str, DurationStatistics]:
+        """Return the durations by the titles of the actions: callbacks that differ only in their arguments share one."""
+        found: dict[str, DurationStatistics] = {}
+        for name, durations in self.durations().items():
+            found.setdefault(action_of(name).title, DurationStatistics()).merge(durations)
+        return found
+
+    def summary(self) -> str:
+        """Return a table of all actions, the largest total first; empty if no action was recorded.
+
+        Actions lie within each other, so that the percentages add up to more than 100.
         """
         if self._first_ns is None:
             return ""
-        rows: dict[str, DurationStatistics] = {}
-        for name, durations in self.durations().items():
-            rows.setdefault(action_of(name).title, DurationStatistics()).merge(durations)
         whole_ns = self._last_ns - self._first_ns
-        return table("Action", [Row(title, durations, whole_ns) for title, durations in rows.items()])
+        rows = [Row(title, durations, whole_ns) for title, durations in self.by_title().items()]
+        return table("Action", rows, extended=self.extended)
 
-    def _report(self, action_name: str) -> None:
+    def _may_be_stopped(self, action_name: str) -> bool:
+        """Return True if any thread has started the action and its stop has not come."""
+        return any(
+            name == action_name and (kind.open or kind.was_cut)
+            for thread in list(self._threads.values())
+            for name, kind in list(thread.kinds.items())
+        )
+
+    def _started_again(self, action_name: str) -> None:
+        """Called at the start of an action that this thread has open already."""
+
+    def _stopped_without_start(self, action_name: str) -> None:
         if not self._told and not action_of(action_name).own:  # which begins before it listens
             self._told = True
             logger.warning(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import marshal
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from tracekit.clock import SYSTEM_CLOCK
+from tracekit.errors import StorageError
 from tracekit.integrations.lightning.action_slices import ActionSlices
 from tracekit.integrations.lightning.framework import LightningProfiler
+from tracekit.storage import atomic_write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,6 +20,8 @@ if TYPE_CHECKING:
     from tracekit.clock import Clock
 
 __all__ = ["TracekitProfiler"]
+
+logger = logging.getLogger("tracekit")
 
 
 class TracekitProfiler(ActionSlices, LightningProfiler):
@@ -28,23 +35,65 @@ class TracekitProfiler(ActionSlices, LightningProfiler):
     there is the summary, which Lightning prints (or writes to ``filename``) when the run is over, as for its
     ``SimpleProfiler``; it counts from the making of this object on, over all runs.
 
-    Actions may nest, be open more than once, and run on any number of threads. Nothing raises: a stop without a start, an
-    error in ``SimpleProfiler``, is told of once. Your own ``with trainer.profiler.profile("tokenise"):`` are slices as well.
+    Actions may nest, overlap, and run on any number of threads at the same time. As with ``SimpleProfiler``, a start of an
+    action that is open and a stop of one that is not raise ``ValueError``. A stop does not raise while an exception is being
+    handled, which it would hide; that is logged once. Your own ``with trainer.profiler.profile("tokenise"):`` makes slices too.
 
     Args:
         dirpath: Folder for ``filename``; by default that of the first logger.
         filename: Where the summary goes, without its suffix ``.txt``; by default to the log.
+        extended: Show all columns in the summary, not only total and mean.
+        dump_stats: Also write the calls and total of each action to ``dirpath``, one ``.prof`` file each, which `pstats` reads.
         clock: The clock to read for the summary; for tests.
     """
 
     def __init__(
-        self, dirpath: str | Path | None = None, filename: str | None = None, *, clock: Clock = SYSTEM_CLOCK
+        self,
+        dirpath: str | Path | None = None,
+        filename: str | None = None,
+        extended: bool = True,
+        dump_stats: bool = False,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         LightningProfiler.__init__(self, dirpath=dirpath, filename=filename)
         ActionSlices.__init__(self, clock)
+        self.extended = extended
+        self.dump_stats = dump_stats
+
+    def describe(self) -> None:
+        """Write the summary, and with ``dump_stats`` the files; Lightning calls this when a run is over."""
+        if self.dump_stats:
+            self._dump_stats()
+        super().describe()
+
+    def _dump_stats(self) -> None:
+        if not self.dirpath:
+            logger.warning("tracekit: TracekitProfiler(dump_stats=True) writes no files without a dirpath or a logger")
+            return
+        for title, durations in self.by_title().items():
+            seconds = durations.total_ns / 1e9
+            # The form of pstats: by (file, line, function) the calls, primitive calls, own time, total time and callers.
+            found: tuple[object, ...] = (durations.count, durations.count, seconds, seconds, {})
+            path = os.path.join(self.dirpath, self._prepare_filename(action_name=title, extension=".prof"))  # noqa: PTH118 - a URL
+            try:
+                with atomic_write(path) as file:
+                    file.write(marshal.dumps({("~", 0, title): found}))
+            except StorageError as error:
+                logger.warning("tracekit: TracekitProfiler(dump_stats=True): %s", error)
+                return
+
+    def _started_again(self, action_name: str) -> None:
+        raise ValueError(f"the action {action_name!r} was started, and it is open already; stop it first")
+
+    def _stopped_without_start(self, action_name: str) -> None:
+        # Raising here would replace an exception on its way, and SimpleProfiler lets another thread stop an action.
+        if sys.exc_info()[1] is None and not self._may_be_stopped(action_name):
+            raise ValueError(f"the action {action_name!r} was stopped, and it was never started")
+        super()._stopped_without_start(action_name)
 
     def summary(self) -> str:
-        """Return a table of all actions, those that took most first, in seconds; empty where there was none."""
+        """Return a table of all actions in seconds, the largest total first; empty if no action was recorded."""
         found = ActionSlices.summary(self)
         stage = f"{self._stage.upper()} " if self._stage is not None else ""
         return f"{stage}Profiler Report{os.linesep}{os.linesep}{found}{os.linesep}" if found else ""

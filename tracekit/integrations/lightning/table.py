@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 __all__ = ["Row", "stages_table", "table"]
 
 _HEADER: Final = ("Calls", "Total (s)", "Mean (s)", "p50 (s)", "p95 (s)", "Max (s)", "Percentage %")
+_SHORT: Final = (0, 2, 3)
+"""Columns of a table that is not extended: name, total and mean."""
 _NS: Final = 1e9
 
 
@@ -30,14 +32,22 @@ class Row(NamedTuple):
     whole_ns: int
 
 
-def table(title: str, rows: Sequence[Row]) -> str:
-    """Return rows as text, the largest total first, with a header that states the units."""
+def table(title: str, rows: Sequence[Row], *, extended: bool = True) -> str:
+    """Return rows as text, the largest total first, with a header that states the units.
+
+    Args:
+        title: Header of the names.
+        rows: The rows.
+        extended: Show all columns, not only total and mean.
+    """
     cells: list[tuple[str, ...]] = [(title, *_HEADER)]
     for name, durations, whole_ns in sorted(rows, key=lambda row: (-row.durations.total_ns, row.name)):
         seconds = [durations.total_ns, durations.mean_ns, durations.quantile_ns(0.5), durations.quantile_ns(0.95)]
         texts = [f"{value / _NS:.6f}" for value in (*seconds, durations.max_ns)]
         percent = 100 * durations.total_ns / whole_ns if whole_ns else 0.0
         cells.append((name, str(durations.count), *texts, f"{percent:.2f}"))
+    if not extended:
+        cells = [tuple(row[column] for column in _SHORT) for row in cells]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
         "  ".join(
