@@ -36,7 +36,7 @@ def nested(
     steps: Steps | None = None,
     gap: Callable[[int, int, int, int], None] | None = None,
 ) -> Iterator[Slice]:
-    """Yield the slices of a track when they end. A slice that crosses the end of another one goes to a lane of its own.
+    """Yield the slices of a track when they end. A slice that crosses the end of another one goes to another lane.
 
     Args:
         windows: Rows (start, -end, number of the event, marker) in order; the first of equal slices is the outer one.
@@ -73,7 +73,7 @@ def nested(
                 yield from _close(lanes, start)
                 while len(lanes) > 1 and not lanes[-1]:
                     lanes.pop()
-                # Rather within another slice than beside it in an empty lane.
+                # Prefer a lane whose open slice encloses this one over an empty lane.
                 fitting = [number for number, stack in enumerate(lanes) if stack and stack[-1][0] >= end]
                 fitting = fitting or [number for number, stack in enumerate(lanes) if not stack]
                 if not fitting and len(lanes) >= MOST_LANES:

@@ -86,7 +86,7 @@ class StageTable:
         cells: Of each stage, how long it took in each step.
         loading_count, loading_ns, loading_longest_ns: Times of waiting for the data loader, and of the part that is in steps,
             `loading_in_steps_ns`.
-        cut: How often a stage that crosses another one was cut, by marker.
+        cut: Number of stages that were cut because they cross another one, by marker.
     """
 
     def __init__(self, thread: Thread, steps: Steps, most_steps: int) -> None:
@@ -101,7 +101,7 @@ class StageTable:
         self._has_steps = False
         self._kept = min(len(steps), most_steps)
         self._offsets: dict[Stage, tuple[int, int]] = {}
-        # Of each lane, the collectives in the stage that is open there.
+        # The collectives in the open stage of each lane.
         self._inside: dict[int, dict[int, tuple[int, int]]] = {}
 
     @property

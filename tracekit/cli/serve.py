@@ -61,7 +61,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-capture",
         action="store_true",
-        help="let whoever knows the token have running jobs record a few batches (see tracekit capture)",
+        help="allow captures from the page: running jobs record a few batches (see tracekit capture)",
     )
     ui = parser.add_mutually_exclusive_group()
     ui.add_argument(

@@ -1,4 +1,4 @@
-"""Input discovery: the trace files that a path, folder, glob or URL stands for."""
+"""Input discovery: find the trace files at a path, folder, glob or URL."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["TRACE_SUFFIXES", "trace_files"]
 
 TRACE_SUFFIXES: Final = (".json", ".json.gz", ".json.tmp", ".pftrace", ".pftrace.gz")
-"""How the names of traces end."""
+"""Suffixes of trace files."""
 
 # As `tracekit.capture.folder` names them.
 _CONTROL_NAME: Final = re.compile(r"(?:.*[/\\])?(?:request|ranks[/\\]rank\d+)\.json", re.DOTALL)
@@ -34,13 +34,13 @@ _CONTROL_KEYS: Final = (
 def trace_files(
     pattern: str, suffixes: Sequence[str] = TRACE_SUFFIXES, *, flight_dumps: bool = False, pipes: bool = False
 ) -> list[str]:
-    """Return the traces that a path, glob, folder or URL stands for, sorted by name.
+    """Return the traces at a path, glob, folder or URL, sorted by name.
 
-    A file that is named itself is returned whatever it is. The documents of on-demand capture are not traces.
+    A path of a single file is returned unchecked. The documents of on-demand capture are not traces.
 
     Args:
         pattern: Path, glob, folder or URL.
-        suffixes: How the names of traces in a folder end.
+        suffixes: Suffixes of the traces in a folder.
         flight_dumps: Also find the flight-recorder dumps of torch in a folder. They have no suffix, or ``.bin``.
         pipes: Accept a pipe, which can be read only once.
 

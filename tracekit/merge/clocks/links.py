@@ -103,12 +103,12 @@ def sync_links(items: Sequence[Input], domains: Sequence[ClockDomain]) -> list[L
 
 
 class _Barrier(NamedTuple):
-    """A moment at which a rank left a barrier of Composer.
+    """One reading of the clock after a barrier of Composer.
 
     Attributes:
         window: The file without its rank, and which barrier of the file: the same for all ranks.
-        domain: The place of the domain whose clock was read.
-        time_ns: That time in the domain.
+        domain: The index of the clock domain.
+        time_ns: The reading, in the time of the domain.
         error_ns: All ranks left the barrier within this time.
     """
 
@@ -135,7 +135,7 @@ def barrier_links(items: Sequence[Input], domains: Sequence[ClockDomain]) -> tup
                 ranks.setdefault(item.rank, []).append(found)
     if len(ranks) < 2:
         return [], {}
-    # Who comes last to the barriers waits least, and bounds all others.
+    # The rank that comes last to the barriers waits least, so its bound is the smallest.
     hub = min(ranks, key=lambda rank: (-len(ranks[rank]), sum(one.error_ns for one in ranks[rank]), rank))
     points: dict[tuple[int, int], list[SyncPoint]] = {}
     refused: dict[int, str] = {}
