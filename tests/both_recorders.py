@@ -57,7 +57,8 @@ def odd_batches(source: Random) -> list[EventBatch]:
         for _ in range(source.randrange(1, 4)):
             args = source.choice([{}, {}, {"exception": "Error%"}, {"epoch": "e", "b": 'c"'}])
             labels.append(Label(source.choice(NAMES), ("c", "d\\")[: source.randrange(3)], args))
-            tracks.append(Track(source.choice([5, 4711, 2**31, 2**32 - 1]), source.choice(NAMES)))
+            async_id = source.choice([0, 0, 2**30 + len(tracks)])
+            tracks.append(Track(source.choice([5, 4711, 2**31, 2**32 - 1]), source.choice(NAMES), async_id=async_id))
         records: list[Any] = []
         for _ in range(source.randrange(1, 40)):
             now += source.randrange(2000)
@@ -66,6 +67,8 @@ def odd_batches(source: Random) -> list[EventBatch]:
             at = now if source.random() < 0.9 else source.choice(TIMES)
             track = source.randrange(1, len(tracks))
             kind = source.choice([at + source.randrange(5000)] * 4 + [at, INSTANT, BEGIN, END, COUNTER])
+            if tracks[track].async_id and kind != COUNTER:
+                kind = source.choice([BEGIN, END])  # nothing else is on such a track
             what = source.choice(VALUES + SINGLE_VALUES) if kind == COUNTER else track
             records += (source.randrange(len(labels)), at, kind, what)
         cut_ns = source.choice([0, max(*records[1::4], *records[2::4])])

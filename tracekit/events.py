@@ -136,11 +136,14 @@ class Track:
         tid: The thread's native id, or a number from `LANE_TID` on for a lane, which is no thread of the system.
         name: Readable name.
         sort_index: Order among the tracks of the process.
+        async_id: Number of a track of async slices, which belongs to no thread; 0 for every other track. One such slice at a
+            time is open on it.
     """
 
     tid: int
     name: str
     sort_index: int = 0
+    async_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)

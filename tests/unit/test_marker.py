@@ -432,6 +432,94 @@ def test_start_and_finish_are_a_slice_and_a_finish_alone_is_nothing(run: Run) ->
     assert run.names() == ["a", "a"]
 
 
+def test_a_slice_that_was_begun_is_ended_by_any_thread_in_any_order(run: Run) -> None:
+    marker = run.profiler.marker("copy", categories=["io"])
+    first = marker.begin()
+    second = marker.begin()
+    assert run.slices() == []
+    thread = threading.Thread(target=first.end)
+    thread.start()
+    thread.join()
+    with pytest.raises(KeyError), marker.begin():
+        raise KeyError
+    second.end()
+    second.end()
+    with marker:
+        run.time.advance(5)
+    slices = run.slices()
+    assert [(end.label.args, start.track.async_id > 0) for start, end in slices] == [
+        ({}, True),
+        ({"exception": "KeyError"}, True),
+        ({}, True),
+        ({}, False),
+    ]
+    assert slices[0][0].track == slices[1][0].track != slices[2][0].track, "a track is used again"
+    marker.begin()  # never ended: begun, and counted
+    run.profiler.flush()
+    assert (run.profiler.stats.slices, run.profiler.stats.dropped) == (5, {})
+
+
+def test_a_slice_that_was_begun_follows_the_schedule_at_its_begin(run: Run) -> None:
+    marker = run.profiler.marker("copy")
+    run.set_action(ProfilerAction.SKIP)
+    skipped = marker.begin()
+    run.set_action(ProfilerAction.ACTIVE)
+    skipped.end()
+    with marker.begin():
+        run.set_action(ProfilerAction.SKIP)
+    assert run.names() == ["copy"]
+
+
+def test_inline_handlers_get_slices_that_were_begun_and_so_does_a_shared_marker() -> None:
+    found: list[Any] = []
+
+    class Inline(TraceHandler):
+        inline = True
+
+        def process_duration_event(self, *args: Any) -> None:
+            found.append(args[:3])
+
+    with Profiler(Inline(), rank=0, record_batches=False) as profiler:
+        marker = profiler.marker("m")
+        with marker:
+            thread = threading.Thread(target=marker.__enter__)
+            thread.start()
+            thread.join()
+        found.clear()
+        marker.begin().end()
+    assert found[:2] == [("m", (), True), ("m", (), False)]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_finish_by_a_thread_that_did_not_start_is_logged_once(
+    run: Run, caplog: pytest.LogCaptureFixture, shared: bool
+) -> None:
+    marker = run.profiler.marker("m")
+
+    def in_thread(use: Callable[[], None]) -> None:
+        thread = threading.Thread(target=use)
+        thread.start()
+        thread.join()
+
+    def both() -> None:
+        with marker:
+            pass
+
+    if shared:
+        with marker:
+            in_thread(both)
+    marker.finish()  # of nothing at all
+    assert not caplog.records
+    marker.start()
+    for _ in range(3):
+        in_thread(marker.finish)
+    (logged,) = [record.getMessage() for record in caplog.records]
+    assert "marker 'm' was finished by a thread or task that had not started it" in logged
+    assert "marker.begin()" in logged
+    marker.finish()
+    assert run.names()[-1] == "m"
+
+
 def test_instants_and_counters_have_their_time_and_values(run: Run) -> None:
     run.profiler.marker("saved").instant()
     values = {"loss": 1.5, "steps": 3}

@@ -69,6 +69,13 @@ class Encoder:
     def add_track(self, tid: int, /) -> None:
         """Add the track of the next number."""
 
+    def make_async(self, member: bytes, /) -> None:
+        """Make the track that was added last one of async slices.
+
+        Args:
+            member: ``"id2":{...},``, of up to 31 bytes, as their lines have it.
+        """
+
     def encode(
         self,
         records: Records,

@@ -25,6 +25,8 @@ typedef struct {
 typedef struct {
     char text[MOST_DIGITS + 1];
     unsigned char size;
+    unsigned char id_size; /* of a track of async slices */
+    char id[31];
 } Number;
 
 typedef struct {
@@ -115,7 +117,7 @@ static size_t size_of_time(int64_t ns)
 
 static Number number_of(long long value)
 {
-    Number number;
+    Number number = {.id_size = 0};
     char *end = number.text;
     if (value < 0)
         *end++ = '-';
@@ -152,7 +154,9 @@ static const Moment *moment_at(const Job *job, const Moment *last, int64_t time)
 
 static const char *const heads[] = {
     "{\"ph\":\"X\",\"name\":", "{\"ph\":\"i\",\"name\":", "{\"ph\":\"C\",\"name\":", "{\"ph\":\"B\",\"name\":", "{\"ph\":\"E\",\"name\":",
+    "{\"ph\":\"b\",\"name\":", "{\"ph\":\"e\",\"name\":",
 };
+#define ASYNC_HEADS 2 /* so much further */
 #define HEAD_SIZE 17
 #define INSTANT_SCOPE "\"s\":\"t\","
 #define PID "\"pid\":"
@@ -182,7 +186,10 @@ static int measure(const Job *job, size_t *total)
         }
         if (row->what.track < 0 || (uint64_t)row->what.track >= encoder->tid_count)
             return 0;
+        if (encoder->tids[row->what.track].id_size && row->kind >= INSTANT)
+            return 0;
         moment = moment_at(job, moment, row->time);
+        size += encoder->tids[row->what.track].id_size;
         size += encoder->tids[row->what.track].size + SIZE("{") + moment->text.size + label->tail.size;
         if (row->kind == INSTANT)
             size += SIZE(INSTANT_SCOPE);
@@ -206,8 +213,9 @@ static char *write_lines(const Job *job, char *out)
         const Label *label = encoder->labels + row->label;
         const int64_t kind = kind_of(row);
         const Number *tid = kind == COUNTER ? &encoder->pid : encoder->tids + row->what.track;
-        out = put_bytes(out, heads[kind < 0 ? -kind : 0], HEAD_SIZE);
+        out = put_bytes(out, heads[kind < 0 ? -kind + (tid->id_size ? ASYNC_HEADS : 0) : 0], HEAD_SIZE);
         out = put_bytes(out, label->named.text, label->named.size);
+        out = put_bytes(out, tid->id, tid->id_size);
         if (row->kind == INSTANT)
             out = put_text(out, INSTANT_SCOPE);
         out = put_text(out, PID);
@@ -380,6 +388,23 @@ static PyObject *add_track(PyObject *object, PyObject *argument)
     Py_RETURN_NONE;
 }
 
+static PyObject *make_async(PyObject *object, PyObject *argument)
+{
+    Encoder *self = (Encoder *)object;
+    Text member;
+    if (text_of(argument, &member) < 0 || !enter(self))
+        return NULL;
+    self->busy = 0;
+    Number *tid = self->tids + self->tid_count - 1;
+    if (self->tid_count == 0 || member.size > sizeof tid->id) {
+        PyErr_SetString(PyExc_ValueError, "a track and a short member are wanted");
+        return NULL;
+    }
+    memcpy(tid->id, member.text, member.size);
+    tid->id_size = (unsigned char)member.size;
+    Py_RETURN_NONE;
+}
+
 /* ---- The type. ---- */
 
 static int start(PyObject *object, PyObject *args, PyObject *kwargs)
@@ -416,6 +441,7 @@ static PyMethodDef methods[] = {
     {"encode", encode, METH_VARARGS, "See _record.pyi."},
     {"add_label", add_label, METH_VARARGS, "See _record.pyi."},
     {"add_track", add_track, METH_O, "See _record.pyi."},
+    {"make_async", make_async, METH_O, "See _record.pyi."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -127,6 +127,8 @@ class ChromeEncoder:
         while self._named_tracks < len(tracks):
             track = tracks[self._named_tracks]
             self._named_tracks += 1
+            if track.async_id:  # no thread: a viewer names its track by its slices
+                continue
             append(self.metadata("thread_name", {"name": track.name}, tid=track.tid))
             append(self.metadata("thread_sort_index", {"sort_index": track.sort_index}, tid=track.tid))
 
@@ -149,11 +151,13 @@ class ChromeEncoder:
     def _template(self, kind: int, label: int, track: int, batch: EventBatch) -> bytes:
         """Make a line with places for its times and the training time, or for the values of a counter."""
         described = batch.labels[label]
+        async_id = 0 if kind == COUNTER else batch.tracks[track].async_id
+        phase = _PHASE.get(kind, b"X")
         head = b'{"ph":"%b","name":%b,"cat":%b,%b"pid":%d,"tid":%d,"ts":' % (
-            _PHASE.get(kind, b"X"),
+            phase.lower() if async_id else phase,
             encode_value(described.name),
             encode_value(",".join(described.categories)),
-            b'"s":"t",' if kind == INSTANT else b"",
+            b'"s":"t",' if kind == INSTANT else _async_id(async_id) if async_id else b"",
             self._pid,
             self._pid if kind == COUNTER else batch.tracks[track].tid,
         )
@@ -194,7 +198,10 @@ class _CompiledEncoder:
                 self._encoder.add_label(named, _own_arguments(label) + b"},\n")
                 self._labels += 1
             while self._tracks < len(batch.tracks):
-                self._encoder.add_track(batch.tracks[self._tracks].tid)
+                track = batch.tracks[self._tracks]
+                self._encoder.add_track(track.tid)
+                if track.async_id:
+                    self._encoder.make_async(_async_id(track.async_id))
                 self._tracks += 1
             times, moments = tuple(spans.changes), tuple(spans.moments)
             lines: bytes | None = self._encoder.encode(records, shift, times, moments, encode_value)
@@ -237,6 +244,12 @@ class _Spans:
         self.high = self.changes[index + 1] if index + 1 < len(self.changes) else 1 << 63
         self.moment = self.moments[index]
         return self.low, self.high, self.moment
+
+
+def _async_id(number: int) -> bytes:
+    return (
+        b'"id2":{"local":"0x%x"},' % number
+    )  # an id of the process alone: Perfetto takes "id" for one of the whole trace
 
 
 def _own_arguments(label: Label) -> bytes:

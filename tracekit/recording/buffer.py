@@ -6,6 +6,7 @@ the records looks like a list and is none, see `tracekit.recording.compiled`.
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,6 +41,8 @@ class RecordBuffer(BufferBase):
             have emptied the buffer, or 0 while more comes than it can take.
         lock: Held while labels and tracks are made, and while markers pass from one state to another; never while one records.
         look_after: What they call then, with the time; set by the writer.
+        free_async_tracks: Tracks of async slices on which none is open, by label.
+        foreign_finishes: Names of markers that a thread has finished which had not started them.
         wake: What a marker that is asleep calls at its first use, with itself; see `AttachedMarkers`.
         lost_events: How many events there was no memory for. May be short when two threads count at once.
         refused_values: How many counters were no mappings.
@@ -49,6 +52,8 @@ class RecordBuffer(BufferBase):
     __slots__ = (
         "_label_numbers",
         "_local",
+        "foreign_finishes",
+        "free_async_tracks",
         "labels",
         "lock",
         "look_after",
@@ -66,6 +71,8 @@ class RecordBuffer(BufferBase):
         self.due_ns = NEVER_NS
         self.look_after: Callable[[int], None] = _nothing
         self.wake: Callable[[Any], None] = _nothing
+        self.free_async_tracks: dict[int, list[int]] = {}
+        self.foreign_finishes: set[str] = set()
         self.lost_events = 0
         self.refused_values = 0
         self.refusals: dict[str, str] = {}
@@ -91,6 +98,13 @@ class RecordBuffer(BufferBase):
         with self.lock:
             number = len(self.tracks)
             self.tracks.append(Track(LANE_TID + number if tid is None else tid, name, sort_index=number))
+            return number
+
+    def new_async_track(self, name: str) -> int:
+        """Make a track for async slices, one at a time; it belongs to the process."""
+        with self.lock:
+            number = len(self.tracks)
+            self.tracks.append(Track(os.getpid(), name, sort_index=number, async_id=LANE_TID + number))
             return number
 
     def thread_track(self) -> int:

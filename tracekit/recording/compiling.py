@@ -83,7 +83,9 @@ def _marker_variable() -> Any:
         """A marker, as Dynamo sees it: a context manager whose every method does nothing."""
 
         def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-            if name in ("start", "finish", "instant", "counter"):
+            if name == "begin":
+                return MarkerVariable()
+            if name in ("start", "finish", "end", "instant", "counter"):
                 return variables.ConstantVariable.create(None)
             return super().call_method(tx, name, args, kwargs)
 

@@ -16,11 +16,12 @@ kept from running, or does not keep up, is noticed.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast, overload
 
-from tracekit.events import INSTANT
+from tracekit.events import BEGIN, END, INSTANT
 from tracekit.recording.buffer import DETACHED
 from tracekit.recording.compiled import MarkerBase, compiled
 from tracekit.recording.decorate import decorate
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
 
     F = TypeVar("F", bound=Callable[..., Any])
 
-__all__ = ["Marker", "MarkerObserver", "MarkerStates"]
+__all__ = ["Marker", "MarkerObserver", "MarkerStates", "SliceHandle"]
 
+logger = logging.getLogger("tracekit")
 _get_ident = threading.get_ident
 _NO_TASKS: Final = TaskTracks(DETACHED)
 
@@ -82,10 +84,10 @@ class Marker(MarkerBase):
     """Records slices, instants and counters under one name. Made by `Profiler.marker` or `tracekit.marker`.
 
     Use it as ``with marker:``, ``async with marker:``, a decorator (of functions, generators, coroutines and async
-    generators), or by `start` and `finish`. One marker may be open any number of times at once: recursively, in many
-    threads, in many asyncio tasks. Whether a slice is recorded is decided at its start; the finish of one that is not
-    recorded does nothing. An exception in the body is not swallowed; it closes the slice and its type is kept as the
-    slice's argument ``exception``.
+    generators), by `start` and `finish`, or by `begin` where another thread ends the slice. One marker may be open any number
+    of times at once: recursively, in many threads, in many asyncio tasks. Whether a slice is recorded is decided at its start;
+    the finish of one that is not recorded does nothing. An exception in the body is not swallowed; it closes the slice and its
+    type is kept as the slice's argument ``exception``.
 
     After a fork the child's markers record nothing until a profiler starts there, and then into that; a slice that was open
     at the fork belongs to the parent. A pickled marker records into the profiler that is active where it is unpickled.
@@ -174,6 +176,31 @@ class Marker(MarkerBase):
         if self._skipped or self._start:
             self._exit_slow(None, self._clock())  # which looks whose slice it is
 
+    def _report_foreign_finish(self) -> None:
+        """Log once that a slice is lost which another thread or task has started."""
+        if self.name not in self._buffer.foreign_finishes:
+            self._buffer.foreign_finishes.add(self.name)
+            logger.warning(
+                "tracekit: marker %r was finished by a thread or task that had not started it; the slice stays open. "
+                "Use handle = marker.begin() and handle.end() across threads; this is logged once for each marker.",
+                self.name,
+            )
+
+    def begin(self) -> SliceHandle:
+        """Begin a slice that any thread may end, with the `SliceHandle.end` of what this returns.
+
+        For work that one thread starts and another completes, such as a request or a copy. It is drawn as an async slice::
+
+            handle = marker.begin()
+            ...
+            handle.end()  # or: with marker.begin(): ...
+        """
+        return SliceHandle(self, None, None)
+
+    def now(self) -> int:
+        """Return the monotonic time by which it records, ns."""
+        return self._clock()
+
     async def __aenter__(self) -> Marker:
         return self.__enter__()
 
@@ -227,6 +254,7 @@ class Marker(MarkerBase):
         if not stack and not mine:
             owner, stack = self._left_behind()
         start = track = 0
+        is_foreign = False
         try:
             # Atomic from here to the end of ``extend``: a slice is either open or recorded, whenever the writer looks.
             if stack:
@@ -244,9 +272,13 @@ class Marker(MarkerBase):
                     self._contended -= 1
                 if self._skipped:
                     self._skipped -= 1
+                elif self._start:
+                    is_foreign = True
             if self._start == 2 and not self._contended:
                 self._start = 0
             if not start:
+                if is_foreign and self.open_slices():
+                    self._report_foreign_finish()
                 return
             buffer.records.extend((label, start, end, track))
             if self.record_instant_on_finish:
@@ -392,3 +424,70 @@ class Marker(MarkerBase):
         open_here = self._skipped + mine
         self.detach()
         self._skipped = open_here
+
+
+class SliceHandle:
+    """One slice that `Marker.begin` has begun. `end` ends it, on any thread and in any order; so does leaving a ``with``.
+
+    It is drawn as an async slice, on a track that belongs to no thread, since it may overlap every other slice.
+    """
+
+    __slots__ = ("_marker", "_observer", "_opened")
+
+    def __init__(self, marker: Marker, buffer: RecordBuffer | None, observer: MarkerObserver | None) -> None:
+        self._marker = marker
+        self._observer = observer
+        # (buffer, label, track, start) of the slice: whoever takes it ends it. Empty for one that is not recorded.
+        self._opened: list[tuple[RecordBuffer, int, int, int]] = []
+        if buffer is None:
+            return
+        label = buffer.label(marker.name, marker.categories)
+        free = buffer.free_async_tracks.setdefault(label, [])
+        try:
+            track = free.pop()  # atomic
+        except IndexError:
+            track = buffer.new_async_track(marker.name)
+        start = marker.now()
+        try:
+            buffer.records.extend((label, start, BEGIN, track))
+        except MemoryError:
+            buffer.lost_events += 1
+            free.append(track)
+            return
+        self._opened.append((buffer, label, track, start))
+        if observer is not None:
+            observer.begin(marker, track, start)
+        if start > buffer.due_ns:
+            buffer.look_after(start)
+
+    def end(self) -> None:
+        """End the slice. A second call does nothing."""
+        self._end(None)
+
+    def __enter__(self) -> SliceHandle:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._end(exc_type)
+
+    def _end(self, exc_type: type[BaseException] | None) -> None:
+        try:
+            buffer, label, track, start = self._opened.pop()  # atomic: one thread ends it
+        except IndexError:
+            return
+        end = self._marker.now()
+        exception = None if exc_type is None else exc_type.__qualname__
+        if exception is not None:
+            label = buffer.label(self._marker.name, self._marker.categories, {"exception": exception})
+        try:
+            buffer.records.extend((label, end, END, track))
+        except MemoryError:
+            buffer.lost_events += 1  # its track is not used again
+        else:
+            buffer.free_async_tracks[buffer.label(self._marker.name, self._marker.categories)].append(track)
+        if self._observer is not None:
+            self._observer.end(self._marker, track, start, end, exception)
+        if end > buffer.due_ns:
+            buffer.look_after(end)

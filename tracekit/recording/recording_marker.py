@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, cast
 from tracekit.events import COUNTER, INSTANT
 from tracekit.recording.compiled import compiled, is_core_clock
 from tracekit.recording.counter_values import finite_numbers
-from tracekit.recording.marker import Marker, MarkerObserver, MarkerStates
+from tracekit.recording.marker import Marker, MarkerObserver, MarkerStates, SliceHandle
 from tracekit.recording.tasks import current_task
 
 if TYPE_CHECKING:
@@ -46,7 +46,13 @@ class _Shared(Marker):
         if clone is not None and (clone._start or clone._skipped) and not self._ends_task():
             clone.finish()
         else:
+            if not self._start and any(other.open_slices() for other in list(self._clones.values())):
+                self._report_foreign_finish()
             Marker.finish(self)  # not by super(): it may just have been detached, and be a `Marker`
+
+    def begin(self) -> SliceHandle:
+        """Begin a slice that any thread may end."""
+        return self._mine().begin()
 
     def _ends_task(self) -> bool:
         task = current_task()
@@ -144,6 +150,11 @@ class AsleepMarker(Marker):
         self._buffer.wake(self)
         return await self.__aenter__()
 
+    def begin(self) -> SliceHandle:
+        """Begin a slice that any thread may end."""
+        self._buffer.wake(self)
+        return self.begin()
+
     def instant(self) -> None:
         """Record that something happened now."""
         self._buffer.wake(self)
@@ -208,6 +219,9 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
                     buffer.lost_events += 1
                 return
             self._exit_slow(exc_type, end)
+
+        def begin(self) -> SliceHandle:
+            return SliceHandle(self, self._buffer, self._observer)
 
         async def __aenter__(self) -> Marker:
             self._enter_slow(self._task_tracks.track())

@@ -9,7 +9,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.events import COUNTER, INSTANT, WIDTH, EventBatch, Timestamps, count_kinds, has_start
+from tracekit.events import COUNTER, END, INSTANT, WIDTH, EventBatch, Timestamps, count_kinds, has_start
 from tracekit.handlers.base import Summary
 from tracekit.recording.buffer import NEVER_NS
 from tracekit.recording.clock_watch import ClockWatch
@@ -451,8 +451,8 @@ class Writer:
 
     def _count(self, records: list[Any]) -> None:
         """Count what is delivered, and leave out counter values that are no finite numbers."""
-        counters, instants = count_kinds(records, COUNTER, INSTANT)
-        self._slices += len(records) // WIDTH - counters - instants
+        counters, instants, ends = count_kinds(records, COUNTER, INSTANT, END)
+        self._slices += len(records) // WIDTH - counters - instants - ends  # an async slice counts when it begins
         self._counters += counters
         self._instants += instants
         if counters:
