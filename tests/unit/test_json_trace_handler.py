@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tracekit import ConfigError, JSONTraceHandler, Profiler, StorageError, cyclic_schedule, validate_trace
+from tracekit import (
+    ConfigError,
+    JSONTraceHandler,
+    Profiler,
+    StorageError,
+    cyclic_schedule,
+    merge_traces,
+    validate_trace,
+)
 from tracekit.formats.rank_trace import base_time_ns
 from tracekit.handlers.live_file import LiveFile
 from tracekit.testing import FakeClock
@@ -56,6 +64,25 @@ def test_the_file_is_an_array_of_one_event_a_line_that_says_whose_it_is(tmp_path
     last = json.loads(lines[-2])
     assert last["name"] == "tracekit_summary"
     assert (last["args"]["slices"], last["args"]["counters"], last["args"]["instants"]) == (4, 2, 2)
+
+
+def test_async_slices_of_two_ranks_are_drawn_and_stay_apart_when_merged(tmp_path: Path, engine: Engine) -> None:
+    for rank in range(2):
+        handler = JSONTraceHandler(tmp_path / "in" / "rank{rank}.json")
+        with Profiler(handler, rank=rank, world_size=2, run_id="run", record_batches=False) as profiler:
+            marker = profiler.marker("copy", categories=["io"])
+            first, second = marker.begin(), marker.begin()
+            first.end()
+            second.end()
+            marker.begin()  # never ended, as in a process that is killed
+        assert validate_trace(handler.paths[0]).errors == 0
+    merged = merge_traces(tmp_path / "merged.json", tmp_path / "in")
+    assert validate_trace(merged.output).errors == 0
+    with engine.load(merged.output) as trace:
+        assert trace.errors() == []
+        rows = trace.rows("select name, dur >= 0, count(*) from slice where category = 'io' group by 1, 2 order by 2")
+        assert rows == [("copy", 0, 2), ("copy", 1, 4)]
+        assert trace.rows("select count(*) from process_track where name = 'copy'")[0][0] >= 2
 
 
 def test_times_are_exact_nanoseconds_from_the_base(tmp_path: Path) -> None:
