@@ -49,9 +49,8 @@ LAUNCHER_VARIABLES = {
 }
 LAUNCHER_PREFIXES = ("MPI_", "OMPI_", "PMI", "ROLE_", "SLURM_", "TORCHELASTIC_", "TRACEKIT_")
 
-# How many examples hypothesis draws for a property: "quick" is the default, scripts/test --all asks for "all" with
-# --hypothesis-profile=all. How long an example takes depends on the machine. In .ci/run the examples are the same each time,
-# so that it fails for what was changed and for nothing else; everywhere else new ones are drawn.
+# Hypothesis draws this many examples for a property. "quick" is the default; scripts/test --all selects "all". In .ci/run the
+# examples are the same each time, so that only a change can make it fail; elsewhere they are new each time.
 for profile, examples in {"quick": 25, "all": 150}.items():
     derandomize = "TRACEKIT_REQUIRE_ENGINE" in os.environ
     hypothesis.settings.register_profile(profile, max_examples=examples, deadline=None, derandomize=derandomize)

@@ -25,7 +25,7 @@ def real_traces_folder() -> Path:
 class RealTraces:
     """Behave like the path of one folder that holds all real traces.
 
-    A test that asks for a trace of others is skipped where there are none.
+    Skip a test that asks for a trace of others if that folder is missing.
     """
 
     def __truediv__(self, name: str) -> Path:

@@ -208,7 +208,7 @@ for way, program in {WAYS!r}.items():
         tally = tests.faults.tally.Tally(f"tally-{{way}}.bin")
         profiler.child_recording(way).start()
         note_deliveries(active_profiler()._handlers[0], tally)
-        marker, end = profiler.marker("work"), time.monotonic() + 60
+        marker, end = profiler.marker("work"), time.monotonic() + (60 if sys.argv[1] == {GOOD!r} else 1)
         while tally[tally.DELIVERIES] < 4 and time.monotonic() < end:  # deliveries; or it would hang
             with marker:
                 pass

@@ -45,7 +45,12 @@ def test_recorder_makes_slices_and_steps_of_a_prepared_loop_and_leaves_it_as_it_
         assert profiler.timestamp.batch == 3
     found = Counter(start.label.name for start, _ in memory.slices)
     assert found == {
-        **{"dataloader": 4, "fetch": 3, "collate": 3},  # the last wait ends the epoch
-        **{"forward": 3, "backward": 3, "optimizer": 3, "eval forward": 1},
+        "dataloader": 4,
+        "fetch": 3,
+        "collate": 3,  # the last wait ends the epoch
+        "forward": 3,
+        "backward": 3,
+        "optimizer": 3,
+        "eval forward": 1,
     }
     assert vars(accelerator) == {}

@@ -54,7 +54,16 @@ def test_callback_makes_slices_and_steps_of_the_calls_of_a_trainer() -> None:
     assert profiler.stats.failures == {}
     found = Counter(start.label.name for start, _ in memory.slices)
     assert found == {
-        **{"dataloader": 3, "fetch": 2, "collate": 2},  # the last wait ends the epoch
-        **{"train": 1, "epoch": 1, "training step": 2, "forward": 2, "backward": 2, "optimizer": 2},
-        **{"evaluation": 1, "eval forward": 1, "save": 1},
+        "dataloader": 3,
+        "fetch": 2,
+        "collate": 2,  # the last wait ends the epoch
+        "train": 1,
+        "epoch": 1,
+        "training step": 2,
+        "forward": 2,
+        "backward": 2,
+        "optimizer": 2,
+        "evaluation": 1,
+        "eval forward": 1,
+        "save": 1,
     }
