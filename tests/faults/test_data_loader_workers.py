@@ -193,7 +193,7 @@ WITH_MAIN = ["exhaust", "persistent", "exception"]
 @pytest.mark.parametrize(
     ("method", "ways"),
     [
-        pytest.param("spawn", IN_ORDER, id="spawn, ends in order"),
+        pytest.param("spawn", IN_ORDER, id="spawn, ends in order", marks=pytest.mark.slow),
         pytest.param("spawn", WITH_MAIN, id="spawn, ends with main", marks=pytest.mark.slow),
         pytest.param("forkserver", IN_ORDER, id="forkserver, ends in order", marks=pytest.mark.slow),
         pytest.param("forkserver", WITH_MAIN, id="forkserver, ends with main", marks=pytest.mark.slow),
