@@ -90,3 +90,16 @@ def test_the_names_of_tests_hold_no_time(request: pytest.FixtureRequest) -> None
     # The workers of pytest-xdist must find the same tests, and gzip writes the second into what it packs, without mtime=0.
     packed = [item.nodeid for item in request.session.items if r"\x1f\x8b\x08" in item.nodeid]
     assert [name for name in packed if r"\x1f\x8b\x08\x00\x00" not in name] == []
+
+
+def test_no_test_asserts_how_long_something_takes() -> None:
+    """A bound that protects from a hang is at least 30 s, so that no test fails because the machine is busy."""
+    clock = r"(?:monotonic|perf_counter|time)(?:_ns)?\(\)"
+    elapsed = re.compile(rf"assert .*{clock} - \w+ <|assert .*<=? *{clock} - |assert \w*(?:took|elapsed)\w* <")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if elapsed.search(line) and path != Path(__file__)
+    ]
+    assert found == []
