@@ -792,7 +792,7 @@ def test_memory_is_bounded_while_a_handler_hangs_and_what_is_dropped_is_counted(
         hangs.release.set()
     (summary,) = hangs.summaries
     assert summary == one.stats
-    assert summary.instants == 501
+    assert summary.recorded == 502
     lost = summary.dropped["events beyond max_buffered_events"]
     numbers = [int(event.label.name) for event in hangs.events if event.label.name.isdigit()]
     assert 1 + len(numbers) + lost == 501
@@ -810,13 +810,18 @@ def test_of_a_batch_that_does_not_fit_only_what_does_not_fit_is_dropped() -> Non
         one.marker("first").instant()
         one.flush(timeout=0.01)
         assert hangs.inside.wait(30)
-        for number in range(500):
+        for number in range(40):
             one.marker(str(number)).instant()
         one.flush(timeout=0.01)
-        assert wait_for(lambda: one._writer is not None and one._writer._outlets[0].dropped_events == 401)
+        assert wait_for(lambda: one._writer is not None and one._writer._outlets[0].waiting_events == 41)
+        for number in range(40, 80):
+            one.marker(str(number)).instant()
+        one.flush(timeout=0.01)
+        assert wait_for(lambda: one._writer is not None and one._writer._outlets[0].dropped.total() == 31)
         hangs.release.set()
-    assert [event.label.name for event in hangs.events] == ["first", *map(str, range(99))]
-    assert one.stats.dropped["events beyond max_buffered_events"] == 401
+    # The buffer and the handler have half of the limit each.
+    assert [event.label.name for event in hangs.events] == ["first", *map(str, range(49))]
+    assert one.stats.dropped == {"events beyond max_buffered_events": 31}
 
 
 def test_with_on_full_block_recording_waits_for_the_handler_and_nothing_is_lost() -> None:
@@ -832,7 +837,7 @@ def test_with_on_full_block_recording_waits_for_the_handler_and_nothing_is_lost(
 
         thread = threading.Thread(target=record)
         thread.start()
-        assert wait_for(lambda: one._writer is not None and one._writer._outlets[0].waiting_events >= 100)
+        assert wait_for(lambda: one._writer is not None and one._writer._outlets[0].waiting_events >= 40)
         assert one.stats.instants < 1000, "it waits"
         hangs.release.set()
         thread.join()
@@ -846,7 +851,7 @@ def test_with_on_full_block_and_a_handler_that_never_returns_the_writer_ends_wit
     one.start()
     one.marker("first").instant()
     assert hangs.inside.wait(30)
-    for _ in range(20):  # so many that the writer waits for room, and so few that this thread never does
+    for _ in range(5):  # so many that the writer waits for room, and so few that this thread never does
         one.marker("more").instant()
     assert one._writer is not None
     one.stop()
@@ -1135,3 +1140,109 @@ def test_an_inline_handler_that_fails_ten_times_in_a_row_is_called_no_more(
     assert one.stats.failures == {f"Fails.{method}": failures}
     assert caplog.text.count("is left out") == 1
     assert caplog.text.count("Traceback") == 1
+
+
+def waiting_events(one: Profiler) -> int:
+    """Count the events that wait anywhere."""
+    assert one._writer is not None
+    held = getattr(one._buffer.records, "held_rows", one._buffer._held_events)
+    queued = sum(outlet.waiting_events for outlet in one._writer._outlets)
+    return len(one._buffer.records) // WIDTH + int(held) + queued
+
+
+@pytest.mark.parametrize("limit", [{"max_buffered_events": 300}, {"max_buffered_bytes": 300 * 400}])
+@pytest.mark.parametrize("on_full", ["drop_newest", "drop_oldest"])
+def test_no_more_events_wait_anywhere_than_the_limits_allow(on_full: str, limit: dict[str, int]) -> None:
+    hangs, memory = Hangs(), MemoryTraceHandler()
+    one = profiler(hangs, memory, on_full=on_full, flush_interval=0.01, record_batches=False, **limit)
+    most = recorded = 0
+    with one:
+        marker, counter = one.marker("work"), one.marker("n")
+        marker.instant()
+        assert hangs.inside.wait(30)
+        for number in range(3000):
+            with marker:
+                pass
+            marker.instant()
+            counter.counter({"a": number, "b": 1})
+            counter.counter({"single": 0.5})
+            recorded += 4
+            most = max(most, waiting_events(one))
+        hangs.release.set()
+    # Another thread may move events from one queue to the next while they are summed up.
+    limit_events = limit.get("max_buffered_events", 300 * 400 // 32)
+    assert 100 < most <= 2 * limit_events
+    (summary,) = hangs.summaries
+    assert memory.stats is not None
+    for counts, handled in ((summary, len(hangs.events) - ends(hangs.events)), (memory.stats, kept(memory))):
+        assert counts.recorded == recorded + 1
+        assert handled + sum(counts.dropped.values()) == recorded + 1
+    assert set(summary.dropped) == {"events beyond " + next(iter(limit))}
+
+
+def ends(events: Sequence[Any]) -> int:
+    return sum(type(event).__name__ == "SliceEnd" for event in events)
+
+
+def kept(memory: MemoryTraceHandler) -> int:
+    return len(memory.events) - ends(memory.events)
+
+
+def test_a_full_buffer_keeps_the_end_of_a_slice_whose_start_was_delivered() -> None:
+    memory = MemoryTraceHandler()
+    one = profiler(memory, max_buffered_events=20, record_batches=False, flush_interval=3600)
+    with one:
+        with one.marker("long"):
+            one.flush()  # its start is delivered
+            one._buffer.hold(10, 0)  # as while the writer has its hands full
+            with one.marker("short"):
+                pass
+            one.marker("instant").instant()
+        one._buffer.hold(0, 0)
+    assert [start.label.name for start, _ in memory.slices] == ["long"]
+    assert memory.stats is not None
+    assert memory.stats.dropped == {"events beyond max_buffered_events": 2}
+    assert memory.stats.recorded == 3
+
+
+def test_what_stop_leaves_behind_is_counted_as_dropped() -> None:
+    hangs = Hangs()
+    one = profiler(hangs, shutdown_timeout=0.2, record_batches=False, max_buffered_events=1000, flush_interval=0.01)
+    with one:
+        one.marker("first").instant()
+        assert hangs.inside.wait(30)
+        for _ in range(100):
+            one.marker("n").counter({"n": 1.0})
+    stats = one.stats
+    assert stats.recorded == 101
+    assert stats.dropped == {"events left behind when the profiler stopped": 101}
+    hangs.release.set()
+    assert one._writer is not None
+    assert one._writer._outlets[0].join(30)
+    # The batch in which it hung was taken after all; the others were not given to it any more.
+    assert len(hangs.events) + one.stats.dropped["events left behind when the profiler stopped"] == 101
+    assert hangs.summaries[0].dropped == one.stats.dropped
+
+
+def test_events_on_which_a_handler_fails_are_counted_for_it_alone() -> None:
+    class Fails(TraceHandler):
+        stats: Summary
+
+        def process_events(self, batch: EventBatch) -> None:
+            raise OSError("no")
+
+        def flush(self) -> None:
+            pass
+
+    memory = MemoryTraceHandler()
+    one = profiler(Fails(), memory, record_batches=False)
+    with one:
+        for _ in range(12):
+            one.marker("a").instant()
+            one.flush()
+    assert one.stats.dropped == {
+        "events on which the trace handler failed": 10,
+        "events after the trace handler was left out": 2,
+    }
+    assert memory.stats is not None
+    assert memory.stats.dropped == {}

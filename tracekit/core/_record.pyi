@@ -32,7 +32,26 @@ class Records:
     def count(self, value: Any, /) -> int: ...
     def copy(self) -> list[Any]: ...
     def take(self, entries: int, /) -> Records:
-        """Remove and return the first so many entries, or all where there are fewer."""
+        """Remove and return the first so many entries, or all where there are fewer; they count as held from now on."""
+
+    max_rows: int
+    """How many records may wait, those that are held included; 0: no limit. Set by `RecordBuffer.limit`, as the next four."""
+    max_bytes: int
+    held_rows: int
+    held_bytes: int
+    keep_before: int
+    waits: int
+    """Whether whoever records waits for room instead of being refused."""
+    refused_rows: int
+    """How many records were refused because of ``max_rows``."""
+    refused_bytes: int
+    """How many records were refused because of ``max_bytes``."""
+
+    def is_full(self) -> bool:
+        """Return whether another record is refused."""
+
+    def size_bytes(self) -> int:
+        """Return about how much memory the records take."""
 
     def count_kind(self, kind: int, /) -> int:
         """Return how many records are of a kind."""

@@ -114,7 +114,7 @@ static int done(PyObject *result)
     return result == NULL ? -1 : 0;
 }
 
-/* Appends a record; counts it as lost when there is no memory. Returns -1 with another exception. */
+/* Appends a record; counts it as lost when there is no memory. Returns MUST_WAIT, or -1 with another exception. */
 static int append(BufferBase *buffer, long long label, int64_t time, int64_t kind, long long track)
 {
     int failed;
@@ -124,12 +124,27 @@ static int append(BufferBase *buffer, long long label, int64_t time, int64_t kin
         failed = (PyErr_SetString(PyExc_AttributeError, "records"), -1);
     else
         failed = done(PyObject_CallMethod(buffer->records, "extend", "((LLLL))", label, (long long)time, (long long)kind, track));
-    if (failed && PyErr_ExceptionMatches(PyExc_MemoryError)) {
+    if (failed < 0 && PyErr_ExceptionMatches(PyExc_MemoryError)) {
         PyErr_Clear();
         buffer->lost_events++;
         return 0;
     }
-    return failed;
+    return failed == REFUSED ? 0 : failed;
+}
+
+/* Waits for room under on_full="block". Returns 0 when the record fits now, whatever the limits say; -1 with an exception. */
+static int wait_for_room(BufferBase *buffer)
+{
+    PyObject *found = PyObject_CallMethod((PyObject *)buffer, "wait_for_room", NULL);
+    int has_room = found == NULL ? -1 : PyObject_IsTrue(found);
+    Py_XDECREF(found);
+    if (has_room < 0)
+        return -1;
+    if (buffer->packed == NULL)
+        return 0;
+    if (has_room)
+        return records_grow(buffer->packed, 1);
+    return done(PyObject_CallMethod((PyObject *)buffer, "refuse", NULL)) < 0 ? -1 : REFUSED;
 }
 
 static int look_after(BufferBase *buffer, int64_t now)
@@ -238,7 +253,13 @@ static PyObject *recording_exit(PyObject *object, PyObject *const *args, Py_ssiz
     if (args[0] == Py_None && self->start && !self->contended && end < buffer->due_ns) {
         int64_t start = self->start;
         self->start = 0;
-        result = none_unless(append(buffer, self->label, start, end, self->track));
+        int failed = append(buffer, self->label, start, end, self->track);
+        if (failed == MUST_WAIT) {
+            self->start = start; /* it is open while it waits */
+            result = exit_slow(object, args[0], end);
+        } else {
+            result = none_unless(failed);
+        }
     } else {
         result = exit_slow(object, args[0], end);
     }
@@ -253,7 +274,10 @@ static PyObject *recording_instant(PyObject *object, PyObject *none)
     int64_t now = now_ns();
     BufferBase *buffer = buffer_of(self);
     long long track = buffer == NULL ? -2 : track_here(buffer);
-    int failed = track == -2 || append(buffer, self->label, now, INSTANT, track) || look_after(buffer, now);
+    int failed = track == -2 ? -1 : append(buffer, self->label, now, INSTANT, track);
+    if (failed == MUST_WAIT && (failed = wait_for_room(buffer)) == 0)
+        failed = append(buffer, self->label, now, INSTANT, track);
+    failed = failed < 0 || look_after(buffer, now);
     Py_XDECREF((PyObject *)buffer);
     return none_unless(failed);
 }
@@ -265,9 +289,9 @@ static int is_values(PyObject *name)
 
 static int append_counter(MarkerBase *self, BufferBase *buffer, int64_t now, PyObject *values)
 {
-    int single = buffer->packed == NULL ? 0 : records_append_single(buffer->packed, self->label, now, values);
-    if (single)
-        return single < 0 ? -1 : 0;
+    int single = buffer->packed == NULL ? NO_SINGLE : records_append_single(buffer->packed, self->label, now, values);
+    if (single != NO_SINGLE)
+        return single;
     PyObject *kept = copy_of_values(values);
     if (kept == NULL)
         return -1;
@@ -292,7 +316,9 @@ static PyObject *recording_counter(PyObject *object, PyObject *const *args, Py_s
     if (buffer == NULL)
         return NULL;
     int failed = append_counter(self, buffer, now, args[0]);
-    if (failed && PyErr_ExceptionMatches(PyExc_Exception)) {
+    while (failed == MUST_WAIT && (failed = wait_for_room(buffer)) == 0)
+        failed = append_counter(self, buffer, now, args[0]);
+    if (failed < 0 && PyErr_ExceptionMatches(PyExc_Exception)) {
         /* No mapping, or one whose methods raise: never the training's problem. */
         int refused = !PyErr_ExceptionMatches(PyExc_MemoryError);
         PyErr_Clear();
@@ -304,7 +330,7 @@ static PyObject *recording_counter(PyObject *object, PyObject *const *args, Py_s
             failed = 0;
         }
     }
-    failed = failed || look_after(buffer, now);
+    failed = failed < 0 || look_after(buffer, now);
     Py_DECREF((PyObject *)buffer);
     return none_unless(failed);
 }
@@ -361,7 +387,13 @@ static PyObject *shared_exit(PyObject *object, PyObject *const *args, Py_ssize_t
     } else if (args[0] == Py_None && clone->start > 2 && !clone->contended && end < buffer->due_ns) {
         int64_t start = clone->start;
         clone->start = 0;
-        result = none_unless(append(buffer, clone->label, start, end, clone->track));
+        int failed = append(buffer, clone->label, start, end, clone->track);
+        if (failed == MUST_WAIT) {
+            clone->start = start;
+            result = PyObject_CallMethod(found, "__exit__", "OOO", args[0], args[1], args[2]);
+        } else {
+            result = none_unless(failed);
+        }
     } else if (clone->start || clone->skipped) {
         result = PyObject_CallMethod(found, "__exit__", "OOO", args[0], args[1], args[2]);
     } else {

@@ -4,7 +4,9 @@
 
 #include <limits.h>
 #include <math.h>
+#include <stddef.h>
 #include <string.h>
+#include <structmember.h>
 
 #include "memory.h"
 
@@ -27,6 +29,78 @@ static int check_free(const Records *self)
     return -1;
 }
 
+/* How many rows may be here, by each of the limits. */
+static long long rows_by_count(const Records *self)
+{
+    return self->max_rows > self->held_rows ? self->max_rows - self->held_rows : 0;
+}
+
+static long long rows_by_bytes(const Records *self)
+{
+    long long left = self->max_bytes - self->held_bytes - self->value_bytes;
+    return left > 0 ? left / (long long)sizeof *self->rows : 0;
+}
+
+static long long rows_within(const Records *self)
+{
+    long long by_count = rows_by_count(self), by_bytes = rows_by_bytes(self);
+    return by_count < by_bytes ? by_count : by_bytes;
+}
+
+/* Counts rows that do not fit, unless the caller waits for room. */
+static int refuse(Records *self, size_t rows)
+{
+    if (self->waits)
+        return MUST_WAIT;
+    if (rows_by_count(self) <= rows_by_bytes(self))
+        self->refused_rows += (long long)rows;
+    else
+        self->refused_bytes += (long long)rows;
+    return REFUSED;
+}
+
+static int is_full(const Records *self)
+{
+    return self->max_rows && (long long)self->count >= rows_within(self);
+}
+
+static long long bytes_of(const Records *self, size_t from, size_t count)
+{
+    long long size = (long long)(count * sizeof *self->rows);
+    for (size_t i = from; self->counters && i < from + count; i++)
+        if (self->rows[i].kind == COUNTER)
+            size += records_value_bytes(self->rows[i].what.values);
+    return size;
+}
+
+static int is_kept(const Records *self, int64_t time, int64_t kind)
+{
+    return kind >= 0 && time < self->keep_before;
+}
+
+int records_admit(Records *self, int64_t time, int64_t kind)
+{
+    if (self->max_rows && (long long)self->count >= rows_within(self) && !is_kept(self, time, kind))
+        return refuse(self, 1);
+    return records_grow(self, 1);
+}
+
+int records_admit_values(Records *self, PyObject *values)
+{
+    long long size = records_value_bytes(values);
+    /* By the room, not by the rows: what is allocated for rows may be filled without another look. */
+    size_t rows = self->room > self->count ? self->room : self->count + 1;
+    long long bytes = self->held_bytes + self->value_bytes + size + (long long)(rows * sizeof *self->rows);
+    if (self->max_rows && is_full(self))
+        return refuse(self, 1);
+    if (self->max_rows && !self->waits && bytes > self->max_bytes) {
+        self->refused_bytes++;
+        return REFUSED;
+    }
+    self->value_bytes += size;
+    return 0;
+}
+
 int records_grow(Records *self, size_t more)
 {
     if (self->room - self->count >= more)
@@ -34,7 +108,9 @@ int records_grow(Records *self, size_t more)
     if (check_free(self) < 0)
         return -1;
     size_t room = self->room < LEAST_ROOM ? LEAST_ROOM : self->room * 2;
-    if (room - self->count < more)
+    if (self->max_rows && (long long)room > rows_within(self))
+        room = (size_t)rows_within(self);
+    if (room < self->count + more)
         room = self->count + more;
     Record *rows = room > PY_SSIZE_T_MAX / sizeof *rows ? NULL : tracekit_realloc(self->rows, room * sizeof *rows);
     if (rows == NULL) {
@@ -99,6 +175,7 @@ static int append_items(Records *self, PyObject *sequence, size_t size)
     if (records_grow(self, size / WIDTH) < 0)
         return -1;
     size_t count = self->count, counters = 0;
+    long long value_bytes = 0;
     for (size_t i = 0; i < size; i += WIDTH) {
         Record *row = self->rows + count;
         if (to_number(item_of(sequence, i), &row->label) < 0 || to_number(item_of(sequence, i + 1), &row->time) < 0
@@ -112,10 +189,12 @@ static int append_items(Records *self, PyObject *sequence, size_t size)
             if (what == NULL)
                 return -1;
             row->what.values = what;
+            value_bytes += records_value_bytes(what);
             counters++;
         }
         count++;
     }
+    self->value_bytes += value_bytes;
     if (counters)
         for (size_t i = self->count; i < count; i++)
             if (self->rows[i].kind == COUNTER)
@@ -350,9 +429,35 @@ static PyObject *add_in_place(PyObject *object, PyObject *items)
     return object;
 }
 
+/* Whether a record that Python appends is refused, which is counted. Who waits has waited, and is not refused. */
+static int is_refused(Records *self, PyObject *items)
+{
+    if (!self->max_rows || self->waits || !is_full(self) || !PyTuple_Check(items) || PyTuple_Size(items) != WIDTH)
+        return 0;
+    int64_t time, kind;
+    if (to_number(PyTuple_GetItem(items, 1), &time) < 0 || to_number(PyTuple_GetItem(items, 2), &kind) < 0)
+        return -1;
+    return is_kept(self, time, kind) ? 0 : refuse(self, 1);
+}
+
 static PyObject *extend(PyObject *object, PyObject *items)
 {
+    int refused = is_refused((Records *)object, items);
+    if (refused)
+        return refused < 0 ? NULL : Py_BuildValue("");
     return append_all((Records *)object, items) < 0 ? NULL : Py_BuildValue("");
+}
+
+static PyObject *ask_full(PyObject *object, PyObject *none)
+{
+    (void)none;
+    return PyBool_FromLong(is_full((Records *)object));
+}
+
+static PyObject *size_bytes(PyObject *object, PyObject *none)
+{
+    (void)none;
+    return PyLong_FromLongLong(bytes_of((Records *)object, 0, ((Records *)object)->count));
 }
 
 static PyObject *to_list(PyObject *object, PyObject *none)
@@ -415,6 +520,10 @@ static PyObject *take(PyObject *object, PyObject *argument)
         rows[i] = self->rows[count + i];
         counters += (size_t)is_counter(rows + i);
     }
+    long long taken_bytes = bytes_of(self, 0, count);
+    self->value_bytes = rows == NULL ? 0 : bytes_of(self, count, left) - (long long)(left * sizeof *rows);
+    self->held_rows += (long long)count;
+    self->held_bytes += taken_bytes;
     taken->rows = self->rows;
     taken->count = count;
     taken->room = self->room;
@@ -621,6 +730,8 @@ static PyMethodDef methods[] = {
     {"index", index_of, METH_VARARGS, "See _record.pyi."},
     {"extend", extend, METH_O, "See _record.pyi."},
     {"take", take, METH_O, "See _record.pyi."},
+    {"is_full", ask_full, METH_NOARGS, "See _record.pyi."},
+    {"size_bytes", size_bytes, METH_NOARGS, "See _record.pyi."},
     {"count_kind", count_kind, METH_O, "See _record.pyi."},
     {"places", places, METH_VARARGS, "See _record.pyi."},
     {"odd_counters", odd_counters, METH_NOARGS, "See _record.pyi."},
@@ -632,6 +743,18 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyMemberDef limits[] = {
+    {"max_rows", T_LONGLONG, offsetof(Records, max_rows), 0, NULL},
+    {"max_bytes", T_LONGLONG, offsetof(Records, max_bytes), 0, NULL},
+    {"held_rows", T_LONGLONG, offsetof(Records, held_rows), 0, NULL},
+    {"held_bytes", T_LONGLONG, offsetof(Records, held_bytes), 0, NULL},
+    {"keep_before", T_LONGLONG, offsetof(Records, keep_before), 0, NULL},
+    {"refused_rows", T_LONGLONG, offsetof(Records, refused_rows), READONLY, NULL},
+    {"refused_bytes", T_LONGLONG, offsetof(Records, refused_bytes), READONLY, NULL},
+    {"waits", T_INT, offsetof(Records, waits), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
 static PyType_Slot slots[] = {
     {Py_tp_doc, "See _record.pyi."},
     {Py_tp_init, start},
@@ -639,6 +762,7 @@ static PyType_Slot slots[] = {
     {Py_tp_clear, clear},
     {Py_tp_dealloc, end},
     {Py_tp_methods, methods},
+    {Py_tp_members, limits},
     {Py_tp_richcompare, compare},
     {Py_tp_hash, PyObject_HashNotImplemented},
     {Py_tp_repr, represent},

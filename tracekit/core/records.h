@@ -14,7 +14,17 @@ typedef struct {
     size_t count, room;
     size_t counters; /* how many of the rows are counters */
     int busy;
+    /* Of the records of a buffer; see RecordBuffer.limit. Nothing is refused while max_rows is 0. */
+    long long max_rows, max_bytes;
+    long long held_rows, held_bytes; /* taken, and still in the hands of the writer */
+    long long value_bytes;           /* of the counters' dictionaries, about */
+    long long keep_before;           /* slices that started before are kept: their start may have been delivered */
+    long long refused_rows, refused_bytes; /* how many rows were refused, by the limit that refused them */
+    int waits;                             /* whether the caller waits for room instead, as far as it can */
 } Records;
+
+/* What appending returns beside 0 (done) and -1 (an exception). */
+enum { REFUSED = 1, MUST_WAIT = 2 };
 
 extern PyTypeObject *records_type;
 extern PyType_Spec records_spec;
@@ -22,11 +32,20 @@ extern PyType_Spec records_spec;
 /* Makes room for `more` rows. Returns -1 with an exception when it cannot. */
 int records_grow(Records *self, size_t more);
 
-/* Appends a record that is no counter. Runs nothing of Python; -1 with an exception when there is no memory. */
+/* Makes room for one more row, or refuses it. Runs nothing of Python. */
+int records_admit(Records *self, int64_t time, int64_t kind);
+
+/* Looks whether a counter's dictionary fits as well, and counts its bytes if it does. */
+int records_admit_values(Records *self, PyObject *values);
+
+/* Appends a record that is no counter. Runs nothing of Python. Rooms never exceed the limits, so that they cost nothing here. */
 static inline int records_append(Records *self, int64_t label, int64_t time, int64_t kind, int64_t track)
 {
-    if (self->count == self->room && records_grow(self, 1) < 0)
-        return -1;
+    if (self->count == self->room) {
+        int result = records_admit(self, time, kind);
+        if (result)
+            return result;
+    }
     Record *row = self->rows + self->count;
     row->label = label;
     row->time = time;
@@ -36,32 +55,44 @@ static inline int records_append(Records *self, int64_t label, int64_t time, int
     return 0;
 }
 
+/* About how much memory the values of a counter take: an estimate, by the number of series. */
+static inline long long records_value_bytes(PyObject *values)
+{
+    return PyDict_Check(values) ? 160 + 64 * (long long)PyDict_Size(values) : 160;
+}
+
 /* Appends a counter and takes over the reference to its values, whether it fails or not. */
 static inline int records_append_counter(Records *self, int64_t label, int64_t time, PyObject *values)
 {
-    if (records_append(self, label, time, COUNTER, 0) < 0) {
+    int result = records_admit_values(self, values);
+    if (!result && (result = records_append(self, label, time, COUNTER, 0)))
+        self->value_bytes -= records_value_bytes(values);
+    if (result) {
         Py_DECREF(values);
-        return -1;
+        return result;
     }
     self->rows[self->count - 1].what.values = values;
     self->counters++;
     return 0;
 }
 
-/* Appends a counter if its values are a dictionary of one float. Returns 1 when it did, 0 if they are not, -1 with an exception. */
+#define NO_SINGLE 3
+
+/* Appends a counter if its values are a dictionary of one float; returns NO_SINGLE if they are not. */
 static inline int records_append_single(Records *self, int64_t label, int64_t time, PyObject *values)
 {
     double value;
     int64_t kind = single_kind(values, &value);
     if (kind == 0)
-        return 0;
-    if (records_append(self, label, time, kind, 0) < 0)
-        return -1;
+        return NO_SINGLE;
+    int result = records_append(self, label, time, kind, 0);
+    if (result)
+        return result;
     Record *row = self->rows + self->count - 1;
     Py_INCREF(object_of(row));
     row->what.value = value;
     self->counters++;
-    return 1;
+    return 0;
 }
 
 /* A method of Records; see _record.pyi. */

@@ -42,12 +42,17 @@ class Recording:
 class Summary:
     """What a profiler has recorded, and what went wrong.
 
+    An event is a slice, an instant or a counter. Each one that was recorded was either given to the handler or is counted in
+    ``dropped``. `TraceHandler.summary` gets the counts of that handler, `Profiler.stats` those of the handler that has missed
+    most.
+
     Attributes:
-        slices: How many slices were recorded.
+        slices: How many slices the writer has taken from the buffer.
         instants: How many instants.
         counters: How many counter events.
-        dropped: How much of it was lost, by reason.
+        dropped: How much was lost, by reason; values of counters that are no numbers are counted one by one.
         failures: How often a handler, a source or the schedule failed, by who failed.
+        recorded: How many events there were, those included that never left the buffer.
     """
 
     slices: int
@@ -55,6 +60,7 @@ class Summary:
     counters: int
     dropped: Mapping[str, int]
     failures: Mapping[str, int]
+    recorded: int = 0
 
 
 class ProcessHook(Protocol):

@@ -37,7 +37,7 @@ __all__ = ["RankFile", "clock_metadata", "offset_metadata"]
 
 _MOST_LATE: Final = 1000
 _WRITTEN_AT_ONCE: Final = (
-    16_384  # events: about two megabytes, so that a large batch does not take as much memory again
+    2_048  # events: about 250 kB. Pieces of 2 MB fragment the memory of the handler's thread, up to 65 MB
 )
 _LOSS_BYTES: Final = 120  # of the line that tells how many events are lost, with room for any number
 

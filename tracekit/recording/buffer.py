@@ -10,7 +10,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.events import Label, Track
+from tracekit.events import COUNTER, COUNTER_BYTES, RECORD_BYTES, SERIES_BYTES, WIDTH, Label, Track, size_bytes
 from tracekit.recording.compiled import BufferBase, forget_threads, new_records
 
 if TYPE_CHECKING:
@@ -23,6 +23,10 @@ LANE_TID: Final = 1 << 30
 
 NEVER_NS: Final = 1 << 62
 """A monotonic time that no clock reaches."""
+
+
+_COUNTER_ENTRIES: Final = COUNTER_BYTES * WIDTH // RECORD_BYTES + 1
+_SERIES_ENTRIES: Final = SERIES_BYTES * WIDTH // RECORD_BYTES + 1
 
 
 class RecordBuffer(BufferBase):
@@ -44,21 +48,39 @@ class RecordBuffer(BufferBase):
         free_async_tracks: Tracks of async slices on which none is open, by label.
         foreign_finishes: Names of markers that a thread has finished which had not started them.
         wake: What a marker that is asleep calls at its first use, with itself; see `AttachedMarkers`.
+        wait_for_room: What they call when the buffer is full: waits, or not, and returns whether there is room; set by the
+            writer.
+        max_entries: From how many entries on Python code takes the buffer for full. A compiled core looks by itself.
+        keep_before: Slices that started before this monotonic time are always kept, since their start may be delivered.
+        entries_by_bytes: How many their bytes allow, less what the values of counters take.
+        refused_events: How many events Python code has refused for their number; see `refused`.
+        refused_bytes: How many for their bytes.
         lost_events: How many events there was no memory for. May be short when two threads count at once.
         refused_values: How many counters were no mappings.
         refusals: The type of the first of them, by the marker's name.
     """
 
     __slots__ = (
+        "_entries_by_bytes_alone",
+        "_held_bytes",
+        "_held_events",
         "_label_numbers",
         "_local",
+        "_max_bytes",
+        "_max_events",
+        "entries_by_bytes",
         "foreign_finishes",
         "free_async_tracks",
+        "keep_before",
         "labels",
         "lock",
         "look_after",
+        "max_entries",
         "refusals",
+        "refused_bytes",
+        "refused_events",
         "tracks",
+        "wait_for_room",
         "wake",
     )
 
@@ -73,6 +95,12 @@ class RecordBuffer(BufferBase):
         self.wake: Callable[[Any], None] = _nothing
         self.free_async_tracks: dict[int, list[int]] = {}
         self.foreign_finishes: set[str] = set()
+        self.wait_for_room: Callable[[], bool] = _no_room
+        self._max_events = self._max_bytes = self.max_entries = self.entries_by_bytes = NEVER_NS
+        self._entries_by_bytes_alone = NEVER_NS
+        self._held_events = self._held_bytes = 0
+        self.keep_before = 0
+        self.refused_events = self.refused_bytes = 0
         self.lost_events = 0
         self.refused_values = 0
         self.refusals: dict[str, str] = {}
@@ -122,13 +150,104 @@ class RecordBuffer(BufferBase):
             self.track_of_thread[ident] = number
         return number
 
+    # ---- limits -------------------------------------------------------------------------------------------------------
+
+    def limit(self, events: int, in_bytes: int, wait: Callable[[], bool] | None) -> None:
+        """Refuse and count events when so many, or so many bytes, wait here and in the hands of the writer.
+
+        The compiled core refuses where it makes room for more rows, so that the limit costs nothing for each event.
+
+        Args:
+            events: How many events may wait.
+            in_bytes: How many bytes they may take, about.
+            wait: Waits for room and returns whether there is any, for ``on_full="block"``; None refuses.
+        """
+        self._max_events, self._max_bytes = events, in_bytes
+        self.wait_for_room = wait or _no_room
+        records: Any = self.records
+        if not isinstance(records, list):
+            records.max_rows, records.max_bytes, records.waits = events, in_bytes, wait is not None
+        self.hold(0, 0)
+
+    def hold(self, events: int, in_bytes: int) -> None:
+        """Count events that the writer has taken and not passed on as waiting here. Called by the writer."""
+        self._held_events, self._held_bytes = events, in_bytes
+        records: Any = self.records
+        if isinstance(records, list):
+            value_entries = self._entries_by_bytes_alone - self.entries_by_bytes
+            self._entries_by_bytes_alone = (self._max_bytes - in_bytes) // RECORD_BYTES * WIDTH
+            self.entries_by_bytes = self._entries_by_bytes_alone - value_entries
+            self.max_entries = min((self._max_events - events) * WIDTH, self.entries_by_bytes)
+            return
+        records.held_rows, records.held_bytes = events, in_bytes
+        if records.waits:  # else it refuses by itself
+            self.max_entries = (self._max_events - events) * WIDTH
+
+    def keep(self, before_ns: int) -> None:
+        """Keep slices that started before a monotonic time, also in a full buffer. Called by the writer before each cut."""
+        self.keep_before = before_ns
+        records: Any = self.records
+        if not isinstance(records, list):
+            records.keep_before = before_ns
+
+    def is_full(self) -> bool:
+        """Return whether another event would be refused, or has to wait."""
+        records: Any = self.records
+        if isinstance(records, list):
+            return len(records) >= self.max_entries
+        return bool(records.waits) and records.is_full()  # else it refuses by itself
+
+    def has_room(self) -> bool:
+        """Return whether another event fits; waits for that with ``on_full="block"``."""
+        return not self.is_full() or self.wait_for_room()
+
+    def refuse(self) -> None:
+        """Count an event that does not fit."""
+        if self.max_entries < self.entries_by_bytes:
+            self.refused_events += 1
+        else:
+            self.refused_bytes += 1
+
+    @property
+    def refused(self) -> tuple[int, int]:
+        """How many events were refused for the number of those that wait, and for their bytes."""
+        records: Any = self.records
+        if isinstance(records, list):
+            return self.refused_events, self.refused_bytes
+        return self.refused_events + records.refused_rows, self.refused_bytes + records.refused_bytes
+
+    def add(self, label: int, time_ns: int, kind: int, what: Any) -> None:
+        """Append a record where that need not be atomic, or count it. Raises nothing."""
+        if not self.has_room() and not (kind >= 0 and time_ns < self.keep_before):
+            self.refuse()
+            return
+        try:
+            self.records.extend((label, time_ns, kind, what))
+        except MemoryError:
+            self.lost_events += 1
+        else:
+            if kind == COUNTER:
+                self.count_values(what)
+
+    def count_values(self, values: Mapping[str, Any]) -> None:
+        """Count the memory of a counter's values. The compiled core does so by itself."""
+        self.entries_by_bytes -= _COUNTER_ENTRIES + _SERIES_ENTRIES * len(values)
+        self.max_entries = min(self.max_entries, self.entries_by_bytes)
+
     def take(self, count: int) -> list[Any]:
         """Remove and return the first ``count`` entries; markers may go on appending meanwhile."""
         if not isinstance(self.records, list):
             return self.records.take(count)
         taken = self.records[:count]
+        self.entries_by_bytes = self._entries_by_bytes_alone  # the values of its counters go with them
+        self.hold(self._held_events + count // WIDTH, self._held_bytes + size_bytes(taken))
         del self.records[:count]
         return taken
+
+
+def _no_room() -> bool:
+    """Refuse events that do not fit."""
+    return False
 
 
 def _nothing(_argument: object) -> None:

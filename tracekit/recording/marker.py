@@ -239,7 +239,7 @@ class Marker(MarkerBase):
             return
         self._push(start, track)
         if self.record_instant_on_start:
-            buffer.records.extend((self._label, start, INSTANT, track))
+            buffer.add(self._label, start, INSTANT, track)
         if self._observer is not None:
             self._observer.begin(self, track, start)
 
@@ -248,6 +248,7 @@ class Marker(MarkerBase):
         label, buffer = self._label, self._buffer
         if exc_type is not None:
             label = buffer.label(self.name, self.categories, {"exception": exc_type.__qualname__})
+        has_room = buffer.has_room()
         owner = current_owner()
         stack = self._stacks.get(owner)
         mine = not stack and self._start > 2 and self._track == buffer.track_of_thread.get(_get_ident())
@@ -280,9 +281,12 @@ class Marker(MarkerBase):
                 if is_foreign and self.open_slices():
                     self._report_foreign_finish()
                 return
-            buffer.records.extend((label, start, end, track))
+            if has_room or start < buffer.keep_before:
+                buffer.records.extend((label, start, end, track))
+            else:
+                buffer.refuse()
             if self.record_instant_on_finish:
-                buffer.records.extend((self._label, end, INSTANT, track))
+                buffer.add(self._label, end, INSTANT, track)
         except MemoryError:
             buffer.lost_events += 1
         if self._observer is not None:

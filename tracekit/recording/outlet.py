@@ -6,12 +6,12 @@ import dataclasses
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import HandlerError, TracekitError
-from tracekit.events import BEGIN, END, WIDTH
+from tracekit.events import BEGIN, END, WIDTH, count_kinds, size_bytes
 from tracekit.recording.failures import FailureLimit
 from tracekit.recording.signal import Signal
 
@@ -22,16 +22,53 @@ if TYPE_CHECKING:
     from tracekit.handlers.base import Recording, Summary, TraceHandler
     from tracekit.recording.failures import Failures
 
-__all__ = ["ON_FULL", "Outlet"]
+__all__ = ["BEYOND_BYTES", "BEYOND_EVENTS", "LEFT_BEHIND", "ON_FULL", "Outlet"]
 
 logger = logging.getLogger("tracekit")
 
 ON_FULL: Final = ("drop_newest", "drop_oldest", "block")
 """What happens to events that do not fit, because a handler does not keep up."""
 
+BEYOND_EVENTS: Final = "events beyond max_buffered_events"
+BEYOND_BYTES: Final = "events beyond max_buffered_bytes"
+FAILED: Final = "events on which the trace handler failed"
+LEFT_OUT: Final = "events after the trace handler was left out"
+LEFT_BEHIND: Final = "events left behind when the profiler stopped"
+
 _ROOM_CHECK_S: Final = 0.01
 _IDLE_S: Final = 3600.0
 """How long a thread that has nothing to do sleeps before it looks again; it is woken when there is something."""
+
+
+class _Call:
+    """A call that waits.
+
+    Attributes:
+        method: A method of the handler, or a function.
+        args: Its arguments.
+        events: How many events it delivers.
+        size_bytes: How many bytes they take, about.
+    """
+
+    __slots__ = ("args", "events", "method", "size_bytes")
+
+    def __init__(self, method: str | Callable[..., object], args: tuple[Any, ...]) -> None:
+        self.method = method
+        self.args = args
+        self.events = self.size_bytes = 0
+
+    @property
+    def batch(self) -> EventBatch:
+        """The events that it delivers."""
+        batch: EventBatch = self.args[0]
+        return batch
+
+    @batch.setter
+    def batch(self, batch: EventBatch) -> None:
+        self.args = (batch,)
+        (begins,) = count_kinds(batch.records, BEGIN)
+        self.events = len(batch) - begins
+        self.size_bytes = size_bytes(batch.records)
 
 
 class Outlet:
@@ -45,11 +82,14 @@ class Outlet:
         failures: Where its failures are reported.
         summary: Returns the counts for the ``summary`` of the outlet's handler.
         limit_events: How many events may wait.
+        limit_bytes: How many bytes they may take, about.
         on_full: One of `ON_FULL`.
 
     Attributes:
         waiting_events: How many events wait, those that the handler has been given and not returned included.
-        dropped_events: How many did not fit.
+        waiting_bytes: How many bytes they take, about.
+        dropped: How many events the handler has missed, by reason. An event is a slice (at its end), an instant or a counter.
+        is_given_up: Whether the profiler has stopped waiting for the handler. What still waits then is dropped.
         losses: What the handler said last of its own losses. It is asked on its thread, after each flush and at the end.
         busy_since_s: Since when the handler is in the call that it is in (``time.monotonic``); 0 when it is in none.
     """
@@ -61,23 +101,26 @@ class Outlet:
         summary: Callable[[Outlet], Summary],
         *,
         limit_events: int,
+        limit_bytes: int,
         on_full: str,
     ) -> None:
         self.handler = handler
         self.waiting_events = 0
-        self.dropped_events = 0
+        self.waiting_bytes = 0
+        self.dropped: Counter[str] = Counter()
+        self.is_given_up = False
         self.busy_since_s = 0.0
         self.losses: Mapping[str, int] = {}
         self._name = type(handler).__name__
         self._failure_limit = FailureLimit(self._name, failures)
         self._summary = summary
-        self._limit = limit_events
+        self._limit_events = limit_events
+        self._limit_bytes = limit_bytes
         self._on_full = on_full
-        self._calls: deque[list[Any]] = deque()  # [method of the handler, or a function, args]
+        self._calls: deque[_Call] = deque()
         self._lock = threading.Lock()  # of the queue; held for moments only
         self._wake = Signal()
         self._closing = False
-        self._waits_for_room = True
         self._thread = threading.Thread(target=self._run, name=f"tracekit-writer {self._name}", daemon=True)
 
     def __repr__(self) -> str:
@@ -128,7 +171,7 @@ class Outlet:
 
     def post(self, method: str | Callable[..., object], *args: Any) -> None:
         """Have a method of the handler, or a function, called. Never waits."""
-        self._calls.append([method, args])
+        self._calls.append(_Call(method, args))
         self._wake.set()
 
     def post_events(self, batch: EventBatch) -> None:
@@ -139,11 +182,14 @@ class Outlet:
         """
         if self.handler.inline:
             return
-        if self.waiting_events and self.waiting_events + len(batch) > self._limit:
-            batch = self._make_room(batch)
+        call = _Call("process_events", ())
+        call.batch = batch
+        if self.waiting_events and not self._fits(call):
+            self._make_room(call)
         with self._lock:
-            self.waiting_events += len(batch)
-            self._calls.append(["process_events", (batch,)])
+            self.waiting_events += call.events
+            self.waiting_bytes += call.size_bytes
+            self._calls.append(call)
         self._wake.set()
 
     def post_end(self, deadline_s: float) -> None:
@@ -154,39 +200,54 @@ class Outlet:
         """
         self.post(lambda: self._call("ending", (max(0.0, deadline_s - time.monotonic()),)))
 
-    def _make_room(self, batch: EventBatch) -> EventBatch:
-        """Return what of a batch there is room for, after making room as was asked for."""
-        if self._on_full == "drop_newest":
-            return self._thinned(batch, keep=self._limit - self.waiting_events)
-        if self._on_full == "drop_oldest":
-            with self._lock:
-                for call in self._calls:
-                    if call[0] == "process_events" and self.waiting_events + len(batch) > self._limit:
-                        thinned = self._thinned(call[1][0], keep=0)
-                        self.waiting_events += len(thinned) - len(call[1][0])
-                        call[1] = (thinned,)
-            return batch
-        while self._waits_for_room and self.waiting_events and self.waiting_events + len(batch) > self._limit:
-            time.sleep(_ROOM_CHECK_S)
-        return batch
+    def _fits(self, call: _Call) -> bool:
+        """Whether there is room for a batch."""
+        return (
+            self.waiting_events + call.events <= self._limit_events
+            and self.waiting_bytes + call.size_bytes <= self._limit_bytes
+        )
 
-    def _thinned(self, batch: EventBatch, keep: int) -> EventBatch:
-        """Return the first events of a batch, and of the rest what may not be dropped; count what is."""
-        position = max(0, keep) * WIDTH
+    def _make_room(self, call: _Call) -> None:
+        """Make room for a batch as was asked for, or leave out of it what there is no room for."""
+        if self._on_full == "block":
+            while self.waiting_events and not self.is_given_up and not self._fits(call):
+                time.sleep(_ROOM_CHECK_S)
+        elif self._on_full == "drop_newest":
+            left_bytes = max(0, self._limit_bytes - self.waiting_bytes)
+            by_bytes = left_bytes * call.events // max(1, call.size_bytes)
+            reason = self._exceeded(call)
+            self._thin(call, max(0, min(self._limit_events - self.waiting_events, by_bytes)), reason)
+        else:
+            with self._lock:
+                for waiting in self._calls:
+                    if self._fits(call):
+                        break
+                    if waiting.events:
+                        before_events, before_bytes = waiting.events, waiting.size_bytes
+                        self._thin(waiting, 0, self._exceeded(call))
+                        self.waiting_events -= before_events - waiting.events
+                        self.waiting_bytes -= before_bytes - waiting.size_bytes
+
+    def _exceeded(self, call: _Call) -> str:
+        """Return which limit a batch exceeds."""
+        return BEYOND_EVENTS if self.waiting_events + call.events > self._limit_events else BEYOND_BYTES
+
+    def _thin(self, call: _Call, keep: int, reason: str) -> None:
+        """Keep the first events of a batch, and of the rest what may not be dropped; count what is."""
+        batch, before = call.batch, call.events
+        position = keep * WIDTH
         items = iter(batch.records[position:])
-        kept = list(batch.records[:position])
+        kept: Any = batch.records[:position]
         for record in zip(items, items, items, items, strict=True):
             if record[2] in (BEGIN, END):
                 kept += record
-        count = len(batch) - len(kept) // WIDTH
-        if not self.dropped_events and count:
+        call.batch = dataclasses.replace(batch, records=kept)
+        count = before - call.events
+        if count and not (self.dropped[BEYOND_EVENTS] or self.dropped[BEYOND_BYTES]):
             logger.warning(
-                "tracekit: %s does not keep up; events beyond max_buffered_events are dropped (%s) and counted",
-                self._name,
-                self._on_full,
+                "tracekit: %s does not keep up; %s are dropped (%s) and counted", self._name, reason, self._on_full
             )
-        self.dropped_events += count
-        return dataclasses.replace(batch, records=kept)
+        self.dropped[reason] += count
 
     # ---- on the thread ------------------------------------------------------------------------------------------------
 
@@ -196,17 +257,38 @@ class Outlet:
             closing = self._closing
             while self._calls:
                 with self._lock:
-                    method, args = self._calls.popleft()
+                    call = self._calls.popleft()
                 self.busy_since_s = time.monotonic()
-                self._call(method, args)
+                if call.method == "process_events":
+                    self._deliver(call)
+                else:
+                    self._call(call.method, call.args)
+                del call  # its events take memory, and count no more
             self.busy_since_s = 0.0
             if closing:
                 return
 
-    def _call(self, method: str | Callable[..., object], args: tuple[Any, ...]) -> None:
+    def _deliver(self, call: _Call) -> None:
+        """Give a batch to the handler, or count it."""
+        missed = FAILED
+        if self.is_given_up:
+            missed = LEFT_BEHIND
+        elif self._failure_limit.is_reached:
+            missed = LEFT_OUT
+        elif self._call("process_events", call.args):
+            self._failure_limit.succeeded()
+            missed = ""
+        with self._lock:
+            self.waiting_events -= call.events
+            self.waiting_bytes -= call.size_bytes
+        if missed and call.events:
+            self.dropped[missed] += call.events
+
+    def _call(self, method: str | Callable[..., object], args: tuple[Any, ...]) -> bool:
+        """Call a method of the handler, unless it is left out, or a function. Returns whether it has not failed."""
         if not isinstance(method, str):
             method(*args)
-            return
+            return True
         try:
             if not self._failure_limit.is_reached or method == "close":
                 if method == "summary":
@@ -215,15 +297,10 @@ class Outlet:
                 getattr(self.handler, method)(*args)
         except BaseException as error:  # noqa: BLE001 - a handler's failure must not end this thread
             self._failure_limit.failed(method, error)
-        else:
-            if method == "process_events":
-                self._failure_limit.succeeded()
-        finally:
-            if method == "process_events":
-                with self._lock:
-                    self.waiting_events -= len(args[0])
+            return False
         if method in ("flush", "close"):
             self._ask_losses()
+        return True
 
     def _ask_losses(self) -> None:
         with suppress(BaseException):  # a user's handler must not make asking fail
@@ -231,9 +308,9 @@ class Outlet:
 
     # ---- the end ------------------------------------------------------------------------------------------------------
 
-    def wait_no_more(self) -> None:
-        """Wait for room no more: the profiler has given the handler up. What it cannot take stays in memory."""
-        self._waits_for_room = False
+    def give_up(self) -> None:
+        """Stop waiting for the handler. What still waits counts as left behind, unless the handler takes it after all."""
+        self.is_given_up = True
 
     def finish(self) -> None:
         """End the thread when it has delivered what waits."""

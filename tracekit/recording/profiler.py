@@ -89,10 +89,13 @@ class Profiler(ProfilerBase):
         record_batches: Whether every `step` records the batch as a slice, on a track of its own.
         flush_interval: Seconds within which an event is given to the handlers; what a killed process can lose. The writer
             looks several times in it, and when it is kept from doing so for that long, the recording threads do its work.
-        max_buffered_events: How many events may wait for a handler that does not keep up (a storage that hangs). One takes
-            about 100 bytes, 32 with the compiled core.
+        max_buffered_events: How many events may wait in memory, in the buffer and for all handlers together. The buffer and
+            each handler get an equal share, so that a handler that does not keep up takes nothing from the others.
+        max_buffered_bytes: How many bytes they may take. The size of an event is an estimate: 32 bytes (100 without the
+            compiled core), and for a counter that is not a single float 160 bytes and 64 for each of its series.
         on_full: What happens to events beyond that: ``"drop_newest"`` and ``"drop_oldest"`` drop and count them,
-            ``"block"`` makes the recording threads wait. Slices that are longer than the flush interval are never dropped.
+            ``"block"`` makes the recording threads wait. When the writer does not keep up, both drop the newest. Slices whose
+            start was delivered before are never dropped.
         shutdown_timeout: Seconds that `stop` waits for the handlers at most.
         sigterm_grace: Seconds that SIGTERM may be held back until the recording is written out; None leaves SIGTERM alone,
             and what was recorded since the last flush is lost. After them the handler that was there before is called, or,
@@ -121,6 +124,7 @@ class Profiler(ProfilerBase):
         record_batches: bool = True,
         flush_interval: float = 0.2,
         max_buffered_events: int = 1_000_000,
+        max_buffered_bytes: int = 64 << 20,
         on_full: str = "drop_newest",
         shutdown_timeout: float = 10.0,
         sigterm_grace: float | None = None,
@@ -148,6 +152,7 @@ class Profiler(ProfilerBase):
         if sigterm_grace is not None:
             check_seconds("sigterm_grace", sigterm_grace)
         check_whole("max_buffered_events", max_buffered_events)
+        check_whole("max_buffered_bytes", max_buffered_bytes)
         check_choice("on_full", on_full, ON_FULL)
         self._timestamp = timestamp or Timestamp()
         self._counts = counts
@@ -160,7 +165,7 @@ class Profiler(ProfilerBase):
         self._schedule: Schedule | None = schedule  # type: ignore[assignment] # a function of the step number until `start`
         self._record_batches = record_batches
         self._flush_interval_s = flush_interval
-        self._max_buffered_events = max_buffered_events
+        self._max_buffered = max_buffered_events, max_buffered_bytes
         self._on_full = on_full
         self._shutdown_timeout_s = shutdown_timeout
         self._sigterm_grace_s = sigterm_grace
@@ -234,7 +239,8 @@ class Profiler(ProfilerBase):
             self._attached.open_slices,
             self._failures,
             self._flush_interval_s,
-            limit_events=self._max_buffered_events,
+            limit_events=self._max_buffered[0],
+            limit_bytes=self._max_buffered[1],
             on_full=self._on_full,
         )
         writer.open(Recording(self._process, timeline.anchor, self._timestamp, self._counts))
@@ -422,10 +428,7 @@ class Profiler(ProfilerBase):
         if self._state != "started":
             return
         if self._record_batches and self._action is not ProfilerAction.SKIP:
-            try:
-                self._buffer.records.extend((self._batch_label, self._batch_start_ns, now_ns, self._batch_track))
-            except MemoryError:
-                self._buffer.lost_events += 1
+            self._buffer.add(self._batch_label, self._batch_start_ns, now_ns, self._batch_track)
         self._timestamps.append(now_ns, self._timestamp)
         self._batch_start_ns = now_ns
         self._has_stepped = True
@@ -690,7 +693,8 @@ class Profiler(ProfilerBase):
                 "timestamp": self._timestamp,
                 "counts": self._counts,
                 "flush_interval": self._flush_interval_s,
-                "max_buffered_events": self._max_buffered_events,
+                "max_buffered_events": self._max_buffered[0],
+                "max_buffered_bytes": self._max_buffered[1],
                 "on_full": self._on_full,
                 "shutdown_timeout": min(self._shutdown_timeout_s, SHUTDOWN_TIMEOUT_S),
             },

@@ -208,9 +208,10 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
         ) -> None:
             end = clock()
             buffer = self._buffer
+            is_full = len(buffer.records) >= buffer.max_entries
             start = self._start
             # No start: it began for another profiler, or while nothing was recorded.
-            if start and exc_type is None and not self._contended and end < buffer.due_ns:
+            if start and exc_type is None and not self._contended and not is_full and end < buffer.due_ns:
                 self._start = 0
                 try:
                     # Atomic with the test and the lines above: threads change after this call at the earliest.
@@ -229,12 +230,15 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
 
         def instant(self) -> None:
             now, buffer = clock(), self._buffer
-            try:
-                buffer.records.extend((self._label, now, INSTANT, buffer.track_of_thread[_get_ident()]))
-            except KeyError:
-                buffer.records.extend((self._label, now, INSTANT, buffer.thread_track()))
-            except MemoryError:
-                buffer.lost_events += 1
+            if len(buffer.records) < buffer.max_entries:
+                try:
+                    buffer.records.extend((self._label, now, INSTANT, buffer.track_of_thread[_get_ident()]))
+                except KeyError:
+                    buffer.records.extend((self._label, now, INSTANT, buffer.thread_track()))
+                except MemoryError:
+                    buffer.lost_events += 1
+            else:
+                buffer.add(self._label, now, INSTANT, buffer.thread_track())
             if now > buffer.due_ns:
                 buffer.look_after(now)
 
@@ -242,7 +246,13 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
             now, buffer, label = clock(), self._buffer, self._label
             try:
                 kept = values.copy() if type(values) is dict else {**values}
-                buffer.records.extend((label, now, COUNTER, kept))
+                if len(buffer.records) < buffer.max_entries:
+                    buffer.records.extend((label, now, COUNTER, kept))
+                    entries = buffer.entries_by_bytes - 7 - 3 * len(kept)  # `RecordBuffer.count_values`, without a call
+                    buffer.entries_by_bytes = entries
+                    buffer.max_entries = min(buffer.max_entries, entries)
+                else:
+                    buffer.add(label, now, COUNTER, kept)
             except MemoryError:
                 buffer.lost_events += 1
             except Exception:  # noqa: BLE001 - no mapping, or one whose methods raise: never the training's problem
@@ -273,7 +283,7 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
         def instant(self) -> None:
             now, buffer = clock(), self._buffer
             track = buffer.thread_track()
-            buffer.records.extend((self._label, now, INSTANT, track))
+            buffer.add(self._label, now, INSTANT, track)
             if self._observer is not None:
                 self._observer.instant(self, track, now)
             if now > buffer.due_ns:
@@ -286,7 +296,7 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
             except Exception:  # noqa: BLE001 - see above
                 self._refuse(values)
                 return
-            buffer.records.extend((self._label, now, COUNTER, values))
+            buffer.add(self._label, now, COUNTER, values)
             if self._observer is not None:
                 self._observer.counter(self, now, finite_numbers(values))
             if now > buffer.due_ns:
@@ -322,7 +332,8 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
             except KeyError:
                 self._exit_slow(exc_type, end)
                 return
-            if exc_type is None and clone._start > 2 and not clone._contended and end < buffer.due_ns:
+            is_full = len(buffer.records) >= buffer.max_entries
+            if exc_type is None and clone._start > 2 and not clone._contended and not is_full and end < buffer.due_ns:
                 start = clone._start
                 clone._start = 0
                 try:

@@ -5,17 +5,27 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.events import COUNTER, END, INSTANT, WIDTH, EventBatch, Timestamps, count_kinds, has_start
+from tracekit.events import (
+    COUNTER,
+    END,
+    INSTANT,
+    WIDTH,
+    EventBatch,
+    Timestamps,
+    count_kinds,
+    has_start,
+    size_bytes,
+)
 from tracekit.handlers.base import Summary
 from tracekit.recording.buffer import NEVER_NS
 from tracekit.recording.clock_watch import ClockWatch
 from tracekit.recording.counter_values import CounterValues
 from tracekit.recording.lanes import Lanes, OpenSlice
-from tracekit.recording.outlet import Outlet
+from tracekit.recording.outlet import BEYOND_BYTES, BEYOND_EVENTS, LEFT_BEHIND, Outlet
 from tracekit.recording.signal import Signal
 
 if TYPE_CHECKING:
@@ -84,7 +94,9 @@ class Writer:
         open_slices: Tells which slices are open now.
         failures: Where failures of handlers are reported.
         interval_s: Seconds within which an event shall have been delivered.
-        limit_events: How many events may wait for a handler that does not keep up.
+        limit_events: How many events may wait anywhere. The buffer, with what the writer has in hand, and each handler get
+            an equal share, so that a handler that blocks takes nothing from the others.
+        limit_bytes: How many bytes they may take, about.
         on_full: What happens to those beyond; see `tracekit.recording.outlet.ON_FULL`.
     """
 
@@ -99,6 +111,7 @@ class Writer:
         interval_s: float,
         *,
         limit_events: int,
+        limit_bytes: int,
         on_full: str,
     ) -> None:
         self._slices = self._instants = self._counters = 0
@@ -110,10 +123,12 @@ class Writer:
         self._failures = failures
         self._interval_s = interval_s
         self._interval_ns = int(interval_s * 1e9)
+        queues = 1 + sum(not handler.inline for handler in handlers)
+        limit_events, limit_bytes = max(1, limit_events // queues), max(1, limit_bytes // queues)
         self._backlog = min(_BACKLOG, limit_events)
-        self._outlets = [
-            Outlet(handler, failures, self.summary, limit_events=limit_events, on_full=on_full) for handler in handlers
-        ]
+        limits = {"limit_events": limit_events, "limit_bytes": limit_bytes}
+        self._outlets = [Outlet(handler, failures, self.summary, **limits, on_full=on_full) for handler in handlers]
+        buffer.limit(limit_events, limit_bytes, self.wait_for_room if on_full == "block" else None)
         self._lanes = Lanes(buffer)
         self._carry: list[Any] = []  # taken from the buffer, but later than the last cut
         self._posted: deque[tuple[int | None, str, tuple[Any, ...]]] = deque()
@@ -130,9 +145,8 @@ class Writer:
         self._found = 0  # how many events the last cut found
         self._waiting_since_s = 0.0  # since when recording threads have waited in vain
         self._in_hand = 0  # how many events have left the buffer and not reached the outlets
-        self._lost_events = 0
-        self._on_full = on_full
-        self._limit = limit_events * WIDTH
+        self._is_counted = False  # whether `_slices` and so on count what is in hand
+        self._lost_events = self._lost_uncounted = 0
         self._clock_watch = ClockWatch(timeline)
         self._thread = threading.Thread(target=self._run, name="tracekit-writer", daemon=True)
 
@@ -266,10 +280,12 @@ class Writer:
         self._closing = True
         self._wake.set()
         self._thread.join(timeout_s)
-        for outlet in self._outlets:
-            outlet.wait_no_more()
         self._buffer.due_ns = NEVER_NS
-        return not self._thread.is_alive() and self._closed_in_time
+        if not self._thread.is_alive() and self._closed_in_time:
+            return True
+        for outlet in self._outlets:
+            outlet.give_up()
+        return False
 
     def abandon(self) -> None:
         """Forget everything in a forked child: the records, the handlers and the threads are the parent's."""
@@ -285,8 +301,6 @@ class Writer:
         waits until everything is delivered, its own event included, but for 50 ms at most, and not at all for a handler that
         has not returned for long. It does not do the work itself: Ctrl-C, or a signal handler that records, could come in the
         midst of it.
-
-        With ``on_full="block"`` it waits while the buffer is full.
         """
         if self._closing or self._is_mine():
             return
@@ -297,32 +311,61 @@ class Writer:
         self._waiting_since_s = (self._waiting_since_s or now_s) if late else 0.0
         if late and time.monotonic() - self._waiting_since_s < _BLOCKED_S:
             self._buffer.due_ns = self._timeline.clock.monotonic_ns() + _GIVE_WAY_NS
-        while self._on_full == "block" and len(self._buffer.records) > self._limit and self._thread.is_alive():
+
+    def wait_for_room(self) -> bool:
+        """Wait while the buffer is full, with ``on_full="block"``; called by a recording thread.
+
+        Returns:
+            Whether there is room. False on the thread of a handler, which cannot wait for itself, and at the end.
+        """
+        while self._buffer.is_full():
+            if self._closing or not self._thread.is_alive() or self._is_mine():
+                return False
             self._await_delivery(_WAIT_S, ())
+        return True
 
     def summary(self, of: Outlet | None = None) -> Summary:
         """Return the counts of what was recorded, of what was lost and of what failed.
 
         Args:
-            of: Count what this handler has missed; None stands for the one that has missed most.
+            of: Count what this handler has missed; None stands for the one that has missed most, and for the losses of all.
         """
-        missed = max((outlet.dropped_events for outlet in self._outlets if of in (None, outlet)), default=0)
-        dropped = {
-            "counter values that are no numbers": self._counter_values.refused + self._buffer.refused_values,
-            "events there was no memory for": self._buffer.lost_events,
-            "events lost when the writer failed": self._lost_events,
-            "events beyond max_buffered_events": missed,
-        }
+        missed = [self._missed(outlet) for outlet in self._outlets if of in (None, outlet)]
+        dropped = max(missed, key=lambda counts: counts.total(), default=Counter())
+        recorded = self._slices + self._instants + self._counters
+        # Of events that the writer has not counted, nobody knows more than that there are some.
+        beyond_events, beyond_bytes = self._buffer.refused
+        behind = self._left_behind_uncounted()
+        dropped += Counter({BEYOND_EVENTS: beyond_events, BEYOND_BYTES: beyond_bytes, LEFT_BEHIND: behind})
+        dropped["events there was no memory for"] += self._buffer.lost_events
+        dropped["events lost when the writer failed"] += self._lost_events
+        recorded += beyond_events + beyond_bytes + behind + self._buffer.lost_events + self._lost_uncounted
+        dropped["counter values that are no numbers"] += self._counter_values.refused + self._buffer.refused_values
         for outlet in self._outlets:
-            for reason, count in outlet.losses.items():
-                dropped[reason] = dropped.get(reason, 0) + count
+            if of in (None, outlet):
+                dropped.update(outlet.losses)
         return Summary(
             slices=self._slices,
             instants=self._instants,
             counters=self._counters,
             dropped={reason: count for reason, count in dropped.items() if count},
             failures=dict(self._failures.counts),
+            recorded=recorded,
         )
+
+    def _missed(self, outlet: Outlet) -> Counter[str]:
+        """Return how many events a handler has missed, by reason; what it has not been given at the end is left behind."""
+        missed = outlet.dropped.copy()
+        if outlet.is_given_up:
+            missed[LEFT_BEHIND] += outlet.waiting_events + (self._in_hand if self._is_counted else 0)
+        return missed
+
+    def _left_behind_uncounted(self) -> int:
+        """Return how many events are left behind, at the end, before the writer has counted them."""
+        if not (self._ended or any(outlet.is_given_up for outlet in self._outlets)):
+            return 0
+        behind = (len(self._buffer.records) + len(self._carry)) // WIDTH
+        return behind if self._is_counted else behind + self._in_hand
 
     # ---- on the writer thread -----------------------------------------------------------------------------------------
 
@@ -353,7 +396,9 @@ class Writer:
             self._cut_all()
         except BaseException as error:  # noqa: BLE001 - the thread must go on: the next time may work
             self._lost_events += self._in_hand
+            self._lost_uncounted += 0 if self._is_counted else self._in_hand
             self._in_hand = 0  # the next failure may come before anything is taken
+            self._hold_carry()
             self._failures.report("the writer thread", error)
         for request in wanted:
             for outlet in self._outlets:
@@ -395,6 +440,8 @@ class Writer:
         # open at the cut is either still open when looked for, or among the records behind.
         before = len(self._carry) + len(buffer.records) if cut_ns is None else 0
         cut = self._timeline.clock.monotonic_ns() if cut_ns is None else cut_ns
+        self._is_counted = False
+        buffer.keep(cut)
         opened = [slice_ for slice_ in self._open_slices() if slice_[1] < cut]
         taken = buffer.take(len(buffer.records))
         self._in_hand = len(taken) // WIDTH  # what is carried is there the next time, if the next line fails
@@ -404,8 +451,9 @@ class Writer:
         self._in_hand = len(taken) // WIDTH
         if before < len(taken):
             records = self._divide(taken, before, cut, opened)
-        self._found = len(records) // WIDTH
+        self._found = self._in_hand = len(records) // WIDTH
         self._count(records)
+        self._is_counted = True
         self._begin_expected(records, opened)
         records = self._lanes.arrange(records, opened, cut)
         if records:
@@ -414,6 +462,7 @@ class Writer:
             for outlet in self._outlets:
                 outlet.post_events(batch)
         self._in_hand = 0
+        self._hold_carry()
         self._timestamps.forget_before(min([cut, *self._carry[1::WIDTH]]))
 
     def _begin_expected(self, records: list[Any], opened: list[OpenSlice]) -> None:
@@ -428,6 +477,10 @@ class Writer:
                     self._expected.remove(expected)
                     for method, timestamp in calls:
                         self._post(method, timestamp)
+
+    def _hold_carry(self) -> None:
+        """Have the buffer count only what is carried as waiting in the hands of the writer."""
+        self._buffer.hold(len(self._carry) // WIDTH, size_bytes(self._carry))
 
     def _divide(self, taken: list[Any], before: int, cut: int, opened: list[OpenSlice]) -> list[Any]:
         """Return the records up to a cut, keep those after it, and add the slices that were open at it to ``opened``."""
