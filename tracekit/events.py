@@ -211,6 +211,14 @@ class Counter:
 
 Event = SliceBegin | SliceEnd | Instant | Counter
 
+Edge = tuple[int, int, int, int, int, Any]
+"""(time, phase, tie, kind, label, track or values): in the order of the first three."""
+
+
+def edge_order(edge: tuple[Any, ...]) -> tuple[int, int, int]:
+    """Return the sort key of an edge."""
+    return edge[:3]
+
 
 class Timestamps:
     """Which training `Timestamp` was current when: events carry a time only, and find their timestamp by it.
@@ -301,7 +309,12 @@ class EventBatch:
 
         At equal times a finish comes before a start, an outer start before an inner one, and a slice of no duration is whole.
         """
-        edges: list[tuple[int, int, int, int, int, Any]] = []  # time, phase, tie, kind, label, track or values
+        for edge in self.edges():
+            yield self.event_of(edge)
+
+    def edges(self) -> list[Edge]:
+        """Return the starts and ends of slices, the instants and the counters, in the order of `__iter__`."""
+        edges: list[Edge] = []
         records = self.records
         for position in range(0, len(records), WIDTH):
             label, time_ns, kind, what = records[position : position + WIDTH]
@@ -317,16 +330,18 @@ class EventBatch:
                 edges.append((time_ns, 0, 0, END, label, what))
             else:
                 edges.append((time_ns, 3, 0, kind, label, what))
-        edges.sort(key=lambda edge: edge[:3])
-        timestamps, offset_ns, labels, tracks = self.timestamps, self.offset_ns, self.labels, self.tracks
-        for time_ns, _, _, kind, label, what in edges:
-            timestamp = timestamps.at(time_ns)
-            wall_ns = time_ns + offset_ns
-            if kind == BEGIN:
-                yield SliceBegin(labels[label], tracks[what], timestamp, wall_ns)
-            elif kind == END:
-                yield SliceEnd(labels[label], tracks[what], timestamp, wall_ns)
-            elif kind == INSTANT:
-                yield Instant(labels[label], tracks[what], timestamp, wall_ns)
-            else:
-                yield Counter(labels[label], what, timestamp, wall_ns)
+        edges.sort(key=edge_order)
+        return edges
+
+    def event_of(self, edge: Edge) -> Event:
+        """Return the event that an edge of this batch stands for."""
+        time_ns, _, _, kind, label, what = edge
+        timestamp = self.timestamps.at(time_ns)
+        wall_ns = time_ns + self.offset_ns
+        if kind == BEGIN:
+            return SliceBegin(self.labels[label], self.tracks[what], timestamp, wall_ns)
+        if kind == END:
+            return SliceEnd(self.labels[label], self.tracks[what], timestamp, wall_ns)
+        if kind == INSTANT:
+            return Instant(self.labels[label], self.tracks[what], timestamp, wall_ns)
+        return Counter(self.labels[label], what, timestamp, wall_ns)

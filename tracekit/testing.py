@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tracekit.clock import Clock
 from tracekit.errors import HandlerError
@@ -16,6 +16,7 @@ from tracekit.handlers.base import Recording, TraceHandler
 from tracekit.handlers.memory import MemoryTraceHandler
 from tracekit.recording.profiler import Profiler
 from tracekit.recording.schedule import cyclic_schedule
+from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,6 +131,30 @@ class TraceHandlerContract:
         record_sample(alone)
         record_sample(self.make_handler(tmp_path), beside)
         assert [event.label.name for event in alone.events] == [event.label.name for event in beside.events]
+
+    def test_gets_events_and_hooks_in_the_order_of_time(self, tmp_path: Path) -> None:
+        """No event or hook comes after one with a later time; for handlers that take events one by one."""
+        handler = self.make_handler(tmp_path)
+        seen: list[tuple[int, int]] = []  # (wall_clock_time_ns, batch); a hook has the time of the event before it
+
+        def watch(name: str) -> None:
+            method = getattr(handler, name)
+
+            def watched(*args: Any) -> None:
+                is_hook = not name.startswith("process_")
+                timestamp = next(arg for arg in args if isinstance(arg, Timestamp))
+                wall_ns = next((arg for arg in args[-2:] if type(arg) is int), 0)
+                seen.append((seen[-1][0] if is_hook and seen else wall_ns, int(timestamp.batch)))
+                method(*args)
+
+            setattr(handler, name, watched)
+
+        for name in ("batch_start", "batch_end", "process_instant_event", "process_counter_event"):
+            watch(name)
+        watch("process_duration_event")
+        if type(handler).process_events is TraceHandler.process_events:
+            record_sample(handler)
+            assert seen == sorted(seen), seen
 
     def test_what_it_gives_children_can_be_sent_to_them(self, tmp_path: Path) -> None:
         """A child process of any start method can make its handler, and record with it."""

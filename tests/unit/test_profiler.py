@@ -8,6 +8,7 @@ import sqlite3
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +27,14 @@ from tracekit import (
     active_profiler,
     cyclic_schedule,
 )
-from tracekit.events import WIDTH
+from tracekit.events import INSTANT, WIDTH, EventBatch, Label, Timestamps, Track
+from tracekit.recording.event_order import EventOrder
 from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tracekit import EventBatch, Summary
+    from tracekit import Summary
     from tracekit.recording.source import Recorder
 
 S, W, A, V = (
@@ -1246,3 +1248,68 @@ def test_events_on_which_a_handler_fails_are_counted_for_it_alone() -> None:
     }
     assert memory.stats is not None
     assert memory.stats.dropped == {}
+
+
+class InOrder(Calls):
+    """Notes events and hooks with the batch that they belong to."""
+
+    def process_duration_event(
+        self, name: str, categories: Sequence[str], is_start: bool, timestamp: Timestamp, wall_clock_time_ns: int
+    ) -> None:
+        self._note("B" if is_start else "E", name, int(timestamp.batch))
+
+    def batch_start(self, timestamp: Timestamp) -> None:
+        self._note("batch_start", int(timestamp.batch))
+
+    def batch_end(self, timestamp: Timestamp) -> None:
+        self._note("batch_end", int(timestamp.batch))
+
+
+@pytest.mark.parametrize("step_ns", [3_000_000, 300_000_000])
+def test_hooks_come_among_the_events_in_the_order_of_time(step_ns: int) -> None:
+    handler = InOrder()
+    clock = FakeClock(tick_ns=10)
+    with profiler(handler, clock=clock.clock, record_batches=False, flush_interval=0.004) as one, one.marker("run"):
+        for number in range(6):
+            with one.marker(f"work {number}"):
+                clock.advance(step_ns)
+            one.step()
+            if number == 2:
+                one._buffer.look_after(clock.monotonic_ns)  # a cut while "run" is open
+    calls = [call for call in handler.calls if "work" in str(call) or "batch" in call[0]]
+    expected: list[tuple[Any, ...]] = []
+    for number in range(6):
+        work = f"work {number}"
+        expected += [("batch_start", number), ("B", work, number), ("E", work, number), ("batch_end", number + 1)]
+    assert calls == expected
+    starts = [call for call in handler.calls if call[:2] == ("B", "run")]
+    assert handler.calls.index(starts[0]) < handler.calls.index(("B", "work 0", 0))
+
+
+def test_an_event_that_comes_late_is_put_into_its_place_within_the_grace_period_and_counted_after_it() -> None:
+    batch = EventBatch([], [Label("a"), Label("b"), Label("c")], [Track(1, "t")], Timestamps(Timestamp()), offset_ns=0)
+    given: list[str] = []
+    order = EventOrder()
+
+    def add(label: int, time_ns: int) -> None:
+        order.add_batch(replace(batch, records=(label, time_ns, INSTANT, 0)))
+
+    def deliver(until_ns: int | None) -> None:
+        order.deliver(
+            until_ns,
+            lambda _batch, event, _counts: given.append(event.label.name),
+            lambda method, _: given.append(method),
+        )
+
+    add(0, 300)
+    order.add_hook(200, "batch_end", ())
+    deliver(100)
+    assert given == []
+    add(1, 150)
+    deliver(250)
+    assert given == ["b", "batch_end"]
+    assert order.late == 0
+    add(2, 10)
+    deliver(None)
+    assert given == ["b", "batch_end", "c", "a"]
+    assert order.late == 1

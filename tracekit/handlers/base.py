@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from tracekit.clock import Anchor, ClockOffset, ClockStep
     from tracekit.distributed import ProcessInfo
-    from tracekit.events import EventBatch
+    from tracekit.events import Event, EventBatch
     from tracekit.timestamp import Timestamp
 
 __all__ = ["COUNTS", "MakesTraceHandler", "ProcessHook", "Recording", "Summary", "TraceHandler"]
@@ -84,8 +84,10 @@ class TraceHandler:
     does not take in time, at most ``max_buffered_events`` wait. At the end, `stopping`, `ending`, the last events, `summary`,
     `losses` and `close` share one deadline, the profiler's ``shutdown_timeout``.
 
-    Per recording thread, events come in time order, starts before finishes, properly nested; every finish has had its start; a
-    slice that stays open longer than the flush interval has its start delivered before its finish.
+    Order: no event or hook is delivered after one with a later time, over all threads. For that, events and hooks are held for
+    200 ms; only `Profiler.flush` and `Profiler.stop` deliver all immediately. An event whose thread was suspended for longer
+    between reading the clock and recording comes late, and is counted in ``Summary.failures``.
+    Per recording thread, starts come before finishes, properly nested; every finish has had its start.
 
     With ``inline = True`` the ``process_*_event`` methods are called on the recording thread instead, inside the marker, at
     the moment of the event: for mirroring into NVTX or ``record_function``. Keep such a handler short and thread-safe.
@@ -182,25 +184,11 @@ class TraceHandler:
         """Take the events of one flush.
 
         Calls the methods above one event at a time; override it to be faster, or for what they do not tell: tracks and
-        arguments.
+        arguments. A handler that overrides it gets each batch as soon as it is taken from the buffer, within the flush
+        interval, and hooks after the batch that holds all events up to their time; the batch may hold later ones as well.
         """
         for event in batch:
-            label = event.label
-            if isinstance(event, SliceBegin | SliceEnd):
-                self.process_duration_event(
-                    label.name,
-                    label.categories,
-                    isinstance(event, SliceBegin),
-                    event.timestamp,
-                    event.wall_clock_time_ns,
-                )
-            elif isinstance(event, Instant):
-                self.process_instant_event(label.name, label.categories, event.timestamp, event.wall_clock_time_ns)
-            else:
-                assert isinstance(event, Counter)
-                self.process_counter_event(
-                    label.name, label.categories, event.timestamp, event.wall_clock_time_ns, event.values
-                )
+            process_event(self, event)
 
     # ---- the training loop and the clocks -----------------------------------------------------------------------------
 
@@ -233,6 +221,23 @@ class TraceHandler:
 
     def summary(self, summary: Summary) -> None:
         """What was recorded and what was lost; called once before `close`."""
+
+
+def process_event(handler: TraceHandler, event: Event) -> None:
+    """Call the method of a handler that takes an event."""
+    label = event.label
+    if isinstance(event, SliceBegin | SliceEnd):
+        is_start = isinstance(event, SliceBegin)
+        handler.process_duration_event(
+            label.name, label.categories, is_start, event.timestamp, event.wall_clock_time_ns
+        )
+    elif isinstance(event, Instant):
+        handler.process_instant_event(label.name, label.categories, event.timestamp, event.wall_clock_time_ns)
+    else:
+        assert isinstance(event, Counter)
+        handler.process_counter_event(
+            label.name, label.categories, event.timestamp, event.wall_clock_time_ns, event.values
+        )
 
 
 class MakesTraceHandler(Protocol):

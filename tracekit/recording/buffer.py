@@ -10,7 +10,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.events import COUNTER, COUNTER_BYTES, RECORD_BYTES, SERIES_BYTES, WIDTH, Label, Track, size_bytes
+from tracekit.events import BEGIN, COUNTER, COUNTER_BYTES, RECORD_BYTES, SERIES_BYTES, WIDTH, Label, Track, size_bytes
 from tracekit.recording.compiled import BufferBase, forget_threads, new_records
 
 if TYPE_CHECKING:
@@ -228,6 +228,23 @@ class RecordBuffer(BufferBase):
         else:
             if kind == COUNTER:
                 self.count_values(what)
+
+    def add_edge(self, label: int, time_ns: int, kind: int, what: Any) -> bool:
+        """Append the start or the end of a slice that is recorded as two events.
+
+        Returns:
+            Whether it was recorded. The end always is, where there is memory: without it the start would stay open.
+        """
+        records: Any = self.records
+        if kind == BEGIN and not (self.has_room() and (isinstance(records, list) or not records.is_full())):
+            self.refuse()
+            return False
+        try:
+            records += [label, time_ns, kind, what]  # in place; unlike extend of a compiled core, it refuses nothing
+        except MemoryError:
+            self.lost_events += 1
+            return False
+        return True
 
     def count_values(self, values: Mapping[str, Any]) -> None:
         """Count the memory of a counter's values. The compiled core does so by itself."""

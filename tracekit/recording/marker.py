@@ -452,10 +452,7 @@ class SliceHandle:
         except IndexError:
             track = buffer.new_async_track(marker.name)
         start = marker.now()
-        try:
-            buffer.records.extend((label, start, BEGIN, track))
-        except MemoryError:
-            buffer.lost_events += 1
+        if not buffer.add_edge(label, start, BEGIN, track):
             free.append(track)
             return
         self._opened.append((buffer, label, track, start))
@@ -485,11 +482,7 @@ class SliceHandle:
         exception = None if exc_type is None else exc_type.__qualname__
         if exception is not None:
             label = buffer.label(self._marker.name, self._marker.categories, {"exception": exception})
-        try:
-            buffer.records.extend((label, end, END, track))
-        except MemoryError:
-            buffer.lost_events += 1  # its track is not used again
-        else:
+        if buffer.add_edge(label, end, END, track):  # else its track is not used again
             buffer.free_async_tracks[buffer.label(self._marker.name, self._marker.categories)].append(track)
         if self._observer is not None:
             self._observer.end(self._marker, track, start, end, exception)

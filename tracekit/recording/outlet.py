@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import HandlerError, TracekitError
 from tracekit.events import BEGIN, END, WIDTH, count_kinds, size_bytes
+from tracekit.handlers.base import TraceHandler, process_event
+from tracekit.recording.event_order import EventOrder
 from tracekit.recording.failures import FailureLimit
 from tracekit.recording.signal import Signal
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tracekit.events import EventBatch
-    from tracekit.handlers.base import Recording, Summary, TraceHandler
+    from tracekit.handlers.base import Recording, Summary
     from tracekit.recording.failures import Failures
 
 __all__ = ["BEYOND_BYTES", "BEYOND_EVENTS", "LEFT_BEHIND", "ON_FULL", "Outlet"]
@@ -34,6 +36,9 @@ BEYOND_BYTES: Final = "events beyond max_buffered_bytes"
 FAILED: Final = "events on which the trace handler failed"
 LEFT_OUT: Final = "events after the trace handler was left out"
 LEFT_BEHIND: Final = "events left behind when the profiler stopped"
+
+_HELD_BYTES: Final = 400
+"""About how much an event takes that is held for its order."""
 
 _ROOM_CHECK_S: Final = 0.01
 _IDLE_S: Final = 3600.0
@@ -112,7 +117,13 @@ class Outlet:
         self.busy_since_s = 0.0
         self.losses: Mapping[str, int] = {}
         self._name = type(handler).__name__
+        self._failures = failures
         self._failure_limit = FailureLimit(self._name, failures)
+        # Who takes batches puts them into order by itself, where it needs to.
+        takes_batches = (
+            handler.inline or getattr(handler.process_events, "__func__", None) is not TraceHandler.process_events
+        )
+        self._order = None if takes_batches else EventOrder()
         self._summary = summary
         self._limit_events = limit_events
         self._limit_bytes = limit_bytes
@@ -186,11 +197,25 @@ class Outlet:
         call.batch = batch
         if self.waiting_events and not self._fits(call):
             self._make_room(call)
+        if self._order is not None:
+            call.size_bytes += _HELD_BYTES * call.events
         with self._lock:
             self.waiting_events += call.events
             self.waiting_bytes += call.size_bytes
             self._calls.append(call)
         self._wake.set()
+
+    def post_hook(self, time_ns: int | None, method: str, args: tuple[Any, ...]) -> None:
+        """Have a hook of the loop called, in its place among the events."""
+        if self._order is None:
+            self.post(method, *args)
+        else:
+            self.post(self._order.add_hook, time_ns, method, args)
+
+    def post_advance(self, until_ns: int | None) -> None:
+        """Have the events delivered that are held, up to a monotonic time; None: all."""
+        if self._order is not None:
+            self.post(self._advance, until_ns)
 
     def post_end(self, deadline_s: float) -> None:
         """Have the handler told how much time is left for the end of the recording.
@@ -275,6 +300,9 @@ class Outlet:
             missed = LEFT_BEHIND
         elif self._failure_limit.is_reached:
             missed = LEFT_OUT
+        elif self._order is not None:
+            self._order.add_batch(call.batch)  # waits on, until it is delivered
+            return
         elif self._call("process_events", call.args):
             self._failure_limit.succeeded()
             missed = ""
@@ -283,6 +311,36 @@ class Outlet:
             self.waiting_bytes -= call.size_bytes
         if missed and call.events:
             self.dropped[missed] += call.events
+
+    def _advance(self, until_ns: int | None) -> None:
+        """Deliver what is held up to a monotonic time."""
+        assert self._order is not None
+        late = self._order.late
+        self._order.deliver(until_ns, self._give, self._call)
+        if self._order.late > late:
+            self._failures.counts[f"{self._name}: late events"] += self._order.late - late
+
+    def _give(self, _batch: EventBatch, event: Any, counts: bool) -> None:
+        """Give one event to the handler, or count it."""
+        missed = FAILED
+        if self.is_given_up:
+            missed = LEFT_BEHIND
+        elif self._failure_limit.is_reached:
+            missed = LEFT_OUT
+        else:
+            try:
+                process_event(self.handler, event)
+            except BaseException as error:  # noqa: BLE001 - a handler's failure must not end this thread
+                self._failure_limit.failed("process_events", error)
+            else:
+                self._failure_limit.succeeded()
+                missed = ""
+        if counts:
+            with self._lock:
+                self.waiting_bytes -= self.waiting_bytes // max(1, self.waiting_events)
+                self.waiting_events -= 1
+            if missed:
+                self.dropped[missed] += 1
 
     def _call(self, method: str | Callable[..., object], args: tuple[Any, ...]) -> bool:
         """Call a method of the handler, unless it is left out, or a function. Returns whether it has not failed."""

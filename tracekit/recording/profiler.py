@@ -113,7 +113,7 @@ class Profiler(ProfilerBase):
         ConfigError: An argument is wrong.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 - it sets as many attributes as there are options
         self,
         trace_handlers: TraceHandler | MakesTraceHandler | Sequence[TraceHandler | MakesTraceHandler] = (),
         schedule: Schedule | Callable[[int], Any] | None = None,
@@ -432,7 +432,7 @@ class Profiler(ProfilerBase):
         self._timestamps.append(now_ns, self._timestamp)
         self._batch_start_ns = now_ns
         self._has_stepped = True
-        self._post("batch_end", self._timestamp)
+        self._post("batch_end", self._timestamp, at_ns=now_ns)
         action = self._decide()
         finished = self._action
         self._window_open = self._window_open or finished in _ACTIVE
@@ -491,7 +491,7 @@ class Profiler(ProfilerBase):
         assert self._writer is not None, "a profiler that was started has one"
         not_begun = self._writer.expect_no_start()
         if len(not_begun) < 2:  # else there was no batch in the epoch, and so no start of it
-            self._post("epoch_end", self._timestamp)
+            self._post("epoch_end", self._timestamp, at_ns=now_ns)
         counts_through = isinstance(self._schedule, _COUNTING) and self._schedule.per == "run"
         action = self._decide()
         if self._window_open and not counts_through:
@@ -534,13 +534,14 @@ class Profiler(ProfilerBase):
                     except StopIteration:
                         return
                     else:
-                        for method, timestamp in held:
-                            self._post(method, timestamp)
-                        held = ()
+                        begun, held = held, ()
                     finally:
                         starting.close()
                         if held:
                             self._expect_start(self._clock.monotonic_ns(), new_epoch=len(held) > 1)
+                now_ns = self._clock.monotonic_ns()
+                for method, timestamp in begun:
+                    self._post(method, timestamp, at_ns=now_ns)
                 yield value
 
     def _next(self, transition: str) -> int | None:
@@ -725,9 +726,9 @@ class Profiler(ProfilerBase):
         """Count a failure of a source and log it once."""
         self._failures.report(who, error)
 
-    def _post(self, method: str, *args: Any) -> None:
+    def _post(self, method: str, *args: Any, at_ns: int | None = None) -> None:
         if self._writer is not None:
-            self._writer.post(method, *args)
+            self._writer.post(method, *args, at_ns=at_ns)
 
     def _guard(self, source: Source, method: Any, *args: Any) -> None:
         if id(source) in self._broken_sources:

@@ -250,7 +250,8 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
                     buffer.records.extend((label, now, COUNTER, kept))
                     entries = buffer.entries_by_bytes - 7 - 3 * len(kept)  # `RecordBuffer.count_values`, without a call
                     buffer.entries_by_bytes = entries
-                    buffer.max_entries = min(buffer.max_entries, entries)
+                    if entries < buffer.max_entries:  # noqa: PLR1730 - `min` is a call
+                        buffer.max_entries = entries
                 else:
                     buffer.add(label, now, COUNTER, kept)
             except MemoryError:

@@ -6,7 +6,6 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.events import (
@@ -24,6 +23,7 @@ from tracekit.handlers.base import Summary
 from tracekit.recording.buffer import NEVER_NS
 from tracekit.recording.clock_watch import ClockWatch
 from tracekit.recording.counter_values import CounterValues
+from tracekit.recording.event_order import GRACE_NS
 from tracekit.recording.lanes import Lanes, OpenSlice
 from tracekit.recording.outlet import BEYOND_BYTES, BEYOND_EVENTS, LEFT_BEHIND, Outlet
 from tracekit.recording.signal import Signal
@@ -68,11 +68,13 @@ class _Request:
     Attributes:
         cut: Set when what there was has been handed to the outlets.
         delivered: Set when an outlet has delivered it.
+        everything: Whether events that are held for their order are delivered as well.
     """
 
-    __slots__ = ("cut", "delivered")
+    __slots__ = ("cut", "delivered", "everything")
 
-    def __init__(self) -> None:
+    def __init__(self, everything: bool) -> None:
+        self.everything = everything
         self.cut = Signal()
         self.delivered: dict[Outlet, Signal] = {}
 
@@ -131,8 +133,11 @@ class Writer:
         buffer.limit(limit_events, limit_bytes, self.wait_for_room if on_full == "block" else None)
         self._lanes = Lanes(buffer)
         self._carry: list[Any] = []  # taken from the buffer, but later than the last cut
-        self._posted: deque[tuple[int | None, str, tuple[Any, ...]]] = deque()
+        self._posted: deque[tuple[int | None, int | None, str, tuple[Any, ...]]] = deque()
         self._expected: list[tuple[int, int, tuple[tuple[str, Timestamp], ...]]] = []  # one, or none
+        self._expected_lock = threading.Lock()  # so that a start hook is posted before the hooks after it
+        self._hooks: list[tuple[Any, ...]] = []  # (time, method, arguments): taken from `_posted`, posted after a cut
+        self._cut_ns = 0  # the last cut
         self._wanted: deque[_Request] = deque()
         self._wake = Signal()
         self._closing = False
@@ -185,15 +190,16 @@ class Writer:
         self._buffer.look_after = self.look_after
         self._thread.start()
 
-    def post(self, method: str, *args: Any, cut_ns: int | None = None) -> None:
+    def post(self, method: str, *args: Any, at_ns: int | None = None, cut_ns: int | None = None) -> None:
         """Have a method of every handler called, in the order of posting. Never waits.
 
         Args:
             method: The handlers' method.
             *args: Its arguments.
+            at_ns: Its monotonic time: it is called after all events up to then; None is that of what was posted before.
             cut_ns: Call it when every event up to this monotonic time has been delivered, and none after.
         """
-        self._posted.append((cut_ns, method, args))
+        self._posted.append((cut_ns, at_ns if cut_ns is None else cut_ns, method, args))
         if cut_ns is not None:
             self._wake.set()
 
@@ -209,9 +215,16 @@ class Writer:
         self._expected.append((since_ns, threading.get_ident(), calls))
 
     def begin(self) -> None:
-        """Have the hooks of `expect_start` called now, if they were not yet."""
-        for method, timestamp in self.expect_no_start():
-            self.post(method, timestamp)
+        """Have the hooks of `expect_start` called, if they were not yet."""
+        with self._expected_lock:
+            for since_ns, _, calls in self._expected.copy():
+                self._expected.clear()
+                self._post_start(since_ns, calls)
+
+    def _post_start(self, since_ns: int, calls: tuple[tuple[str, Timestamp], ...]) -> None:
+        # The first event of the batch comes after the last cut: otherwise the writer would have seen it there.
+        for method, timestamp in calls:
+            self._posted.append((None, max(since_ns, self._cut_ns), method, (timestamp,)))
 
     def expect_no_start(self, *, own: bool = False) -> tuple[tuple[str, Timestamp], ...]:
         """Forget `expect_start`; return the calls that have not happened.
@@ -219,17 +232,15 @@ class Writer:
         Args:
             own: Only if it was called by this thread.
         """
-        try:
-            if own and self._expected[-1][1] != threading.get_ident():
+        with self._expected_lock:
+            if not self._expected or (own and self._expected[-1][1] != threading.get_ident()):
                 return ()
-            return self._expected.pop()[2]  # atomic: the writer may begin it meanwhile
-        except IndexError:
-            return ()
+            return self._expected.pop()[2]
 
     def has_begun(self, timeout_s: float) -> bool:
         """Return whether the batch has begun, also if the writer cannot look in time."""
         if self._expected and self._thread.is_alive() and not self._is_mine():
-            request = _Request()
+            request = _Request(everything=False)
             self._wanted.append(request)
             self._wake.set()
             return not request.cut.wait(timeout_s) or not self._expected
@@ -243,12 +254,12 @@ class Writer:
         """
         if not self._thread.is_alive() or self._is_mine():
             return False
-        return not self._await_delivery(timeout_s, self._outlets)
+        return not self._await_delivery(timeout_s, self._outlets, everything=True)
 
-    def _await_delivery(self, timeout_s: float, outlets: Sequence[Outlet]) -> list[Outlet]:
+    def _await_delivery(self, timeout_s: float, outlets: Sequence[Outlet], *, everything: bool = False) -> list[Outlet]:
         """Have everything delivered; return those of the outlets that have not done so in time, all if nothing was cut."""
         deadline_s = time.monotonic() + timeout_s
-        request = _Request()
+        request = _Request(everything)
         self._wanted.append(request)
         if self._ended:  # set before the last look for requests: one that this does not see is found there
             return list(outlets)
@@ -400,6 +411,11 @@ class Writer:
             self._in_hand = 0  # the next failure may come before anything is taken
             self._hold_carry()
             self._failures.report("the writer thread", error)
+        if self._closing or any(request.everything for request in wanted):
+            for outlet in self._outlets:
+                outlet.post_advance(None)
+                if not self._closing:
+                    outlet.post("flush")
         for request in wanted:
             for outlet in self._outlets:
                 outlet.post(request.delivered.setdefault(outlet, Signal()).set)
@@ -416,18 +432,30 @@ class Writer:
     def _cut_all(self) -> None:
         start_ns = self._timeline.clock.monotonic_ns()
         self._cut_apart_ns, self._last_cut_ns = max(1, start_ns - self._last_cut_ns), start_ns
-        while self._posted:
-            cut_ns, method, args = self._posted.popleft()
+        for _ in range(len(self._posted)):
+            cut_ns, *hook = self._posted.popleft()
+            self._hooks.append(tuple(hook))
             if cut_ns is not None:
                 self._cut(cut_ns)
-            self._post(method, *args)
+                self._post_hooks()
         self._cut(None)
+        while self._posted and self._posted[0][0] is None and (self._posted[0][1] or 0) <= self._cut_ns:
+            self._hooks.append(self._posted.popleft()[1:])  # start hooks of what this cut has found
+        self._post_hooks()  # the events up to their times are delivered now
+        for outlet in self._outlets:
+            outlet.post_advance(start_ns - GRACE_NS)
         now_ns = self._timeline.clock.monotonic_ns()
         if self._clock_watch.due(now_ns):
             self._post("clock_anchor", *self._clock_watch.read())
         if not self._closing:  # `close` follows, which has the last readings of the clocks and the summary before it
             self._post("flush")
         self._set_due(now_ns)
+
+    def _post_hooks(self) -> None:
+        for hook in self._hooks:
+            for outlet in self._outlets:
+                outlet.post_hook(*hook)
+        self._hooks.clear()
 
     def _post(self, method: str, *args: Any) -> None:
         for outlet in self._outlets:
@@ -463,20 +491,19 @@ class Writer:
                 outlet.post_events(batch)
         self._in_hand = 0
         self._hold_carry()
+        self._cut_ns = cut
         self._timestamps.forget_before(min([cut, *self._carry[1::WIDTH]]))
 
     def _begin_expected(self, records: list[Any], opened: list[OpenSlice]) -> None:
-        """Call the hooks of the batch that has begun, in front of its first events."""
-        for expected in self._expected.copy():
-            since_ns, ident, calls = expected
-            track = self._buffer.track_of_thread.get(ident, -1)
-            if any(slice_[1] >= since_ns and slice_[2] == track for slice_ in opened) or has_start(
-                records, since_ns, track
-            ):
-                with suppress(ValueError):  # the training thread was faster
-                    self._expected.remove(expected)
-                    for method, timestamp in calls:
-                        self._post(method, timestamp)
+        """Post the start hooks of a batch whose first event is among these."""
+        with self._expected_lock:
+            for since_ns, ident, calls in self._expected.copy():
+                track = self._buffer.track_of_thread.get(ident, -1)
+                if any(slice_[1] >= since_ns and slice_[2] == track for slice_ in opened) or has_start(
+                    records, since_ns, track
+                ):
+                    self._expected.clear()
+                    self._post_start(since_ns, calls)
 
     def _hold_carry(self) -> None:
         """Have the buffer count only what is carried as waiting in the hands of the writer."""
