@@ -367,6 +367,8 @@ def make_folders(folder: Path, mode: int = PRIVATE_MODE) -> None:
         with contextlib.suppress(FileExistsError):  # another process made it meanwhile
             parent.mkdir(mode=0o700)
             parent.chmod(mode | (mode & 0o444) >> 2)
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fspath(folder))
 
 
 @contextlib.contextmanager

@@ -50,7 +50,8 @@ def merge_that_reads(folder: Path, *arguments: str) -> Iterator[tuple[subprocess
     """Start a merge that is in the middle of a pipe; give it, the pipe, and what writes into it."""
     pipe = folder / f"pipe{len(list(folder.iterdir()))}.json"
     os.mkfifo(pipe)
-    with merge(folder, *arguments, pipe.name, "--rank", f"{pipe.name}=9") as process:
+    takes_pipes = "from tracekit import storage\nstorage.refuse_pipe = lambda path: None"
+    with merge(folder, *arguments, pipe.name, "--rank", f"{pipe.name}=9", before=takes_pipes) as process:
         descriptor = os.open(pipe, os.O_WRONLY)  # waits for who reads
         try:
             os.write(descriptor, b"[\n")

@@ -102,7 +102,9 @@ class Lossy(TraceHandler):
 def test_losses_and_failures_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with Profiler([JSONTraceHandler("rank{rank}.json"), Lossy()]) as profiler:
         profiler.marker("instant").instant()
-    assert "rank0.json: 1 event, LOST: 1,234 events that a test lost, 1 failure. Next: " in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "rank0.json: 1 event, LOST: 1 events on which the trace handler failed; LOST: 1,234 events that a" in printed
+    assert " that a test lost, 1 failure. Next: " in printed
 
 
 @pytest.mark.parametrize(

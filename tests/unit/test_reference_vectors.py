@@ -180,11 +180,11 @@ def test_every_cycle_of_the_schedule_is_kept(tmp_path: Path) -> None:
 def test_a_counter_of_nan_or_of_anything_else_is_valid_json_and_does_not_raise(tmp_path: Path) -> None:
     from decimal import Decimal
 
-    values: Any = {"nan": float("nan"), "text": "x", "decimal": Decimal("1.5"), "good": 2}
+    values: Any = {"nan": float("nan"), "text": "x", "decimal": Decimal("1.5"), "object": object(), "good": 2}
     with profiler(JSONTraceHandler(tmp_path / "t.json")) as one:
         one.marker("c").counter(values)
     (counter,) = [event for event in json.loads((tmp_path / "t.json").read_text()) if event["ph"] == "C"]
-    assert counter["args"] == {"good": 2}
+    assert counter["args"] == {"decimal": 1.5, "good": 2}
 
 
 # ---- 5.6 the merger -------------------------------------------------------------------------------------------------------

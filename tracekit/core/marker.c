@@ -324,7 +324,7 @@ static PyObject *recording_counter(PyObject *object, PyObject *const *args, Py_s
         PyErr_Clear();
         if (!refused)
             buffer->lost_events++;
-        failed = refused ? done(PyObject_CallMethod(object, "_refuse", "O", args[0])) : 0;
+        failed = refused ? done(PyObject_CallMethod(object, "_refuse", "(O)", args[0])) : 0;
         if (failed && PyErr_ExceptionMatches(PyExc_MemoryError)) {
             PyErr_Clear();
             failed = 0;
