@@ -284,6 +284,8 @@ class EventBatch:
         offset_ns: What to add to a record's time to get ns since the epoch.
         cut_ns: The monotonic time of the flush: every event up to it has been delivered, and slices that started before it
             and have not ended are open. 0 where it is not known.
+        running: The slice of the batch of training that runs at that moment: label, start in monotonic ns, track. It is among
+            the records when it has ended. None where there is none, or where it is not known that the batch has begun.
     """
 
     records: Sequence[Any]
@@ -292,6 +294,7 @@ class EventBatch:
     timestamps: Timestamps
     offset_ns: int
     cut_ns: int = 0
+    running: tuple[int, int, int] | None = None
 
     def __len__(self) -> int:
         return len(self.records) // WIDTH

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.events import BEGIN, edge_order
+from tracekit.events import BEGIN, END, edge_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,35 +18,75 @@ GRACE_NS: Final = 200_000_000
 
 _NO_TIME: Final = 1 << 62
 
+_HOOK_WIDTH: Final = 5
+_EVENT_WIDTH: Final = 7
+
 
 class EventOrder:
     """Holds events and hooks for the grace period, and delivers them in the order of their times. Used by one thread.
 
+    The slice of a batch of training comes as a whole when it has ended, which may be long after it started. So its start is
+    delivered as soon as a cut finds the batch running (`EventBatch.running`), and only its end later.
+
+    Args:
+        loop_track: The track of the slices of batches, on which nothing else stands.
+
     Attributes:
-        late: How many events came when one of a later time had been delivered.
+        late: How many events and hooks came when something of a later time had been delivered.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, loop_track: int = -1) -> None:
         self.late = 0
-        self._held: list[
-            tuple[Any, ...]
-        ] = []  # an edge and its batch; or time, phase, tie, a function and its arguments
+        # An edge and its batch; one entry more, where it is no recorded event. Or time, phase, tie, a method, its arguments.
+        self._held: list[tuple[Any, ...]] = []
         self._delivered_ns = 0
         self._hook_ns = 0
+        self._loop_track = loop_track
+        self._running: tuple[int, int, EventBatch] | None = None  # slice whose start was told: its start, label, batch
 
     def add_batch(self, batch: EventBatch) -> None:
         """Hold the events of a batch."""
-        self._held += [(*edge, batch) for edge in batch.edges()]
+        last_end_ns = 0  # of a slice of the loop
+        for edge in batch.edges():
+            time_ns, _, tie, kind, label, what = edge
+            if what == self._loop_track and kind == BEGIN:
+                self._begin(time_ns, tie, label, batch)
+                self._running = None  # its end is here as well
+                continue
+            if what == self._loop_track and kind == END:
+                last_end_ns = time_ns
+            self._held.append((*edge, batch))
+        if batch.running is not None and batch.running[1] >= last_end_ns:  # else it has ended since the writer looked
+            label, start_ns, _ = batch.running
+            self._begin(start_ns, -_NO_TIME, label, batch)
+
+    def _begin(self, start_ns: int, tie: int, label: int, batch: EventBatch) -> None:
+        if self._running is not None and start_ns <= self._running[0]:
+            return  # it was told before
+        self.end_running(start_ns)  # of a batch whose slice is not recorded after all
+        self._running = (start_ns, label, batch)
+        # What was delivered while it was not known that the batch would come, such as a long fetch, stays in front of it.
+        time_ns = max(start_ns, self._delivered_ns)
+        self._held.append((time_ns, 1, tie, BEGIN, label, self._loop_track, batch))
+
+    def end_running(self, time_ns: int) -> None:
+        """End the slice whose start was told and that has not ended: at the end of the recording it still runs."""
+        if self._running is not None:
+            _, label, batch = self._running
+            self._running = None
+            self._held.append((time_ns, 0, 0, END, label, self._loop_track, batch, "not recorded"))
 
     def add_hook(self, time_ns: int | None, method: str, args: tuple[Any, ...]) -> None:
         """Hold a hook. At its time, ends of slices come before it and starts after it.
 
         Args:
-            time_ns: Its monotonic time; None is that of the hook before.
+            time_ns: Its monotonic time; None is that of the hook before, or as soon as may be.
             method: The handler's method.
             args: Its arguments.
         """
-        self._hook_ns = max(self._hook_ns, time_ns or 0)
+        if time_ns is not None:
+            self.late += time_ns < self._delivered_ns
+            self._hook_ns = max(self._hook_ns, time_ns)
         self._held.append((self._hook_ns, 0, 1, method, args))
 
     def deliver(
@@ -69,11 +109,12 @@ class EventOrder:
             if item[0] > until_ns:
                 break
             count += 1
-            if len(item) == 5:
+            late = item[0] < self._delivered_ns
+            self._delivered_ns = max(self._delivered_ns, item[0])
+            if len(item) == _HOOK_WIDTH:
                 call(item[3], item[4])
                 continue
-            self.late += item[0] < self._delivered_ns
-            self._delivered_ns = max(self._delivered_ns, item[0])
+            self.late += late
             batch: EventBatch = item[6]
-            give(batch, batch.event_of(item[:6]), item[3] != BEGIN)
+            give(batch, batch.event_of(item[:6]), item[3] != BEGIN and len(item) == _EVENT_WIDTH)
         del self._held[:count]

@@ -89,6 +89,7 @@ class Outlet:
         limit_events: How many events may wait.
         limit_bytes: How many bytes they may take, about.
         on_full: One of `ON_FULL`.
+        loop_track: The track of the slices of batches of training.
 
     Attributes:
         waiting_events: How many events wait, those that the handler has been given and not returned included.
@@ -108,6 +109,7 @@ class Outlet:
         limit_events: int,
         limit_bytes: int,
         on_full: str,
+        loop_track: int,
     ) -> None:
         self.handler = handler
         self.waiting_events = 0
@@ -123,7 +125,7 @@ class Outlet:
         takes_batches = (
             handler.inline or getattr(handler.process_events, "__func__", None) is not TraceHandler.process_events
         )
-        self._order = None if takes_batches else EventOrder()
+        self._order = None if takes_batches else EventOrder(loop_track)
         self._summary = summary
         self._limit_events = limit_events
         self._limit_bytes = limit_bytes
@@ -191,7 +193,7 @@ class Outlet:
         Starts and ends of slices that are longer than a flush are never dropped: one without the other would break the nesting
         of what is written, and they are few.
         """
-        if self.handler.inline:
+        if self.handler.inline or (not len(batch) and self._order is None):
             return
         call = _Call("process_events", ())
         call.batch = batch
@@ -216,6 +218,11 @@ class Outlet:
         """Have the events delivered that are held, up to a monotonic time; None: all."""
         if self._order is not None:
             self.post(self._advance, until_ns)
+
+    def post_end_running(self, time_ns: int) -> None:
+        """Have the slice of the batch that is running at the end of the recording ended."""
+        if self._order is not None:
+            self.post(self._order.end_running, time_ns)
 
     def post_end(self, deadline_s: float) -> None:
         """Have the handler told how much time is left for the end of the recording.

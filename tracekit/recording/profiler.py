@@ -237,6 +237,8 @@ class Profiler(ProfilerBase):
             timeline,
             self._timestamps,
             self._attached.open_slices,
+            self._running_batch,
+            self._batch_track,
             self._failures,
             self._flush_interval_s,
             limit_events=self._max_buffered[0],
@@ -427,8 +429,12 @@ class Profiler(ProfilerBase):
             self._timestamp = self._timestamp.to_next_batch(duration=measured)
         if self._state != "started":
             return
-        if self._record_batches and self._action is not ProfilerAction.SKIP:
-            self._buffer.add(self._batch_label, self._batch_start_ns, now_ns, self._batch_track)
+        finished_batch = self._running_batch()
+        if self._writer is not None:
+            self._writer.end_batch()
+        if finished_batch is not None:
+            label, start_ns, track = finished_batch
+            self._buffer.add(label, start_ns, now_ns, track)
         self._timestamps.append(now_ns, self._timestamp)
         self._batch_start_ns = now_ns
         self._has_stepped = True
@@ -454,6 +460,12 @@ class Profiler(ProfilerBase):
         """
         if self._writer is not None and self._state == "started":
             self._writer.begin()
+
+    def _running_batch(self) -> tuple[int, int, int] | None:
+        """Return the slice that is recorded when the batch that runs ends: label, start, track."""
+        if not self._record_batches or self._action is ProfilerAction.SKIP:
+            return None
+        return self._batch_label, self._batch_start_ns, self._batch_track
 
     def _expect_start(self, since_ns: int, *, new_epoch: bool = False) -> None:
         if self._writer is not None:
@@ -540,8 +552,8 @@ class Profiler(ProfilerBase):
                         if held:
                             self._expect_start(self._clock.monotonic_ns(), new_epoch=len(held) > 1)
                 now_ns = self._clock.monotonic_ns()
-                for method, timestamp in begun:
-                    self._post(method, timestamp, at_ns=now_ns)
+                if begun and self._writer is not None:
+                    self._writer.post_start(begun, now_ns)
                 yield value
 
     def _next(self, transition: str) -> int | None:

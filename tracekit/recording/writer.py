@@ -94,6 +94,8 @@ class Writer:
         timeline: Time scale of the recording.
         timestamps: Which training time was current when.
         open_slices: Tells which slices are open now.
+        running_batch: Tells which slice `Profiler.step` will record at the end of the batch that runs, if any.
+        loop_track: The track of those slices.
         failures: Where failures of handlers are reported.
         interval_s: Seconds within which an event shall have been delivered.
         limit_events: How many events may wait anywhere. The buffer, with what the writer has in hand, and each handler get
@@ -109,6 +111,8 @@ class Writer:
         timeline: Timeline,
         timestamps: Timestamps,
         open_slices: Callable[[], list[OpenSlice]],
+        running_batch: Callable[[], OpenSlice | None],
+        loop_track: int,
         failures: Failures,
         interval_s: float,
         *,
@@ -122,20 +126,25 @@ class Writer:
         self._timeline = timeline
         self._timestamps = timestamps
         self._open_slices = open_slices
+        self._running_batch = running_batch
+        self._has_begun = False  # whether the running batch has, and its slice is not recorded yet
+        self._told: OpenSlice | None = None  # the running batch that the outlets know of
         self._failures = failures
         self._interval_s = interval_s
         self._interval_ns = int(interval_s * 1e9)
         queues = 1 + sum(not handler.inline for handler in handlers)
         limit_events, limit_bytes = max(1, limit_events // queues), max(1, limit_bytes // queues)
         self._backlog = min(_BACKLOG, limit_events)
-        limits = {"limit_events": limit_events, "limit_bytes": limit_bytes}
-        self._outlets = [Outlet(handler, failures, self.summary, **limits, on_full=on_full) for handler in handlers]
+        options = {"limit_events": limit_events, "limit_bytes": limit_bytes, "loop_track": loop_track}
+        self._outlets = [Outlet(handler, failures, self.summary, **options, on_full=on_full) for handler in handlers]
         buffer.limit(limit_events, limit_bytes, self.wait_for_room if on_full == "block" else None)
         self._lanes = Lanes(buffer)
         self._carry: list[Any] = []  # taken from the buffer, but later than the last cut
         self._posted: deque[tuple[int | None, int | None, str, tuple[Any, ...]]] = deque()
         self._expected: list[tuple[int, int, tuple[tuple[str, Timestamp], ...]]] = []  # one, or none
-        self._expected_lock = threading.Lock()  # so that a start hook is posted before the hooks after it
+        # So that a start hook is posted before the hooks after it. Re-entrant for signal handlers, and the writer never waits
+        # for it: Ctrl-C may come while the training thread holds it.
+        self._expected_lock = threading.RLock()
         self._hooks: list[tuple[Any, ...]] = []  # (time, method, arguments): taken from `_posted`, posted after a cut
         self._cut_ns = 0  # the last cut
         self._wanted: deque[_Request] = deque()
@@ -217,14 +226,24 @@ class Writer:
     def begin(self) -> None:
         """Have the hooks of `expect_start` called, if they were not yet."""
         with self._expected_lock:
-            for since_ns, _, calls in self._expected.copy():
-                self._expected.clear()
-                self._post_start(since_ns, calls)
+            if self._expected:
+                self.post_start(self._expected.pop()[2])
 
-    def _post_start(self, since_ns: int, calls: tuple[tuple[str, Timestamp], ...]) -> None:
-        # The first event of the batch comes after the last cut: otherwise the writer would have seen it there.
+    def post_start(self, calls: tuple[tuple[str, Timestamp], ...], at_ns: int | None = None) -> None:
+        """Have hooks called because the batch has begun; from now on its slice is shown as running.
+
+        Args:
+            calls: The handlers' methods, and the training time that each gets.
+            at_ns: The monotonic time of that. None is that of the hook before, the end of the last batch: so that they come in
+                front of every event of the batch.
+        """
         for method, timestamp in calls:
-            self._posted.append((None, max(since_ns, self._cut_ns), method, (timestamp,)))
+            self._posted.append((None, at_ns, method, (timestamp,)))
+        self._has_begun = True
+
+    def end_batch(self) -> None:
+        """Say that the batch has ended; called before its slice is recorded."""
+        self._has_begun = False
 
     def expect_no_start(self, *, own: bool = False) -> tuple[tuple[str, Timestamp], ...]:
         """Forget `expect_start`; return the calls that have not happened.
@@ -403,19 +422,23 @@ class Writer:
 
     def _deliver(self) -> None:
         wanted = [self._wanted.popleft() for _ in range(len(self._wanted))]
+        is_last = self._closing
+        start_ns = self._timeline.clock.monotonic_ns()
         try:
-            self._cut_all()
+            self._cut_all(start_ns)
         except BaseException as error:  # noqa: BLE001 - the thread must go on: the next time may work
             self._lost_events += self._in_hand
             self._lost_uncounted += 0 if self._is_counted else self._in_hand
             self._in_hand = 0  # the next failure may come before anything is taken
             self._hold_carry()
             self._failures.report("the writer thread", error)
-        if self._closing or any(request.everything for request in wanted):
-            for outlet in self._outlets:
-                outlet.post_advance(None)
-                if not self._closing:
-                    outlet.post("flush")
+        everything = is_last or any(request.everything for request in wanted)
+        for outlet in self._outlets:
+            if is_last:
+                outlet.post_end_running(self._cut_ns)
+            outlet.post_advance(None if everything else start_ns - GRACE_NS)
+            if not is_last:  # `close` follows, which has the last readings of the clocks and the summary before it
+                outlet.post("flush")
         for request in wanted:
             for outlet in self._outlets:
                 outlet.post(request.delivered.setdefault(outlet, Signal()).set)
@@ -429,8 +452,7 @@ class Writer:
         late_ns = min(self._interval_ns, max(_GIVE_WAY_NS, too_many_ns))
         self._buffer.due_ns = now_ns + (_GIVE_WAY_NS if behind > self._backlog else late_ns)
 
-    def _cut_all(self) -> None:
-        start_ns = self._timeline.clock.monotonic_ns()
+    def _cut_all(self, start_ns: int) -> None:
         self._cut_apart_ns, self._last_cut_ns = max(1, start_ns - self._last_cut_ns), start_ns
         for _ in range(len(self._posted)):
             cut_ns, *hook = self._posted.popleft()
@@ -442,13 +464,9 @@ class Writer:
         while self._posted and self._posted[0][0] is None and (self._posted[0][1] or 0) <= self._cut_ns:
             self._hooks.append(self._posted.popleft()[1:])  # start hooks of what this cut has found
         self._post_hooks()  # the events up to their times are delivered now
-        for outlet in self._outlets:
-            outlet.post_advance(start_ns - GRACE_NS)
         now_ns = self._timeline.clock.monotonic_ns()
         if self._clock_watch.due(now_ns):
             self._post("clock_anchor", *self._clock_watch.read())
-        if not self._closing:  # `close` follows, which has the last readings of the clocks and the summary before it
-            self._post("flush")
         self._set_due(now_ns)
 
     def _post_hooks(self) -> None:
@@ -464,6 +482,8 @@ class Writer:
     def _cut(self, cut_ns: int | None) -> None:
         """Hand the events up to a moment, which is now if None, to the outlets."""
         buffer = self._buffer
+        running = self._running_batch()
+        running = running if self._has_begun else None  # looked for in this order, it is no batch that has not begun
         # In this order: what is in front of `before` was appended before the cut, so it lies before it; a slice that was
         # open at the cut is either still open when looked for, or among the records behind.
         before = len(self._carry) + len(buffer.records) if cut_ns is None else 0
@@ -482,28 +502,36 @@ class Writer:
         self._found = self._in_hand = len(records) // WIDTH
         self._count(records)
         self._is_counted = True
-        self._begin_expected(records, opened)
+        running = self._begin_expected(records, opened) or running
+        running = None if running is not None and running[1] >= cut else running
         records = self._lanes.arrange(records, opened, cut)
-        if records:
+        if records or running not in (None, self._told):
+            self._told = running
             tables = (self._buffer.labels, self._buffer.tracks, self._timestamps.copy())
-            batch = EventBatch(records, *tables, offset_ns=self._timeline.offset_ns, cut_ns=cut)
+            batch = EventBatch(records, *tables, offset_ns=self._timeline.offset_ns, cut_ns=cut, running=running)
             for outlet in self._outlets:
                 outlet.post_events(batch)
         self._in_hand = 0
         self._hold_carry()
-        self._cut_ns = cut
+        self._cut_ns = max(self._cut_ns, cut)  # a window may end a moment before the last cut
         self._timestamps.forget_before(min([cut, *self._carry[1::WIDTH]]))
 
-    def _begin_expected(self, records: list[Any], opened: list[OpenSlice]) -> None:
-        """Post the start hooks of a batch whose first event is among these."""
-        with self._expected_lock:
+    def _begin_expected(self, records: list[Any], opened: list[OpenSlice]) -> OpenSlice | None:
+        """Post the start hooks of a batch whose first event is among these. Return its slice, if it has begun so."""
+        if not self._expected or not self._expected_lock.acquire(blocking=False):
+            return None
+        try:
             for since_ns, ident, calls in self._expected.copy():
                 track = self._buffer.track_of_thread.get(ident, -1)
                 if any(slice_[1] >= since_ns and slice_[2] == track for slice_ in opened) or has_start(
                     records, since_ns, track
                 ):
                     self._expected.clear()
-                    self._post_start(since_ns, calls)
+                    self.post_start(calls)
+                    return self._running_batch()
+        finally:
+            self._expected_lock.release()
+        return None
 
     def _hold_carry(self) -> None:
         """Have the buffer count only what is carried as waiting in the hands of the writer."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import sys
-from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +16,6 @@ from tracekit.timestamp import Timestamp
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracekit.events import EventBatch
     from tracekit.handlers.base import Recording
 
 __all__ = ["ComposerHandler", "Event", "TraceHandler", "adapted"]
@@ -142,9 +139,6 @@ class ComposerHandler(base.TraceHandler):
         self._trainer_state: Any = None
         self._logger: Any = NoLogger()
         self._event: Any = Event
-        self._hooks: deque[tuple[str, Timestamp]] = deque()
-        self._events: deque[Any] = deque()
-        self._known: tuple[int, ...] = (0, 0, 0)  # the training time of the latest hook
         self.process_duration_event = handler.process_duration_event  # type: ignore[method-assign]
         self.process_instant_event = handler.process_instant_event  # type: ignore[method-assign]
         self.process_counter_event = handler.process_counter_event  # type: ignore[method-assign]
@@ -156,7 +150,6 @@ class ComposerHandler(base.TraceHandler):
     def open(self, recording: Recording) -> None:
         """Call ``init`` and ``fit_start``."""
         self._state = LoopState(recording.timestamp, recording.process.run_id, self._trainer_state)
-        self._known = _order(recording.timestamp)
         kind = type(self._handler)
         unused = [name for name in _OTHER_HOOKS if _is_own(kind, name)]
         if unused:
@@ -169,59 +162,33 @@ class ComposerHandler(base.TraceHandler):
         self._run("init")
         self._run("fit_start")
 
-    def process_events(self, batch: EventBatch) -> None:
-        """Call the ``process_...`` methods, and the hooks in between, in the order of training time."""
-        self._events.extend(batch)
-        self._catch_up()
-
     def process_chrome_json_trace_file(self, filepath: str) -> None:
         """Pass it on as the Path that Composer gives; a URL, which no Path can hold, stays a text."""
         self._handler.process_chrome_json_trace_file(filepath if storage.is_remote(filepath) else Path(filepath))
 
     def batch_start(self, timestamp: Timestamp) -> None:
         """Take a hook of the loop; so do the next three."""
-        self._hook("batch_start", timestamp)
+        self._call("batch_start", timestamp)
 
     def batch_end(self, timestamp: Timestamp) -> None:
         """See `batch_start`."""
-        self._hook("batch_end", timestamp)
+        self._call("batch_end", timestamp)
 
     def epoch_start(self, timestamp: Timestamp) -> None:
         """See `batch_start`."""
-        self._hook("epoch_start", timestamp)
+        self._call("epoch_start", timestamp)
 
     def epoch_end(self, timestamp: Timestamp) -> None:
         """See `batch_start`."""
-        self._hook("epoch_end", timestamp)
-
-    def flush(self) -> None:
-        """Call the hooks behind the last event: everything before them has been delivered."""
-        self._catch_up()
-        while self._hooks:
-            self._call(*self._hooks.popleft())
+        self._call("epoch_end", timestamp)
 
     def close(self) -> None:
-        """Deliver the rest, and call ``fit_end``, ``close`` and ``post_close``."""
-        self._known = (sys.maxsize,) * 3
-        self.flush()
+        """Call ``fit_end``, ``close`` and ``post_close``."""
         try:
             self._run("fit_end")
         finally:
             self._handler.close(self._state, self._logger)
         self._handler.post_close()
-
-    def _hook(self, name: str, timestamp: Timestamp) -> None:
-        self._known = _order(timestamp)
-        self._hooks.append((name, timestamp))
-
-    def _catch_up(self) -> None:
-        while self._events:
-            now = _order(self._events[0].timestamp)
-            if now > self._known:
-                return  # the hook in front of it is still on its way
-            while self._hooks and _order(self._hooks[0][1]) <= now:
-                self._call(*self._hooks.popleft())
-            super().process_events([self._events.popleft()])  # type: ignore[arg-type]
 
     def _call(self, name: str, timestamp: Timestamp) -> None:
         self._state = LoopState(timestamp, self._state.run_name, self._trainer_state)
@@ -235,10 +202,6 @@ class ComposerHandler(base.TraceHandler):
 
     def _run(self, name: str) -> None:
         self._handler.run_event(self._event(name), self._state, self._logger)
-
-
-def _order(timestamp: Timestamp) -> tuple[int, ...]:
-    return int(timestamp.iteration), int(timestamp.epoch), int(timestamp.batch)
 
 
 def _is_own(kind: type, name: str) -> bool:
