@@ -14,6 +14,7 @@ from tracekit.clock import Clock
 from tracekit.errors import HandlerError
 from tracekit.handlers.base import Recording, TraceHandler
 from tracekit.handlers.memory import MemoryTraceHandler
+from tracekit.recording.event_order import GRACE_NS
 from tracekit.recording.profiler import Profiler
 from tracekit.recording.schedule import cyclic_schedule
 from tracekit.timestamp import Timestamp
@@ -41,7 +42,7 @@ class FakeClock:
         self.monotonic_ns = monotonic_ns
         self.tick_ns = tick_ns
         self.asleep_ns = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     @property
     def clock(self) -> Clock:
@@ -59,8 +60,9 @@ class FakeClock:
 
     def advance(self, ns: int) -> None:
         """Let time go on, on both clocks."""
-        self.monotonic_ns += ns
-        self.wall_ns += ns
+        with self._lock:  # or a reading at the same moment could take this back
+            self.monotonic_ns += ns
+            self.wall_ns += ns
 
     def suspend(self, ns: int) -> None:
         """Let the machine sleep: the wall clock goes on, the monotonic clock stands still."""
@@ -103,6 +105,43 @@ def record_sample(*handlers: TraceHandler, folder: Path | None = None) -> None:
             profiler.record_chrome_json_trace_file(str(trace))
 
 
+_CALLS_OF_A_BATCH = ("batch_start", "batch_end", "batch starts", "batch ends", "forward starts", "backward ends")
+
+
+def _takes_one_by_one(handler: TraceHandler) -> bool:
+    return type(handler).process_events is TraceHandler.process_events and not handler.inline
+
+
+def _watched(handler: TraceHandler) -> list[tuple[int, int, str]]:
+    """Return what will hold the calls of a handler: (wall_clock_time_ns, batch, call); a hook has the time of what was before."""
+    seen: list[tuple[int, int, str]] = []
+
+    def watch(name: str) -> None:
+        method = getattr(handler, name)
+
+        def watched(*args: Any) -> None:
+            call, wall_ns = name, seen[-1][0] if seen else 0
+            if name.startswith("process_"):
+                call = str(args[0])
+                if name == "process_duration_event":
+                    call += " starts" if args[2] else " ends"
+                wall_ns = next(arg for arg in args if type(arg) is int)
+            seen.append((wall_ns, int(next(arg for arg in args if isinstance(arg, Timestamp)).batch), call))
+            method(*args)
+
+        setattr(handler, name, watched)
+
+    for name in (
+        "batch_start",
+        "batch_end",
+        "process_instant_event",
+        "process_counter_event",
+        "process_duration_event",
+    ):
+        watch(name)
+    return seen
+
+
 class TraceHandlerContract:
     """What every trace handler must keep to; subclass it in a test module and say how to make a handler.
 
@@ -133,28 +172,29 @@ class TraceHandlerContract:
         assert [event.label.name for event in alone.events] == [event.label.name for event in beside.events]
 
     def test_gets_events_and_hooks_in_the_order_of_time(self, tmp_path: Path) -> None:
-        """No event or hook comes after one with a later time; for handlers that take events one by one."""
-        handler = self.make_handler(tmp_path)
-        seen: list[tuple[int, int]] = []  # (wall_clock_time_ns, batch); a hook has the time of the event before it
+        """No event or hook comes after one with a later time, also in steps longer than events are held.
 
-        def watch(name: str) -> None:
-            method = getattr(handler, name)
-
-            def watched(*args: Any) -> None:
-                is_hook = not name.startswith("process_")
-                timestamp = next(arg for arg in args if isinstance(arg, Timestamp))
-                wall_ns = next((arg for arg in args[-2:] if type(arg) is int), 0)
-                seen.append((seen[-1][0] if is_hook and seen else wall_ns, int(timestamp.batch)))
-                method(*args)
-
-            setattr(handler, name, watched)
-
-        for name in ("batch_start", "batch_end", "process_instant_event", "process_counter_event"):
-            watch(name)
-        watch("process_duration_event")
-        if type(handler).process_events is TraceHandler.process_events:
-            record_sample(handler)
-            assert seen == sorted(seen), seen
+        It is looked for in the handler if it takes events one by one, and in one beside it that does.
+        """
+        handler, beside = self.make_handler(tmp_path), TraceHandler()
+        watched = [_watched(one) for one in (handler, beside) if _takes_one_by_one(one)]
+        time = FakeClock(tick_ns=1000)
+        with Profiler([handler, beside], clock=time.clock, rank=0, run_id="order", flush_interval=0.004) as profiler:
+            for number in range(4):
+                for part in ("forward", "backward"):
+                    with profiler.marker(part):
+                        time.advance(2 * GRACE_NS)
+                        profiler.marker("inside").instant()
+                    if number % 2:
+                        profiler.flush()
+                    else:
+                        time.advance(2 * GRACE_NS)
+                profiler.step()
+        for seen in watched:
+            times = [(wall_ns, batch) for wall_ns, batch, _ in seen]
+            assert times == sorted(times), seen
+            calls = [call for *_, call in seen]
+            assert [calls.count(call) for call in _CALLS_OF_A_BATCH] == [4] * len(_CALLS_OF_A_BATCH), seen
 
     def test_what_it_gives_children_can_be_sent_to_them(self, tmp_path: Path) -> None:
         """A child process of any start method can make its handler, and record with it."""

@@ -1313,3 +1313,84 @@ def test_an_event_that_comes_late_is_put_into_its_place_within_the_grace_period_
     deliver(None)
     assert given == ["b", "batch_end", "c", "a"]
     assert order.late == 1
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_the_slice_of_a_batch_longer_than_the_grace_period_starts_in_its_place(flushed: bool) -> None:
+    handler = InOrder()
+    clock = FakeClock(tick_ns=10)
+    with profiler(handler, clock=clock.clock, record_batches=True, flush_interval=0.004) as one:
+        for number in range(4):
+            with one.marker(f"work {number}"):
+                clock.advance(500_000_000)
+                assert not flushed or one.flush()
+            clock.advance(500_000_000)
+            one._buffer.look_after(clock.monotonic_ns)  # a cut, at which the work is due
+            one.step()
+    expected: list[tuple[Any, ...]] = []
+    for number in range(4):
+        work = f"work {number}"
+        expected += [("batch_start", number), ("B", "batch", number), ("B", work, number), ("E", work, number)]
+        expected += [("E", "batch", number + 1), ("batch_end", number + 1)]
+    assert [call for call in handler.calls if call[0] in ("B", "E", "batch_start", "batch_end")] == expected
+    assert not one.stats.failures
+
+
+def test_a_batch_that_runs_when_recording_ends_is_finished_for_a_handler_of_single_events_and_in_no_file() -> None:
+    handler, memory = InOrder(), MemoryTraceHandler()
+    with profiler(handler, memory, record_batches=True) as one:
+        one.marker("work").instant()
+        one.step()
+        one.flush()  # no batch has begun
+        assert [call for call in handler.calls if call[:2] == ("B", "batch")] == [("B", "batch", 0)]
+        one.marker("work").instant()
+        one.flush()
+        assert [call for call in handler.calls if call[:2] == ("B", "batch")] == [("B", "batch", 0), ("B", "batch", 1)]
+        assert [call[:2] for call in handler.calls].count(("E", "batch")) == 1
+    assert [call[:2] for call in handler.calls].count(("E", "batch")) == 2
+    assert [begin.label.name for begin, _ in memory.slices] == ["batch"]
+    assert one.stats.slices == 1
+
+
+def test_the_slice_of_a_batch_that_waits_for_its_data_starts_after_what_was_delivered_meanwhile() -> None:
+    handler = InOrder()
+    clock = FakeClock(tick_ns=10)
+
+    def values(one: Profiler) -> Any:
+        yield 0
+        clock.advance(1_000_000_000)
+        assert one.flush()  # the slice of the fetch is told, and nobody knows whether the batch comes
+        yield 1
+
+    with profiler(handler, clock=clock.clock, record_batches=True) as one:
+        for _ in one.iterate(values(one), "fetch"):
+            one.step()
+    calls = [call for call in handler.calls if call[0] in ("B", "E", "batch_start", "batch_end")]
+    batches = [call for call in calls if "batch" in (*call[:2], call[0][:5])]
+    assert batches.count(("B", "batch", 1)) == 1
+    assert calls.index(("B", "fetch", 1)) < calls.index(("B", "batch", 1)) < calls.index(("E", "batch", 2))
+    assert not one.stats.failures
+
+
+def test_hooks_for_a_handler_that_blocks_for_ever_are_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracekit.recording.outlet._MOST_CALLS", 50)
+    entered, go_on = threading.Event(), threading.Event()
+
+    class Blocks(Calls):
+        def batch_end(self, timestamp: Timestamp) -> None:
+            entered.set()
+            go_on.wait(60)  # a hang guard
+            self._note("batch_end", int(timestamp.batch))
+
+    handler = Blocks()
+    with profiler(handler, record_batches=False, flush_interval=0.004) as one:
+        one.step()
+        one.flush(0.0)
+        assert entered.wait(60)
+        for _ in range(500):
+            one.step()
+        assert one._writer is not None
+        one._writer._await_delivery(60.0, ())  # what there is has been handed on
+        assert len(one._writer._outlets[0]._calls) < 100
+        go_on.set()
+    assert 0 < one.stats.failures["Blocks: hooks left out"] < 1002

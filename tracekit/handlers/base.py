@@ -87,6 +87,9 @@ class TraceHandler:
     Order: no event or hook is delivered after one with a later time, over all threads. For that, events and hooks are held for
     200 ms; only `Profiler.flush` and `Profiler.stop` deliver all immediately. An event whose thread was suspended for longer
     between reading the clock and recording comes late, and is counted in ``Summary.failures``.
+    The slice of a batch starts when the batch is known to have begun (see `batch_start`), or at the end of the last batch where
+    nothing later has been delivered yet. The slice of a batch that is running at the end of the recording is finished there.
+    Handlers that override `process_events` get the slices of whole batches only.
     Per recording thread, starts come before finishes, properly nested; every finish has had its start.
 
     With ``inline = True`` the ``process_*_event`` methods are called on the recording thread instead, inside the marker, at

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.events import BEGIN, END, edge_order
@@ -64,7 +65,7 @@ class EventOrder:
         if self._running is not None and start_ns <= self._running[0]:
             return  # it was told before
         self.end_running(start_ns)  # of a batch whose slice is not recorded after all
-        self._running = (start_ns, label, batch)
+        self._running = (start_ns, label, replace(batch, records=()))  # which may take much memory
         # What was delivered while it was not known that the batch would come, such as a long fetch, stays in front of it.
         time_ns = max(start_ns, self._delivered_ns)
         self._held.append((time_ns, 1, tie, BEGIN, label, self._loop_track, batch))

@@ -40,6 +40,10 @@ LEFT_BEHIND: Final = "events left behind when the profiler stopped"
 _HELD_BYTES: Final = 400
 """About how much an event takes that is held for its order."""
 
+_PER_STEP: Final = ("batch_start", "batch_end")
+_MOST_CALLS: Final = 20_000
+"""With more calls waiting, hooks that come with every step are left out: a handler may block for ever."""
+
 _ROOM_CHECK_S: Final = 0.01
 _IDLE_S: Final = 3600.0
 """How long a thread that has nothing to do sleeps before it looks again; it is woken when there is something."""
@@ -133,6 +137,7 @@ class Outlet:
         self._calls: deque[_Call] = deque()
         self._lock = threading.Lock()  # of the queue; held for moments only
         self._wake = Signal()
+        self._round_waits = False
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=f"tracekit-writer {self._name}", daemon=True)
 
@@ -208,16 +213,25 @@ class Outlet:
         self._wake.set()
 
     def post_hook(self, time_ns: int | None, method: str, args: tuple[Any, ...]) -> None:
-        """Have a hook of the loop called, in its place among the events."""
-        if self._order is None:
+        """Have a hook of the loop called, in its place among the events; of a handler that blocks, count those beyond a limit."""
+        if method in _PER_STEP and len(self._calls) >= _MOST_CALLS:
+            self._failures.counts[f"{self._name}: hooks left out"] += 1
+        elif self._order is None:
             self.post(method, *args)
         else:
             self.post(self._order.add_hook, time_ns, method, args)
 
-    def post_advance(self, until_ns: int | None) -> None:
-        """Have the events delivered that are held, up to a monotonic time; None: all."""
-        if self._order is not None:
-            self.post(self._advance, until_ns)
+    def post_round(self, until_ns: int | None, *, flush: bool) -> None:
+        """Have held events delivered, and the handler flushed. Left out where the last round still waits, unless all is wanted.
+
+        Args:
+            until_ns: The monotonic time up to which to deliver; None: all.
+            flush: Whether to flush.
+        """
+        if self._round_waits and until_ns is not None:
+            return
+        self._round_waits = True
+        self.post(self._end_round, until_ns, flush)
 
     def post_end_running(self, time_ns: int) -> None:
         """Have the slice of the batch that is running at the end of the recording ended."""
@@ -319,13 +333,16 @@ class Outlet:
         if missed and call.events:
             self.dropped[missed] += call.events
 
-    def _advance(self, until_ns: int | None) -> None:
-        """Deliver what is held up to a monotonic time."""
-        assert self._order is not None
-        late = self._order.late
-        self._order.deliver(until_ns, self._give, self._call)
-        if self._order.late > late:
-            self._failures.counts[f"{self._name}: late events"] += self._order.late - late
+    def _end_round(self, until_ns: int | None, flush: bool) -> None:
+        """Deliver what is held up to a monotonic time, and flush."""
+        self._round_waits = False
+        if self._order is not None:
+            late = self._order.late
+            self._order.deliver(until_ns, self._give, self._call)
+            if self._order.late > late:
+                self._failures.counts[f"{self._name}: late events"] += self._order.late - late
+        if flush:
+            self._call("flush", ())
 
     def _give(self, _batch: EventBatch, event: Any, counts: bool) -> None:
         """Give one event to the handler, or count it."""

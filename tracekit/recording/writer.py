@@ -436,9 +436,8 @@ class Writer:
         for outlet in self._outlets:
             if is_last:
                 outlet.post_end_running(self._cut_ns)
-            outlet.post_advance(None if everything else start_ns - GRACE_NS)
-            if not is_last:  # `close` follows, which has the last readings of the clocks and the summary before it
-                outlet.post("flush")
+            # After the last round `close` follows, which has the last readings of the clocks and the summary before it.
+            outlet.post_round(None if everything else start_ns - GRACE_NS, flush=not is_last)
         for request in wanted:
             for outlet in self._outlets:
                 outlet.post(request.delivered.setdefault(outlet, Signal()).set)
