@@ -1394,3 +1394,17 @@ def test_hooks_for_a_handler_that_blocks_for_ever_are_bounded_and_counted(monkey
         assert len(one._writer._outlets[0]._calls) < 100
         go_on.set()
     assert 0 < one.stats.failures["Blocks: hooks left out"] < 1002
+
+
+def test_the_writer_never_waits_for_a_thread_that_was_interrupted_while_it_began_a_batch() -> None:
+    handler = InOrder()
+    with profiler(handler, record_batches=False) as one:
+        assert one._writer is not None
+        with one._writer._expected_lock:  # as a signal handler finds it, or Ctrl-C leaves it
+            one.marker("work").instant()
+            assert one.flush(60.0)  # a hang guard
+            one.step()
+    assert [call for call in handler.calls if call[0] in ("batch_start", "batch_end")] == [
+        ("batch_start", 0),
+        ("batch_end", 1),
+    ]
