@@ -284,8 +284,8 @@ class EventBatch:
         offset_ns: What to add to a record's time to get ns since the epoch.
         cut_ns: The monotonic time of the flush: every event up to it has been delivered, and slices that started before it
             and have not ended are open. 0 where it is not known.
-        running: The slice of the batch of training that runs at that moment: label, start in monotonic ns, track. It is among
-            the records when it has ended. None where there is none, or where it is not known that the batch has begun.
+        running: The slice of the batch of training that runs at that moment: label, start in monotonic ns, track. It is
+            recorded when it has ended. None if no batch is known to have begun.
     """
 
     records: Sequence[Any]

@@ -174,7 +174,7 @@ class TraceHandlerContract:
     def test_gets_events_and_hooks_in_the_order_of_time(self, tmp_path: Path) -> None:
         """No event or hook comes after one with a later time, also in steps longer than events are held.
 
-        It is looked for in the handler if it takes events one by one, and in one beside it that does.
+        The test watches the handler, if it takes events one by one, and a second handler that does.
         """
         handler, beside = self.make_handler(tmp_path), TraceHandler()
         watched = [_watched(one) for one in (handler, beside) if _takes_one_by_one(one)]

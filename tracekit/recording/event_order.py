@@ -26,8 +26,8 @@ _EVENT_WIDTH: Final = 7
 class EventOrder:
     """Holds events and hooks for the grace period, and delivers them in the order of their times. Used by one thread.
 
-    The slice of a batch of training comes as a whole when it has ended, which may be long after it started. So its start is
-    delivered as soon as a cut finds the batch running (`EventBatch.running`), and only its end later.
+    The slice of a batch of training is recorded when it has ended, which may be long after it started. So its start is
+    delivered when a cut finds the batch running (`EventBatch.running`), and its end when it is recorded.
 
     Args:
         loop_track: The track of the slices of batches, on which nothing else stands.
@@ -43,7 +43,7 @@ class EventOrder:
         self._delivered_ns = 0
         self._hook_ns = 0
         self._loop_track = loop_track
-        self._running: tuple[int, int, EventBatch] | None = None  # slice whose start was told: its start, label, batch
+        self._running: tuple[int, int, EventBatch] | None = None  # a slice that was started: its start, label, batch
 
     def add_batch(self, batch: EventBatch) -> None:
         """Hold the events of a batch."""
@@ -52,7 +52,7 @@ class EventOrder:
             time_ns, _, tie, kind, label, what = edge
             if what == self._loop_track and kind == BEGIN:
                 self._begin(time_ns, tie, label, batch)
-                self._running = None  # its end is here as well
+                self._running = None  # its end is in the same batch
                 continue
             if what == self._loop_track and kind == END:
                 last_end_ns = time_ns
@@ -63,15 +63,15 @@ class EventOrder:
 
     def _begin(self, start_ns: int, tie: int, label: int, batch: EventBatch) -> None:
         if self._running is not None and start_ns <= self._running[0]:
-            return  # it was told before
-        self.end_running(start_ns)  # of a batch whose slice is not recorded after all
+            return  # it was started before
+        self.end_running(start_ns)  # that of a batch that is not recorded
         self._running = (start_ns, label, replace(batch, records=()))  # which may take much memory
         # What was delivered while it was not known that the batch would come, such as a long fetch, stays in front of it.
         time_ns = max(start_ns, self._delivered_ns)
         self._held.append((time_ns, 1, tie, BEGIN, label, self._loop_track, batch))
 
     def end_running(self, time_ns: int) -> None:
-        """End the slice whose start was told and that has not ended: at the end of the recording it still runs."""
+        """End the slice of the batch that is still running."""
         if self._running is not None:
             _, label, batch = self._running
             self._running = None

@@ -128,7 +128,7 @@ class Writer:
         self._open_slices = open_slices
         self._running_batch = running_batch
         self._has_begun = False  # whether the running batch has, and its slice is not recorded yet
-        self._told: OpenSlice | None = None  # the running batch that the outlets know of
+        self._told: OpenSlice | None = None  # the running batch that the outlets were given last
         self._failures = failures
         self._interval_s = interval_s
         self._interval_ns = int(interval_s * 1e9)
@@ -482,7 +482,7 @@ class Writer:
         """Hand the events up to a moment, which is now if None, to the outlets."""
         buffer = self._buffer
         running = self._running_batch()
-        running = running if self._has_begun else None  # looked for in this order, it is no batch that has not begun
+        running = running if self._has_begun else None  # read last: a new batch has not begun yet
         # In this order: what is in front of `before` was appended before the cut, so it lies before it; a slice that was
         # open at the cut is either still open when looked for, or among the records behind.
         before = len(self._carry) + len(buffer.records) if cut_ns is None else 0

@@ -127,11 +127,7 @@ def adapted(handler: Any) -> base.TraceHandler:
 
 
 class ComposerHandler(base.TraceHandler):
-    """Gives the events of a profiler to a handler with Composer's methods, of `TraceHandler` or of Composer's own class.
-
-    Events and the hooks of the loop come from the profiler on ways of their own, a hook up to a flush interval before or after
-    the events of its batch. Here they get into one order again, by the training time that both of them have.
-    """
+    """Gives the events of a profiler to a handler with Composer's methods, of `TraceHandler` or of Composer's own class."""
 
     def __init__(self, handler: Any) -> None:
         self._handler = handler
