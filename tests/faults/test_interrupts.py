@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.faults import Child, left_in, opens
+from tests.faults import Child, left_in, opens, read_trace
+from tracekit import JSONTraceHandler, Profiler
+from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from tests.faults import Remains
     from tests.perfetto import Engine
+    from tracekit import Marker
 
 INTERRUPTED = """
     import random
@@ -96,3 +104,158 @@ def test_10000_interrupts(tmp_path: Path, engine: Engine) -> None:
         folder = tmp_path / str(number)
         folder.mkdir()
         interrupt_at_random(folder, engine, 400)
+
+
+class Interruption:
+    """Raises KeyboardInterrupt where a signal may: at the start of the n-th function that Python calls, or after a call."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+        self.raised = False
+
+    def __call__(self, frame: Any, event: str, argument: object) -> None:
+        if "tracekit" not in frame.f_code.co_filename or event == "c_call":
+            return
+        self.left -= 1
+        if self.left < 0 and not self.raised:
+            self.raised = True
+            raise KeyboardInterrupt
+
+    def strike(self, work: Callable[[], None]) -> bool:
+        """Do some work, and return whether it was interrupted."""
+        sys.setprofile(self)
+        try:
+            with contextlib.suppress(KeyboardInterrupt):
+                work()
+        finally:
+            sys.setprofile(None)
+        return self.raised
+
+
+def flat(marker: Marker) -> None:
+    with marker:
+        pass
+
+
+def recursive(marker: Marker) -> None:
+    with marker, marker, marker:
+        pass
+
+
+def failing(marker: Marker) -> None:
+    with contextlib.suppress(ValueError), marker:
+        raise ValueError
+
+
+def in_threads(marker: Marker) -> None:
+    with marker:
+        pass
+
+
+@contextlib.contextmanager
+def recording(path: Path, core: bool) -> Iterator[Profiler]:
+    """Record with the markers of the core, where there is one, or with Python's, which any other clock has."""
+    options: dict[str, Any] = {} if core else {"clock": FakeClock(tick_ns=10).clock}
+    handler = JSONTraceHandler(path)
+    with Profiler(handler, rank=0, record_batches=False, flush_interval=3600, **options) as profiler:
+        yield profiler
+
+
+def interrupt_at_each_point(profiler: Profiler, work: Callable[[Marker], None]) -> int:
+    """Interrupt some work with a marker at each point, each time inside a slice of another; return at how many."""
+    outer, marker, after = map(profiler.marker, ("outer", "inner", "after"))
+    if work is in_threads:
+        with marker:  # a second thread makes it one that is shared
+            thread = threading.Thread(target=flat, args=(marker,))
+            thread.start()
+            thread.join()
+    buffer = profiler._buffer
+    for number in range(1000):
+        buffer.look_after = lambda _: None
+        buffer.due_ns = 0 if number % 2 else 1 << 62  # the writer is late, or is not
+        with outer:
+            is_interrupted = Interruption(number // 4).strike(lambda: work(marker))
+            if number & 2:
+                assert profiler.flush()  # writes the starts of open slices
+        with after, marker:
+            pass
+        if not is_interrupted and number % 4 == 3:
+            return number
+    raise AssertionError("there is no end of points at which it is interrupted")
+
+
+def assert_nested(remains: Remains) -> None:
+    """Check that slices nest on every track."""
+    ends: dict[int, list[float]] = {}
+    whole = remains.of("X")
+    for event in sorted(whole, key=lambda event: (event["ts"], -event["dur"])):
+        around = ends.setdefault(event["tid"], [])
+        while around and around[-1] <= event["ts"] + 0.004:
+            around.pop()
+        assert not around or event["ts"] + event["dur"] <= around[-1] + 0.004  # what a float is exact to
+        around.append(event["ts"] + event["dur"])
+
+
+@pytest.mark.parametrize("core", [True, False])
+@pytest.mark.parametrize("work", [flat, recursive, failing, in_threads])
+def test_a_slice_whose_with_was_interrupted_ends_with_what_is_around_it(
+    tmp_path: Path, engine: Engine, work: Callable[[Marker], None], core: bool
+) -> None:
+    path = tmp_path / "t.json"
+    with recording(path, core) as profiler:
+        times = interrupt_at_each_point(profiler, work)
+        assert profiler.flush()
+        assert profiler._attached.open_slices() == []
+        assert profiler.marker("inner")._contended == 0
+    remains = read_trace(path)
+    opens(engine, remains)
+    assert remains.open_slices() == []
+    assert remains.count("XE", "after") == times + 1
+    assert remains.count("XE", "outer") == times + 1
+    assert_nested(remains)
+
+
+@pytest.mark.parametrize("core", [True, False])
+def test_a_slice_that_may_outlive_what_is_around_it_is_not_ended_with_it(tmp_path: Path, core: bool) -> None:
+    path = tmp_path / "t.json"
+
+    def waits() -> Iterator[None]:
+        with profiler.marker("generator"):
+            yield
+
+    with recording(path, core) as profiler:
+        generator, stack = waits(), contextlib.ExitStack()
+        for number in range(12):
+            with profiler.marker("outer"):
+                if number == 0:
+                    profiler.marker("started").start()
+                    next(generator)
+                    stack.enter_context(profiler.marker("stack"))
+            assert profiler.flush()
+        assert len(profiler._attached.open_slices()) == 3
+        with profiler.marker("last"):
+            pass
+        profiler.marker("started").finish()
+        generator.close()
+        stack.close()
+    remains = read_trace(path)
+    assert remains.open_slices() == []
+    (last,) = remains.of("XE", "last")
+    for name in ("started", "generator", "stack"):
+        assert max(event["ts"] + event.get("dur", 0) for event in remains.of("XE", name)) > last["ts"]
+
+
+def test_a_slice_that_was_left_with_nothing_around_it_takes_nothing_from_the_next_ones(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    with recording(path, core=False) as profiler:
+        cell = profiler.marker("cell")
+        assert Interruption(2).strike(lambda: flat(cell))
+        for _ in range(3):
+            with cell, profiler.marker("inner"):
+                pass
+    remains = read_trace(path)
+    cells, inner = remains.of("X", "cell"), remains.of("X", "inner")
+    assert len(cells) == len(inner) == 3
+    for around, inside in zip(cells, inner, strict=True):
+        assert around["ts"] <= inside["ts"]
+        assert inside["ts"] + inside["dur"] <= around["ts"] + around["dur"]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+from collections import Counter
+from types import AsyncGeneratorType, BuiltinMethodType, CoroutineType, GeneratorType, MethodType
 from typing import TYPE_CHECKING, Final
 
 from tracekit.recording.marker import Marker
@@ -9,7 +13,7 @@ from tracekit.recording.recording_marker import AsleepMarker, marker_states
 from tracekit.recording.tasks import TaskTracks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from tracekit.recording.buffer import RecordBuffer
     from tracekit.recording.lanes import OpenSlice
@@ -23,6 +27,14 @@ _MANY_AWAKE: Final = 1_000
 
 _LOOKS: Final = 16
 """It does so at one look in that many, so that a marker in use is seen to be."""
+
+_SEARCHES: Final = 32
+"""How often, in a row, the writer searches all objects (15 ms with torch) for who may end a slice, and finds somebody. Then it
+is taken for a program whose generators wait inside their ``with``, and no more is searched."""
+
+_EXITS: Final = ("__exit__", "__aexit__")
+
+_SUSPENDED: Final = (GeneratorType, CoroutineType, AsyncGeneratorType)
 
 
 class AttachedMarkers:
@@ -48,8 +60,10 @@ class AttachedMarkers:
         self._markers: dict[int, Marker] = {}  # by identity: two threads may add one at once
         self._awake: dict[int, Marker] = {}
         self._looks = 0
+        self._searches = _SEARCHES
         self._action: ProfilerAction | None = None  # nothing is recorded
         buffer.wake = self._wake
+        buffer.forget_left = self._forget_left
 
     def add(self, marker: Marker) -> None:
         """Have a marker record into the buffer."""
@@ -95,6 +109,37 @@ class AttachedMarkers:
         for marker in list(self._markers.values()):
             marker.abandon_in_child()
 
+    def _forget_left(self, slices: Mapping[tuple[int, int], int]) -> Collection[tuple[int, int]]:
+        """Forget those of some open slices whose ``with`` was left without its end, and return them.
+
+        That takes proof, since a generator may be suspended inside its ``with``: a ``with`` holds the bound ``__exit__`` that
+        it will call. Where fewer of these exist than slices of the marker are open, the ones asked for were left.
+
+        Args:
+            slices: By (start, track), the number of the label of a slice that was around it and has ended.
+        """
+        by_hand = {(marker.name, marker.categories) for marker in list(self._markers.values()) if marker.by_hand}
+        labels = self._buffer.labels
+        wanted = {
+            key for key, number in slices.items() if (labels[number].name, labels[number].categories) not in by_hand
+        }
+        asked: list[tuple[Marker, int, list[tuple[int, int]]]] = []  # and how many are open
+        for marker in list(self._awake.values()):
+            opened = [] if marker.by_hand else marker.open_slices()
+            left = [slice_[1:] for slice_ in opened if slice_[1:] in wanted]
+            if left:
+                asked.append((marker, len(opened), left))
+        if not asked or not self._searches:
+            return ()
+        to_come = _exits_to_come([marker for marker, _, _ in asked])
+        forgotten: set[tuple[int, int]] = set()
+        with self._buffer.lock:  # or the profiler could pass a marker to another state meanwhile
+            for marker, count, left in asked:
+                if to_come[id(marker)] + len(left) <= min(count, len(marker.open_slices())) and not marker.by_hand:
+                    forgotten.update(slice_ for slice_ in left if marker.forget_slice(*slice_))
+        self._searches = _SEARCHES if forgotten else self._searches - 1
+        return forgotten
+
     def _put(self, marker: Marker) -> None:
         self._awake[id(marker)] = marker
         marker.set_recording(self._action is not None and self._action in marker.actions, self.observer)
@@ -116,3 +161,17 @@ class AttachedMarkers:
                 # A slice sets the track: one that is still 0 at the next look was not used since.
                 if marker.is_free and not marker.forget_track():
                     self._send_to_sleep(marker)
+
+
+def _exits_to_come(markers: list[Marker]) -> Counter[int]:
+    """Return how many ``with`` statements, at least, have yet to end a slice of each marker, by its id."""
+    found: Counter[int] = Counter()
+    wanted = {id(marker): marker for marker in markers}
+    for holder in gc.get_referrers(*markers):
+        if isinstance(holder, (MethodType, BuiltinMethodType)):
+            found[id(holder.__self__)] += holder.__name__ in _EXITS
+        elif sys.version_info >= (3, 14) and isinstance(holder, _SUSPENDED):
+            # Its ``with`` holds the marker itself; those of functions that run do not show.
+            for held in gc.get_referents(holder):
+                found[id(held)] += len(wanted[id(held)].open_slices()) if id(held) in wanted else 0
+    return found

@@ -14,7 +14,9 @@ from tracekit.events import BEGIN, COUNTER, COUNTER_BYTES, RECORD_BYTES, SERIES_
 from tracekit.recording.compiled import BufferBase, forget_threads, new_records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
+
+    OpenKey = tuple[int, int]  # start, track
 
 __all__ = ["DETACHED", "LANE_TID", "NEVER_NS", "RecordBuffer"]
 
@@ -48,6 +50,7 @@ class RecordBuffer(BufferBase):
         free_async_tracks: Tracks of async slices on which none is open, by label.
         foreign_finishes: Names of markers that a thread has finished which had not started them.
         wake: What a marker that is asleep calls at its first use, with itself; see `AttachedMarkers`.
+        forget_left: Forgets those of some open slices whose ``with`` was left; see `AttachedMarkers`.
         wait_for_room: What they call when the buffer is full: waits, or not, and returns whether there is room; set by the
             writer.
         max_entries: From how many entries on Python code takes the buffer for full. A compiled core looks by itself.
@@ -70,6 +73,7 @@ class RecordBuffer(BufferBase):
         "_max_events",
         "entries_by_bytes",
         "foreign_finishes",
+        "forget_left",
         "free_async_tracks",
         "keep_before",
         "labels",
@@ -93,6 +97,7 @@ class RecordBuffer(BufferBase):
         self.due_ns = NEVER_NS
         self.look_after: Callable[[int], None] = _nothing
         self.wake: Callable[[Any], None] = _nothing
+        self.forget_left: Callable[[Mapping[OpenKey, int]], Collection[OpenKey]] = _none_of
         self.free_async_tracks: dict[int, list[int]] = {}
         self.foreign_finishes: set[str] = set()
         self.wait_for_room: Callable[[], bool] = _no_room
@@ -269,6 +274,11 @@ def _no_room() -> bool:
 
 def _nothing(_argument: object) -> None:
     """Stand in for the writer, or for what wakes markers, while there is none."""
+
+
+def _none_of(_slices: Mapping[OpenKey, int]) -> Collection[OpenKey]:
+    """Forget no slice: stands in for the markers while there are none."""
+    return ()
 
 
 DETACHED: Final = RecordBuffer()

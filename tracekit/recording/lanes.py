@@ -2,12 +2,14 @@
 
 Viewers draw a track as a stack: two slices on it either nest or do not touch (Trace Event Format; Perfetto before v57 drops
 what overlaps). Threads give that by themselves as long as markers are closed in the order they were opened. Interleaved asyncio
-tasks, generators and free use of ``start`` and ``finish`` break it; what would overlap then gets a lane of its own.
+tasks, generators and free use of ``start`` and ``finish`` break it; what would overlap then gets a lane of its own. So does an
+interrupt that leaves a ``with`` before its slice could end; such a slice ends here, with what is around it.
 """
 
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.events import BEGIN, END, WIDTH
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from tracekit.recording.buffer import RecordBuffer
 
@@ -26,14 +28,24 @@ OpenSlice = tuple[int, int, int]
 
 _STILL_OPEN: Final = sys.maxsize
 
+_ASK_TIMES: Final = 8
+"""How often it is asked whether the ``with`` of an open slice was left, once what was around it has ended."""
+
 
 class Lanes:
-    """Arranges the records of each flush; used by one thread, the writer's."""
+    """Arranges the records of each flush; used by one thread, the writer's.
 
-    __slots__ = ("_announced", "_buffer", "_lanes", "_twins")
+    Attributes:
+        left: How many slices it has ended because their ``with`` was left.
+    """
+
+    __slots__ = ("_announced", "_asked", "_buffer", "_lanes", "_twins", "left")
 
     def __init__(self, buffer: RecordBuffer) -> None:
+        self.left = 0
         self._buffer = buffer
+        # Open slices that may outlive what was around them: its label, and how often it was asked whether they were left.
+        self._asked: dict[tuple[int, int], tuple[int, int]] = {}
         self._announced: dict[tuple[int, int], tuple[int, int]] = {}  # (start, track): (label, lane) of a begun slice
         self._lanes: dict[int, list[int]] = {}  # track: the lanes beside it
         self._twins: set[tuple[int, int]] = (
@@ -63,7 +75,13 @@ class Lanes:
                 records += (self._announced[start, track][0], start, cut_ns, track)
             finished = _find_all(records, ended)
         cut_short: list[Any] = []
-        for track in self._look(records, opened):
+        tangled = self._look(records, opened)
+        if self._asked:
+            self._asked = {key: asked for key, asked in self._asked.items() if key in open_now}
+        left = self._end_left(tangled, records, opened, cut_ns) if tangled or self._asked else ()
+        if left:
+            return self.arrange(records, [slice_ for slice_ in opened if slice_[1:] not in left], cut_ns)
+        for track in tangled:
             # In front, since what is cut short ends at the same time as what was around it, and must end first.
             cut_short[:0] = self._untangle(track, records, opened)
         for key, index in finished:
@@ -77,6 +95,41 @@ class Lanes:
                 self._announced[start, track] = (label, track)
                 records += (label, start, BEGIN, track)
         return cut_short + records if cut_short else records
+
+    def _end_left(
+        self, tangled: set[int], records: list[Any], opened: Sequence[OpenSlice], cut_ns: int
+    ) -> Collection[tuple[int, int]]:
+        """End the slices whose ``with`` was left without their end, with the innermost that was around each.
+
+        One that may still be ended is asked for again at the next flush: its marker may just have been in use.
+
+        Returns:
+            Which (start, track) these were.
+        """
+        around = {  # end of what was around, its label, how often it was asked for
+            key: (cut_ns, label, times) for key, (label, times) in self._asked.items() if times < _ASK_TIMES
+        }
+        labels = {slice_[1:]: slice_[0] for slice_ in opened}
+        starts: dict[int, list[int]] = {}
+        for start, track in sorted(labels):
+            if track in tangled and (start, track) not in self._asked:
+                starts.setdefault(track, []).append(start)
+        columns = (records[column::WIDTH] for column in range(WIDTH))
+        for label, start, end, track in zip(*columns, strict=True) if starts else ():
+            inside = starts.get(track) if end > start else None  # else it is no slice, and may have no track
+            if inside is None or start >= inside[-1]:
+                continue
+            for number in range(bisect_right(inside, start), bisect_left(inside, end)):
+                key = inside[number], track
+                around[key] = min(around.get(key, (end, label, 0)), (end, label, 0))
+        if not around:
+            return ()
+        left = self._buffer.forget_left({key: label for key, (_, label, _) in around.items()})
+        for key in left:
+            records += (labels[key], key[0], around[key][0], key[1])
+        self._asked.update({key: (label, times + 1) for key, (_, label, times) in around.items() if key not in left})
+        self.left += len(left)
+        return left
 
     def _look(self, records: list[Any], opened: Sequence[OpenSlice]) -> set[int]:
         """Find the tracks on which slices overlap. This is a part of what every slice costs.

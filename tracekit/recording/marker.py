@@ -89,6 +89,10 @@ class Marker(MarkerBase):
     the finish of one that is not recorded does nothing. An exception in the body is not swallowed; it closes the slice and its
     type is kept as the slice's argument ``exception``.
 
+    Ctrl-C may leave a ``with`` before the marker could end its slice. Such a slice ends with the innermost slice around it of
+    its thread; without one around it, it stays open. A slice of `start` is never ended for you. Neither is one whose ``with``
+    waits in a generator, a coroutine or an `contextlib.ExitStack`. Use `start` rather than to call ``__enter__`` yourself.
+
     After a fork the child's markers record nothing until a profiler starts there, and then into that; a slice that was open
     at the fork belongs to the parent. A pickled marker records into the profiler that is active where it is unpickled.
 
@@ -96,6 +100,7 @@ class Marker(MarkerBase):
         name: What the slice is called.
         categories: Categories of its events.
         actions: The schedule's actions during which it records.
+        by_hand: Whether `start`, or a timer, has opened slices of it, so that none of them is taken for one that was left.
     """
 
     # This class is the idle state: `_skipped` counts slices that are open and not recorded, so that their finish, which
@@ -110,6 +115,7 @@ class Marker(MarkerBase):
         "_states",
         "_task_tracks",
         "actions",
+        "by_hand",
         "categories",
         "name",
         "record_instant_on_finish",
@@ -130,6 +136,7 @@ class Marker(MarkerBase):
         self.actions = actions
         self.record_instant_on_start = record_instant_on_start
         self.record_instant_on_finish = record_instant_on_finish
+        self.by_hand = False
         self._skipped = 0
         self._carried = 0  # how many of the skipped ones were open when recording began
         # The slot: when its slice started, and on which track. 0 is free; 2 keeps it from being taken while there is anything
@@ -169,6 +176,7 @@ class Marker(MarkerBase):
 
     def start(self) -> None:
         """Start a slice; `finish` ends it."""
+        self.by_hand = True
         self.__enter__()
 
     def finish(self) -> None:
@@ -220,10 +228,10 @@ class Marker(MarkerBase):
         return bool(self._stacks.get(current_task()))
 
     def _push(self, start: int, track: int) -> None:
+        owner = current_owner()
         self._contended += 1
         if not self._start:
-            self._start = 2  # atomic with the lines above: from now on every start goes the slow way
-        owner = current_owner()
+            self._start = 2  # atomic with the lines above and below: from now on every start goes the slow way
         try:
             self._stacks[owner].append((start, track))
         except KeyError:
@@ -328,6 +336,22 @@ class Marker(MarkerBase):
         if start > 2:
             found.append((self._label, start, track))
         return found
+
+    def forget_slice(self, start: int, track: int) -> bool:
+        """Forget a slice that nobody will end; for the writer. Return whether it was still open."""
+        if self._start == start and self._track == track:
+            self._start = 2 if self._contended else 0  # atomic
+            return True
+        for stack in list(self._stacks.values()):
+            try:
+                stack.remove((start, track))
+            except ValueError:
+                continue
+            self._contended -= 1
+            if self._start == 2 and not self._contended:
+                self._start = 0
+            return True
+        return False
 
     # ---- instants and counters ----------------------------------------------------------------------------------------
 

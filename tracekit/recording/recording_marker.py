@@ -73,6 +73,12 @@ class _Shared(Marker):
             found for clone in list(self._clones.values()) for found in clone.open_slices()
         ]
 
+    def forget_slice(self, start: int, track: int) -> bool:
+        """Forget a slice that nobody will end, on any thread. Return whether it was still open."""
+        return Marker.forget_slice(self, start, track) or any(
+            clone.forget_slice(start, track) for clone in list(self._clones.values())
+        )
+
     def set_recording(self, recording: bool, observer: MarkerObserver | None = None) -> None:
         """Have the markers behind this one pass to the recording or to the idle state."""
         self._recording, self._observer = recording, observer

@@ -503,7 +503,9 @@ class Writer:
         self._is_counted = True
         running = self._begin_expected(records, opened) or running
         running = None if running is not None and running[1] >= cut else running
+        left = self._lanes.left
         records = self._lanes.arrange(records, opened, cut)
+        self._slices += self._lanes.left - left
         if records or running not in (None, self._told):
             self._told = running
             tables = (self._buffer.labels, self._buffer.tracks, self._timestamps.copy())

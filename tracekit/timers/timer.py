@@ -128,6 +128,7 @@ class Timer(TimerBase):
         self._events = DeviceEvents(name, cuda_available()) if self.device == "events" else None
         self._make_marker = make_marker
         self._marker = make_marker(name, (TIMER,))
+        self._marker.by_hand = True
         self._clock = clock
         self._barrier = barrier
         self._group: Any = None
@@ -236,7 +237,7 @@ class Timer(TimerBase):
 
     def _enter_again(self, owner: Hashable) -> None:
         self._nested[owner] = self._nested.get(owner, 0) + 1
-        self._make_marker(self.name, (TIMER, NESTED)).__enter__()
+        self._make_marker(self.name, (TIMER, NESTED)).start()
 
     def _exit_again(
         self,
