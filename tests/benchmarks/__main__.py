@@ -40,6 +40,7 @@ def main() -> None:
     """Measure what was asked for, and print the table."""
     arguments = _arguments()
     effort = _effort(arguments)
+    os.environ.setdefault("TRACEKIT_QUIET", "1")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler would chat between the lines
     halves = [arguments.half] if arguments.half else HALVES
     rows: list[Row] = []

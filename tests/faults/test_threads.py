@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MANY_AT_ONCE = """
     # On a busy machine a million events take more than the usual 10 s, and all of them may have to wait for the handler.
-    profiler = record(shutdown_timeout=100.0, max_buffered_events=2_000_000)
+    profiler = record(shutdown_timeout=100.0, max_buffered_events=4_000_000, max_buffered_bytes=1 << 29)
     shared = profiler.marker("shared")
     ready = threading.Barrier({threads})
 
