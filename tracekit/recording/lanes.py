@@ -125,7 +125,7 @@ class Lanes:
         if not around:
             return ()
         left = self._buffer.forget_left({key: label for key, (_, label, _) in around.items()})
-        for key in left:
+        for key in sorted(left, reverse=True):  # an inner one ends before what is around it
             records += (labels[key], key[0], around[key][0], key[1])
         self._asked.update({key: (label, times + 1) for key, (_, label, times) in around.items() if key not in left})
         self.left += len(left)
