@@ -31,7 +31,7 @@ FLOWS: Final = frozenset("stf")
 SUM_MASK: Final = 2**63 - 1
 """Sums of times are compared as far as 63 bits tell."""
 
-_MOST_DURATION: Final = 15  # characters
+_MAX_DURATION_DIGITS: Final = 15  # of whole microseconds
 _DIRECT_IDS: Final = re.compile(rb"\[(?:\d{1,9}[,\]])*")
 _MOST_EVENTS: Final = 0xFFFF
 
@@ -102,7 +102,8 @@ def _is_plain(text: bytes, run: list[Event], counts: dict[Any, int]) -> bool:
         return False
     if [event for event in run if event.bind_id is not UNSET] or not all(map(is_usual, run)):
         return False
-    if any(len(event.dur) > _MOST_DURATION for event in run if event.dur is not UNSET):
+    durations = [bytes(event.dur) for event in run if event.ph == "X" and event.dur is not UNSET]
+    if any(len(duration.partition(b".")[0]) > _MAX_DURATION_DIGITS for duration in durations):
         return False
     if not counts.keys().isdisjoint("stf"):
         try:
