@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say of the compiled core: when it is left out, and that one build serves all later CPythons.
+"""What pyproject.toml cannot say: when the compiled core is left out, that one build serves all later CPythons, and AUTO.
 
 TRACEKIT_PURE_PYTHON=1 builds without it. So does a CPython without the interpreter lock, which has no stable ABI: the core
 runs under that lock, and Python does the same there.
@@ -6,10 +6,25 @@ runs under that lock, and Python does the same there.
 
 import os
 import sysconfig
+from pathlib import Path
 
 from setuptools import Distribution, setup
+from setuptools.command.build_py import build_py
 
 PURE = os.environ.get("TRACEKIT_PURE_PYTHON", "") not in ("", "0") or bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+
+AUTO = "tracekit-auto.pth"
+"""Python runs it at its start: TRACEKIT_AUTO=1 records without `tracekit run`. An editable install has none."""
+
+
+class BuildPackages(build_py):
+    """Puts the file beside the package, in the folder that Python searches for such files."""
+
+    def run(self) -> None:
+        """Build the packages, then copy the file."""
+        super().run()
+        if not self.editable_mode:
+            self.copy_file(str(Path(__file__).parent / "tracekit" / "auto" / AUTO), str(Path(self.build_lib) / AUTO))
 
 
 class TracekitDistribution(Distribution):
@@ -20,4 +35,8 @@ class TracekitDistribution(Distribution):
         return not PURE and super().has_ext_modules()
 
 
-setup(distclass=TracekitDistribution, options={} if PURE else {"bdist_wheel": {"py_limited_api": "cp310"}})
+setup(
+    cmdclass={"build_py": BuildPackages},
+    distclass=TracekitDistribution,
+    options={} if PURE else {"bdist_wheel": {"py_limited_api": "cp310"}},
+)

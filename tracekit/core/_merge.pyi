@@ -1,82 +1,292 @@
-"""The inner loops of the merge in C: see merge.c. Columns are bytes of 64-bit integers as ``array("q")`` holds them."""
+"""The inner loops of the merge in C."""
 
-class Scanner:
-    """Reads the runs of one input for the first pass. From one thread at a time (RuntimeError otherwise).
+from collections.abc import Callable
+
+class PftraceEncoder:
+    """Turns the events of one unit into packets; see tracekit.merge.write.pftrace_packets. From one thread at a time.
 
     Args:
-        words: Beginnings of names, as JSON, of events that Python wants to see; at most 16 of 2 to 32 bytes.
-        epoch_ns: Times from here on count from the epoch.
+        sequence: The number of the sequence of packets.
+        base_ns: The time that times of events count from.
+        flow_offset: A number that is added to the ids of flows.
+        max_texts: How many texts a table holds.
+        memory_bytes: The size of records from which on `is_full` holds.
     """
 
-    def __init__(self, words: tuple[bytes, ...], epoch_ns: int, /) -> None: ...
-    def scan(
-        self, text: bytes, /
-    ) -> (
-        tuple[
-            dict[str, int],
-            int | None,
-            int | None,
-            int | None,
-            int | None,
-            list[tuple[int, int, int]],
-            list[tuple[int, bytes, bytes]],
-            list[tuple[int, int]],
-            list[tuple[int, int]],
-        ]
-        | None
-    ):
-        """Read a run of events with ``,`` between them.
+    def __init__(self, sequence: int, base_ns: int, flow_offset: int, max_texts: int, memory_bytes: int, /) -> None: ...
+    def encode(self, text: bytes, at: int, /) -> tuple[int, int]:
+        """Keep the events of a text from a place on.
 
         Returns:
-            None when Python must read it. Else: how many events there are of each phase; the checksum of their times if the
-            run is plain; the earliest time, the latest, and the earliest that counts from the epoch, ns; from where to
-            where the first event of each new track stands, and the track's number; for each track with slices its number, their
-            starts and their negated ends; where events with one of the words stand; where metadata stands.
+            Where an event begins and ends that Python must `add`; go on behind it. At the end of the text, that twice.
+
+        Raises:
+            ValueError: It is no run of events.
         """
 
-class Patcher:
-    """Rewrites the plain runs of one input. From one thread at a time (RuntimeError otherwise).
+    def intern(self, table: int, text: bytes, /) -> int:
+        """Do what `PacketStore.intern` does."""
+
+    def add(
+        self,
+        kind: int,
+        uuid: int,
+        pid: int,
+        start_ns: int,
+        end_ns: int,
+        category: bytes,
+        name: bytes,
+        rest: bytes,
+        /,
+    ) -> None:
+        """Do what `PacketStore.add` does."""
+
+    def is_full(self) -> bool:
+        """Return True if records must be moved to a file."""
+
+    def spill(self, file: int, /) -> None:
+        """Move the records in memory to a file, given by its descriptor; always the same.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+
+    def packets(self) -> bytes | None:
+        """Return the next packets; None at the end. Call `spill` between if `is_full`.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+
+class Rewriter:
+    """Rewrites the events of one unit, input after input. Use it from one thread at a time (RuntimeError otherwise).
+
+    The plain `Rewriter` in tracekit.merge.rewrite.rewriter has the same output, and says what the methods do that both have.
+    Every event of the output ends with ``,`` and a newline. Every ``tid`` is padded with spaces to 10 characters, so that a lane
+    can be written over it. Which events are written here, and which the caller must write, depends only on their own bytes.
 
     Args:
-        shift_ns: What is added to times.
-        least_ns: The earliest time that has a place.
-        most_ns: The latest time in the merged trace that it writes.
-        offset: What is added to ids.
-        arg_ids: Whether also to those in arguments.
+        words: Beginnings of names, as JSON, of events that `noted` returns; at most 16 of 2 to 32 bytes.
+        folder: Where a scratch file without a name is created if the logs exceed ``log_bytes``.
+        snap_ns: The maximum overlap that is removed on tracks that `finish` is told of; 0 removes none.
+        log_bytes: The maximum size of the logs in memory.
     """
 
-    def __init__(self, shift_ns: int, least_ns: int, most_ns: int, offset: int, arg_ids: bool, /) -> None: ...
-    def patch(self, text: bytes, phases: tuple[int, ...], checksum: int, /) -> bytes | tuple[bytes, bytes] | None:
-        """Rewrite a run.
+    def __init__(self, words: tuple[bytes, ...], folder: str, snap_ns: int = 0, log_bytes: int = ..., /) -> None: ...
+    def begin(
+        self,
+        shift_ns: int,
+        least_ns: int,
+        most_ns: int,
+        id_offset: int,
+        arg_ids: bool,
+        args: int,
+        async_prefix: bytes,
+        knots: tuple[tuple[int, int], ...],
+        /,
+    ) -> None:
+        """Begin the next input, whose tracks are all unknown.
 
         Args:
-            text: Events with ``,`` between them.
-            phases: How many there are of each phase in ``XstfiIC``.
-            checksum: Of their times.
+            shift_ns: Added to times.
+            least_ns: The earliest time, in the input, that is written.
+            most_ns: The latest time in the output.
+            id_offset: Added to ids; -1 keeps all ids, and leaves all metadata to the caller.
+            arg_ids: Whether ``correlation`` and ``External id`` in arguments are ids too.
+            args: 0 keeps all arguments, 1 only these ids, 2 none. Counters keep theirs.
+            async_prefix: Put before the ids of asynchronous events.
+            knots: Those of a `ClockMap` that is not constant, or none.
 
-        Returns:
-            The rewritten events; or a pid and tid, as written, whose place is to be added first; or None when Python must
-            rewrite it.
+        Raises:
+            OverflowError: A time or an id is out of range.
         """
 
-    def add_place(self, pid: bytes, tid: bytes, new_pid: int, new_tid: int, lanes: int, /) -> None:
-        """Say where a track goes; ``lanes`` is a small number if some of its slices leave it, else -1."""
+    def rewrite(self, text: bytes, at: int, final: bool, /) -> tuple[int, int]:
+        """Rewrite whole events from ``text[at:]`` on, and the separators behind them.
 
-    def lane_counts(self) -> list[int]:
-        """Return for each number of lanes how many events of the last run its tracks have."""
+        Returns:
+            Why and where it stopped. 0, more: the text ends. 1, odd: the caller must write the event that begins there, or report
+            the damaged separator, and call `append` after each event. 2, new: see `new_track`. 3: the closing bracket.
 
-def sort_rows(starts: bytes, minus_ends: bytes, first: int, /) -> tuple[bytes, bytes, bytes] | None:
-    """Sort rows; the third column is where each was, counted from ``first``. None: they are in order."""
+        Raises:
+            OSError: The scratch file cannot be written.
+        """
 
-def least(column: bytes, /) -> int:
-    """Return the least number of a column."""
+    def new_track(self) -> tuple[bytes, bytes, bytes]:
+        """Return pid, tid and category, as JSON, of the event whose track is unknown."""
 
-def nest(starts: bytes, minus_ends: bytes, open: bytes, /) -> bytes | None:  # noqa: A002 - positional
-    """Return what is open after rows in order, as a column of negated ends; None when they overlap without nesting."""
+    def add_track(self, pid: bytes, tid: bytes, new_pid: int, new_tid: int, log: int, /) -> None:
+        """Add a track of this input; ``log`` is the number of the track in the output, from 0 on."""
 
-def nest_merged(windows: list[tuple[bytes, bytes, int]], open: bytes, /) -> tuple[list[int], bytes | None]:  # noqa: A002
-    """Do what `nest` does with the rows of several windows, each from its place on, until one window is at its end.
+    def work(self) -> list[tuple[int, int]]:
+        """Return the kinds of work on each track of this input: (log, bits of `tracekit.merge.plan.titles.work_of`)."""
 
-    Returns:
-        The new places, and what `nest` returns.
+    def append(
+        self,
+        text: bytes,
+        log: int = -1,
+        kind: int = 0,
+        time_ns: int = 0,
+        end_ns: int = 0,
+        tid_at: int = 0,
+        label: int = 0,
+        dur_at: int = 0,
+        dur_size: int = 0,
+        /,
+    ) -> None:
+        """Append one event that the caller wrote, or no text for one that it dropped; see the plain `Rewriter`."""
+
+    @staticmethod
+    def label(name: bytes, category: bytes, /) -> int:
+        """Return what an ``E`` is matched with its ``B`` by: a hash of the name and category, which are JSON or empty."""
+
+    def take(self) -> bytes:
+        """Return the output since the last call of `take` or `write`."""
+
+    def write(self, fd: int, /) -> int:
+        """Write the same to a file, and return its size."""
+
+    def metadata(self) -> list[bytes]:
+        """Return names and sort indices of processes and threads since the last call; they are not in the output."""
+
+    def noted(self) -> list[bytes]:
+        """Return the events since the last call whose names begin with one of the words."""
+
+    def counts(self) -> dict[str, int]:
+        """Return how many events of this input were written, by phase; without those of `append`."""
+
+    def finish(
+        self, allot: Callable[[int, int], int], snaps: Callable[[int], bool] | None = None, /
+    ) -> tuple[int, int, int, int]:
+        """Assign lanes, as the plain `Rewriter` does; nothing can be appended any more."""
+
+    def patches(self, most: int, /) -> list[tuple[int, bytes]]:
+        """Return the next patches, in order of their position in the output; none at the end."""
+
+    def write_patches(self, fd: int, offset: int, /) -> None:
+        """Write the remaining patches over a file in which the output begins at an offset."""
+
+    def lay(self, text: bytes, position: int, /) -> bytes:
+        """Return a stretch of the output with the patches over it. Called for one stretch after the other."""
+
+def find_events(text: bytes, at: int, limit: int, /) -> bytes:
+    """Return the begin and end of each whole, well-formed object that begins from ``at`` to ``limit``, with one comma between."""
+
+class Columns:
+    """Fills the columns of the event table of one file. Use it from one thread at a time (RuntimeError otherwise).
+
+    The plain equivalent is `tracekit.table.plain_columns.PlainColumns`; `tracekit.table.rows` defines the rows. Integers of
+    -2**63 are NULL.
+
+    Args:
+        device_categories: The categories of events on a device, without quotes.
+        folder: Where the scratch file without a name is created.
+        memory_bytes: The size of finished batches, and of slices to sort, that stays in memory.
+        keeps_args: Whether to fill the table ``args``.
+    """
+
+    def __init__(
+        self, device_categories: tuple[bytes, ...], folder: str, memory_bytes: int, keeps_args: bool, /
+    ) -> None: ...
+    def scan(self, text: bytes, at: int, final: bool, /) -> tuple[int, int]:
+        """Add the rows of whole events from ``text[at:]`` on.
+
+        Returns:
+            Why and where it stopped. 0, more: the text ends. 1, odd: the caller must read the event that begins there, and call
+            `passed`. 3: the closing bracket.
+
+        Raises:
+            OSError: The scratch file cannot be written.
+        """
+
+    def passed(self) -> None:
+        """Note that the caller has read an event."""
+
+    def track(self, pid: bytes, tid: bytes, /) -> int:
+        """Return the number of a track, given as JSON; unknown ones get the next number."""
+
+    def tracks(self) -> list[tuple[bytes, bytes]]:
+        """Return pid and tid of each track, as JSON."""
+
+    def add_event(
+        self,
+        track: int,
+        category: bytes | None,
+        name: bytes,
+        phase: int,
+        start_ns: int,
+        duration_ns: int,
+        correlation: int,
+        flow: int,
+        stream: int,
+        device: int,
+        size_bytes: int,
+        process_group: bytes | None,
+        args: bytes | None,
+        nests: bool,
+        /,
+    ) -> int:
+        """Add a row, and return its number. Texts are UTF-8."""
+
+    def add_counter(self, track: int, name: bytes, series: bytes, time_ns: int, value: float, /) -> None:
+        """Add a value of a counter."""
+
+    def add_flow(
+        self, track: int, phase: bytes, time_ns: int, category: bytes | None, name: bytes, id_: int, /
+    ) -> None:
+        """Add an end or a step of a flow."""
+
+    def begin(self, track: int, start_ns: int, name: bytes, category: bytes, text: bytes, /) -> bool:
+        """Begin a slice.
+
+        Args:
+            track: Its track.
+            start_ns: Its start.
+            name: Its name as JSON, or empty.
+            category: Its category as JSON, or empty.
+            text: The event, for `end`.
+
+        Returns:
+            False if too many slices have begun: then this one is left out.
+        """
+
+    def end(self, track: int, name: bytes, category: bytes, /) -> bytes | None:
+        """End the innermost slice that a name and category fit, and return its event; None for none. Empty ones fit all."""
+
+    def begun(self) -> list[tuple[int, bytes]]:
+        """Return the track and event of each slice that has begun and not ended, in order of track."""
+
+    def metadata(self) -> list[tuple[int, bytes]]:
+        """Return the metadata events since the last call, each behind a 0."""
+
+    def noted(self) -> list[tuple[int, bytes]]:
+        """Return the duration and event (``X`` or ``B``) of the slices since the last call that may be steps."""
+
+    def finish(self, groups: bytes, steps: bytes, /) -> dict[str, int]:
+        """Nest the slices, after the last row.
+
+        Args:
+            groups: For each track, as int64, the group of its steps.
+            steps: Of each step, as int64, its group, start, end and index; in order of group and start.
+
+        Returns:
+            The number of rows of each table.
+
+        Raises:
+            OSError: The scratch file cannot be written or read.
+        """
+
+    def used(self) -> dict[str, list[str]]:
+        """Return, after `finish`, the columns of each table that are not NULL in all rows."""
+
+def arrow_schema(table: str, /) -> object:
+    """Return the schema of a table as an ``arrow_schema`` capsule."""
+
+def arrow_stream(table: str, produce: Callable[[], Columns], /) -> object:
+    """Return a table as an ``arrow_array_stream`` capsule.
+
+    Args:
+        table: One of the tables of `Columns`.
+        produce: Called from any thread, with the interpreter lock, when the first batch is asked for. Returns finished columns,
+            of which the table has not been read.
     """

@@ -5,7 +5,7 @@
 
 #include "reader.h"
 
-#define MOST_PLACE 99       /* characters between the keys pid, tid and ts; see tracekit.merge.plain */
+#define MAX_PLACE 99        /* characters of a pid or tid */
 
 enum field {
     F_PH = 1 << 0, F_CAT = 1 << 1, F_NAME = 1 << 2, F_PID = 1 << 3, F_TID = 1 << 4, F_TS = 1 << 5, F_DUR = 1 << 6,
@@ -14,12 +14,24 @@ enum field {
     F_STACK = 1 << 19, F_ARGS = 1 << 20
 };
 
+/* What an id is: the number of a flow that fits a namespace of tracekit.merge.ids, another number, or a string. */
+enum id_kind { ID_ODD, ID_DIRECT, ID_NUMBER, ID_STRING };
+#define DIRECT_IDS 5000000000u
+
+enum args_mode { KEEP_ARGS, KEEP_IDS, DROP_ARGS };
+#define MAX_KEPT_IDS 8
+
 typedef struct {
     uint32_t seen;
     char phase;
-    unsigned char direct_id, in_order; /* id is a number of up to 9 digits; pid, tid and ts stand as `TextPatcher` wants them */
-    Span name, pid, tid, args;
+    Span name, cat, pid, tid, args;
     int64_t ts_ns, dur_ns;
+    const char *ts_at;
+    Span id;                             /* from its key on */
+    uint64_t id_number;
+    unsigned char id_kind, bind_id_kind; /* enum id_kind */
+    unsigned char kept_id_count;
+    Edit kept_ids[MAX_KEPT_IDS];         /* those of arguments that are left out else */
     unsigned char ts_decimals, dur_decimals; /* 4 for more than three */
     unsigned char dur_usable;
     unsigned char odd; /* a field has another type than viewers expect: see `is_usual` in tracekit.formats.event_fields */
@@ -76,7 +88,7 @@ INLINE int is_number_text(const char *p, const char *end)
 }
 
 /* Reads a pid or tid: an integer, or a text without escapes. The span of a number in a text is without its quotes. */
-static const char *read_place(Reader *r, const char *p, Span *span, unsigned char *in_order)
+static const char *read_place(Reader *r, const char *p, Span *span)
 {
     span->at = p;
     if (*p == '"') {
@@ -87,8 +99,6 @@ static const char *read_place(Reader *r, const char *p, Span *span, unsigned cha
             *span = (Span){p + 1, quote};
             return quote + 1;
         }
-        if (memchr(p, 't', (size_t)(quote - p)) != NULL)
-            *in_order = 0;
         p = quote + 1;
     } else {
         p += *p == '-';
@@ -101,7 +111,7 @@ static const char *read_place(Reader *r, const char *p, Span *span, unsigned cha
             return NULL;
     }
     span->end = p;
-    return p - span->at > MOST_PLACE ? NULL : p;
+    return p - span->at > MAX_PLACE ? NULL : p;
 }
 
 #define NUMBER_OF(field) (1 + __builtin_ctz(field))
@@ -123,12 +133,53 @@ INLINE uint32_t field_of(const char *key, ptrdiff_t length)
     return 0;
 }
 
+/* Reads an unsigned integer of up to MAX_ID digits, or a string. */
+static const char *read_id(Reader *r, const char *p, uint64_t *number, unsigned char *kind)
+{
+    const char *value = p;
+    *kind = ID_ODD;
+    *number = 0;
+    if (*p == '"') {
+        p = find_string_end(r, p);
+        *kind = ID_STRING;
+        return p == NULL ? NULL : p + 1;
+    }
+    while (is_digit(*p) && p - value < MAX_ID)
+        *number = *number * 10 + (uint64_t)(*p++ - '0');
+    int odd_zero = *value == '0' && p - value > 1;
+    if (p == value || odd_zero || is_digit(*p) || *p == '.' || *p == 'e' || *p == 'E')
+        return skip_value(r, value);
+    *kind = *number < DIRECT_IDS ? ID_DIRECT : ID_NUMBER;
+    return p;
+}
+
+/* Finds where in `{"local": "..."}`, which was read before, the text begins; NULL where it is something else. */
+static const char *find_local_id(const Reader *r, const char *p, const char *end)
+{
+    if (*p != '{' || strncmp(p = skip_space(r, p + 1), "\"local\"", 7) != 0 || *(p = skip_space(r, p + 7)) != ':'
+        || *(p = skip_space(r, p + 1)) != '"')
+        return NULL;
+    const char *content = p + 1;
+    for (p++; *p != '"'; p++)
+        p += *p == '\\';
+    p = skip_space(r, p + 1);
+    return *p == '}' && p + 1 == end ? content : NULL;
+}
+
 INLINE int note_edit(Reader *r, enum edit_kind kind, const char *at, const char *end, uint64_t number)
 {
     if (r->edit_count == MOST_EDITS)
         return 0;
-    r->edits[r->edit_count++] = (Edit){kind, {at, end}, number};
+    r->edits[r->edit_count++] = (Edit){kind, {at, end}, number, NULL, 0};
     return 1;
+}
+
+/* The merge pads the tids that it writes with spaces, which belong to them when it reads them again. */
+INLINE const char *behind_spaces(const char *p)
+{
+    while (*p == ' ')
+        p++;
+    return p;
 }
 
 INLINE KnownPlace *keep_place(Known *known, const char *from, const char *end, enum where where, const Event *e)
@@ -144,7 +195,10 @@ INLINE KnownPlace *keep_place(Known *known, const char *from, const char *end, e
     place->pid_end = (unsigned char)(e->pid.end - from);
     place->tid_at = (unsigned char)(e->tid.at - from);
     place->tid_end = (unsigned char)(e->tid.end - from);
+    const char *stop = behind_spaces(e->tid.end);
+    place->tid_stop = (unsigned char)(stop - from);
     place->track = -1;
+    place->new_size = 0;
     return place;
 }
 
@@ -155,176 +209,254 @@ INLINE const char *read_args(Reader *r, const char *p)
     if (known->same_size && stands_at(p, r->end, known->same_args, known->same_size, MOST_SAME))
         return p + known->same_size;
     const char *from = p;
-    uint64_t quotes = r->pid_quotes + r->id_quotes;
     int edits = r->edit_count;
     p = skip_value(r, p);
     /* Only those that count for nothing. */
-    if (p != NULL && *from == '{' && p - from <= MOST_SAME && edits == r->edit_count && quotes == r->pid_quotes + r->id_quotes
-        && !r->escape_u && !r->quoted_g) {
+    if (p != NULL && *from == '{' && p - from <= MOST_SAME && edits == r->edit_count && !r->noted_args && !r->odd_string) {
         known->same_size = (size_t)(p - from);
         memcpy(known->same_args, from, known->same_size);
     }
     return p;
 }
 
-/* Reads an event whose keys are those of the format, each once, with a phase of one letter. */
-INLINE const char *read_event(Reader *r, const char *p, Event *e)
+/* Turns the edits of ids in arguments into one edit that leaves out all but some ids of the arguments; `from` is behind the value before. */
+static int leave_out_args(Reader *r, Event *e, const char *from, const char *end, int first_edit)
+{
+    e->kept_id_count = 0;
+    for (int i = first_edit; i < r->edit_count && r->args_mode == KEEP_IDS; i++) {
+        if (r->edits[i].depth != 1)
+            continue;
+        if (e->kept_id_count == MAX_KEPT_IDS)
+            return 0;
+        e->kept_ids[e->kept_id_count++] = r->edits[i];
+    }
+    r->edit_count = first_edit;
+    return note_edit(r, EDIT_ARGS, from, end, 0);
+}
+
+/* Where an event is read, and what was read last. */
+typedef struct {
+    enum where where;
+    unsigned last;       /* number of the field before */
+    const char *from;    /* what stands before the key */
+    const char *key;
+    /* What stands before the key pid, where tid and ts follow directly. */
+    const char *pid_from;
+    enum where pid_where;
+    int in_order;
+} Place;
+
+/* Reads a key, all from what stands before it to its value; returns that with the number of the field, 0 at the end of the event. */
+INLINE const char *read_event_key(Reader *r, const char *p, KnownKey *expected, Place *place, unsigned *number)
+{
+    KnownKey *known = &expected[place->last];
+    place->from = p;
+    if (is_known_key(known, p, r->end, place->where)) {
+        *number = known->field;
+        place->key = p + known->key_at;
+        return skip_space(r, p + known->size);
+    }
+    p = skip_space(r, p);
+    *number = 0;
+    if (place->where == BEHIND_VALUE) {
+        if (*p == '}')
+            return p;
+        if (*p != ',')
+            return NULL;
+        p = skip_space(r, p + 1);
+    }
+    if (*p != '"')
+        return NULL;
+    const char *key = place->key = p + 1, *quote = find_string_end(r, p);
+    if (quote == NULL)
+        return NULL;
+    uint32_t field = field_of(key, quote - key);
+    p = skip_space(r, quote + 1);
+    if (field == 0 || *p != ':')
+        return NULL;
+    *number = NUMBER_OF(field);
+    p = skip_space(r, p + 1);
+    keep_key(known, place->from, key, quote, p, place->where, *number);
+    return p;
+}
+
+/* Reads the time behind a place that is known, with pid and tid. */
+INLINE const char *read_known_place(Reader *r, Event *e, const char *from)
+{
+    const KnownPlace *known = e->known;
+    const char *time = from + known->size, *p = read_time(r, time, &e->ts_ns, &e->ts_decimals);
+    e->seen |= F_TID | F_TS;
+    e->pid = (Span){from + known->pid_at, from + known->pid_end};
+    e->tid = (Span){from + known->tid_at, from + known->tid_end};
+    e->ts_at = time;
+    if (p == NULL)
+        return NULL;
+    int noted = 1;
+    if (known->new_size)
+        noted = note_edit(r, EDIT_PLACE, from, time, 0);
+    else if (r->rewrites)
+        noted = note_edit(r, EDIT_PID, e->pid.at, e->pid.end, 0) && note_edit(r, EDIT_TID, e->tid.at, from + known->tid_stop, 0);
+    return noted && (!r->rewrites || note_edit(r, EDIT_TS, time, p, 0)) ? p : NULL;
+}
+
+/* Reads the value of pid, tid or ts; with that of a pid, all three where the place is known. */
+INLINE const char *read_place_field(Reader *r, Event *e, Place *place, const char *value, unsigned *number)
+{
+    Known *known = &r->known;
+    const char *p;
+    switch (*number) {
+    case NUMBER_OF(F_PID):
+        if (!(e->seen & (F_TID | F_TS)) && (e->known = find_place(known, place->from, r->end, place->where)) != NULL) {
+            *number = NUMBER_OF(F_TS);
+            return read_known_place(r, e, place->from);
+        }
+        p = read_place(r, value, &e->pid);
+        place->pid_from = place->from;
+        place->pid_where = place->where;
+        return p == NULL || (r->rewrites && !note_edit(r, EDIT_PID, value, p, 0)) ? NULL : p;
+    case NUMBER_OF(F_TID):
+        p = read_place(r, value, &e->tid);
+        place->in_order = place->last == NUMBER_OF(F_PID);
+        return p == NULL || (r->rewrites && !note_edit(r, EDIT_TID, value, behind_spaces(p), 0)) ? NULL : p;
+    default:
+        e->ts_at = value;
+        p = read_time(r, value, &e->ts_ns, &e->ts_decimals);
+        if (p == NULL || (r->rewrites && !note_edit(r, EDIT_TS, value, p, 0)))
+            return NULL;
+        if (place->in_order && place->last == NUMBER_OF(F_TID))
+            e->known = keep_place(known, place->pid_from, value, place->pid_where, e);
+        return p;
+    }
+}
+
+INLINE const char *read_duration(Reader *r, Event *e, const char *value)
+{
+    if (!is_digit(*value)) {
+        e->odd = 1;
+        return skip_value(r, value);
+    }
+    const char *p = read_time(r, value, &e->dur_ns, &e->dur_decimals);
+    e->dur_usable = 1;
+    const int changes = r->rewrites && (r->moves_durations || e->dur_decimals > 3);
+    return p == NULL || (changes && !note_edit(r, EDIT_DUR, value, p, 0)) ? NULL : p;
+}
+
+INLINE const char *read_event_args(Reader *r, Event *e, const Place *place, const char *value)
+{
+    const int edits = r->edit_count;
+    r->noted_args = 0;
+    r->in_args = r->wants_args;
+    const char *p = e->phase == 'C' ? skip_value(r, value) : read_args(r, value); /* counts differ each time */
+    r->in_args = 0;
+    e->args = (Span){value, p};
+    e->odd |= *value != '{';
+    if (p == NULL || !r->args_mode || e->phase == 'C' || e->phase == 'M')
+        return p;
+    e->odd |= e->phase == 0 || place->where == BEHIND_BRACE; /* the comma behind it would have to go */
+    return leave_out_args(r, e, place->from, p, edits) ? p : NULL;
+}
+
+/* Reads the value of id, id2 or bind_id. */
+INLINE const char *read_id_field(Reader *r, Event *e, const Place *place, const char *value, unsigned number)
+{
+    uint64_t id = 0;
+    const char *p;
+    switch (number) {
+    case NUMBER_OF(F_ID):
+        p = read_id(r, value, &id, &e->id_kind);
+        e->id_number = id;
+        e->id = (Span){place->key - 1, p};
+        return p == NULL || (r->rewrites && !note_edit(r, EDIT_ID, value, p, id)) ? NULL : p;
+    case NUMBER_OF(F_BIND_ID):
+        p = read_id(r, value, &id, &e->bind_id_kind);
+        return p == NULL || (r->rewrites && !note_edit(r, EDIT_BIND_ID, value, p, id)) ? NULL : p;
+    default:
+        p = skip_value(r, value);
+        if (p == NULL || !r->rewrites)
+            return p;
+        const char *local = find_local_id(r, value, p);
+        e->id_kind = local == NULL ? ID_ODD : ID_STRING;
+        return local != NULL && !note_edit(r, EDIT_LOCAL_ID, local, local, 0) ? NULL : p;
+    }
+}
+
+/* Reads the value of a field, and notes what the merge changes in it; `number` becomes the last field that was read. */
+INLINE const char *read_field(Reader *r, Event *e, Place *place, const char *value, unsigned *number)
+{
+    switch (*number) {
+    case NUMBER_OF(F_PH):
+        if (value[0] != '"' || value[1] <= 32 || value[1] == '"' || value[1] == '\\' || value[2] != '"')
+            return NULL;
+        e->phase = value[1];
+        return value + 3;
+    case NUMBER_OF(F_PID): case NUMBER_OF(F_TID): case NUMBER_OF(F_TS):
+        return read_place_field(r, e, place, value, number);
+    case NUMBER_OF(F_DUR):
+        return read_duration(r, e, value);
+    case NUMBER_OF(F_ID): case NUMBER_OF(F_ID2): case NUMBER_OF(F_BIND_ID):
+        return read_id_field(r, e, place, value, *number);
+    case NUMBER_OF(F_ARGS):
+        return read_event_args(r, e, place, value);
+    case NUMBER_OF(F_NAME): case NUMBER_OF(F_CAT): {
+        Span *text = *number == NUMBER_OF(F_NAME) ? &e->name : &e->cat;
+        e->odd |= *value != '"';
+        *text = (Span){value, skip_value(r, value)};
+        return text->end;
+    }
+    case NUMBER_OF(F_S):
+        if (r->wants_args) /* the event table has no scopes */
+            break;
+        if (!r->rewrites || strncmp(value, "\"g\"", 3) != 0)
+            e->odd |= strncmp(value, "\"t\"", 3) != 0 && strncmp(value, "\"p\"", 3) != 0;
+        else if (!note_edit(r, EDIT_SCOPE, value + 1, value + 2, 0))
+            return NULL;
+        break;
+    case NUMBER_OF(F_SF):
+        e->odd |= r->rewrites; /* its stack frame gets another id */
+        break;
+    case NUMBER_OF(F_BP):
+        e->odd |= strncmp(value, "\"e\"", 3) != 0;
+    }
+    return skip_value(r, value);
+}
+
+/* Reads an event whose keys are those of the format, each once, with a phase of one letter.
+   `values`: where to note the values of the fields that are seen, by their number (pid, tid and ts not always), or NULL. */
+INLINE const char *read_event(Reader *r, const char *p, Event *e, Span *values)
 {
     Known *known = &r->known;
     KnownKey *expected = known->of_events[0]; /* by the number of the field before */
-    unsigned last = 0;
-    const char *place = NULL, *pid_from = NULL; /* behind the key pid or tid; what stands before pid */
-    enum where where = BEHIND_BRACE, pid_where = NOWHERE;
+    Place place = {.where = BEHIND_BRACE, .last = 0, .in_order = 0};
     /* The rest is read only where `seen` says so. To clear all of it takes as long as to read a key. */
     e->seen = 0;
     e->phase = 0;
-    e->direct_id = e->dur_usable = e->dur_decimals = e->odd = 0;
-    e->in_order = 1;
+    e->dur_usable = e->dur_decimals = e->odd = 0;
     e->name.at = e->args.at = NULL;
     e->known = NULL;
     r->edit_count = 0;
-    if (*p != '{')
+    if (*p++ != '{')
         return NULL;
-    p++;
     for (;;) {
-        /* Behind the brace, or behind a value. */
-        const char *from = p, *key, *quote;
         unsigned number;
-        if (is_known_key(&expected[last], p, r->end, where)) {
-            number = expected[last].field;
-            key = p + expected[last].key_at;
-            quote = key + expected[last].key_size;
-            p = skip_space(r, p + expected[last].size);
-        } else {
-            p = skip_space(r, p);
-            if (where == BEHIND_VALUE) {
-                if (*p == '}')
-                    break;
-                if (*p != ',')
-                    return NULL;
-                p = skip_space(r, p + 1);
-            }
-            if (*p != '"')
-                return NULL;
-            key = p + 1;
-            uint64_t pids = r->pid_quotes, ids = r->id_quotes; /* counted below */
-            quote = find_string_end(r, p);
-            if (quote == NULL)
-                return NULL;
-            r->pid_quotes = pids;
-            r->id_quotes = ids;
-            uint32_t field = field_of(key, quote - key);
-            if (field == 0)
-                return NULL;
-            number = NUMBER_OF(field);
-            p = skip_space(r, quote + 1);
-            if (*p != ':')
-                return NULL;
-            p = skip_space(r, p + 1);
-            keep_key(&expected[last], from, key, quote, p, where, number);
-        }
+        const char *value = read_event_key(r, p, expected, &place, &number);
+        if (value == NULL)
+            return NULL;
+        if (number == 0)
+            return value + 1;
         uint32_t bit = 1u << (number - 1);
         if (e->seen & bit)
             return NULL;
         e->seen |= bit;
-        const char *value = p;
-        switch (number) {
-        case NUMBER_OF(F_PH):
-            if (p[0] != '"' || p[1] <= 32 || p[1] == '"' || p[1] == '\\' || p[2] != '"')
-                return NULL;
-            e->phase = p[1];
-            expected = known->of_events[(unsigned char)e->phase % PHASE_GROUPS];
-            p += 3;
-            break;
-        case NUMBER_OF(F_PID):
-            r->pid_quotes++;
-            if (!(e->seen & (F_TID | F_TS)) && (e->known = find_place(known, from, r->end, where)) != NULL) {
-                e->seen |= F_TID | F_TS;
-                e->pid = (Span){from + e->known->pid_at, from + e->known->pid_end};
-                e->tid = (Span){from + e->known->tid_at, from + e->known->tid_end};
-                const char *time = from + e->known->size;
-                p = read_time(r, time, &e->ts_ns, &e->ts_decimals);
-                if (p == NULL || (r->edits_wanted && !(note_edit(r, EDIT_PID, e->pid.at, e->pid.end, 0)
-                    && note_edit(r, EDIT_TID, e->tid.at, e->tid.end, 0) && note_edit(r, EDIT_TS, time, p, 0))))
-                    return NULL;
-                number = NUMBER_OF(F_TS);
-                break;
-            }
-            p = read_place(r, p, &e->pid, &e->in_order);
-            place = quote + 1;
-            pid_from = from;
-            pid_where = where;
-            if (p == NULL || (r->edits_wanted && !note_edit(r, EDIT_PID, value, p, 0)))
-                return NULL;
-            break;
-        case NUMBER_OF(F_TID):
-            p = read_place(r, p, &e->tid, &e->in_order);
-            e->in_order &= last == NUMBER_OF(F_PID) && key - place <= MOST_PLACE;
-            place = quote + 1;
-            if (p == NULL || (r->edits_wanted && !note_edit(r, EDIT_TID, value, p, 0)))
-                return NULL;
-            break;
-        case NUMBER_OF(F_TS):
-            p = read_time(r, p, &e->ts_ns, &e->ts_decimals);
-            e->in_order &= last == NUMBER_OF(F_TID) && key - place <= MOST_PLACE;
-            if (p == NULL || (r->edits_wanted && !note_edit(r, EDIT_TS, value, p, 0)))
-                return NULL;
-            if (e->in_order)
-                e->known = keep_place(known, pid_from, value, pid_where, e);
-            break;
-        case NUMBER_OF(F_DUR):
-            if (is_digit(*p)) {
-                p = read_time(r, p, &e->dur_ns, &e->dur_decimals);
-                if (p == NULL)
-                    return NULL;
-                e->dur_usable = 1;
-            } else {
-                e->odd = 1;
-                p = skip_value(r, p);
-            }
-            break;
-        case NUMBER_OF(F_ID): {
-            uint64_t id = 0;
-            r->id_quotes++;
-            while (is_digit(*p) && p - value < 10)
-                id = id * 10 + (uint64_t)(*p++ - '0');
-            if (p > value && p - value < 10 && *p != '.' && *p != 'e' && *p != 'E' && (*value != '0' || p - value == 1)) {
-                e->direct_id = 1;
-                if (r->edits_wanted && !note_edit(r, EDIT_ID, value, p, id))
-                    return NULL;
-            } else {
-                p = skip_value(r, value);
-            }
-            break;
-        }
-        case NUMBER_OF(F_ARGS):
-            p = e->phase == 'C' ? skip_value(r, p) : read_args(r, p); /* counts differ each time */
-            e->args = (Span){value, p};
-            e->odd |= *value != '{';
-            break;
-        case NUMBER_OF(F_NAME): case NUMBER_OF(F_CAT):
-            e->odd |= *value != '"';
-            p = skip_value(r, p);
-            if (number == NUMBER_OF(F_NAME))
-                e->name = (Span){value, p};
-            break;
-        case NUMBER_OF(F_S):
-            e->odd |= strncmp(value, "\"t\"", 3) != 0 && strncmp(value, "\"p\"", 3) != 0;
-            p = skip_value(r, p);
-            break;
-        case NUMBER_OF(F_BP):
-            e->odd |= strncmp(value, "\"e\"", 3) != 0;
-            p = skip_value(r, p);
-            break;
-        default:
-            p = skip_value(r, p);
-        }
+        p = read_field(r, e, &place, value, &number);
         if (p == NULL)
             return NULL;
-        last = number;
-        where = BEHIND_VALUE;
+        if (bit == F_PH)
+            expected = known->of_events[(unsigned char)e->phase % PHASE_GROUPS];
+        if (values != NULL)
+            values[number] = (Span){value, p};
+        place.last = number;
+        place.where = BEHIND_VALUE;
     }
-    return p + 1;
 }
 
 /* Tells whether these arguments of a counter are numbers of ordinary size: see `PLAIN_COUNTER`. They were read before. */

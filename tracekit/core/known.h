@@ -13,7 +13,8 @@
 #include <emmintrin.h>
 #endif
 
-#define INLINE static inline __attribute__((always_inline, unused))
+#include "memory.h"
+
 #define MOST_KEY 48         /* characters of a known key; a multiple of 16, as the others */
 #define MOST_PLACE_TEXT 112 /* of a known place */
 #define MOST_SAME 128       /* of known arguments */
@@ -29,7 +30,7 @@ typedef struct {
     char text[MOST_KEY];
     unsigned char where; /* NOWHERE: none is known */
     unsigned char size, key_at, key_size;
-    unsigned char field; /* of an event */
+    unsigned char field; /* of an event, or of its arguments: enum arg_field */
     unsigned char next;  /* of arguments: what came behind it */
     uint16_t begin;      /* a bit for each of the first 16 characters */
     char unused[8];
@@ -38,8 +39,10 @@ typedef struct {
 /* All from what stands before the key pid to the value of ts, where pid and tid are numbers. */
 typedef struct {
     char text[MOST_PLACE_TEXT];
-    unsigned char where, size, pid_at, pid_end, tid_at, tid_end;
+    unsigned char where, size, pid_at, pid_end, tid_at, tid_end, tid_stop; /* tid_stop: behind spaces */
     int64_t track; /* -1: to be found */
+    unsigned char new_size, new_tid_at; /* what the merge writes instead, once that is known */
+    char new_text[MOST_PLACE_TEXT + 64];
 } KnownPlace;
 
 typedef struct {
@@ -87,14 +90,6 @@ INLINE int is_known_key(const KnownKey *key, const char *p, const char *end, enu
     return (size_t)(end - p) >= key->size && memcmp(p, key->text, key->size) == 0;
 }
 
-/* A key counts where it stands, unless it has nothing that is counted; see find_string_end. */
-INLINE int may_be_known(const char *key, const char *quote)
-{
-    if (memchr(key, '\\', (size_t)(quote - key)) != NULL)
-        return 0;
-    return !(quote[-1] == 'd' && quote[-2] == 'i' && (quote[-3] == 'p' || quote[-3] == '"')) && !(quote[-1] == 'g' && quote[-2] == '"');
-}
-
 INLINE int keep_key(KnownKey *known, const char *from, const char *key, const char *quote, const char *value, enum where where, unsigned field)
 {
     size_t size = (size_t)(value - from);
@@ -117,12 +112,12 @@ INLINE const KnownKey *next_key(const Known *known, unsigned before)
 }
 
 /* Keeps a key of arguments; returns its number, or 0 where it is none that can be known. */
-INLINE unsigned keep_arg_key(Known *known, unsigned before, const char *from, const char *key, const char *quote, const char *value, enum where where)
+INLINE unsigned keep_arg_key(Known *known, unsigned before, const char *from, const char *key, const char *quote, const char *value, enum where where, unsigned field)
 {
-    if (quote == key || !may_be_known(key, quote))
+    if (quote == key || memchr(key, '\\', (size_t)(quote - key)) != NULL)
         return 0;
     unsigned number = 1 + (((unsigned char)*key * 5u + (unsigned char)quote[-1] * 3u + (unsigned)(quote - key) * 7u) & (KNOWN_KEYS - 1)) % (KNOWN_KEYS - 1);
-    if (!keep_key(&known->of_args[number], from, key, quote, value, where, 0))
+    if (!keep_key(&known->of_args[number], from, key, quote, value, where, field))
         return 0;
     known->of_args[before].next = (unsigned char)number;
     return number;

@@ -1,9 +1,11 @@
-/* Where memory comes from: a test makes the N-th request fail. */
+/* Where memory comes from: a test makes the N-th request fail. Included by all. */
 
 #ifndef TRACEKIT_MEMORY_H
 #define TRACEKIT_MEMORY_H
 
 #include <stdlib.h>
+
+#define INLINE static inline __attribute__((always_inline, unused))
 
 #ifdef TRACEKIT_FAILING_MEMORY
 extern long tracekit_requests_left;

@@ -1,7 +1,9 @@
-/* tracekit.core._merge: the inner loops of the merge in C. What they do, Python does too; see _merge.pyi. */
+/* tracekit.core._merge: the inner loops of the merge and of the event table in C. Python does the same without it; see _merge.pyi. */
 
-#include "rows.h"
-#include "tracks.h"
+#include "columns.h"
+#include "packets.h"
+#include "rewriter.h"
+#include "spans.h"
 
 #ifdef TRACEKIT_FAILING_MEMORY
 /* Which request for memory fails, counted from here on; 0: none does. */
@@ -9,18 +11,17 @@ __attribute__((visibility("default"))) long tracekit_requests_left;
 #endif
 
 static PyMethodDef functions[] = {
-    {"sort_rows", sort_rows, METH_VARARGS, "See _merge.pyi."},
-    {"least", least, METH_VARARGS, "See _merge.pyi."},
-    {"nest", nest, METH_VARARGS, "See _merge.pyi."},
-    {"nest_merged", nest_merged, METH_VARARGS, "See _merge.pyi."},
+    {"find_events", find_events, METH_VARARGS, "See _merge.pyi."},
+    {"arrow_schema", export_schema, METH_VARARGS, "See _merge.pyi."},
+    {"arrow_stream", export_stream, METH_VARARGS, "See _merge.pyi."},
     {NULL, NULL, 0, NULL},
 };
 
 static int prepare(PyObject *module)
 {
-    PyType_Spec *specs[] = {&scanner_spec, &patcher_spec};
-    const char *names[] = {"Scanner", "Patcher"};
-    for (int i = 0; i < 2; i++) {
+    PyType_Spec *specs[] = {&pftrace_encoder_spec, &rewriter_spec, &columns_spec};
+    const char *names[] = {"PftraceEncoder", "Rewriter", "Columns"};
+    for (int i = 0; i < 3; i++) {
         PyObject *type = PyType_FromSpec(specs[i]);
         if (type == NULL)
             return -1;

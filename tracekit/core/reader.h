@@ -14,8 +14,13 @@
 #define MOST_EDITS 256      /* numbers of an event that may change */
 #define MOST_EXPONENT 2     /* digits */
 #define MOST_NUMBER 64      /* characters */
+#define MAX_ID 19           /* digits of an id */
+#define MAX_ARG_ID 10       /* digits of an id in arguments that moves: CUPTI's have 32 bits */
 
-enum edit_kind { EDIT_PID, EDIT_TID, EDIT_TS, EDIT_ID, EDIT_ARG };
+enum edit_kind { EDIT_PID, EDIT_TID, EDIT_TS, EDIT_ID, EDIT_ARG, EDIT_LOCAL_ID, EDIT_BIND_ID, EDIT_DUR, EDIT_SCOPE, EDIT_ARGS, EDIT_PLACE };
+
+/* Arguments that the event table has columns for. */
+enum arg_field { ARG_NONE, ARG_CORRELATION, ARG_STREAM, ARG_DEVICE, ARG_BYTES, ARG_GROUP, ARG_FIELDS };
 
 typedef struct {
     const char *at, *end;
@@ -25,13 +30,21 @@ typedef struct {
     enum edit_kind kind;
     Span span;
     uint64_t number;
+    const char *key; /* EDIT_ARG: the first character of the key */
+    int depth;       /* EDIT_ARG: 1 for a key of the arguments themselves */
 } Edit;
 
 typedef struct {
     const char *end;
-    uint64_t pid_quotes, id_quotes; /* how often pid" and "id" stand in the text */
-    unsigned char escape_u, quoted_g; /* whether \u and "g" do */
-    unsigned char edits_wanted, arg_ids; /* whether edits are noted, and those of ids in arguments */
+    unsigned char odd_string;      /* whether a string ends with a backslash, which Perfetto misreads, or holds a surrogate */
+    unsigned char rewrites;        /* whether edits are noted */
+    unsigned char arg_ids;         /* whether ids in arguments are edits too */
+    unsigned char args_mode;       /* which arguments are kept, see enum args_mode */
+    unsigned char moves_durations; /* whether durations change too */
+    unsigned char wants_args;      /* whether values of arguments are noted */
+    unsigned char in_args;         /* whether arguments are read whose values are noted */
+    unsigned char noted_args;      /* a bit for each enum arg_field that was seen in the last arguments */
+    const char *args_at[ARG_FIELDS]; /* where their values begin */
     int edit_count;
     Edit edits[MOST_EDITS];
     Known known;
@@ -148,11 +161,11 @@ static const char *find_quote(Reader *r, const char *p)
             for (int i = 2; i < 6; i++)
                 if (!is_hex(p[i]))
                     return NULL;
-            r->escape_u = 1;
+            r->odd_string |= (p[2] | 32) == 'd' && p[3] > '7';
             p += 6;
             break;
         case '\\':
-            r->escape_u |= p[2] == 'u'; /* as a search for the two characters would find it */
+            r->odd_string |= p[2] == '"';
             p += 2;
             break;
         case '"': case '/': case 'b': case 'f': case 'n': case 'r': case 't':
@@ -167,52 +180,44 @@ static const char *find_quote(Reader *r, const char *p)
 /* p is at the opening quote; returns the place of the closing one. */
 INLINE const char *find_string_end(Reader *r, const char *p)
 {
-    const char *quote;
 #if defined(__SSE2__)
     unsigned mask = 0;
     if (r->end - p > 16 && (mask = string_stops(p + 1)) != 0 && p[1 + __builtin_ctz(mask)] == '"')
-        quote = p + 1 + __builtin_ctz(mask);
-    else
+        return p + 1 + __builtin_ctz(mask);
 #endif
-    if ((quote = find_quote(r, p + 1)) == NULL)
-        return NULL;
-    /* A string is never the first character of a text, so there are two characters before its content. */
-    if (quote[-1] == 'd' && quote[-2] == 'i') {
-        r->pid_quotes += quote[-3] == 'p';
-        r->id_quotes += quote[-3] == '"';
-    } else if (quote[-1] == 'g') {
-        r->quoted_g |= quote[-2] == '"';
-    }
-    return quote;
+    return find_quote(r, p + 1);
+}
+
+INLINE const char *skip_digits(const char *p)
+{
+    while (is_digit(*p))
+        p++;
+    return p;
 }
 
 INLINE const char *skip_number(const char *p)
 {
     const char *from = p;
     p += *p == '-';
-    if (!is_digit(*p))
+    const char *whole = p;
+    p = skip_digits(p);
+    if (p == whole || (*whole == '0' && p > whole + 1))
         return NULL;
-    if (*p == '0')
-        p++;
-    else
-        while (is_digit(*p))
-            p++;
     if (*p == '.') {
-        if (!is_digit(*++p))
+        const char *decimals = ++p;
+        p = skip_digits(p);
+        if (p == decimals)
             return NULL;
-        while (is_digit(*p))
-            p++;
     }
     if (*p == 'e' || *p == 'E') {
         p++;
         p += *p == '+' || *p == '-';
         const char *digits = p;
-        while (is_digit(*p))
-            p++;
+        p = skip_digits(p);
         if (p == digits || p - digits > MOST_EXPONENT)
             return NULL;
     }
-    return p - from > MOST_NUMBER || is_digit(*p) ? NULL : p;
+    return p - from > MOST_NUMBER ? NULL : p;
 }
 
 static const char *skip_scalar(Reader *r, const char *p)
@@ -233,20 +238,42 @@ static const char *skip_scalar(Reader *r, const char *p)
 }
 
 /* Notes the number behind a key of arguments that ties events together: see tracekit.merge.ids. */
-INLINE int note_arg_id(Reader *r, const char *key, const char *value)
+INLINE int note_arg_id(Reader *r, const char *key, const char *value, int depth)
 {
     if (*key == 'c' ? memcmp(key, "correlation", 11) != 0 : (*key | 32) != 'e' || memcmp(key + 1, "xternal id", 10) != 0)
         return 1;
     uint64_t number = 0;
-    const char *p = value;
-    while (is_digit(*p) && p - value < 10)
+    const char *p = value, *most = value + (r->args_mode ? MAX_ID : MAX_ARG_ID);
+    while (is_digit(*p) && p < most)
         number = number * 10 + (uint64_t)(*p++ - '0');
     if (p == value || is_digit(*p) || *p == '.' || *p == 'e' || *p == 'E')
         return 1;
     if (r->edit_count == MOST_EDITS)
         return 0;
-    r->edits[r->edit_count++] = (Edit){EDIT_ARG, {value, p}, number};
+    r->edits[r->edit_count++] = (Edit){EDIT_ARG, {value, p}, number, key, depth};
     return 1;
+}
+
+INLINE unsigned arg_field_of(const char *key, ptrdiff_t size)
+{
+#define IS(name, field) if (memcmp(key, name, sizeof name - 1) == 0) return field
+    switch (size) {
+    case 5: IS("bytes", ARG_BYTES); IS("Bytes", ARG_BYTES); break;
+    case 6: IS("stream", ARG_STREAM); IS("device", ARG_DEVICE); break;
+    case 9: IS("Device Id", ARG_DEVICE); break;
+    case 11: IS("correlation", ARG_CORRELATION); break;
+    case 18: IS("Process Group Name", ARG_GROUP); break;
+    default: break;
+    }
+#undef IS
+    return ARG_NONE;
+}
+
+/* Notes where the value of an argument begins. */
+INLINE void note_arg(Reader *r, unsigned field, const char *value)
+{
+    r->noted_args |= (unsigned char)(1u << field);
+    r->args_at[field] = value;
 }
 
 /* p is at the opening bracket of an object or array. */
@@ -319,16 +346,24 @@ static const char *skip_container(Reader *r, const char *p)
             if (*p != ':')
                 return NULL;
             p = skip_space(r, p + 1);
-            before = keep_arg_key(&r->known, before, from, key, quote, p, where);
+            unsigned field = arg_field_of(key, quote - key);
+            if (r->in_args && depth == 1) {
+                if (field != ARG_NONE)
+                    note_arg(r, field, p);
+                r->odd_string |= memchr(key, '\\', (size_t)(quote - key)) != NULL; /* it may stand for one of the fields */
+            }
+            before = keep_arg_key(&r->known, before, from, key, quote, p, where, field);
             expected = next_key(&r->known, before);
-            if (r->arg_ids && quote - key == 11 && !note_arg_id(r, key, p))
+            if (r->arg_ids && quote - key == 11 && !note_arg_id(r, key, p, depth))
                 return NULL;
         }
         continue;
     known_key:
         p = skip_space(r, from + expected->size);
-        if (r->arg_ids && expected->key_size == 11 && !note_arg_id(r, from + expected->key_at, p))
+        if (r->arg_ids && expected->key_size == 11 && !note_arg_id(r, from + expected->key_at, p, depth))
             return NULL;
+        if (expected->field && r->in_args && depth == 1)
+            note_arg(r, expected->field, p);
         before = (unsigned)(expected - r->known.of_args);
         expected = next_key(&r->known, before);
     }

@@ -1,0 +1,84 @@
+/* Rows of the event table as columns: a batch in memory, and finished batches, in memory or in a scratch file.
+
+   A finished batch is one block with the layout of Arrow: a Block, then the data of each column, each part at a multiple of 8. */
+
+#ifndef TRACEKIT_BATCH_H
+#define TRACEKIT_BATCH_H
+
+#include "index.h"
+#include "scratch_file.h"
+
+#define BATCH_ROWS 65536
+#define MAX_TEXT_BYTES (8 << 20) /* of a batch; a text that is longer ends it */
+#define MAX_COLUMNS 16
+#define NO_VALUE INT64_MIN       /* NULL in a column of integers */
+#define NO_TEXT (-1)             /* NULL in a column of texts */
+
+enum column_kind { COLUMN_INTEGER, COLUMN_NUMBER, COLUMN_TEXT, COLUMN_LONG_TEXT };
+
+typedef struct {
+    const char *name;
+    enum column_kind kind;
+    int is_nullable;
+    int is_late;     /* filled when the table is read */
+} ColumnSpec;
+
+typedef struct {
+    const char *name;
+    const ColumnSpec *columns;
+    int count;
+} TableSpec;
+
+/* The different texts of a column; with COLUMN_LONG_TEXT, all of them. */
+typedef struct {
+    Index index;
+    Buffer offsets, bytes; /* int32_t: where each begins, and the end */
+} Texts;
+
+typedef struct {
+    const TableSpec *spec;
+    size_t rows;
+    void *data[MAX_COLUMNS]; /* int64_t, double or int32_t (a number in `texts`); NULL for late and long ones */
+    Texts texts[MAX_COLUMNS];
+} Batch;
+
+/* Where the parts of a column are in a block, all 0 where the column is NULL in all rows; `size` is that of all of its texts. */
+typedef struct {
+    uint64_t data, offsets, bytes, texts, size;
+} BlockColumn;
+
+typedef struct {
+    uint64_t rows, size;
+    BlockColumn columns[MAX_COLUMNS];
+} Block;
+
+typedef struct {
+    Block *block; /* NULL: it is in the scratch file */
+    uint64_t offset, size;
+} StoredBlock;
+
+typedef struct {
+    Batch batch;
+    Buffer blocks;        /* StoredBlock */
+    Buffer staging;       /* a block that is written to the file */
+    uint64_t rows;        /* of all blocks */
+    unsigned used;        /* a bit for each column that is not NULL everywhere */
+} BatchTable;
+
+#define BLOCK_PART(block, offset) ((char *)(block) + (offset))
+
+int open_batches(BatchTable *table, const TableSpec *spec);
+void close_batches(BatchTable *table);
+/* Returns the number of a text in the current batch, -1 without memory. */
+int32_t intern_column(Batch *batch, int column, const char *text, size_t size);
+/* Finishes the current batch, and moves it to the file where that is wanted. */
+enum outcome store_batch(BatchTable *table, ScratchFile *scratch, int to_file, uint64_t *stored_bytes);
+/* Finishes the row that was filled; `is_full` says that `store_batch` must be called. */
+INLINE int end_row(BatchTable *table)
+{
+    return ++table->batch.rows == BATCH_ROWS;
+}
+/* Takes a block out of the table; NULL without memory or where the file cannot be read, as `outcome` says. */
+Block *take_block(BatchTable *table, size_t number, ScratchFile *scratch, enum outcome *outcome);
+
+#endif

@@ -1,0 +1,76 @@
+/* The one pass of the merge over the events of a unit: see `Rewriter` in _merge.pyi. */
+
+#ifndef TRACEKIT_REWRITER_H
+#define TRACEKIT_REWRITER_H
+
+#include "lanes.h"
+#include "object.h"
+#include "scan.h"
+#include "tracks.h"
+
+#define MAX_WORDS 16
+#define MAX_WORD 32
+#define MAX_KNOTS 1024
+#define MAX_PREFIX 24
+#define PHASES 128
+#define MAX_DURATION_NS 1000000000000000000
+#define TID_SIZE 10              /* characters, so that a lane can be written over it */
+#define KEEP_OFFSET (-1)         /* of ids: they stay, whatever they are */
+
+typedef struct {
+    int64_t time_ns, offset_ns;
+} Knot;
+
+typedef struct {
+    PyObject_HEAD
+    int busy;
+
+    /* Of the input. */
+    Reader reader;
+    Table table;                 /* its tracks */
+    enum place place;
+    int64_t shift_ns, least_ns, most_ns;
+    int64_t id_offset;
+    int moves_arg_ids;
+    size_t prefix_size;
+    char prefix[MAX_PREFIX];     /* of the ids of asynchronous events */
+    Knot knots[MAX_KNOTS];
+    size_t knot_count;
+    uint64_t written[PHASES];
+
+    /* Of the unit. */
+    Buffer out;
+    uint64_t taken;              /* bytes of the output before those in `out` */
+    Buffer logs;                 /* LaneLog by number */
+    size_t log_bytes, most_log_bytes;
+    ScratchFile scratch;
+    int64_t snap_ns;
+    Buffer metadata, noted;      /* texts of events, each behind its size as a size_t */
+    char words[MAX_WORDS][MAX_WORD];
+    size_t word_sizes[MAX_WORDS];
+    int word_count;
+    unsigned char initials[256];
+    Buffer new_track;            /* pid, tid and category of an event whose track is unknown */
+    size_t new_sizes[3];
+
+    /* Of the end. */
+    int finished;
+    LaneCounts counts;
+    Sorter patches;
+    Buffer patch;                /* the text of the next one */
+    uint64_t patch_at;
+    int has_patch;
+} Rewriter;
+
+#define LOGS(self) ((LaneLog *)(void *)(self)->logs.data)
+#define LOG_COUNT(self) ((self)->logs.size / sizeof(LaneLog))
+
+enum stop rewrite_events(Rewriter *self, const char *text, const char *end, const char **at, int final);
+enum outcome note_entry(Rewriter *self, uint32_t log, const Entry *entry);
+enum outcome find_patches(Rewriter *self);
+/* Makes the next patch the one in `patch`; `has_patch` says whether there is one. */
+enum outcome next_patch(Rewriter *self);
+
+extern PyType_Spec rewriter_spec;
+
+#endif

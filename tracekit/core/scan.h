@@ -1,0 +1,107 @@
+/* Finds the events of a window one after the other, and leaves those that are not simple to Python. */
+
+#ifndef TRACEKIT_SCAN_H
+#define TRACEKIT_SCAN_H
+
+#include "event.h"
+
+#define MAX_EVENT (4 << 20)      /* bytes; a longer event takes the general way */
+
+/* Why a scan stops; the first four are numbers of _merge.pyi. STOP_NONE: it does not. */
+enum stop { STOP_MORE, STOP_ODD, STOP_NEW, STOP_END, STOP_MEMORY, STOP_FILE, STOP_NONE };
+
+/* What has come before the place where it goes on. */
+enum place { ANYWHERE, BEHIND_EVENT, BEHIND_COMMA };
+
+/* Returns the place behind an object, NULL where the text ends before: only strings and brackets are looked at. */
+static inline __attribute__((unused)) const char *find_object_end(const char *p, const char *end)
+{
+    int depth = 0;
+    for (; p < end; p++) {
+        if (*p == '"') {
+            for (p++; p < end && *p != '"'; p++)
+                p += *p == '\\';
+        } else if (*p == '{' || *p == '[') {
+            depth++;
+        } else if ((*p == '}' || *p == ']') && --depth == 0) {
+            return p + 1;
+        }
+    }
+    return NULL;
+}
+
+/* Tells whether a text is UTF-8, without surrogates and overlong forms. */
+static inline __attribute__((unused)) int is_wide_utf8(const unsigned char *p, const unsigned char *end)
+{
+    while (p < end) {
+        unsigned char first = *p++;
+        if (first < 0x80)
+            continue;
+        int more = first >= 0xF0 ? 3 : first >= 0xE0 ? 2 : 1;
+        if (first < 0xC2 || first > 0xF4 || end - p < more)
+            return 0;
+        unsigned char low = first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80;
+        unsigned char high = first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
+        if (*p < low || *p > high)
+            return 0;
+        for (int i = 1; i < more; i++)
+            if (p[i] < 0x80 || p[i] > 0xBF)
+                return 0;
+        p += more;
+    }
+    return 1;
+}
+
+INLINE int is_utf8(const char *p, const char *end)
+{
+    const char *from = p;
+    uint64_t all = 0, some;
+#if defined(__SSE2__)
+    __m128i any = _mm_setzero_si128();
+    for (; end - p >= 64; p += 64) {
+        const __m128i *at = (const __m128i *)(const void *)p;
+        __m128i low = _mm_or_si128(_mm_loadu_si128(at), _mm_loadu_si128(at + 1));
+        __m128i high = _mm_or_si128(_mm_loadu_si128(at + 2), _mm_loadu_si128(at + 3));
+        any = _mm_or_si128(any, _mm_or_si128(low, high));
+    }
+    if (_mm_movemask_epi8(any))
+        all = 0x80;
+#endif
+    for (; end - p >= 8; p += 8) {
+        memcpy(&some, p, sizeof some);
+        all |= some;
+    }
+    for (; p < end; p++)
+        all |= (unsigned char)*p;
+    return (all & 0x8080808080808080) == 0 || is_wide_utf8((const unsigned char *)from, (const unsigned char *)end);
+}
+
+/* Reads the next event from `at` on, which is moved to its beginning; `behind` is its end. STOP_NONE: there it is. */
+INLINE enum stop next_event(Reader *reader, enum place *place, const char **at, const char *end, int final, Event *event,
+                            const char **behind)
+{
+    reader->end = end;
+    for (;;) {
+        const char *p = *at = skip_space(reader, *at);
+        if (p == end)
+            return STOP_MORE;
+        if (*p == ',' && *place != BEHIND_COMMA) {
+            *place = BEHIND_COMMA;
+            ++*at;
+            continue;
+        }
+        if (*p == ']' && *place != BEHIND_COMMA)
+            return STOP_END;
+        if (*p != '{' || *place == BEHIND_EVENT)
+            return STOP_ODD;
+        reader->odd_string = 0;
+        *behind = read_event(reader, p, event, NULL);
+        if (*behind != NULL && *behind - p <= MAX_EVENT && !reader->odd_string && is_utf8(p, *behind))
+            return STOP_NONE;
+        /* Not all of it may be here yet. */
+        const char *most = end - p > MAX_EVENT ? p + MAX_EVENT : end;
+        return *behind == NULL && most == end && !final && find_object_end(p, end) == NULL ? STOP_MORE : STOP_ODD;
+    }
+}
+
+#endif
