@@ -1,19 +1,22 @@
-"""The bytes of a file or URL, unpacked when they are gzip, in pieces of bounded size."""
+"""The bytes of a trace in pieces of bounded size: those of a file or URL, unpacked, or those that it is converted to."""
 
 from __future__ import annotations
 
+from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.errors import StorageError
 from tracekit.formats.gzip_codec import InflateError, inflater
-from tracekit.storage import open_read, without_secrets
+from tracekit.formats.unpacked_file import UnpackedFile
+from tracekit.storage import without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from types import TracebackType
 
-__all__ = ["PIECE_BYTES", "ByteStream"]
+    from typing_extensions import Self
+
+__all__ = ["PIECE_BYTES", "ByteStream", "BytesStream", "Closing", "ConvertedStream", "TraceStream"]
 
 PIECE_BYTES: Final = 256 * 1024
 """How much is unpacked at once: large enough to amortise what Python does for a piece (with 64 KiB, a quarter of the time of a
@@ -22,43 +25,74 @@ merge in C), small enough to stay in the processor's cache."""
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 
 
-class ByteStream:
-    """Reads a file, plain or gzip. Gzip is recognised by its content, may have several members, and may be cut.
+class Closing:
+    """An object that is closed at the end of a ``with``."""
 
-    Use from one thread at a time.
-
-    Attributes:
-        foreign: What the file is instead of what is read: nothing.
-        path: The file, as it may be printed.
-        compressed: Whether the file is gzip.
-        damage: Why unpacking stopped early ("the gzip data is cut off", ...), or None. What was unpacked until then
-            counts.
-        losses: What is not in the bytes although it is in the file, by kind: nothing.
-
-    Raises:
-        StorageError: The file is not there or cannot be read.
-    """
-
-    foreign: Final = ""
-    losses: Mapping[str, int] = MappingProxyType({})
-
-    def __init__(self, path: str) -> None:
-        self.path = without_secrets(path)
-        self.damage: str | None = None
-        self._file = open_read(path)
-        self._packed = self._read_file()
-        self.compressed = self._packed.startswith(_GZIP_MAGIC)
-        self._inflater: Any = inflater() if self.compressed else None
-        self._pending = False
-        self._first: bytes | None = None
-
-    def __enter__(self) -> ByteStream:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        raise NotImplementedError
+
+
+class TraceStream(Closing):
+    """The bytes of a trace. Use it from one thread at a time.
+
+    Attributes:
+        foreign: The form of a file that is converted to Chrome JSON; empty for any other.
+        path: The file, as it may be printed.
+        compressed: True for a packed file.
+        damage: Why reading stopped early ("the gzip data is cut off", ...), or None. The bytes before count.
+        losses: The number of unreadable parts, and of those without a form in JSON, by kind.
+    """
+
+    foreign = ""
+    compressed = False
+    damage: str | None = None
+    losses: Mapping[str, int] = MappingProxyType({})
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def read(self) -> bytes:
+        """Return the next piece; empty at the end."""
+        raise NotImplementedError
+
+
+class ByteStream(TraceStream):
+    """Reads a file: plain, gzip, zstd, or a zip archive with one trace. The content decides, not the name.
+
+    Gzip may have several members, and may be cut.
+
+    Attributes:
+        packing: "gzip", "zstd" or "zip"; empty for a plain file.
+
+    Args:
+        path: The file or URL.
+        limit_bytes: The maximum that is read of the file; None for all.
+
+    Raises:
+        StorageError: The file is not there or cannot be read.
+        TraceFormatError: A zip archive is damaged or does not hold one trace.
+        MissingExtraError: The package that unpacks the file is not installed.
+    """
+
+    def __init__(self, path: str, limit_bytes: int | None = None) -> None:
+        super().__init__(without_secrets(path))
+        self._file = UnpackedFile(path, limit_bytes)
+        self._packed = self._read_file()
+        self._is_gzip = self._packed.startswith(_GZIP_MAGIC)
+        self.packing = self._file.packing or ("gzip" if self._is_gzip else "")
+        self.compressed = bool(self.packing)
+        self._inflater: Any = inflater() if self._is_gzip else None
+        self._pending = False
+        self._first: bytes | None = None
 
     def close(self) -> None:
         """Close the file."""
@@ -69,12 +103,12 @@ class ByteStream:
         if self._first is not None:
             piece, self._first = self._first, None
             return piece
-        if self._inflater is None:
+        if not self._is_gzip:
             piece, self._packed = self._packed or self._read_file(), b""
             return piece
         pieces = []
         missing = PIECE_BYTES
-        while missing and (piece := self._inflate(missing)):
+        while missing > 0 and (piece := self._inflate(missing)):
             pieces.append(piece)
             missing -= len(piece)
         return b"".join(pieces)
@@ -117,8 +151,57 @@ class ByteStream:
         return True
 
     def _read_file(self) -> bytes:
-        try:
-            return self._file.read(PIECE_BYTES)
-        except Exception as error:
-            # An object store has exceptions of its own.
-            raise StorageError(f"{self.path}: cannot be read: {error}") from error
+        piece = self._file.read(PIECE_BYTES)
+        self.damage = self.damage or self._file.damage
+        return piece
+
+
+class BytesStream(TraceStream):
+    """Bytes in memory.
+
+    Args:
+        path: The file that they are from, as it may be printed.
+        data: The bytes.
+    """
+
+    def __init__(self, path: str, data: bytes) -> None:
+        super().__init__(path)
+        self._data = data
+
+    def read(self) -> bytes:
+        """Return all bytes, once."""
+        data, self._data = self._data, b""
+        return data
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class ConvertedStream(TraceStream):
+    """A file of another form, converted to Chrome JSON.
+
+    Args:
+        source: The unread file.
+    """
+
+    def __init__(self, source: ByteStream) -> None:
+        super().__init__(source.path)
+        self.compressed = source.compressed
+        self.losses: Counter[str] = Counter()
+        self._source = source
+        self._pieces = filter(None, self._convert())
+
+    def read(self) -> bytes:
+        """Return the next piece; empty at the end."""
+        piece = next(self._pieces, b"")
+        if not piece:
+            self.damage = self.damage or self._source.damage
+        return piece
+
+    def close(self) -> None:
+        """Close the file."""
+        self._source.close()
+
+    def _convert(self) -> Iterator[bytes]:
+        """Yield the JSON."""
+        raise NotImplementedError

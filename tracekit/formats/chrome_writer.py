@@ -18,8 +18,8 @@ import orjson
 
 from tracekit import core
 from tracekit.events import BEGIN, COUNTER, END, INSTANT, WIDTH, earliest
-from tracekit.formats.final_backslash import without_final_backslash
-from tracekit.formats.late_times import exact_records
+from tracekit.formats.decimal_time import EXACT_NS, EXACT_SPANS_NS, exact_time
+from tracekit.formats.json.repair import without_final_backslash
 from tracekit.formats.rank_trace import TIMESTAMP_EVENT
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class ChromeEncoder:
 
     def encode(self, batch: EventBatch) -> bytes:
         """Encode a batch: names of new tracks first, then changes of the training time, then its events."""
-        records = exact_records(batch.records, batch.offset_ns - self._base_ns, batch.cut_ns)
+        records = _exact_records(batch.records, batch.offset_ns - self._base_ns, batch.cut_ns)
         lines: list[bytes] = []
         self._name_tracks(batch, lines.append)
         if not records:
@@ -172,6 +172,28 @@ class ChromeEncoder:
         )
 
 
+def _exact_records(records: Sequence[Any], shift_ns: int, newest_ns: int = 0) -> Sequence[Any]:
+    """Return the records of a batch with times that a viewer reads as they are.
+
+    Args:
+        records: As in `tracekit.events.EventBatch`.
+        shift_ns: The number to add to their times for those in the file.
+        newest_ns: A time that none of them is later than, 0 if it is not known.
+    """
+    if not records:
+        return records
+    newest_ns = (newest_ns or max(map(max, (records[1::WIDTH], records[2::WIDTH])))) + shift_ns
+    if newest_ns < EXACT_SPANS_NS[0][1]:
+        return records
+    if newest_ns < EXACT_NS and min(records[1::WIDTH]) + shift_ns >= EXACT_SPANS_NS[1][0]:
+        return records
+    moved = list(records)
+    moved[1::WIDTH] = [exact_time(time + shift_ns) - shift_ns for time in records[1::WIDTH]]
+    # The end of a slice, or what kind of event it is, which is below 0.
+    moved[2::WIDTH] = [exact_time(time + shift_ns) - shift_ns if time >= 0 else time for time in records[2::WIDTH]]
+    return moved
+
+
 class _CompiledEncoder:
     """Has the core encode records, and tells it of labels and tracks before. What it does not take is left to Python."""
 
@@ -253,7 +275,7 @@ def _async_id(number: int) -> bytes:
 
 
 def _own_arguments(label: Label) -> bytes:
-    """Return the end of the arguments of every event of a label, from what stands behind the training time on."""
+    """Return the end of the arguments of every event of a label, beginning after the training time."""
     own = {name: value for name, value in label.args.items() if name not in _MOMENT_ARGS}
     return b"," + encode_value(own)[1:] if own else b"}"
 
@@ -287,7 +309,7 @@ def _plain(value: Any, depth: int) -> Any:
         real = float.__add__(value, 0.0)
         return real if real - real == 0 else str(real)
     if isinstance(value, str):
-        # Through UTF-16, so that a pair of surrogates becomes the character it stands for.
+        # Through UTF-16, so that a pair of surrogates becomes one character.
         text = str.encode(value, "utf-16", "surrogatepass").decode("utf-16", "replace")
         return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "…"
     if depth >= _MAX_DEPTH:

@@ -1,4 +1,4 @@
-"""What a file seems to be that is no trace: so that an error can name it, and say what to do with it."""
+"""Recognise files that are not traces, so that an error can name their kind and the way to convert them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BINARY: Final = (
     (b"\xfe\xff", "text in UTF-16; save it as UTF-8"),
     (b"version https://git-lfs", "a pointer of Git LFS; fetch the file itself with git lfs pull"),
 )
-# The same for what can stand behind white space, in either case.
+# The same for kinds that may follow white space, in either case.
 _TEXT: Final = (
     (b"<!doctype html", "an HTML page, such as a login or error page that was saved in place of a file"),
     (b"<html", "an HTML page, such as a login or error page that was saved in place of a file"),
@@ -41,10 +41,6 @@ _TEXT: Final = (
 # The same for JSON: a pattern that its beginning holds.
 _JSON: Final = (
     (re.compile(rb'\A\{\s*"perfetto_manifest"'), "the manifest of an archive; merge the traces beside it"),
-    (
-        re.compile(rb'\A\{\s*"(?:ph|name|cat|pid|tid|ts|args)"'),
-        "one event a line; put them into an array, with commas between",
-    ),
     (re.compile(rb'"schema"\s*:\s*"[^"]*chakra'), "an execution trace of torch, which is no timeline"),
     (
         re.compile(rb'"tracekit_index"'),
@@ -54,12 +50,12 @@ _JSON: Final = (
     (re.compile(rb'\A\{\s*"nodes"(?s:.*)"(?:samples|startTime)"'), "a CPU profile of a browser"),
     (re.compile(rb"\A\[\s*\[[\s\d,.]*\]"), "a memory timeline of torch.profiler, or another table of numbers"),
 )
-# What torch puts into its pickles.
+# Words in the pickles of torch.
 _PICKLED: Final = ((re.compile(rb"device_traces|segments"), "a memory snapshot of torch; look at it with memory_viz"),)
 
 
 def seems_to_be(head: bytes) -> str:
-    """Return what a file that is no trace seems to be, and what to do with it; empty when nobody can tell.
+    """Return the kind of a file that is not a trace, and a way to convert it; empty if the kind is unknown.
 
     Args:
         head: Its first bytes, `HEAD_BYTES` as a rule, unpacked.
@@ -82,6 +78,6 @@ def seems_to_be(head: bytes) -> str:
     if text.startswith((b"{", b"[")):
         return next((words for pattern, words in _JSON if pattern.search(text)), "")
     if _XSPACE.match(head):
-        return "a protobuf of XLA's profiler (xplane.pb); merge the trace.json.gz beside it"
+        return "a protobuf of XLA's profiler (xplane.pb), whose trace.json.gz is not next to it; merge that"
     # The first field of Perfetto's protobuf looks like white space to a reader of text.
     return "a protobuf trace of Perfetto (pftrace)" if head.startswith(b"\n") and _CONTROL.search(head) else ""

@@ -1,11 +1,12 @@
-"""A dump of torch's flight recorder as a stream of Chrome JSON, so that all that reads traces reads these as well.
+"""A dump of torch's flight recorder as a stream of Chrome JSON, for every reader of traces.
 
 The recorder keeps the last collectives of a process, and each rank writes its own when a job hangs, as a pickle
 (``nccl_trace_rank_0``) or as JSON. A collective becomes a slice on the track of its process group, from when it was enqueued
 (``time_created_ns``) to when its completion was discovered (``time_discovered_completed_ns``): that is how long it was in
 flight. How long it ran is less, and told by ``duration_ms`` where torch measured it; the watchdog of torch looks about ten
-times a second, so both discovered times are late by so much. What never completed is a slice without an end, marked by its
-name; what completed without a time (gloo tells none) is an instant. Sends and receives stand on a track of their own.
+times a second, so both discovered times are late by so much. A collective that never completed is a slice without an
+end, marked by its name; what completed without a time (gloo tells none) is an instant. Sends and receives are on a
+separate track.
 
 A dump names neither rank nor host: the rank is that of the file's name. Its times are ns since the epoch by the wall clock.
 Nor does it say when it was written, which is how long something has hung at least: the time of the file does, as far as it is
@@ -19,12 +20,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tracekit.formats.byte_stream import ConvertedStream
 from tracekit.formats.decimal_time import format_us
-from tracekit.formats.json_repair import object_end
+from tracekit.formats.json.repair import repair_object
+from tracekit.formats.json.spans import scan_value
+from tracekit.formats.kineto import rank_in_name
 from tracekit.formats.plain_pickle import PickleRefusedError, is_pickle, read_pickle
+from tracekit.storage import basename
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -59,6 +63,7 @@ _UNNAMED: Final = ("", "undefined")
 """What torch writes where a process group has no description."""
 
 _COPIED: Final = ("state", "retired", "record_id", "op_id", "p2p_seq_id", "timeout_ms", "duration_ms", "thread_name")
+_LAST_NUMBER: Final = re.compile(r"(?<!\d)(\d{1,5})(?:\.bin|\.json)?(?:\.gz)?$")
 _TIMES: Final = ("time_discovered_started_ns", "time_discovered_completed_ns")
 
 
@@ -69,38 +74,33 @@ def is_flight_dump(head: bytes) -> bool:
     return _FIRST_KEY.match(head) is not None and _OF_A_DUMP.search(head) is not None and _TRACE not in head
 
 
+def _rank_at_end(path: str) -> int | None:
+    """Return the rank that torch puts after the prefix that its user chose, if the name does not state it otherwise."""
+    name = basename(path)
+    found = _LAST_NUMBER.search(name) if rank_in_name(name) is None else None
+    return None if found is None else int(found[1])
+
+
 class _Launch(NamedTuple):
-    """What the parts of one coalesced group have in common: they are launched, and complete, as one."""
+    """The key of a coalesced group of entries, which are launched, and complete, together."""
 
     group: int | None
     is_p2p: bool
     sequence: int | None
 
 
-class FlightDumpStream:
-    """Reads a dump as Chrome JSON of the object form; to be used like the stream of bytes that it reads from.
-
-    Attributes:
-        foreign: What the file is instead of JSON in the Trace Event Format.
-        path: The file, as it may be printed.
-        compressed: Whether the file is gzip.
-        damage: Why reading stopped before the end of the dump, or None.
-        losses: What cannot be read, by kind.
+class FlightDumpStream(ConvertedStream):
+    """Reads a dump as Chrome JSON of the object form.
 
     Args:
-        source: The file, of which nothing is read yet.
+        source: The unread file.
         written_ns: When it was written, ns since the epoch; None where that is not known.
     """
 
-    foreign: Final = "flight recorder"
+    foreign = "flight recorder"
 
     def __init__(self, source: ByteStream, written_ns: int | None = None) -> None:
-        self.path = source.path
-        self.compressed = source.compressed
-        self.damage: str | None = None
-        self.losses: Counter[str] = Counter()
-        self._source = source
-        self._pieces: Iterator[str] | None = None
+        super().__init__(source)
         self._configs: dict[str, Any] = {}
         self._states: dict[str, Any] = {}
         self._tracks: set[str] = set()
@@ -108,15 +108,8 @@ class FlightDumpStream:
         self._last_ns = 0
         self._timeout_ns = 0
 
-    def close(self) -> None:
-        """Close the file."""
-        self._source.close()
-
-    def read(self) -> bytes:
-        """Return the next piece; empty at the end."""
-        if self._pieces is None:
-            self._pieces = self._text()
-        return next(self._pieces, "").encode("utf-8", "replace")
+    def _convert(self) -> Iterator[bytes]:
+        return (text.encode("utf-8", "replace") for text in self._text())
 
     def _text(self) -> Iterator[str]:
         """Yield the trace in pieces."""
@@ -127,7 +120,8 @@ class FlightDumpStream:
         self._configs, self._states = _dict(header.get("pg_config")), _dict(header.get("pg_status"))
         completed = self._completed(entries())
         left = _MAX_TEXT_BYTES
-        yield '{"traceEvents":[\n'
+        rank = _rank_at_end(self.path)
+        yield '{"traceEvents":[\n' if rank is None else f'{{"rank":{rank},"traceEvents":[\n'
         separator = ""
         batch: list[str] = []
         for entry in entries():
@@ -143,7 +137,7 @@ class FlightDumpStream:
         batch += self._end_of_what_hung()
         about = {key: _text_of(header[key]) for key in ("version", "comm_lib_version") if key in header}
         end = f'\n],\n"flight_recorder": {json.dumps(about)}'
-        # An object that is not closed is told as a cut file by whoever reads it.
+        # The reader reports an object that is not closed as a cut file.
         yield (separator if batch else "") + ",\n".join(batch) + end + ("" if self.damage else "}\n")
 
     # The dump.
@@ -183,13 +177,17 @@ class FlightDumpStream:
         if begin is None:
             header = self._header(text)
             return None if header is None else (header, tuple)
-        spans: list[tuple[int, int]] = []
+        entries: list[bytes] = []
         at = begin.end()
         while text.startswith(b"{", at := _after(text, at)):
-            end = object_end(text, at, min(len(text), at + _MAX_ENTRY_BYTES))
-            if end < 0:
-                break
-            spans.append((at, end))
+            end, is_whole = scan_value(text, at)
+            entry = text[at:end]
+            if not is_whole:
+                repaired = repair_object(text, at, min(len(text), at + _MAX_ENTRY_BYTES))
+                if repaired is None:
+                    break
+                entry, end, _ = repaired
+            entries.append(entry)
             at = end
         if not text.startswith(b"]", at):
             self.damage = self.damage or f"the entries of the dump end in the middle, at byte {at}"
@@ -198,14 +196,7 @@ class FlightDumpStream:
             rest = b"null" + text[at + 1 :]
         header = self._header(text[: begin.end() - 1] + rest) if rest != b"}" else {}
 
-        def entries() -> Iterator[Any]:
-            for start, end in spans:
-                try:
-                    yield json.loads(text[start:end].decode("utf-8", "replace"))
-                except (ValueError, RecursionError):
-                    yield None
-
-        return header or {}, entries
+        return header or {}, lambda: map(_decoded, entries)
 
     def _header(self, text: bytes) -> dict[str, Any] | None:
         try:
@@ -220,7 +211,7 @@ class FlightDumpStream:
 
     @staticmethod
     def _completed(entries: Iterable[Any]) -> dict[_Launch, int]:
-        """Return when each launch completed, as far as any of its entries tells."""
+        """Return the time at which each launch completed, where an entry has it."""
         found = {}
         for entry in entries:
             completed_ns = _time(_dict(entry).get("time_discovered_completed_ns"))
@@ -280,7 +271,7 @@ class FlightDumpStream:
         return [_event("i", _PROCESS, end_ns, name, {}, ', "s": "p"')]
 
     def _args(self, entry: dict[str, Any], launch: _Launch) -> dict[str, Any]:
-        """Return what is known of a collective; what torch.profiler tells as well is called as there."""
+        """Return the arguments of a collective, with the names of torch.profiler."""
         group, description = _group(entry)
         ranks = _dict(self._configs.get(group)).get("ranks")
         name = _text_of(entry.get("profiling_name"))
@@ -338,12 +329,19 @@ def _metadata(what: str, track: str, args: dict[str, Any]) -> str:
     return json.dumps(event, ensure_ascii=False)
 
 
+def _decoded(entry: bytes) -> Any:
+    try:
+        return json.loads(entry.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
+
+
 def _after(text: bytes, at: int) -> int:
     match = _BETWEEN.match(text, at)
     return match.end() if match else at
 
 
-# What an entry may hold is anything, and any amount of it.
+# An entry may hold any value of any size.
 
 
 def _dict(value: Any) -> dict[str, Any]:
@@ -362,7 +360,7 @@ def _integer(value: Any) -> int | None:
 
 
 def _time(value: Any) -> int | None:
-    """Return a time in ns since the epoch; JSON dumps have 0 where there is none."""
+    """Return a time in ns since the epoch; JSON dumps have 0 for a missing value."""
     return value if type(value) is int and 0 < value < _MAX_NS else None
 
 

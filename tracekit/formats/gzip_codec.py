@@ -1,4 +1,4 @@
-"""Gzip by the fastest codec that is installed: isal (``tracekit[fast]``) packs four times as fast as zlib, and as small.
+"""Gzip by the fastest codec that is installed: isal (``tracekit-ml[fast]``) packs four times as fast as zlib, and as small.
 
 Both have the same interface; with either, the same input gives the same bytes, but not the same as with the other.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from typing import TYPE_CHECKING, Any, Final
-
-from tracekit.formats.behind import Behind
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+    from contextlib import AbstractContextManager
     from types import TracebackType
     from typing import BinaryIO
 
@@ -21,15 +23,21 @@ with contextlib.suppress(ImportError):
 
     _codec = isal_zlib
 
-__all__ = ["GzipWriter", "InflateError", "inflater"]
+__all__ = ["Behind", "GzipWriter", "InflateError", "inflater", "packed"]
 
 InflateError: Final[type[Exception]] = _codec.error
 """What unpacking damaged data raises."""
 
 _GZIP_WBITS: Final = 31
 _LEVEL: Final = 1
+_BLOCK_BYTES: Final = 1 << 16
 _TOGETHER_BYTES: Final = 1 << 20
 """So much is handed to the thread that packs at a time."""
+
+_MOST_LEFT: Final = 3
+"""So many items wait at most: enough that neither side waits for the other at every turn, and not much memory."""
+
+_Item = TypeVar("_Item")
 
 
 def inflater() -> Any:
@@ -41,8 +49,8 @@ class GzipWriter:
     """Packs what is written to it into one gzip member, without a name and a time in it. Use it in a ``with``.
 
     Args:
-        file: Where the member goes; it stays open.
-        behind: Whether a thread of its own packs and writes, while the caller goes on; the bytes are the same. Until the end of
+        file: The output, which stays open.
+        behind: Pack and write in a separate thread, while the caller goes on; the bytes are the same. Until the end of
             the ``with`` the file is then that thread's, and `write` may raise what writing earlier data raised.
     """
 
@@ -50,8 +58,10 @@ class GzipWriter:
         self._file = file
         self._deflater = _codec.compressobj(_LEVEL, zlib.DEFLATED, _GZIP_WBITS)
         self._behind = Behind(self._pack) if behind else None
-        self._held: list[bytes] = []
-        self._held_bytes = 0
+        self._blocks: list[bytes | memoryview] = []
+        self._together = 1 if self._behind is None else _TOGETHER_BYTES // _BLOCK_BYTES
+        self._rest: list[bytes | memoryview] = []  # less than a block
+        self._rest_bytes = 0
 
     def __enter__(self) -> GzipWriter:
         return self
@@ -62,24 +72,85 @@ class GzipWriter:
         if self._behind is not None:
             self._behind.__exit__(kind, error, traceback)
         if kind is None:
-            self._pack(self._held)
+            self._pack([*self._blocks, b"".join(self._rest)])
             self._file.write(self._deflater.flush())
 
     def write(self, data: bytes) -> int:
         """Pack more data."""
-        if self._behind is None:
-            self._pack([data])
-            return len(data)
-        self._held.append(data)
-        self._held_bytes += len(data)
-        if self._held_bytes >= _TOGETHER_BYTES:
-            self._behind.give(self._held)
-            self._held, self._held_bytes = [], 0
+        # isal's bytes depend on how much it gets at once, and reading and workers decide how much comes here.
+        size, view = self._rest_bytes + len(data), memoryview(data)
+        at, end = (-self._rest_bytes) % _BLOCK_BYTES, len(data) - size % _BLOCK_BYTES
+        if size >= _BLOCK_BYTES:
+            if self._rest:
+                self._blocks.append(b"".join([*self._rest, view[:at]]))
+            self._blocks += [view[begin : begin + _BLOCK_BYTES] for begin in range(at, end, _BLOCK_BYTES)]
+            self._rest, self._rest_bytes, view = [], 0, view[end:]
+        if view:
+            self._rest.append(view)
+            self._rest_bytes += len(view)
+        if len(self._blocks) >= self._together:
+            blocks, self._blocks = self._blocks, []
+            if self._behind is None:
+                self._pack(blocks)
+            else:
+                self._behind.give(blocks)
         return len(data)
 
-    def _pack(self, pieces: list[bytes]) -> None:
-        # Piece by piece: isal's bytes depend on how much it gets at once.
+    def _pack(self, pieces: list[bytes | memoryview]) -> None:
         for piece in pieces:
             packed = self._deflater.compress(piece)
             if packed:
                 self._file.write(packed)
+
+
+def packed(path: str, file: BinaryIO, *, behind: bool = False) -> AbstractContextManager[BinaryIO | GzipWriter]:
+    """Return what takes the content of ``file``: packed where ``path`` ends with ``.gz``, ``behind`` as `GzipWriter` does it."""
+    return GzipWriter(file, behind=behind) if path.endswith(".gz") else contextlib.nullcontext(file)
+
+
+class Behind(Generic[_Item]):
+    """Calls a function for each item, in order, in a separate thread. Use it in a ``with``, from one thread.
+
+    Worth it for work that leaves Python's lock alone, as packing and writing do: it then runs on a second processor. The end of
+    the ``with`` waits until all is put away; where an error ends it, only for the item that is under way. If no thread
+    can start, the thread of the caller calls it.
+
+    Args:
+        put: Takes an item. The next call of `give` that waits, or the end of the ``with``, raises its exceptions.
+    """
+
+    def __init__(self, put: Callable[[_Item], object]) -> None:
+        from concurrent.futures import ThreadPoolExecutor  # takes long to load, and most merges need none
+
+        self._put = put
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tracekit-behind")
+        self._left: deque[Future[Any]] = deque()
+        self._is_alone = False
+
+    def __enter__(self) -> Behind[_Item]:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._wait_for(0)
+        finally:
+            self._thread.shutdown(cancel_futures=True)
+
+    def give(self, item: _Item) -> None:
+        """Pass an item to the function. Wait while many are left."""
+        self._wait_for(_MOST_LEFT - 1)
+        if not self._is_alone:
+            try:
+                future = self._thread.submit(self._put, item)
+            except RuntimeError:  # from now on: a thread that starts late must not do it, too
+                self._is_alone = True
+            else:
+                self._left.append(future)
+                return
+        self._wait_for(0)
+        self._put(item)
+
+    def _wait_for(self, most_left: int) -> None:
+        while len(self._left) > most_left:
+            self._left.popleft().result()

@@ -1,4 +1,4 @@
-"""What Kineto, the library below torch.profiler, means by the words in its traces.
+"""The vocabulary of Kineto, the library below torch.profiler.
 
 Sources: pytorch/kineto ``libkineto/src/output_json.cpp`` and ``ActivityType.cpp``; the traces of each generation.
 """
@@ -8,7 +8,22 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-__all__ = ["GPU_CATEGORIES", "gpu_of_label", "is_kineto", "plain_text", "rank_in_name", "rank_of_header"]
+__all__ = [
+    "COLLECTIVE_NAMES",
+    "GPU_CATEGORIES",
+    "LOADING_NAMES",
+    "gpu_of_label",
+    "is_kineto",
+    "plain_text",
+    "rank_in_name",
+    "rank_of_header",
+]
+
+COLLECTIVE_NAMES: Final = "nccl:|gloo:|mpi:|ucc:|all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|barrier|broadcast"
+"""A pattern, in any case, for slices of the CPU that wait for other ranks. It is Python's and DuckDB's."""
+
+LOADING_NAMES: Final = "data[ _-]?load|dataiter|next_batch|get_batch"
+"""The same for slices that wait for data."""
 
 GPU_CATEGORIES: Final = frozenset(
     f'"{name}"'.encode()
@@ -32,17 +47,18 @@ GPU_CATEGORIES: Final = frozenset(
 _KINETO_KEYS: Final = frozenset({"schemaVersion", "deviceProperties", "distributedInfo", "traceName", "trace_id"})
 
 # Names in use: rank-3.json.gz (Megatron), rank3_trace.json (torchtitan), prof_rank-3.json.gz (verl), trace-rank-3.json
-# (TensorRT-LLM), worker3_step_12....pt.trace.json (torch's own examples).
+# (TensorRT-LLM), exp[llama2]-rank[3] (Primus), worker3_step_12....pt.trace.json (torch's own examples); tp_rank_3 is none.
 _RANK_NAME: Final = re.compile(
-    r"(?:^|[^a-zA-Z])(?:global[-_]?)?rank[-_=]?(\d{1,7})(?!\d)|^worker(\d{1,7})(?=[_.])", re.IGNORECASE
+    r"(?:^|[^a-zA-Z])(?:global[-_]?)?(?<![tdpecm]p[-_])rank[-_=\[]?(\d{1,7})(?!\d)|^worker(\d{1,7})(?=[_.])",
+    re.IGNORECASE,
 )
-# sglang: ID-TP-0-DP-0-PP-0-EP-0.trace.json.gz; only the first dimension alone is a rank.
-_SGLANG_NAME: Final = re.compile(r"-TP-(\d{1,7})((?:-(?:DP|PP|EP)-\d+)*)\.", re.IGNORECASE)
+# sglang: ID-TP-0-DP-0-PP-0-EP-0.trace.json.gz, ID-TP-0-EXTEND.trace.json.gz; only the first dimension alone is a rank.
+_SGLANG_NAME: Final = re.compile(r"-TP-(\d{1,7})((?:-(?:DP|PP|EP)-\d+)*)(?:-(?:EXTEND|DECODE))?\.", re.IGNORECASE)
 _GPU_LABEL: Final = re.compile(r"(?:GPU|XPU|HPU|MTIA|PrivateUse1)\s+(\d+)\s*", re.IGNORECASE)
 
 
 def is_kineto(header: dict[str, Any]) -> bool:
-    """Tell whether the keys beside ``traceEvents`` are those of a torch.profiler trace."""
+    """Return True if the keys next to ``traceEvents`` are those of a torch.profiler trace."""
     return not _KINETO_KEYS.isdisjoint(header)
 
 

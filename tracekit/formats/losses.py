@@ -1,12 +1,13 @@
-"""What a rank lost while it recorded: its own account of it, in its rank traces and in merges of them."""
+"""The losses of a rank during its recording, by its own account in rank traces and merges of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.formats.merged_head import MERGED_KEY, TOTALS_KEY
 from tracekit.formats.rank_trace import DUMP_EVENT, GAP_EVENT, LOSS_EVENT, LOST_EVENTS_KEY, SUMMARY_EVENT
-from tracekit.formats.trace_event import UNSET, decode_or_none
+from tracekit.formats.trace_event import UNSET, decode_dict, decode_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -46,10 +47,10 @@ class RecordingLoss:
 
     Attributes:
         rank: The rank.
-        path: The file that tells it.
+        path: The file with the account.
         kind: `DROPPED` (events are missing), `FAILED` (a handler, a source or the schedule failed) or `CUT` (the recording
             did not end: its process was killed or is still running).
-        reason: In the words of the file: what was lost, or who failed.
+        reason: The loss or failure in the words of the file.
         count: How many events, or how often; None where nobody knows.
     """
 
@@ -62,7 +63,7 @@ class RecordingLoss:
 
 @dataclass(slots=True)
 class Accounts:
-    """What one file says about itself.
+    """The account of one file about itself.
 
     Attributes:
         summary: ``args`` of its summary, None without one.
@@ -85,11 +86,20 @@ class Accounts:
         else:
             self.is_dump = True
 
+    def take(self, run: Sequence[Event]) -> None:
+        """Add the accounts in a run of events."""
+        for event in run:
+            if event.ph == "i":
+                self.note_instant(event)
+            elif event.ph == "M":
+                name = decode_or_none(event.name)
+                if isinstance(name, str) and name in ACCOUNTS and isinstance(args := decode_or_none(event.args), dict):
+                    self.note(name, args)
+
     def note_instant(self, event: Event) -> None:
         """Take in an instant, which may be a gap."""
         if event.name is not UNSET and bytes(event.name) == GAP_NAME:
-            args = decode_or_none(event.args)
-            self.gap_events += _count(args.get(LOST_EVENTS_KEY)) if isinstance(args, dict) else 0
+            self.gap_events += _count(decode_dict(event.args).get(LOST_EVENTS_KEY))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +120,10 @@ class RecordedFile:
 
 
 def losses_of_process(rank: int, files: Sequence[RecordedFile]) -> list[RecordingLoss]:
-    """Return what a process lost while it recorded, as its files tell.
+    """Return the losses of a process during its recording, by the account of its files.
 
-    The summary of a recording counts for all of its files. Where it is missing, the files' own counts are the least that was
-    lost. A dump of a flight recorder is no recording.
+    The summary of a recording counts for all of its files. Without a summary, the files' own counts are a lower limit.
+    A dump of a flight recorder is not a recording.
     """
     told = [file for file in files if file.accounts.summary is not None]
     return [loss for file in told for loss in _of_summary(rank, file)] if told else _of_files(rank, files)
@@ -122,7 +132,8 @@ def losses_of_process(rank: int, files: Sequence[RecordedFile]) -> list[Recordin
 def stated_losses(header: dict[str, Any], ranks: Collection[int]) -> list[RecordingLoss]:
     """Return what a merged trace passes on of its ranks."""
     found = []
-    own = header["tracekit"].get("losses")
+    totals = header.get(TOTALS_KEY, header[MERGED_KEY])  # before format version 2 they stood in the head
+    own = totals.get("losses") if isinstance(totals, dict) else None
     for entry in own if isinstance(own, list) else []:
         if not isinstance(entry, dict):
             continue

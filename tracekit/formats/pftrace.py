@@ -3,34 +3,34 @@
 A trace is a sequence of packets, each length-prefixed, so that traces can be joined by appending one to the other and a cut
 loses only its last packet. Fields and numbers are those of perfetto_trace.proto in Perfetto's repository.
 
-A packet belongs to a sequence, written by one writer. Names, categories, names of arguments and texts in arguments are
-interned: a sequence defines a number for each once, and uses the number from then on.
+A packet belongs to a sequence, written by one writer. A sequence interns texts: it defines a number for each once, and uses the
+number from then on. Its clock counts from one packet to the next.
 """
 
 from __future__ import annotations
 
-import json
+from hashlib import sha256
 from struct import Struct
-from typing import Any, Final
+from typing import Final
 
-from tracekit.formats.protobuf_wire import LOW_14, SHORT, block, number_field, packet, text_field, varint
+from tracekit.formats.protobuf_wire import block, number_field, packet, text_field, varint
 
 __all__ = [
     "BEGIN",
+    "CLOCK",
     "COUNTER",
     "END",
     "INSTANT",
     "ROOT_UUID",
-    "Sequence",
+    "begin_track",
     "clock_snapshot",
-    "correlation",
     "counter_track",
     "counter_value",
-    "flow",
-    "flow_end",
+    "flow_offset",
     "metadata_value",
     "process_track",
     "root_track",
+    "sequence_packet",
     "thread_track",
     "track",
 ]
@@ -41,27 +41,41 @@ BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
 ROOT_UUID: Final = 0
 """The track that every trace has; it holds what is true of all tracks."""
 
+CLOCK: Final = 64
+"""The clock of a sequence, in ns since the packet before. Numbers from 64 on are of one sequence only."""
+
 _BOOTTIME: Final = 6
 _REALTIME: Final = 1
 _EXPLICIT: Final = 3
 _NEVER_MERGE: Final = 2
 _UNIT_NS: Final = 1
 _UNIT_BYTES: Final = 3
-_STATE_CLEARED: Final = 1
-_NEEDS_STATE: Final = 2
-_MAX_INTERNED_BYTES: Final = 200
-_MAX_DEPTH: Final = 32
 _MAX_INT64: Final = 2**63 - 1
-_MAX_UINT64: Final = 2**64 - 1
 
 _DOUBLE: Final = Struct("<d")
-_FIXED64: Final = Struct("<Q")
+
+
+def sequence_packet(number: int, content: bytes, *, flags: int = 0) -> bytes:
+    """Return a packet of a sequence.
+
+    Args:
+        number: The sequence, unique in the trace: 1 to 2**32 - 1.
+        content: The fields of the packet.
+        flags: 1 clears what the sequence defined before; 2 says that the packet needs it.
+    """
+    return packet(number_field(10, number) + (number_field(13, flags) if flags else b"") + content)
+
+
+def flow_offset(description: bytes) -> int:
+    """Return what a merge adds to the ids of flows, from its metadata: ids mean something within one merge only."""
+    return int.from_bytes(sha256(description).digest()[:8], "little")
+
 
 # Descriptions of tracks.
 
 
 def root_track() -> bytes:
-    """Return the description of the root track: processes and threads stand in the order that their tracks tell."""
+    """Return the description of the root track: processes and threads have the order of their tracks."""
     return number_field(1, ROOT_UUID) + number_field(19, 1) + number_field(20, 1)
 
 
@@ -73,7 +87,7 @@ def process_track(uuid: int, pid: int, name: str, *, order: int, labels: list[st
         pid: The number the viewer shows.
         name: The name it shows.
         order: Its place among the processes.
-        labels: Shown beside the name.
+        labels: Shown next to the name.
     """
     process = (
         number_field(1, pid)
@@ -95,7 +109,7 @@ def thread_track(uuid: int, parent: int, pid: int, tid: int, name: str | None, *
     return number_field(1, uuid) + number_field(5, parent) + block(4, thread) + number_field(12, order)
 
 
-def track(uuid: int, parent: int, name: str, *, order: int, merge: bool = False) -> bytes:
+def track(uuid: int, parent: int, name: str | bytes, *, order: int, merge: bool = False) -> bytes:
     """Return the description of any other track, or group of tracks.
 
     Args:
@@ -115,7 +129,7 @@ def track(uuid: int, parent: int, name: str, *, order: int, merge: bool = False)
     return text if merge else text + number_field(15, _NEVER_MERGE)
 
 
-def counter_track(uuid: int, parent: int, name: str, *, unit: str, order: int) -> bytes:
+def counter_track(uuid: int, parent: int, name: str | bytes, *, unit: str, order: int) -> bytes:
     """Return the description of a counter; ``unit`` is "bytes", "ns", any other unit, or empty."""
     counter = {"bytes": number_field(3, _UNIT_BYTES), "ns": number_field(3, _UNIT_NS), "": b""}.get(unit)
     if counter is None:
@@ -129,7 +143,7 @@ def counter_track(uuid: int, parent: int, name: str, *, unit: str, order: int) -
     )
 
 
-# Parts of events.
+# Other parts of packets.
 
 
 def counter_value(value: float) -> bytes:
@@ -139,203 +153,22 @@ def counter_value(value: float) -> bytes:
     return b"\xe1\x02" + _DOUBLE.pack(value)
 
 
-def flow(number: int) -> bytes:
-    """Return that an arrow with this number (64 bits) begins at an event, or passes it."""
-    return b"\xf9\x02" + _FIXED64.pack(number)
-
-
-def flow_end(number: int) -> bytes:
-    """Return that an arrow with this number ends at an event."""
-    return b"\x81\x03" + _FIXED64.pack(number)
-
-
-def correlation(text: str) -> bytes:
-    """Return that an event belongs together with all others of the same text; viewers highlight them as one."""
-    return text_field(53, text)
-
-
-# What a sequence needs no state for.
-
-
 def clock_snapshot(boot_ns: int, real_ns: int) -> bytes:
-    """Return the field of a packet that ties the clock of all events to the time of day, ns since the epoch."""
-    clocks = [
-        number_field(1, clock) + number_field(2, time) for clock, time in ((_BOOTTIME, boot_ns), (_REALTIME, real_ns))
-    ]
-    return block(6, b"".join(block(1, clock) for clock in clocks) + number_field(2, _BOOTTIME))
+    """Return the field that ties the clock of the trace to the time of day, ns since the epoch."""
+    return block(6, _clock(_BOOTTIME, boot_ns) + _clock(_REALTIME, real_ns) + number_field(2, _BOOTTIME))
+
+
+def begin_track(uuid: int) -> bytes:
+    """Return the fields that set the track of the events that follow, and the clock of the sequence to 0."""
+    clocks = _clock(_BOOTTIME, 0) + block(1, number_field(1, CLOCK) + number_field(2, 0) + number_field(3, 1))
+    defaults = number_field(58, CLOCK) + block(11, number_field(11, uuid))
+    return block(6, clocks) + block(59, defaults)
+
+
+def _clock(number: int, time_ns: int) -> bytes:
+    return block(1, number_field(1, number) + number_field(2, time_ns))
 
 
 def metadata_value(name: str, json: bytes) -> bytes:
     """Return the field of a packet that keeps a JSON text with the trace, under a name."""
     return block(5, block(2, text_field(1, name) + block(5, json)))
-
-
-class Sequence:
-    """Encodes the packets of one sequence.
-
-    What an event uses of interned texts is defined before the event is encoded: write what `definitions` returns before the
-    events that were encoded since the last call.
-
-    Args:
-        number: Of the sequence, unique in the trace: 1 to 2**32 - 1.
-        max_texts: How many different texts of a kind are interned; further ones are written out.
-    """
-
-    def __init__(self, number: int, *, max_texts: int = 50_000) -> None:
-        self._max_texts = max_texts
-        self._mark = b"\x50" + varint(number)
-        self._stamp = self._mark + b"\x68" + varint(_NEEDS_STATE)
-        self._names: dict[bytes, bytes] = {}
-        self._categories: dict[bytes, bytes] = {}
-        self._keys: dict[str, bytes] = {}
-        self._texts: dict[str, bytes] = {}
-        self._new: list[bytes] = []
-        self._begun = False
-        self._high = 0
-        self._high_digits = b""
-        self._ends: dict[int, bytes] = {}
-        self._kinds: dict[tuple[int, int], bytes] = {}
-
-    def plain(self, content: bytes, time_ns: int | None = None) -> bytes:
-        """Return a packet of the sequence that is no event, such as the description of a track."""
-        stamp = b"" if time_ns is None else b"\x40" + varint(time_ns)
-        return packet(stamp + self._mark + content)
-
-    def describe(self, description: bytes) -> bytes:
-        """Return the description of a track as a packet."""
-        return self.plain(block(60, description))
-
-    def definitions(self) -> bytes:
-        """Return a packet that defines the texts that were interned since the last call; empty if there are none.
-
-        The first one, which begins the sequence, tells that nothing was interned before, and is never empty.
-        """
-        if not self._new and self._begun:
-            return b""
-        flags = _NEEDS_STATE if self._begun else _STATE_CLEARED
-        content = self._mark + b"\x68" + varint(flags) + block(12, b"".join(self._new))
-        self._begun = True
-        self._new.clear()
-        return packet(content)
-
-    def _time(self, time_ns: int) -> bytes:
-        high = time_ns >> 28
-        if not high:
-            return varint(time_ns)
-        # Times of a trace differ in their last digits.
-        if high != self._high:
-            self._high, self._high_digits = high, varint(high)
-        return LOW_14[time_ns & 0x3FFF] + LOW_14[time_ns >> 14 & 0x3FFF] + self._high_digits
-
-    def event(self, time_ns: int, body: bytes) -> bytes:
-        """Return an event as a packet; its body is `kind` and then any of the other parts."""
-        size = len(body)
-        content = (
-            b"\x40" + self._time(time_ns) + self._stamp + b"\x5a" + (SHORT[size] if size < 16384 else varint(size))
-        )
-        return b"\x0a" + varint(len(content) + size) + content + body
-
-    def end(self, time_ns: int, uuid: int) -> bytes:
-        """Return the packet that ends the innermost open slice of a track; an `event` of kind `END` can do so as well."""
-        fixed = self._ends.get(uuid)
-        if fixed is None:
-            body = b"\x48\x02\x58" + varint(uuid)
-            fixed = self._ends[uuid] = self._stamp + b"\x5a" + varint(len(body)) + body
-        time = self._time(time_ns)
-        return b"\x0a" + SHORT[len(time) + len(fixed) + 1] + b"\x40" + time + fixed
-
-    def kind(self, kind: int, uuid: int) -> bytes:
-        """Return what every event begins with: its type and its track."""
-        found = self._kinds.get((kind, uuid))
-        if found is None:
-            found = self._kinds[kind, uuid] = b"\x48" + varint(kind) + b"\x58" + varint(uuid)
-        return found
-
-    def name(self, name: bytes) -> bytes:
-        """Return the name of an event, given in UTF-8."""
-        found = self._names.get(name)
-        if found is None:
-            if len(self._names) >= self._max_texts:
-                return block(23, name)
-            found = self._names[name] = self._intern(2, 10, len(self._names), name)
-        return found
-
-    def category(self, category: bytes) -> bytes:
-        """Return the category of an event, given in UTF-8."""
-        found = self._categories.get(category)
-        if found is None:
-            if len(self._categories) >= self._max_texts:
-                return block(22, category)
-            found = self._categories[category] = self._intern(1, 3, len(self._categories), category)
-        return found
-
-    def number(self, name: str, value: int) -> bytes:
-        """Return an `argument` that is an integer from 0 to 2**63 - 1."""
-        key = self._keys.get(name) or self._key(name)
-        content = key + b"\x20" + (SHORT[value] if value < 16384 else varint(value))
-        return b"\x22" + varint(len(content)) + content
-
-    def argument(self, name: str, value: Any) -> bytes:
-        """Return an argument of an event.
-
-        Args:
-            name: Its name.
-            value: Any JSON value.
-        """
-        content = self._key(name) + self._value(value, 0)
-        return b"\x22" + varint(len(content)) + content
-
-    def _key(self, name: str) -> bytes:
-        found = self._keys.get(name)
-        if found is None:
-            if len(self._keys) >= self._max_texts:
-                return text_field(10, name)
-            found = self._keys[name] = self._intern(3, 1, len(self._keys), name.encode("utf-8", "replace"))
-        return found
-
-    def _value(self, value: Any, depth: int) -> bytes:
-        kind = type(value)
-        if kind is int:
-            if -_MAX_INT64 <= value <= _MAX_INT64:
-                return b"\x20" + varint(value)
-            return b"\x18" + varint(value) if 0 < value <= _MAX_UINT64 else text_field(6, str(value))
-        if kind is str:
-            return self._text(value)
-        if kind is float:
-            return b"\x29" + _DOUBLE.pack(value)
-        if kind is bool:
-            return b"\x10\x01" if value else b"\x10\x00"
-        if value and depth >= _MAX_DEPTH:
-            return text_field(6, json.dumps(value, ensure_ascii=False))
-        if kind is dict and value:
-            items = [self._key(name) + self._value(item, depth + 1) for name, item in value.items()]
-            return b"".join([b"\x5a" + varint(len(item)) + item for item in items])
-        if kind is list and value:
-            items = [self._item(item, depth + 1) for item in value]
-            return b"".join([b"\x62" + varint(len(item)) + item for item in items])
-        # Null has no form: an argument without a value. Not the form for JSON texts, at which Perfetto's engine crashes.
-        return b"" if value is None else block(8, number_field(1, 1 if kind is dict else 2))
-
-    def _item(self, value: Any, depth: int) -> bytes:
-        # Perfetto's engine passes over an item without a value, and then gives its place to the next one.
-        if value:
-            return self._value(value, depth)
-        kind = type(value)
-        empty = "[]" if kind is list else "{}" if kind is dict else "null" if value is None else None
-        # Marked by the name of a type, which the engine looks at for values of other kinds only.
-        return self._value(value, depth) if empty is None else b"\x68\x01" + self._text(empty)
-
-    def _text(self, text: str) -> bytes:
-        found = self._texts.get(text)
-        if found is None:
-            encoded = text.encode("utf-8", "replace")
-            if len(encoded) > _MAX_INTERNED_BYTES or len(self._texts) >= self._max_texts:
-                return block(6, encoded)
-            found = self._texts[text] = self._intern(29, 17, len(self._texts), encoded)
-        return found
-
-    def _intern(self, table: int, field: int, known: int, text: bytes) -> bytes:
-        """Define a text of a table, and return the field by which it is used."""
-        number = known + 1
-        self._new.append(block(table, number_field(1, number) + block(2, text)))
-        return number_field(field, number)

@@ -1,32 +1,41 @@
-"""A native trace of Perfetto as a stream of Chrome JSON, so that all that reads traces reads these as well.
+"""A native trace of Perfetto as a stream of Chrome JSON, for every reader of traces.
 
-Slices become ``B`` and ``E``, arrows flow events, counters ``C``. Tracks that are no thread's become async events where
-tracekit merged the trace, else threads with names of their own. What a trace holds beside track events (the scheduler of the
-system, samples) has no form in Chrome JSON and is counted as lost.
+Slices become ``B`` and ``E``, arrows flow events, counters ``C``. Tracks without a thread become async events if
+tracekit merged the trace, otherwise threads with new names. What a trace holds beside track events (the scheduler of
+the system, samples) has no form in Chrome JSON and is counted as lost.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections import Counter
 from struct import error as StructError  # noqa: N812 - a class
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.formats.byte_stream import ConvertedStream
 from tracekit.formats.decimal_time import format_us
-from tracekit.formats.pftrace import BEGIN, COUNTER, END, INSTANT
-from tracekit.formats.pftrace_clocks import BOOTTIME, Clocks
-from tracekit.formats.pftrace_events import Incremental, TrackEvent, read_event, text_of
-from tracekit.formats.pftrace_places import Place, Places
+from tracekit.formats.pftrace import BEGIN, COUNTER, END, INSTANT, flow_offset
+from tracekit.formats.pftrace_state import (
+    BOOTTIME,
+    Clocks,
+    Incremental,
+    Place,
+    Places,
+    TrackEvent,
+    read_event,
+    text_of,
+)
 from tracekit.formats.protobuf_wire import WireError, fields, packet_at
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tracekit.formats.byte_stream import ByteStream
 
 __all__ = ["PftraceStream", "is_pftrace"]
 
 _MAX_PACKET_BYTES: Final = 64 << 20
-# How a packet may begin: with its time, snapshot of clocks, sequence, user, flags, event, interned texts, description of a
+# The first field of a packet: its time, snapshot of clocks, sequence, user, flags, event, interned texts, description of a
 # track, configuration, packed packets, or uuid. No JSON text goes on so after an empty line and a bracket.
 _FIRST_KEYS: Final = (
     b"\x40",
@@ -41,10 +50,17 @@ _FIRST_KEYS: Final = (
     b"\x92\x03",
     b"\xca\x05",
 )
-# Packets that tell of the recording and the machine, not of what happened.
+# Packets about the recording and the machine.
 _ABOUT_THE_RECORDING: Final = frozenset({3, 33, 34, 35, 36, 41, 42, 45, 46, 51, 67, 69, 78, 79, 87, 89, 98, 124, 126})
 _BROKEN: Final = (ValueError, RecursionError, StructError, zlib.error)
 _STATE_CLEARED: Final = 1
+_FLOW_PHASES: Final = frozenset("stf")
+_FLOW_PLACE: Final = {6: 0}
+
+
+def _listed(of: Any, key: str) -> list[Any]:
+    found = of.get(key) if isinstance(of, dict) else None
+    return found if isinstance(found, list) else []
 
 
 def is_pftrace(data: bytes) -> bool:
@@ -57,33 +73,16 @@ def is_pftrace(data: bytes) -> bool:
     return data.startswith(_FIRST_KEYS, start)
 
 
-class PftraceStream:
-    """Reads a native trace as Chrome JSON of the object form; to be used like the stream of bytes that it reads from.
+class PftraceStream(ConvertedStream):
+    """Reads a native trace as Chrome JSON of the object form."""
 
-    Attributes:
-        foreign: What the file is instead of JSON.
-        path: The file, as it may be printed.
-        compressed: Whether the file is gzip.
-        damage: Why reading stopped before the end of the file, or None.
-        losses: What has no form in Chrome JSON, by kind.
-
-    Args:
-        source: The file, of which nothing is read yet.
-    """
-
-    foreign: Final = "pftrace"
+    foreign = "pftrace"
 
     def __init__(self, source: ByteStream) -> None:
-        self.path = source.path
-        self.compressed = source.compressed
-        self.damage: str | None = None
-        self.losses: Counter[str] = Counter()
-        self._source = source
-        self._buffer = b""
+        super().__init__(source)
         self._header: dict[str, Any] = {}
-        self._out: list[str] = ['{"traceEvents":[\n']
+        self._out: list[str] = []
         self._separator = ""
-        self._ended = False
         self._unpacking = False
         self._clocks = Clocks()
         self._places = Places()
@@ -92,33 +91,24 @@ class PftraceStream:
         self._tasks: dict[str, list[tuple[str, str]]] = {}
         self._arrows: dict[int, int] = {}
         self._arrow_count = 0
+        self._flow_offset = self._merges = 0
 
-    def close(self) -> None:
-        """Close the file."""
-        self._source.close()
-
-    def read(self) -> bytes:
-        """Return the next piece; empty at the end."""
-        while not self._out and not self._ended:
-            piece = self._source.read()
-            self._buffer += piece
+    def _convert(self) -> Iterator[bytes]:
+        yield b'{"traceEvents":[\n'
+        data = b""
+        while self.damage is None and (piece := self._source.read()):
+            data += piece
             try:
-                self._buffer = self._buffer[self._packets(self._buffer) :]
+                data = data[self._packets(data) :]
             except WireError as error:
                 self.damage = f"there is {error} where a packet should begin"
                 self.losses["what_follows_a_broken_packet"] += 1
-            if not piece or self.damage is not None:
-                self._end()
-        text = "".join(self._out)
-        self._out.clear()
-        return text.encode("utf-8", "replace")
-
-    def _end(self) -> None:
-        self._ended = True
-        self.damage = self.damage or self._source.damage or ("the last packet is cut off" if self._buffer else None)
+            yield "".join(self._out).encode("utf-8", "replace")
+            self._out.clear()
+        self.damage = self.damage or self._source.damage or ("the last packet is cut off" if data else None)
         header = "".join(f",\n{json.dumps(key)}: {json.dumps(value)}" for key, value in self._header.items())
-        # An object that is not closed is told as a cut file by whoever reads it.
-        self._out.append(f"\n]{header}" + ("" if self.damage else "}\n"))
+        # The reader reports an object that is not closed as a cut file.
+        yield (f"\n]{header}" + ("" if self.damage else "}\n")).encode("utf-8", "replace")
 
     def _packets(self, data: bytes) -> int:
         """Read the packets in ``data``; returns where the first one begins that needs more of the file."""
@@ -148,9 +138,9 @@ class PftraceStream:
             if number in found:
                 learn(found.pop(number))
         if 60 in found:
-            process = self._places.describe(found.pop(60))
-            if process is not None:
-                self._name(process)
+            place = self._places.describe(found.pop(60))
+            if place is not None:
+                self._name(place)
         if 6 in found:
             self._clocks.snapshot(sequence, found.pop(6))
         if 5 in found:
@@ -190,6 +180,8 @@ class PftraceStream:
             except ValueError:
                 continue
             if name == "tracekit" and isinstance(described, dict):
+                self._flow_offset = flow_offset(bytes(value[5]))
+                self._merges += 1
                 self._describe(described)
             else:
                 self._header.setdefault(name, described)
@@ -200,10 +192,11 @@ class PftraceStream:
         described.pop("baseTimeNanoseconds", None)
         first, second = self._header.get("tracekit"), described.get("tracekit")
         if isinstance(first, dict) and isinstance(second, dict):
-            for key in ("processes", "inputs"):
-                both = first.get(key), second.get(key)
-                if isinstance(both[0], list) and isinstance(both[1], list):
-                    both[0].extend(item for item in both[1] if item not in both[0])
+            merges = first.get("merge"), second.get("merge")
+            # Merges before format version 2 list their processes and inputs here.
+            for key, one, other in (("processes", first, second), ("inputs", first, second), ("ranks", *merges)):
+                both = _listed(one, key), _listed(other, key)
+                both[0].extend(item for item in both[1] if item not in both[0])
         for key, value in described.items():
             self._header.setdefault(key, value)
 
@@ -236,8 +229,12 @@ class PftraceStream:
         self.losses.update(event.lost)
         if event.kind == COUNTER:
             self._counter(place, event, time_ns)
+        elif self._places.merged and event.legacy == _FLOW_PLACE:
+            pass  # it only gives a flow event a place
         elif event.kind in (BEGIN, END, INSTANT):
             self._slice(place, event, time_ns)
+        elif chr(event.legacy.get(2, 0)) in _FLOW_PHASES:
+            self._flow(place, event, time_ns)
         else:
             self.losses[f"events_of_type_{event.kind}"] += 1
         for arrow, ends in event.flows:
@@ -248,10 +245,14 @@ class PftraceStream:
         phase = {BEGIN: "B", END: "E", INSTANT: "i"}[event.kind]
         found: dict[str, Any] = {"cat": ",".join(event.categories), "name": event.name, "args": event.arguments}
         if self._places.merged and isinstance(event.arguments.get("trace_event"), dict):
-            # What an event said that has no place in a native trace.
+            # The fields of an event that have no place in a native trace.
             kept = dict(event.arguments.pop("trace_event"))
             phase = str(kept.pop("ph", phase))
             found = {**kept, **found}
+        if 8 in event.legacy and 13 in event.legacy:
+            direction = event.legacy[13]
+            found["bind_id"] = self._flow_id(event.legacy[8])
+            found.update({key: True for key, bit in (("flow_in", 1), ("flow_out", 2)) if direction & bit})
         if event.correlation is not None and not self._places.merged:
             event.arguments["correlation_id"] = event.correlation
         if place.task:
@@ -264,6 +265,8 @@ class PftraceStream:
             found.pop("id", None)
             found["id2"] = {"local": place.task}
             phase = {BEGIN: "b", END: "e", INSTANT: "n"}[event.kind]
+        elif self._places.merged and event.kind == INSTANT and event.legacy.get(3) == 0:
+            phase, found["dur"] = "X", 0
         elif event.kind == INSTANT:
             found["s"] = "p" if place.tid is None else "t"
         self._emit(phase, place, time_ns, **found)
@@ -275,6 +278,18 @@ class PftraceStream:
         # The name of the event and of its series: so the importer of JSON puts them together.
         name, _, key = place.name.rpartition(" ")
         self._emit("C", place, time_ns, name=name or key, args={key: event.value})
+
+    def _flow(self, place: Place, event: TrackEvent, time_ns: int) -> None:
+        """Write a flow event that the trace has as such."""
+        binding = {"bp": "e"} if event.legacy.get(12) else {}
+        number = self._flow_id(event.legacy.get(6, 0))
+        phase, category = chr(event.legacy[2]), ",".join(event.categories)
+        self._emit(phase, place, time_ns, cat=category, name=event.name, id=number, **binding)
+
+    def _flow_id(self, number: int) -> int | str:
+        """Return the id that a flow had before the merge, apart from those of merges that are appended to it."""
+        number = (number - self._flow_offset) % (1 << 64)
+        return number + (self._merges - 1 << 48) if self._merges and number < 1 << 48 else f"{number:x}"
 
     def _arrow(self, place: Place, number: int, time_ns: int, *, ends: bool) -> None:
         known = self._arrows.get(number)

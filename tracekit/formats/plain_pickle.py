@@ -1,14 +1,15 @@
-"""Reads a pickle that holds nothing but plain values, from whomever it comes: nothing in it is called, imported or looked up.
+"""Read a pickle of plain values from an untrusted source, without calling, importing or looking up anything in it.
 
-Python's own reader runs what a pickle asks for, and one that is kept from that still makes whatever the pickle claims: a memo
+Python's own reader calls functions that a pickle names. Without that, it still allocates the sizes that a pickle claims: a memo
 with 2**32 places, a text of many GB. This one knows the opcodes of containers, numbers and texts (protocol 2 to 5, the binary
 ones), refuses all others by name, and is bounded: in opcodes, in containers, in the length of numbers.
 
-Source: CPython's ``Lib/pickletools.py``.
+Source: CPython's ``Lib/pickletools.py``, which has the table of all opcodes.
 """
 
 from __future__ import annotations
 
+import pickletools
 import sys
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
@@ -23,28 +24,16 @@ _MAX_CONTAINERS: Final = 2_000_000
 _MAX_INTEGER_BYTES: Final = 16
 _NEWEST: Final = 5
 
-_UINT16: Final = Struct("<H")
-_INT32: Final = Struct("<i")
-_UINT32: Final = Struct("<I")
-_UINT64: Final = Struct("<Q")
 _DOUBLE: Final = Struct(">d")
-
-_REFUSED: Final = {
-    0x63: "GLOBAL",
-    0x93: "STACK_GLOBAL",
-    0x52: "REDUCE",
-    0x62: "BUILD",
-    0x69: "INST",
-    0x6F: "OBJ",
-    0x81: "NEWOBJ",
-    0x92: "NEWOBJ_EX",
-    0x82: "EXT1",
-    0x83: "EXT2",
-    0x84: "EXT4",
-    0x50: "PERSID",
-    0x51: "BINPERSID",
+_OPCODES: Final = {ord(opcode.code): opcode for opcode in pickletools.opcodes}
+_STOP: Final = ord(".")
+# Sizes of the lengths in front of arguments.
+_LENGTHS: Final = {
+    pickletools.TAKEN_FROM_ARGUMENT1: 1,
+    pickletools.TAKEN_FROM_ARGUMENT4: 4,
+    pickletools.TAKEN_FROM_ARGUMENT4U: 4,
+    pickletools.TAKEN_FROM_ARGUMENT8U: 8,
 }
-"""What makes objects of other kinds, as they are called in pickletools."""
 
 
 class PickleRefusedError(ValueError):
@@ -61,9 +50,9 @@ def is_pickle(head: bytes) -> bool:
 
 
 def read_pickle(data: bytes) -> tuple[Any, bool]:
-    """Return the value that a pickle holds, and whether it is whole; one that is cut off holds what came before.
+    """Return the value of a pickle, and True for a whole one; a cut one has the values before the cut.
 
-    A value may occur at several places, and within itself: whoever walks through it bounds that.
+    A value may occur at several places, and within itself, so that the caller bounds its walk.
 
     Raises:
         PickleRefusedError: It asks for something to be called or imported, is damaged, or is beyond the bounds.
@@ -81,7 +70,7 @@ def read_pickle(data: bytes) -> tuple[Any, bool]:
 
 
 class _Machine:
-    """The machine that a pickle is a program for: a stack, and a memo of what was made."""
+    """The machine that executes a pickle: a stack, and a memo of values."""
 
     def __init__(self, data: bytes) -> None:
         self.at = 0
@@ -90,26 +79,27 @@ class _Machine:
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
         self._containers = 0
-        self._do = self._operations()
+        known = self._operations()
+        self._do = {
+            code: (known[opcode.name], 0 if opcode.arg is None else opcode.arg.n)
+            for code, opcode in _OPCODES.items()
+            if opcode.name in known
+        }
 
     def run(self) -> None:
         """Go through the opcodes up to STOP."""
-        data, operations = self._data, self._do
         for _ in range(_MAX_OPCODES):
-            if self.at >= len(data):
-                raise _CutError
-            code = data[self.at]
-            self.at += 1
-            if code == 0x2E:  # STOP
+            (code,) = self._take(1)
+            if code == _STOP:
                 return
-            operation = operations.get(code)
-            if operation is None:
-                what = _REFUSED.get(code)
-                why = f"it asks for an object to be made ({what})" if what else f"its opcode {code:#04x} is not known"
+            if code not in self._do:
+                name = _OPCODES[code].name if code in _OPCODES else "unknown"
                 raise PickleRefusedError(
-                    f"the pickle holds more than plain values: at byte {self.at - 1} {why}; it is not read any further"
+                    f"the pickle holds more than plain values: at byte {self.at - 1} it asks for another object "
+                    f"(opcode {name}, {code:#04x}); it is not read any further"
                 )
-            operation()
+            operation, size = self._do[code]
+            operation(self._argument(size) if size else b"")
         raise PickleRefusedError(f"the pickle has more than {_MAX_OPCODES} opcodes")
 
     def result(self) -> Any:
@@ -121,69 +111,15 @@ class _Machine:
         """Return what a pickle that is cut off has made, with all containers closed that were being filled."""
         try:
             while self._marks:
-                below = self._stack[self._marks[-1] - 1] if self._marks[-1] else None
-                if isinstance(below, list):
-                    self._appends()
-                elif isinstance(below, dict):
-                    if (len(self._stack) - self._marks[-1]) % 2:
-                        self._stack.pop()
-                    self._set_items()
-                else:
-                    del self._stack[self._marks.pop() :]
+                values = self._marked()
+                below = self._stack[-1] if self._stack else None
+                if isinstance(below, dict) and len(values) % 2:
+                    values.pop()
+                if isinstance(below, list | dict):
+                    self._fill(values)
             return self._stack[0] if self._stack else None
         except (IndexError, TypeError):
             return None
-
-    # What the opcodes do.
-
-    def _operations(self) -> dict[int, Callable[[], object]]:
-        push = self._push
-        return {
-            0x80: self._protocol,
-            0x95: lambda: self._take(8),  # FRAME
-            0x28: lambda: self._marks.append(len(self._stack)),  # MARK
-            0x30: self._pop,
-            0x31: self._marked,  # POP_MARK
-            0x32: lambda: push(self._stack[-1]),  # DUP
-            0x4E: lambda: push(None),
-            0x88: lambda: push(True),
-            0x89: lambda: push(False),
-            0x4B: lambda: push(self._take(1)[0]),  # BININT1
-            0x4D: lambda: push(_UINT16.unpack(self._take(2))[0]),
-            0x4A: lambda: push(_INT32.unpack(self._take(4))[0]),
-            0x8A: lambda: self._integer(self._take(1)[0]),  # LONG1
-            0x8B: lambda: self._integer(_INT32.unpack(self._take(4))[0]),
-            0x47: lambda: push(_DOUBLE.unpack(self._take(8))[0]),
-            0x43: lambda: push(self._take(self._take(1)[0])),  # SHORT_BINBYTES
-            0x42: lambda: push(self._take(_UINT32.unpack(self._take(4))[0])),
-            0x8E: lambda: push(self._take(_UINT64.unpack(self._take(8))[0])),
-            0x55: lambda: self._text(self._take(1)[0]),  # SHORT_BINSTRING, of Python 2
-            0x54: lambda: self._text(_INT32.unpack(self._take(4))[0]),
-            0x8C: lambda: self._text(self._take(1)[0]),
-            0x58: lambda: self._text(_UINT32.unpack(self._take(4))[0]),
-            0x8D: lambda: self._text(_UINT64.unpack(self._take(8))[0]),
-            0x5D: lambda: self._container([]),
-            0x7D: lambda: self._container({}),
-            0x29: lambda: push(()),
-            0x85: lambda: self._tuple(1),
-            0x86: lambda: self._tuple(2),
-            0x87: lambda: self._tuple(3),
-            0x74: lambda: self._container(tuple(self._marked())),
-            0x6C: lambda: self._container(self._marked()),
-            0x64: self._dict,
-            0x61: self._append,
-            0x65: self._appends,
-            0x73: self._set_item,
-            0x75: self._set_items,
-            0x68: lambda: push(self._memo[self._take(1)[0]]),  # BINGET
-            0x6A: lambda: push(self._memo[_UINT32.unpack(self._take(4))[0]]),
-            0x71: lambda: self._remember(self._take(1)[0]),  # BINPUT
-            0x72: lambda: self._remember(_UINT32.unpack(self._take(4))[0]),
-            0x94: lambda: self._remember(len(self._memo)),  # MEMOIZE
-        }
-
-    def _push(self, value: Any) -> None:
-        self._stack.append(value)
 
     def _take(self, count: int) -> bytes:
         if count < 0:
@@ -194,17 +130,65 @@ class _Machine:
         taken, self.at = self._data[self.at : end], end
         return taken
 
-    def _protocol(self) -> None:
-        if self._take(1)[0] > _NEWEST:
+    def _argument(self, size: int) -> bytes:
+        if size >= 0:
+            return self._take(size)
+        length = self._take(_LENGTHS[size])
+        return self._take(int.from_bytes(length, "little", signed=size == pickletools.TAKEN_FROM_ARGUMENT4))
+
+    # The opcodes; each gets its argument.
+
+    def _operations(self) -> dict[str, Callable[[bytes], object]]:
+        push, container = self._stack.append, self._container
+        return {
+            "PROTO": self._protocol,
+            "FRAME": lambda _: None,
+            "MARK": lambda _: self._marks.append(len(self._stack)),
+            "POP": self._pop,
+            "POP_MARK": lambda _: self._marked(),
+            "DUP": lambda _: push(self._stack[-1]),
+            "NONE": lambda _: push(None),
+            "NEWTRUE": lambda _: push(True),
+            "NEWFALSE": lambda _: push(False),
+            "BININT": self._integer,
+            "BININT1": lambda number: push(_unsigned(number)),
+            "BININT2": lambda number: push(_unsigned(number)),
+            "LONG1": self._integer,
+            "LONG4": self._integer,
+            "BINFLOAT": lambda number: push(_DOUBLE.unpack(number)[0]),
+            **dict.fromkeys(("SHORT_BINBYTES", "BINBYTES", "BINBYTES8"), push),
+            **dict.fromkeys(("SHORT_BINSTRING", "BINSTRING"), self._text),  # of Python 2
+            **dict.fromkeys(("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"), self._text),
+            "EMPTY_LIST": lambda _: container([]),
+            "EMPTY_DICT": lambda _: container({}),
+            "EMPTY_TUPLE": lambda _: push(()),
+            "TUPLE1": lambda _: container(tuple(self._popped(1))),
+            "TUPLE2": lambda _: container(tuple(self._popped(2))),
+            "TUPLE3": lambda _: container(tuple(self._popped(3))),
+            "TUPLE": lambda _: container(tuple(self._marked())),
+            "LIST": lambda _: container(self._marked()),
+            "DICT": self._dict,
+            "APPEND": lambda _: self._fill(self._popped(1)),
+            "APPENDS": lambda _: self._fill(self._marked()),
+            "SETITEM": lambda _: self._fill(self._popped(2)),
+            "SETITEMS": lambda _: self._fill(self._marked()),
+            **dict.fromkeys(("BINGET", "LONG_BINGET"), lambda number: push(self._memo[_unsigned(number)])),
+            **dict.fromkeys(("BINPUT", "LONG_BINPUT"), lambda number: self._remember(_unsigned(number))),
+            "MEMOIZE": lambda _: self._remember(len(self._memo)),
+        }
+
+    def _protocol(self, number: bytes) -> None:
+        if number[0] > _NEWEST:
             raise PickleRefusedError(f"the pickle is of a protocol later than {_NEWEST}")
 
-    def _integer(self, count: int) -> None:
-        if count > _MAX_INTEGER_BYTES:
-            raise PickleRefusedError(f"at byte {self.at} of the pickle there is a number of {count} bytes")
-        self._push(int.from_bytes(self._take(count), "little", signed=True))
+    def _integer(self, number: bytes) -> None:
+        if len(number) > _MAX_INTEGER_BYTES:
+            begin = self.at - len(number)
+            raise PickleRefusedError(f"at byte {begin} of the pickle there is a number of {len(number)} bytes")
+        self._stack.append(int.from_bytes(number, "little", signed=True))
 
-    def _text(self, count: int) -> None:
-        self._push(self._take(count).decode("utf-8", "replace"))
+    def _text(self, text: bytes) -> None:
+        self._stack.append(text.decode("utf-8", "replace"))
 
     def _container(self, value: Any) -> None:
         self._containers += 1
@@ -212,69 +196,49 @@ class _Machine:
             raise PickleRefusedError(f"the pickle holds more than {_MAX_CONTAINERS} lists and dicts")
         self._stack.append(value)
 
+    def _dict(self, _: bytes) -> None:
+        values = self._marked()
+        self._container({})
+        self._fill(values)
+
     def _remember(self, number: int) -> None:
         self._memo[number] = self._stack[-1]
 
-    def _pop(self) -> None:
+    def _pop(self, _: bytes) -> None:
         if self._marks and self._marks[-1] == len(self._stack):
             self._marks.pop()
         else:
             self._stack.pop()
 
+    def _popped(self, count: int) -> list[Any]:
+        """Take the last values from the stack."""
+        if len(self._stack) < count:
+            raise IndexError
+        values = self._stack[-count:]
+        del self._stack[-count:]
+        return values
+
     def _marked(self) -> list[Any]:
-        """Take what is on the stack above the last mark."""
+        """Take the values above the last mark from the stack."""
         at = self._marks.pop()
         values = self._stack[at:]
         del self._stack[at:]
         return values
 
-    def _tuple(self, count: int) -> None:
-        if len(self._stack) < count:
-            raise IndexError
-        values = tuple(self._stack[-count:])
-        del self._stack[-count:]
-        self._container(values)
-
-    def _list_below(self) -> list[Any]:
-        found = self._stack[-1]
-        if not isinstance(found, list):
+    def _fill(self, values: list[Any]) -> None:
+        """Add values to the list, or keys and values to the dict, that is the last on the stack."""
+        target = self._stack[-1]
+        if isinstance(target, list):
+            target.extend(values)
+            return
+        if not isinstance(target, dict):
             raise TypeError
-        return found
-
-    def _dict_below(self) -> dict[Any, Any]:
-        found = self._stack[-1]
-        if not isinstance(found, dict):
-            raise TypeError
-        return found
-
-    def _append(self) -> None:
-        value = self._stack.pop()
-        self._list_below().append(value)
-
-    def _appends(self) -> None:
-        values = self._marked()
-        self._list_below().extend(values)
-
-    def _set_item(self) -> None:
-        value, key = self._stack.pop(), self._stack.pop()
-        _set(self._dict_below(), key, value)
-
-    def _set_items(self) -> None:
-        values = self._marked()
-        target = self._dict_below()
         for key, value in zip(values[::2], values[1::2], strict=True):
-            _set(target, key, value)
-
-    def _dict(self) -> None:
-        values = self._marked()
-        found: dict[Any, Any] = {}
-        for key, value in zip(values[::2], values[1::2], strict=True):
-            _set(found, key, value)
-        self._container(found)
+            # The hash of a tuple covers all its items, however deep; those of integers repeat from 2^61 - 1 on.
+            if not isinstance(key, (str, bytes)) and not (isinstance(key, int) and abs(key) < sys.hash_info.modulus):
+                raise TypeError
+            target[key] = value
 
 
-def _set(target: dict[Any, Any], key: Any, value: Any) -> None:
-    # The hash of a tuple is that of all that is in it, however deep; those of integers repeat from 2^61 - 1 on.
-    if not isinstance(key, (str, bytes)) and not (isinstance(key, int) and abs(key) < sys.hash_info.modulus):
-        raise TypeError
-    target[key] = value
+def _unsigned(number: bytes) -> int:
+    return int.from_bytes(number, "little")

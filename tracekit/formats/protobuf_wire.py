@@ -8,8 +8,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
-    "LOW_14",
-    "SHORT",
     "Field",
     "WireError",
     "block",
@@ -29,37 +27,23 @@ _FIXED_SIZES: Final = {1: 8, 5: 4}
 
 
 class WireError(ValueError):
-    """The bytes are no message."""
+    """The bytes are not a message."""
 
 
 # A field is its number and wire type in one varint, then the value.
 _VARINT, _BYTES = 0, 2
 
 
-def _any_varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-SHORT: Final = [_any_varint(number) for number in range(1 << 14)]
-"""Numbers below 2**14, as `varint` returns them."""
-LOW_14: Final = [bytes((number & 0x7F | 0x80, number >> 7 | 0x80)) for number in range(1 << 14)]
-"""The same as the lower digits of a larger number."""
-
-
 def varint(value: int) -> bytes:
     """Return a number in base 128, low digits first; negative ones as 64-bit two's complement."""
     if value < 0:
         value += 1 << 64
-    if value < 1 << 14:
-        return SHORT[value]
-    if value < 1 << 28:
-        return LOW_14[value & 0x3FFF] + SHORT[value >> 14]
-    return LOW_14[value & 0x3FFF] + LOW_14[value >> 14 & 0x3FFF] + varint(value >> 28)
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
 
 
 def _key(field: int, wire_type: int) -> bytes:
@@ -76,9 +60,9 @@ def block(field: int, content: bytes) -> bytes:
     return _key(field, _BYTES) + varint(len(content)) + content
 
 
-def text_field(field: int, value: str) -> bytes:
+def text_field(field: int, value: str | bytes) -> bytes:
     """Return a text as a field, in UTF-8."""
-    return block(field, value.encode("utf-8", "replace"))
+    return block(field, value.encode("utf-8", "replace") if isinstance(value, str) else value)
 
 
 def packet(content: bytes) -> bytes:
@@ -145,7 +129,7 @@ def packet_at(data: bytes, at: int) -> tuple[int, int] | None:
         WireError: There is no packet.
     """
     if data[at : at + 1] not in (b"\x0a", b""):
-        raise WireError("something that is no packet")
+        raise WireError("something other than a packet")
     try:
         size, start = _read_varint(data, at + 1)
     except IndexError:

@@ -1,12 +1,17 @@
-"""The clock of a rank, as a merged trace states it."""
+"""The clock of a rank, as a merged trace states and shows it."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
-__all__ = ["RankClock", "stated_clock", "stated_ranks"]
+from tracekit.formats.decimal_time import format_us
+from tracekit.formats.trace_event import Raw, encode_json
+
+__all__ = ["CLOCK_CATEGORY", "RankClock", "clock_instant", "stated_clock", "stated_ranks"]
+
+CLOCK_CATEGORY: Final = "clock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,12 +20,13 @@ class RankClock:
 
     Attributes:
         rank: Whose.
-        source: What places it: "reference" (its clock is the merged trace's), "shared" (it is the reference's own clock: same
-            host and boot), "sync", "collectives", "earlier_merge", "by_hand", "wall", "none" or "unknown".
-        aligned: Whether it is on the reference's clock as far as anybody asked for that.
-        offset_ns: What was added to its times, at its first event.
+        source: The method that places it: "reference" (its clock is the merged trace's), "shared" (it is the
+            reference's own clock: same host and boot), "sync", "collectives", "earlier_merge", "by_hand", "wall",
+            "none" or "unknown".
+        aligned: True if it is on the reference's clock, or no alignment was asked for.
+        offset_ns: The number added to its times, at its first event.
         drift_ppm: By how many µs a second that grows.
-        error_ns: How far it can be off, anywhere in its traces; None when that is not known.
+        error_ns: The largest possible error anywhere in its traces; None when that is not known.
         words: The same for people.
     """
 
@@ -34,7 +40,7 @@ class RankClock:
 
     def to_json(self) -> dict[str, Any]:
         """Return the clock as JSON-ready values."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 def stated_clock(value: Any) -> RankClock | None:
@@ -59,3 +65,23 @@ def stated_ranks(header: dict[str, Any]) -> list[RankClock]:
     clocks = header.get("tracekit", {}).get("clocks")
     found = clocks.get("ranks") if isinstance(clocks, dict) else None
     return [clock for clock in map(stated_clock, found) if clock is not None] if isinstance(found, list) else []
+
+
+def clock_instant(clock: RankClock, pid: int, tid: int | Raw, time_ns: int) -> dict[str, Any]:
+    """Return the instant that shows a clock on a row of its process, at a time of the merged trace, ready for JSON."""
+    args = {
+        "rank": clock.rank,
+        "method": clock.source,
+        "aligned": clock.aligned,
+        "offset_ns": clock.offset_ns,
+        "drift_ppm": clock.drift_ppm,
+        "error_ns": "unknown" if clock.error_ns is None else clock.error_ns,
+        "description": clock.words,
+    }
+    # A few names for thousands of ranks.
+    name = f"clock: {clock.source}" if clock.aligned else "clock: NOT ALIGNED"
+    place = {"pid": pid, "tid": tid, "ts": Raw(format_us(time_ns))}
+    # An async instant has a separate row; an instant of the process has a row with the name of the process.
+    # The id is spaced as a merge writes it, so that merging again changes nothing.
+    own = Raw(b'{"local": %b}' % encode_json(CLOCK_CATEGORY))
+    return {"ph": "n", "cat": CLOCK_CATEGORY, "name": name, **place, "id2": own, "args": args}

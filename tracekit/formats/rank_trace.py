@@ -11,11 +11,11 @@ A rank trace is Chrome's Trace Event Format in its *array* form, one event a lin
     ]
 
 * The array form, because Perfetto loads an array that was cut anywhere and refuses a cut object. ``tracekit_metadata``
-  is in the first write, so a file that exists is never empty and always says whose it is.
+  is in the first write, so a file that exists is never empty and always names its rank.
 * ``ts`` and ``dur`` are microseconds with exactly three decimals, written from integer nanoseconds.
   Absolute time in ns = ``baseTimeNanoseconds + ts * 1000``. The base is Kineto's own grid as a rule (see `base_time_ns`),
   so that a rank trace and torch.profiler's traces need no shift, and Perfetto reads every ``ts`` to the nanosecond (see
-  `tracekit.formats.late_times` for runs that go on beyond the quarter).
+  `tracekit.formats.decimal_time` for runs that go on beyond the quarter).
 * Slices are ``X``; a slice that was open when an earlier part of the file was written is a ``B`` there and an ``E``
   later, so that a process that hangs or is killed shows what it was in. On one (pid, tid) slices nest and never overlap.
 * tracekit's own metadata are ``M`` events whose names Perfetto does not know and passes over.
@@ -73,7 +73,8 @@ CLOCK_OFFSET_EVENT: Final = "tracekit_clock_offset"
 """What to add to this process's times to get those of the reference rank: ``args`` are the fields of `ClockOffset`."""
 
 COMPANION_EVENT: Final = "tracekit_companion"
-"""Another trace file of the same process: ``args`` {"file": its name}."""
+"""Another trace file of the same process: ``args`` {"file": its name, "path": the way there from the folder of this file, where
+it is in another one and the recording is not private}."""
 
 DUMP_EVENT: Final = "tracekit_dump"
 """The file is a dump of a flight recorder: ``args`` {"reasons", "events": kept, "dropped": events older than these}."""

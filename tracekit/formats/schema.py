@@ -42,7 +42,7 @@ def load_schema(name: str) -> dict[str, Any]:
         name: `TRACE_EVENT`, `RANK_METADATA`, `MERGE_REPORT`, `SEGMENT_INDEX` or `PERFETTO_MANIFEST`.
 
     Raises:
-        FileNotFoundError: There is no schema of that name.
+        FileNotFoundError: No schema has that name.
     """
     text = resources.files("tracekit").joinpath("schemas").joinpath(f"{name}.schema.json").read_bytes()
     schema: dict[str, Any] = json.loads(text)
@@ -51,9 +51,9 @@ def load_schema(name: str) -> dict[str, Any]:
 
 @cache
 def compile_schema(name: str) -> Callable[[Any], str | None]:
-    """Return a function that says what is wrong with a value, or None when it fits the schema.
+    """Return a function that describes the error in a value, or returns None if the value fits the schema.
 
-    Of several errors it tells the deepest, which is the most exact one. Safe to call from several threads.
+    It names the deepest of several errors, the most exact one. Safe to call from several threads.
 
     Raises:
         MissingExtraError: jsonschema is not installed.

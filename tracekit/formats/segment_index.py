@@ -1,6 +1,6 @@
-"""The index of a recording on a remote storage: a small object beside its segments that says which there are.
+"""The index of a recording on a remote storage: a small object next to its segments that lists them.
 
-A reader of the segments needs none of it, since each opens and merges by itself; it tells whether one is missing.
+A reader can do without it, since each segment opens and merges alone; the index shows a missing one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["INDEX_KEY", "INDEX_SUFFIX", "Segment", "index_document", "index_name
 INDEX_KEY: Final = "tracekit_index"
 INDEX_SUFFIX: Final = ".index.json"
 _VERSION: Final = 1
-# The fields by which the segments of one recording differ, with what usually stands before them.
+# The fields by which the segments of one recording differ, with the text that usually precedes them.
 _VARYING: Final = re.compile(r"[-_.]?(?:part|dump|batch|epoch|ep|b|w|p)?\{(?:part|dump|batch|epoch)[^{}]*\}")
 
 
@@ -29,7 +29,7 @@ class Segment:
     Attributes:
         number: Its number in the spool, from 0.
         file: Name in the spool folder, as it is written: plain.
-        url: Where it has to go; a name that ends with ``.gz`` is packed first.
+        url: The destination; a name that ends with ``.gz`` is packed first.
         state: "open" while it is written (or for ever, when the process was killed), "waiting", "delivered", "dropped".
         events: How many events it holds.
         start_ns: From when on, ns since the epoch; 0 if not known.
@@ -58,7 +58,7 @@ def index_name(template: str) -> str:
     """
     folder, slash, name = template.rpartition("/")
     stem = _VARYING.sub("", name).removesuffix(".gz").removesuffix(".json").strip("-_.")
-    while _VARYING.search(folder):  # a folder for every window: the index lies above them
+    while _VARYING.search(folder):  # a folder for every window: the index is above them
         folder, slash, _ = folder.rpartition("/")
     return f"{folder}{slash}{stem or 'trace'}{INDEX_SUFFIX}"
 
@@ -71,7 +71,7 @@ def index_document(
     Args:
         header: Whose it is; see `Spool`.
         segments: Its files.
-        index_url: Where the index will be; names are relative to it.
+        index_url: The destination of the index; names are relative to it.
         complete: The recording has ended, and everything that it wrote is there.
     """
     folder = index_url.rpartition("/")[0]
@@ -98,11 +98,11 @@ def index_document(
 
 
 def listed_segments(document: Any, index_url: str) -> list[tuple[str, str]] | None:
-    """Return path and state of every segment that an index lists; None if it is no index.
+    """Return path and state of every segment that an index lists; None if it is not an index.
 
     Args:
         document: The index.
-        index_url: Where it was found.
+        index_url: Its location.
     """
     if not isinstance(document, dict) or INDEX_KEY not in document:
         return None

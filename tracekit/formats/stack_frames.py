@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +24,6 @@ PARENT: Final = "parent"
 _FRAME: Final = "sf"
 _END_FRAME: Final = "esf"
 _SAMPLES: Final = "samples"
-_KEYS_END: Final = b'sf"'
 _ID_BYTES: Final = 8
 _MOST_KNOWN: Final = 1000
 _MOST_LISTED: Final = 100
@@ -40,7 +38,7 @@ def _frame_key(value: Any) -> str | None:
 
 
 def frame_key(raw: bytes) -> str | None:
-    """Return the key that an id means, from its JSON text; None: it is no id."""
+    """Return the key that an id means, from its JSON text; None: it is not an id."""
     return _frame_key(decode_or_none(Raw(raw)))
 
 
@@ -107,10 +105,6 @@ class StackFrames:
     def __bool__(self) -> bool:
         return bool(self._ids)
 
-    def may_be_named(self, run: bytes) -> bool:
-        """Tell whether events, as they stand in the file, may name a frame of it."""
-        return bool(self._ids) and _KEYS_END in run
-
     def rename(self, event: Event) -> None:
         """Give an event the ids of this table; an id that the file's table does not have stays."""
         rename_frames(event, self._renamed)
@@ -121,6 +115,8 @@ class StackFrames:
 
     def _add(self, key: str, frames: dict[str, dict[str, Any]]) -> None:
         """Give a frame and all its callers their ids."""
+        import hashlib  # few traces have stack frames
+
         way: dict[str, None] = {}
         at: str | None = key
         while at is not None and at in frames and at not in way and at not in self._ids:
@@ -129,7 +125,7 @@ class StackFrames:
         parent = None if at is None else self._ids.get(at)
         for found in reversed(way):
             frame = frames[found]
-            # What an id is made of must not depend on an order.
+            # The content of an id must not depend on an order.
             fields = {name: frame[name] for name in sorted(frame) if name != PARENT}
             text = encode_json(fields if parent is None else {**fields, PARENT: parent})
             # Not to be kept from anybody, only short, and not the same for two frames by chance.

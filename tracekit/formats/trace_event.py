@@ -17,17 +17,17 @@ __all__ = [
     "Raw",
     "UnsetType",
     "decode_any",
+    "decode_dict",
     "decode_event",
     "decode_events",
-    "decode_floats",
-    "decode_integers",
     "decode_json",
-    "decode_lines",
     "decode_or_none",
     "decode_raw_dict",
     "decode_raw_list",
     "decode_run",
+    "decode_text",
     "decode_unusual",
+    "encode_event",
     "encode_events",
     "encode_json",
 ]
@@ -43,7 +43,7 @@ REFUSED: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 class Event(Struct, forbid_unknown_fields=True, gc=False, omit_defaults=True):
     """One event. Every field but ``ph``, ``pid`` and ``tid`` is the JSON text of the value, or UNSET.
 
-    The fields are those of the Trace Event Format document; whatever else an event holds is in ``extra``.
+    The fields are those of the Trace Event Format document; other keys of an event are in ``extra``.
     """
 
     ph: str | UnsetType = UNSET
@@ -77,7 +77,7 @@ def decode_run(text: bytes) -> list[Event]:
     """Decode events with ``,`` between them.
 
     Raises:
-        msgspec.MsgspecError: It is no valid JSON, or an event has keys that the format does not know.
+        msgspec.MsgspecError: It is not valid JSON, or an event has keys that the format does not know.
     """
     return _decode_run(b"[%b]" % text)
 
@@ -90,10 +90,6 @@ decode_any = msgspec.json.Decoder().decode
 """Decode any JSON value; see `decode_json`."""
 decode_raw_list = msgspec.json.Decoder(list[Raw]).decode
 """Decode a JSON array, leaving each item as the text it is."""
-decode_integers = msgspec.json.Decoder(list[int]).decode
-"""Decode a JSON array of integers."""
-decode_floats = msgspec.json.Decoder(list[float]).decode
-"""Decode a JSON array of numbers."""
 _encoder = msgspec.json.Encoder()
 _FIELDS: Final = frozenset(Event.__struct_fields__) - {"extra"}
 
@@ -102,7 +98,7 @@ def decode_json(text: bytes | Raw) -> Any:
     """Decode any JSON value.
 
     Raises:
-        ValueError: It is no JSON, not valid UTF-8, or nested too deeply.
+        ValueError: It is not JSON, not valid UTF-8, or nested too deeply.
     """
     try:
         return decode_any(text)
@@ -115,9 +111,21 @@ def decode_or_none(text: Raw | UnsetType) -> Any:
     if text is UNSET:
         return None
     try:
-        return decode_json(text)
-    except ValueError:
+        return decode_any(text)
+    except REFUSED:
         return None
+
+
+def decode_dict(text: Raw | UnsetType) -> dict[str, Any]:
+    """Decode a field that is an object; empty where it is absent or anything else."""
+    value = decode_or_none(text)
+    return value if isinstance(value, dict) else {}
+
+
+def decode_text(text: Raw | UnsetType) -> str:
+    """Decode a field that is a text; empty where it is absent or anything else."""
+    value = decode_or_none(text)
+    return value if isinstance(value, str) else ""
 
 
 def encode_json(value: Any) -> bytes:
@@ -130,7 +138,7 @@ def encode_events(events: list[Event]) -> bytes:
     text = _encoder.encode(events)[1:-1]
     if _EXTRA_KEY not in text:
         return text
-    return b",\n".join(_encode_event(event) for event in events)
+    return b",\n".join(encode_event(event) for event in events)
 
 
 def decode_events(text: bytes) -> list[Event]:
@@ -140,22 +148,6 @@ def decode_events(text: bytes) -> list[Event]:
         return _decode_run(text)
     except REFUSED:
         return [decode_unusual(raw) for raw in decode_raw_list(text)]
-
-
-def decode_lines(text: bytes) -> tuple[list[Event], int]:
-    """Decode events, one a line with ``,`` at its end, as in a rank trace; returns them, and how many lines are no event."""
-    try:
-        return _decode_run(b"[%b]" % text.rstrip(b", \t\r\n")), 0
-    except REFUSED:
-        events: list[Event] = []
-        refused = 0
-        for line in text.split(b"\n"):
-            event = line.strip(b", \t\r")
-            try:
-                events += decode_events(event) if event else ()
-            except REFUSED:
-                refused += 1
-        return events, refused
 
 
 def decode_unusual(text: bytes | Raw) -> Event:
@@ -172,7 +164,8 @@ def decode_unusual(text: bytes | Raw) -> Event:
     return Event(**known, extra=extra or UNSET)
 
 
-def _encode_event(event: Event) -> bytes:
+def encode_event(event: Event) -> bytes:
+    """Return an event as a JSON object."""
     if event.extra is UNSET:
         return _encoder.encode(event)
     extra, event.extra = event.extra, UNSET

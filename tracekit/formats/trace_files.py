@@ -6,22 +6,22 @@ import json
 import re
 from typing import TYPE_CHECKING, Final
 
-from tracekit.errors import StorageError
+from tracekit.errors import StorageError, TraceFormatError, TracekitError
 from tracekit.formats.byte_stream import ByteStream
-from tracekit.formats.flight_dump import is_flight_dump
 from tracekit.formats.kineto import rank_in_name
-from tracekit.storage import basename, expand, is_remote, open_read, same_file
+from tracekit.storage import basename, exists, expand, is_remote, open_read, same_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["TRACE_SUFFIXES", "trace_files"]
+__all__ = ["TRACE_SUFFIXES", "is_other_json", "trace_files"]
 
-TRACE_SUFFIXES: Final = (".json", ".json.gz", ".json.tmp", ".pftrace", ".pftrace.gz")
+TRACE_SUFFIXES: Final = (".json", ".json.gz", ".json.zst", ".json.tmp", ".pftrace", ".pftrace.gz", ".pftrace.zst")
 """Suffixes of trace files."""
 
 # As `tracekit.capture.folder` names them.
 _CONTROL_NAME: Final = re.compile(r"(?:.*[/\\])?(?:request|ranks[/\\]rank\d+)\.json", re.DOTALL)
+_MAX_OTHER_BYTES: Final = 16 * 1024 * 1024
 _MAX_CONTROL_BYTES: Final = 64 << 10
 _CONTROL_KEYS: Final = (
     frozenset({"rank", "world_size", "look_seconds"}),  # the status of a rank
@@ -36,7 +36,8 @@ def trace_files(
 ) -> list[str]:
     """Return the traces at a path, glob, folder or URL, sorted by name.
 
-    A path of a single file is returned unchecked. The documents of on-demand capture are not traces.
+    A path of a single file is returned unchecked. The documents of on-demand capture are not traces. An ``xplane.pb`` of
+    XLA's profiler stands for the trace next to it, which takes its start from it.
 
     Args:
         pattern: Path, glob, folder or URL.
@@ -48,12 +49,34 @@ def trace_files(
         StorageError: Nothing is there, or a pipe.
     """
     found = expand(pattern, tuple(suffixes), _is_flight_dump if flight_dumps else None, pipes=pipes)
+    found = list(dict.fromkeys(map(_trace_of_xplane, found)))
     if len(found) == 1 and same_file(found[0], pattern):
         return found
     traces = [path for path in found if not _is_control_document(path)]
     if not traces:
         raise StorageError(f"{pattern}: the only JSON files there are documents of on-demand capture, not traces")
     return traces
+
+
+def is_other_json(path: str) -> bool:
+    """Return True if a file that is not a trace is a whole JSON document, as reports and settings are that lie among traces."""
+    text = b""
+    try:
+        with ByteStream(path) as stream:
+            while (piece := stream.read()) and len(text) <= _MAX_OTHER_BYTES:
+                text += piece
+            if stream.damage or len(text) > _MAX_OTHER_BYTES:
+                return False
+        json.loads(text)
+    except (TraceFormatError, StorageError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _trace_of_xplane(path: str) -> str:
+    stem = path.removesuffix(".xplane.pb")
+    traces = [] if stem == path else [f"{stem}.trace.json.gz", f"{stem}.trace.json"]
+    return next((trace for trace in traces if exists(trace)), path)
 
 
 def _is_flight_dump(path: str) -> bool:
@@ -63,10 +86,12 @@ def _is_flight_dump(path: str) -> bool:
         return False
     if is_remote(path) and rank_in_name(name) is None:  # opening each object of a bucket takes too long
         return False
+    from tracekit.formats.flight_dump import is_flight_dump  # rarely needed
+
     try:
         with ByteStream(path) as stream:
             return is_flight_dump(stream.peek())
-    except StorageError:
+    except TracekitError:
         return False
 
 

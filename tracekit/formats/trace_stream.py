@@ -1,37 +1,58 @@
-"""A trace of any form as a stream of Chrome JSON; its content tells the form, not its name."""
+"""A trace of any form as a stream of Chrome JSON; its content decides the form, not its name."""
 
 from __future__ import annotations
 
-import hashlib
-from contextlib import closing
+import json
+import re
+from typing import TYPE_CHECKING, Final
 
-from tracekit.formats.byte_stream import ByteStream
-from tracekit.formats.flight_dump import FlightDumpStream, is_flight_dump
-from tracekit.formats.pftrace_stream import PftraceStream, is_pftrace
+from tracekit.formats.byte_stream import ByteStream, ConvertedStream
 from tracekit.storage import modified_ns
 
-__all__ = ["TraceStream", "content_digest", "foreign_form", "open_trace"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-TraceStream = ByteStream | PftraceStream | FlightDumpStream
+    from tracekit.formats.byte_stream import TraceStream
+
+__all__ = ["content_digest", "foreign_form", "is_json_lines", "open_trace"]
+
+_USUAL: Final = re.compile(rb'(?!\n)\s*(?:\[|\{\s*"(?:schemaVersion|traceEvents)")')
+"""How most traces in JSON begin, and no other form; the modules of other forms are loaded when they are needed."""
+
+_LINE_END: Final = re.compile(rb"\}([ \t\r]*)\n(?=\s*\{)")
 
 
 def foreign_form(head: bytes) -> str:
-    """Return, in words, what a trace is that begins so and is no JSON of the Trace Event Format; empty where it may be that."""
+    """Return the form of a trace by its first bytes, in words; empty for JSON of the Trace Event Format."""
+    from tracekit.formats.flight_dump import is_flight_dump
+    from tracekit.formats.pftrace_stream import is_pftrace
+
     if is_pftrace(head):
         return "a native trace of Perfetto (pftrace)"
     return "a dump of torch's flight recorder" if is_flight_dump(head) else ""
 
 
-def open_trace(path: str) -> TraceStream:
+def open_trace(path: str, limit_bytes: int | None = None) -> TraceStream:
     """Open a trace as a stream of Chrome JSON.
+
+    Args:
+        path: The file or URL.
+        limit_bytes: The maximum that is read of the file; None for all.
 
     Raises:
         StorageError: The file is not there or cannot be read.
     """
-    source = ByteStream(path)
+    source = ByteStream(path, limit_bytes)
     head = source.peek()
+    if _USUAL.match(head):
+        return source
+    from tracekit.formats.flight_dump import FlightDumpStream, is_flight_dump
+    from tracekit.formats.pftrace_stream import PftraceStream, is_pftrace
+
     if is_pftrace(head):
         return PftraceStream(source)
+    if is_json_lines(head):
+        return JsonLinesStream(source)
     return FlightDumpStream(source, modified_ns(path)) if is_flight_dump(head) else source
 
 
@@ -41,8 +62,40 @@ def content_digest(path: str) -> bytes:
     Raises:
         StorageError: The file is not there or cannot be read.
     """
+    import hashlib
+
     digest = hashlib.sha256()
-    with closing(open_trace(path)) as stream:
+    with open_trace(path) as stream:
         while piece := stream.read():
             digest.update(piece)
     return digest.digest()
+
+
+def is_json_lines(head: bytes) -> bool:
+    """Return True if a file that begins so holds an event per line."""
+    text = head.lstrip()
+    if not text.startswith(b"{"):
+        return False
+    try:
+        first = json.loads(text.partition(b"\n")[0].decode("latin-1"))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(first, dict) and isinstance(first.get("ph"), str) and "traceEvents" not in first
+
+
+class JsonLinesStream(ConvertedStream):
+    """Reads JSON lines as an array."""
+
+    foreign = "JSON lines"
+
+    def _convert(self) -> Iterator[bytes]:
+        held = b"["
+        while piece := self._source.read():
+            text = held + piece
+            at = text.rfind(b"}")
+            # An event may follow in the next piece.
+            cut = at if at >= 0 and not text[at + 1 :].strip() else len(text)
+            held = text[cut:]
+            yield _LINE_END.sub(rb"},\1", text[:cut])
+        # A cut file stays an array without an end, which the reader reports.
+        yield held + b"]" if held.startswith(b"}") else held

@@ -1,4 +1,4 @@
-"""What XLA's profiler, the one below ``jax.profiler``, means by the words in its traces, and when such a trace began.
+"""The vocabulary of XLA's profiler, the one below ``jax.profiler``, and the start time of its traces.
 
 A run of the profiler leaves two files in ``plugins/profile/<session>/``: ``<host>.trace.json.gz``, whose times count from its
 start and which does not say when that was, and ``<host>.xplane.pb``, a protobuf that does. What can tell the start:
@@ -22,7 +22,7 @@ from tracekit.formats.protobuf_wire import WireError, fields, varint
 from tracekit.storage import basename, exists, open_read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 __all__ = [
     "ANCHOR_EVENT",
@@ -64,12 +64,12 @@ _WANTED_PLANES: Final = frozenset({b"Task Environment", b"/host:metadata"})
 
 @dataclass(frozen=True, slots=True)
 class ProfileStart:
-    """When a trace of XLA's profiler began, and whose it is, as far as is known.
+    """The start and the identity of a trace of XLA's profiler, as far as they are known.
 
     Attributes:
-        start_ns: What its times count from, ns since the epoch by its host's wall clock; None where nothing tells.
-        error_ns: How far that can be off.
-        source: What told it, in words; empty where nothing did.
+        start_ns: The zero of its times, ns since the epoch by its host's wall clock; None where nothing tells.
+        error_ns: The largest error of the start.
+        source: The source of the start, in words; empty without one.
         identity: Of ``rank``, ``host``, ``pid``, ``boot_id``, ``run_id`` ... what is known.
     """
 
@@ -92,7 +92,7 @@ def host_in_name(path: str) -> str | None:
 
 
 def start_of_anchors(anchors: Iterable[tuple[int, int, Mapping[str, Any]]]) -> ProfileStart | None:
-    """Return when a trace began, as its anchors tell; None where there is none that can be read.
+    """Return the start of a trace by its anchors; None where there is none that can be read.
 
     Args:
         anchors: Of each `ANCHOR_EVENT` its start and duration in ns, and its ``args``.
@@ -113,7 +113,7 @@ def start_of_anchors(anchors: Iterable[tuple[int, int, Mapping[str, Any]]]) -> P
 
 
 def start_in_xplane(trace: str) -> ProfileStart:
-    """Return what the protobuf beside a JSON trace tells; nothing where there is none, or none that can be read.
+    """Return the facts in the protobuf next to a JSON trace; nothing without a readable one.
 
     Args:
         trace: The JSON trace, ``<host>.trace.json.gz``.
@@ -136,14 +136,10 @@ def start_in_xplane(trace: str) -> ProfileStart:
 
 
 def _read(file: BinaryIO) -> tuple[list[str], dict[bytes, int]]:
-    """Return the host names of an XSpace and the numbers that its small planes tell; the large ones are passed over."""
+    """Return the host names of an XSpace and the numbers in its small planes; large planes are skipped."""
     hosts: list[str] = []
     stats: dict[bytes, int] = {}
-    while (key := _varint(file)) is not None:
-        number, wire_type = key >> 3, key & 7
-        size = _varint(file)
-        if size is None or wire_type not in (0, 2):
-            raise WireError("a field of a kind that there cannot be")
+    for number, wire_type, size in _entries(file):
         if wire_type == 0:
             continue
         if number == _HOSTNAMES:
@@ -162,21 +158,27 @@ def without_hosts(source: BinaryIO, target: BinaryIO) -> None:
         ValueError: The source is none.
         OSError: The target cannot be written.
     """
-    while (key := _varint(source)) is not None:
-        number, wire_type = key >> 3, key & 7
-        size = _varint(source)
-        if size is None or wire_type not in (0, 2):
-            raise WireError("a field of a kind that there cannot be")
+    for number, wire_type, size in _entries(source):
         kept = number != _HOSTNAMES
         if kept:
-            target.write(varint(key) + varint(size))
-        while wire_type == 2 and size > 0:
-            piece = source.read(min(size, _PIECE_BYTES))
+            target.write(varint(number << 3 | wire_type) + varint(size))
+        left = size if wire_type else 0
+        while left > 0:
+            piece = source.read(min(left, _PIECE_BYTES))
             if not piece:
                 raise WireError("the message is cut off")
-            size -= len(piece)
+            left -= len(piece)
             if kept:
                 target.write(piece)
+
+
+def _entries(file: BinaryIO) -> Iterator[tuple[int, int, int]]:
+    """Yield number, wire type and size of each field of a message, or its value if it is a number; the caller reads the rest."""
+    while (key := _varint(file)) is not None:
+        size = _varint(file)
+        if size is None or key & 7 not in (0, 2):
+            raise WireError("a field of a kind that there cannot be")
+        yield key >> 3, key & 7, size
 
 
 def _read_plane(plane: bytes, stats: dict[bytes, int]) -> None:

@@ -1,49 +1,50 @@
-"""The merge itself: scan every input, plan, rewrite every input into one output."""
+"""The merge itself: probe every input, align, plan, and rewrite every input into one output, in one pass over each."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from tracekit.arguments import check_path, check_paths
 from tracekit.errors import ConfigError, MergeError
-from tracekit.formats.archive_file import archive_format
-from tracekit.formats.stack_frames import STACK_FRAMES
-from tracekit.merge.clocks.collective_events import Added, collective_events
-from tracekit.merge.clocks.collective_sets import check_causality, find_sets
-from tracekit.merge.clocks.placement import place
+from tracekit.formats.gzip_codec import packed
+from tracekit.formats.merged_head import merge_decisions
+from tracekit.merge.align.clock_descriptions import unstated_clocks
+from tracekit.merge.align.placement import place
+from tracekit.merge.execute.executor import MergeProgress, merge_executor
 from tracekit.merge.inputs import find_inputs, gather
-from tracekit.merge.outputs.archive import Archive
-from tracekit.merge.outputs.json_output import JsonOutput
-from tracekit.merge.outputs.merged import Merged
-from tracekit.merge.outputs.output import output_format, packed, write_head
-from tracekit.merge.parts import PartInput, PartJob
-from tracekit.merge.plain_runs import PlainRuns
-from tracekit.merge.planning import plan
-from tracekit.merge.remote_parts import workshop_for
-from tracekit.merge.selection.event_filter import make_filters
-from tracekit.merge.shelf import Shelf
-from tracekit.merge.tally import Tally
-from tracekit.storage import atomic_write, basename, refuse_existing, size_bytes, without_secrets
+from tracekit.merge.plan.layout import NAMESPACE, lay_out, namespace_of_collectives
+from tracekit.merge.plan.unit import MergePlan
+from tracekit.merge.rank_order import order_ranks
+from tracekit.merge.write.event_counts import EventCounts, losses_as_json
+from tracekit.merge.write.json_output import JsonOutput
+from tracekit.storage import atomic_write, refuse_existing, size_bytes, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from concurrent.futures import Executor
 
     from tracekit.arguments import Paths, StrPath
+    from tracekit.merge.align.collective_sets import AddedEvent, Member
+    from tracekit.merge.align.placement import Placement
+    from tracekit.merge.execute.executor import MergeExecutor
     from tracekit.merge.input import Input
-    from tracekit.merge.namespaces import InputMap
-    from tracekit.merge.outputs.output import Output
-    from tracekit.merge.report import MergeReport
+    from tracekit.merge.plan.unit import UnitJob
+    from tracekit.merge.rank_order import RankOrder
+    from tracekit.merge.report import Causality, MergeReport
     from tracekit.merge.selection.event_filter import EventFilter
     from tracekit.merge.selection.selection import Selection
-    from tracekit.merge.workshop import Workshop
+    from tracekit.merge.write.pftrace_output import PftraceOutput
 
-__all__ = ["merge_traces"]
+__all__ = ["ARCHIVES", "ARGS", "merge_traces"]
 
-_SCAN_SHARE: Final = 0.4
+ARGS: Final = ("all", "ids", "none")
+"""The choices of ``args``; their places are the modes of the rewriter."""
+
+ARCHIVES: Final = (".tar", ".zip")
+"""The suffixes of archives."""
+
+_FORMATS: Final = (".json", ".pftrace")
 
 
 def merge_traces(
@@ -57,6 +58,9 @@ def merge_traces(
     align: str = "auto",
     offsets_ns: Mapping[int, int] | None = None,
     collective_flows: bool = False,
+    group_by: str | None = None,
+    args: str = "all",
+    snap_overlaps_ns: int = 0,
     progress: Callable[[float, str], None] | None = None,
     executor: Executor | None = None,
 ) -> MergeReport:
@@ -67,7 +71,7 @@ def merge_traces(
     all inputs are joined, each once, and in ``.pftrace`` written out as an argument. What is broken is repaired or left out,
     and the report says so. The result does not depend on the order of the inputs, which are only read. The output appears
     whole or not at all. What a merge that was killed has left beside a local output, the next merge to that output removes;
-    see `tracekit.merge.scratch` for when, and `tracekit.merge.remote_parts` for what stays on a remote storage.
+    see `tracekit.merge.execute.scratch` for when, and `tracekit.merge.execute.part_store` for remote storages.
 
     Args:
         output: The file or URL to write: ``.json``, or ``.pftrace`` for a native trace of Perfetto, with ``.gz`` after it to
@@ -79,79 +83,72 @@ def merge_traces(
         ranks: Ranks of inputs that do not tell theirs (or tell it wrongly), by path or file name.
         select: Which part of the run to take; everything by default.
         align: What may say how the clocks of the ranks stand to each other, beyond that ranks of one host and boot share one.
-            "auto": clock exchanges of `ClockSync`, else the ends of matched collectives in torch's traces, else the wall clock;
-            "sync" or "collectives": only that; "wall": the wall clocks are trusted; "none": every file keeps its times.
+            "auto": clock exchanges of `ClockSync`, else the ends of matched collectives in torch's traces (of large ones, in
+            samples), else the wall clock; "sync" or "collectives": only that, and all collectives; "wall": the wall clocks are
+            trusted; "none": every file keeps its times.
         offsets_ns: What to add to all times of a rank, in ns, by hand; its clock is not aligned otherwise.
         collective_flows: Whether to add arrows between the members of each collective that is found in torch's traces, from who
             came first to who came last, and a counter of how far apart they came. Not in archives.
+        group_by: Show the ranks in the order of their place in a dimension of parallelism ("tp", "dp", "pp" or "ep"), or of their
+            hosts ("node"). Places come from the names of known projects' files and from Kineto's process groups.
+        args: Which arguments of events to keep: "all", "ids" (those that tie events together) or "none".
+        snap_overlaps_ns: The maximum overlap of two slices of a GPU stream that is removed by shortening the earlier one, as the
+            noise of CUPTI's clock causes it; larger ones move to a track of their own, as all do by default.
         progress: Called now and then with the share that is done, 0 to 1, and with what is being done.
-        executor: Who scans and rewrites the inputs, each as one piece of work, for example
-            `tracekit.merge.workers.process_pool` or `tracekit.merge.dask_cluster.DaskExecutor`; it must reach the inputs and
-            the folder of the output. The output is the same to the byte. None: this thread does all.
+        executor: Who reads and rewrites the inputs, those of a rank as one piece of work, for example
+            `tracekit.worker_processes.process_pool` or `tracekit.merge.execute.dask_cluster.DaskExecutor`, beside this
+            thread; it must reach the inputs and the folder of the output. The output is the same to the byte.
 
     Returns:
         What was merged, repaired and left out.
 
     Raises:
-        ConfigError: The output is one of the inputs, or nothing was named; or what was named is no path.
+        ConfigError: The output is one of the inputs, or no input was named, or an argument is not a path.
         MergeError: The inputs do not fit together; or, under ``strict``, the merge would not be complete; or a worker died.
         TraceFormatError: None of the inputs is a trace.
         StorageError: An input cannot be read, or the output cannot be written or is there already.
     """
     output = check_path("output", output)
-    told = {check_path("ranks", path): rank for path, rank in (ranks or {}).items()}
-    make_archive = archive_format(output)
-    make_output = JsonOutput if make_archive is not None else output_format(output)
-    if collective_flows and make_archive is not None:
-        raise ConfigError(f"{without_secrets(output)}: an archive has no place for arrows between its traces")
-    if collective_flows and select is not None and select.names is not None:
-        raise ConfigError(
-            "arrows between collectives cannot be added to a selection by name; merge first, and trim that"
-        )
+    is_archive = output.endswith(ARCHIVES)
+    is_json = output.removesuffix(".gz").endswith(".json")
+    _check_options(output, select, args, collective_flows=collective_flows, snaps=snap_overlaps_ns > 0)
     files = find_inputs(output, check_paths("inputs", inputs))
     if not overwrite:
         refuse_existing(output)  # before the inputs are read, which may take long; atomic_write looks again
-    with workshop_for(output, executor) as workshop, Shelf(workshop.local_folder) as shelf:
+    edits = group_by is not None or args != "all" or snap_overlaps_ns > 0
+    told = MergeProgress(progress, [path for path, _ in files])
+    with merge_executor(output, executor) as workers:
         items, omissions = gather(
             files,
-            told,
-            _scan_progress(progress, [path for path, _ in files]),
-            workshop.scanner,
+            {check_path("ranks", path): rank for path, rank in (ranks or {}).items()},
+            told.read,
+            workers.prober,
             select,
-            shelf=shelf,
+            store=workers.store,
+            may_pass=is_json and not edits,
         )
+        order = order_ranks(items, group_by)
         placed = place(items, align=align, offsets_ns=offsets_ns, read_all=collective_flows)
-        causality = check_causality(placed) if placed.logs and align != "none" else None
-        sets = find_sets(placed) if collective_flows else []
-        placed.logs.clear()
-        maps = plan(
-            items, placed.shifts_ns, placed.warps, shelf, workshop.assign_lanes, together=workshop.planned_together
-        )
-        filters = make_filters(select, items, maps, placed.base_ns)
-        added_to = collective_events(sets, maps, filters) if sets else None
-        merged = Merged(placed.base_ns, items, maps.processes, placed)
+        causality, sets = _check_collectives(placed, align, collective_flows=collective_flows)
+        plan = _plan(items, placed, order, select, sets, ARGS.index(args), snap_overlaps_ns)
+        if is_archive:
+            plan.clocks.clear()
+        counts = EventCounts(items)
+        counts.collective_events_added = sum(map(len, plan.added))
+        told.begin_writing(items)
+        archive = None
+        if is_archive:
+            from tracekit.merge.write.archive import Archive
 
-        def source(number: int) -> PartInput:
-            added = None if added_to is None else added_to[number]
-            return _part_input(items[number], *maps.with_plain(number), filters[number], added)
-
-        tell = _write_progress(progress, items)
-        archive = None if make_archive is None else Archive(make_archive, merged, maps, map(bool, filters))
-        # An archive is written here, and sought in.
-        writing = workshop.writing if archive is None else partial(atomic_write, output, folder=workshop.local_folder)
-        tally = Tally(items)
-        with writing(overwrite=overwrite) as file:
+            archive = Archive(output, plan)
+        with atomic_write(output, overwrite=overwrite, folder=workers.folder) as file:
             if archive is not None:
-                for number, added, result in archive.write(file, source, tell):
-                    tally.take(number, result, added)
+                archive.write(file, counts, told.at)
             else:
-                _write(output, file, make_output(merged), source, workshop, tell, tally)
-            if added_to is not None:
-                tally.collective_events_added = sum(added.phases.total() for added in added_to)
-            report = tally.report(output, placed, maps, omissions, causality)
+                _write(output, file, plan, workers, told, counts)
+            report = counts.report(output, placed, omissions, causality)
             if archive is not None:
-                moved = maps.moved if archive.rewritten else 0
-                report = replace(report, rewritten=archive.rewritten, overlaps_moved=moved)
+                report = replace(report, rewritten=archive.rewritten)
             if report.left_out and not any(report.events_out[phase] for phase in report.events_out if phase != "M"):
                 report.warnings.append("nothing that happened is selected: the merged trace holds names only")
             if strict:
@@ -161,76 +158,108 @@ def merge_traces(
     return replace(report, output_bytes=size_bytes(output) or 0)
 
 
+def _check_options(output: str, select: Selection | None, args: str, *, collective_flows: bool, snaps: bool) -> None:
+    """Refuse options that do not fit together."""
+    if not output.removesuffix(".gz").endswith(_FORMATS) and not output.endswith(ARCHIVES):
+        endings = " or ".join(f"{ending} or {ending}.gz" for ending in _FORMATS)
+        raise ConfigError(
+            f"{without_secrets(output)}: the output must end with {endings}, or with .tar or .zip for an archive"
+        )
+    if args not in ARGS:
+        raise ConfigError(f"args {args!r}: give one of {', '.join(ARGS)}")
+    if collective_flows and output.endswith(ARCHIVES):
+        raise ConfigError(f"{without_secrets(output)}: an archive has no place for arrows between its traces")
+    if snaps and output.endswith(ARCHIVES):
+        raise ConfigError(
+            f"{without_secrets(output)}: an archive holds its inputs as they are; write .json or .pftrace instead"
+        )
+    if collective_flows and select is not None and select.names is not None:
+        raise ConfigError(
+            "arrows between collectives cannot be added to a selection by name; merge first, and trim that"
+        )
+
+
+def _check_collectives(
+    placed: Placement, align: str, *, collective_flows: bool
+) -> tuple[Causality | None, list[list[Member]]]:
+    """Return what came of checking the order of collectives, and their members where arrows are wanted."""
+    if not placed.logs:
+        return None, []
+    from tracekit.merge.align.collective_sets import check_causality, find_sets
+
+    causality = None if align == "none" else check_causality(placed)
+    sets = find_sets(placed) if collective_flows else []
+    placed.logs.clear()
+    return causality, sets
+
+
+def _plan(
+    items: list[Input],
+    placed: Placement,
+    order: RankOrder,
+    select: Selection | None,
+    sets: list[list[Member]],
+    args: int,
+    snap_ns: int,
+) -> MergePlan:
+    filters: list[EventFilter | None] = [None] * len(items)
+    if select is not None and (select.of_events or any(item.unwanted_ranks for item in items)):
+        from tracekit.merge.selection.event_filter import make_filters
+
+        filters = make_filters(select, items, placed)
+    layout = lay_out(items)
+    flows = sum(map(_drawn_before, items))
+    added: list[list[AddedEvent]] = [[] for _ in items]
+    if sets:
+        from tracekit.merge.align.collective_sets import collective_events
+
+        first_id = namespace_of_collectives(layout.rank_count) * NAMESPACE + flows + 1
+        added = collective_events(sets, len(items), filters, first_id)
+        flows += sum(event.phase == "s" for events in added for event in events)
+    layout = replace(layout, collective_flows=flows)
+    return MergePlan(items, placed, layout, order, filters, added, unstated_clocks(items, placed.clocks), args, snap_ns)
+
+
 def _write(
     output: str,
     file: BinaryIO,
-    written: Output,
-    source: Callable[[int], PartInput],
-    workshop: Workshop,
-    progress: Callable[[int, int], None] | None,
-    tally: Tally,
+    plan: MergePlan,
+    workers: MergeExecutor,
+    progress: MergeProgress,
+    counts: EventCounts,
 ) -> None:
     """Write a merged trace, and note what became of the events of each input."""
-    jobs = (
-        PartJob([source(number) for number in unit], written.part(unit_number), written.separator, output)
-        for unit_number, unit in enumerate(written.units)
-    )
+    written = _output(output, plan)
     with packed(output, file) as sink:
-        tally.added = write_head(written, sink)
-    for results in workshop.append_parts(jobs, file, progress):
-        for number in sorted(results):  # frames that do not fit are the same ones, whoever was first
-            tally.take(number, results[number])
+        sink.write(written.head())
+    units = plan.layout.units
+    sizes = [sum(plan.inputs[number].bytes_read for number in unit) for unit in units]
+
+    def job(unit: int) -> UnitJob:
+        return plan.job(units[unit], written.part(unit), output)
+
+    for result in workers.write_units(job, sizes, file, progress):
+        counts.take(result)
     with packed(output, file) as sink:
-        sink.write(written.tail(tally.stack_frames.text()))
+        sink.write(written.tail(counts.stack_frames.text(), losses_as_json(counts.losses)))
+    counts.total.added += written.own_events
 
 
-def _scan_progress(
-    progress: Callable[[float, str], None] | None, paths: list[str]
-) -> Callable[[str, int], None] | None:
-    if progress is None:
-        return None
-    numbers = {path: number for number, path in enumerate(paths)}
+def _output(output: str, plan: MergePlan) -> JsonOutput | PftraceOutput:
+    """Return the writer of the format that the name of the output asks for."""
+    if output.removesuffix(".gz").endswith(".json"):
+        return JsonOutput(plan)
+    from tracekit.merge.write.pftrace_output import PftraceOutput
 
-    def tell(path: str, done_bytes: int) -> None:
-        # How much a packed file unpacks to is not known: approach the end without reaching it.
-        inside = done_bytes / (done_bytes + 64_000_000)
-        progress(_SCAN_SHARE * (numbers[path] + inside) / len(paths), f"reading {basename(path)}")
-
-    return tell
+    return PftraceOutput(plan)
 
 
-def _write_progress(
-    progress: Callable[[float, str], None] | None, items: list[Input]
-) -> Callable[[int, int], None] | None:
-    if progress is None:
-        return None
-    before = [0, *accumulate(item.scan.bytes_read for item in items)]
-
-    def tell(number: int, done_bytes: int) -> None:
-        share = (before[number] + done_bytes) / (before[-1] or 1)
-        progress(_SCAN_SHARE + (1 - _SCAN_SHARE) * share, f"writing {basename(items[number].path)}")
-
-    return tell
-
-
-def _part_input(
-    item: Input, target: InputMap, plain: PlainRuns, chosen: EventFilter | None, added: Added | None
-) -> PartInput:
-    return PartInput(
-        number=target.number,
-        path=item.path,
-        shown=item.scan.path,
-        target=target,
-        id_args=item.scan.kind in ("torch", "merged"),
-        epoch_only=item.scan.base_ns == 0,
-        events=item.scan.events,
-        # As text, all times of a run are moved alike.
-        plain=plain if target.warp is None else PlainRuns(),
-        size_bytes=item.scan.bytes_read,
-        chosen=chosen,
-        added=added,
-        stack_frames=item.scan.head().header[STACK_FRAMES] if item.scan.has_stack_frames else None,
-    )
+def _drawn_before(item: Input) -> int:
+    """Return how many arrows between collectives an earlier merge has drawn."""
+    if item.kind != "merged":
+        return 0
+    count = merge_decisions(item.head().header).get("collective_flows", 0)
+    return count if type(count) is int and 0 <= count < NAMESPACE else 0
 
 
 def _refuse(report: MergeReport) -> None:

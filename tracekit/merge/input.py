@@ -1,107 +1,323 @@
-"""Input: one file that is merged, with what is known of it."""
+"""Input: one file to merge, with its rank, processes and clock.
+
+The header and metadata of a trace take kilobytes, those of a thousand traces tens of MB. A few numbers stay in memory, the rest
+goes to a scratch file.
+"""
 
 from __future__ import annotations
 
+import re
+from collections import deque
+from contextlib import closing
+from copy import copy
 from dataclasses import dataclass, field
+from sys import intern
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.formats.event_fields import raw_number
+from tracekit.formats.kineto import rank_of_header
+from tracekit.formats.merged_head import merge_decisions, merged_ranks, truncate_header
+from tracekit.formats.rank_trace import (
+    BASE_TIME_KEY,
+    CLOCK_OFFSET_EVENT,
+    CLOCK_STEP_EVENT,
+    COMPOSER_RANK_EVENT,
+    COMPOSER_SYNC_ERROR_EVENT,
+    COMPOSER_SYNC_EVENT,
+)
+from tracekit.formats.trace_event import decode_dict, decode_text
+from tracekit.formats.trace_stream import open_trace
 from tracekit.formats.xprof import host_in_name
-from tracekit.merge.identities import IDENTITY_KEYS, ProcessIdentity
+from tracekit.merge.scan.head import END_BYTES, Head
 from tracekit.storage import basename
+from tracekit.traces.inputs import base_of
+from tracekit.traces.process_identity import IDENTITY_KEYS, ProcessIdentity
 
 if TYPE_CHECKING:
-    from tracekit.merge.kept_scan import KeptScan
-    from tracekit.merge.process_key import ProcessKey
+    from collections.abc import Iterator, Mapping
 
-__all__ = ["Input", "Omission"]
+    from tracekit.formats.xprof import ProfileStart
+    from tracekit.merge.execute.scratch import ScratchStore
+    from tracekit.merge.scan.head import FileStamp
+    from tracekit.traces.process_identity import KnownProcess
+
+__all__ = ["ClockEvents", "Input"]
 
 _KIND_ORDER: Final = {"tracekit": 0, "torch": 1, "chrome": 2, "flight recorder": 2, "xprof": 2, "merged": 3}
+_CLOCK_WORDS: Final = {"tracekit": (b'"tracekit_clock_',), "chrome": (b'"clock_sync_',)}
+_MAX_US: Final = 2**62 // 1000
+_KEPT: Final = (*IDENTITY_KEYS, "clock")
+_TIMES: Final = re.compile(rb'"ts"\s*:\s*"?(\d+)')
+
+
+@dataclass(slots=True)
+class ClockEvents:
+    """Clock events of one input.
+
+    Attributes:
+        offsets: The ``args`` of each measurement of another rank's clock, in a rank trace.
+        steps: Steps of the wall clock in ns, each with its monotonic time, in a rank trace.
+        barriers: The time at which a rank left each of Composer's barriers, us since the epoch, and its bound in us.
+    """
+
+    offsets: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[tuple[int, int]] = field(default_factory=list)
+    barriers: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Input:
-    """One input of a merge.
+    """One input of a merge, as `tracekit.merge.scan.probe.probe` finds it. It can be pickled until `keep` is called.
 
     Attributes:
         path: The file or URL as it is opened.
-        scan: What the first pass found.
-        rank: Whose it is.
-        rank_source: What said so.
-        merged_processes: For an earlier merge: new pid to (rank, process key, name) of its processes.
-        merged_hosts: Of an earlier merge: new pid to the host of the process.
-        process_keys: Which process a pid of the file is, where the pid alone does not tell.
-        identities: What is known of its processes, by pid as it stands in the file.
-        unwanted_pids: For an earlier merge: the pids of the ranks that are not selected.
+        shown: The file as the user may see it.
+        kind: "tracekit" (a rank trace), "torch" (torch.profiler), "merged" (an earlier merge), "xprof" (XLA's profiler, as of
+            JAX), "flight recorder" (of torch), "chrome" (anything else).
+        form: "array" or "object", or the form of a file that is not JSON.
+        stamp: The file at the time of the scan.
+        whole: True if all of the file was read, so that the times are exact.
+        has_end: True if its end was read.
+        digest: The checksum of the beginning of the unpacked file.
+        bytes_read: Size of the unpacked file, about.
+        stored: The head, or its place in the scratch file.
+        lowest_ns: The earliest time that was seen, in the file's own time; None when no event has a time.
+        highest_ns: The latest start.
+        epoch_lowest_ns: The earliest of the times that count from the epoch, or None.
+        decimals: True if times have decimals.
+        companions: Names of further trace files of the same process.
+        composer_ranks: The ranks that a trace of Composer states; more than one in Composer's own merge.
+        profile: Start and process of a trace of XLA's profiler; None for others.
+        base_ns: The base of the times of the file, ns since the epoch: 0 for epoch times, None if it is unknown.
+        identity: The identity of the process that tracekit wrote into a rank trace or a torch trace, or that a trace of XLA's
+            profiler states. Only keys that distinguish processes, clocks and hosts.
+        own_rank: The rank that the metadata state.
+        stated_rank: The rank that the header, or Composer's metadata, states, and the key that says so.
+        rank_of_pid: Of an earlier merge, the rank of each pid.
+        host_name: Kineto's name of the host.
+        named_pids: The real process ids that were seen, each with the name of the process.
+        header_left_out: The keys of the header that the merged trace does not keep.
+        rank: Its rank.
+        rank_source: The source of the rank, in words.
+        processes: The known processes, by pid in the file.
+        tables: For an earlier merge that is merged with further inputs of its ranks, what its inputs say about themselves:
+            (rank, kind, JSON).
+        passes: True for an earlier merge that keeps its pids, tids, ids and names.
+        unwanted_ranks: For an earlier merge: the ranks that are not selected.
     """
 
     path: str
-    scan: KeptScan
+    shown: str
+    kind: str
+    form: str
+    stamp: FileStamp
+    whole: bool
+    has_end: bool
+    digest: int
+    bytes_read: int
+    stored: Head | int
+    lowest_ns: int | None
+    highest_ns: int | None
+    epoch_lowest_ns: int | None
+    decimals: bool
+    companions: tuple[str, ...]
+    composer_ranks: tuple[int, ...]
+    profile: ProfileStart | None
+    base_ns: int | None = None
+    identity: dict[str, Any] = field(default_factory=dict)
+    own_rank: int | None = None
+    stated_rank: tuple[int, str] | None = None
+    rank_of_pid: Mapping[Any, int] = field(default_factory=dict)
+    host_name: Any = None
+    named_pids: tuple[tuple[int, str | None], ...] = ()
+    header_left_out: tuple[str, ...] = ()
     rank: int = -1
     rank_source: str = ""
-    merged_processes: dict[int, tuple[int, ProcessKey, str]] = field(default_factory=dict)
-    merged_hosts: dict[int, str] = field(default_factory=dict)
-    process_keys: dict[int, ProcessKey] = field(default_factory=dict)
-    identities: dict[int, ProcessIdentity] = field(default_factory=dict)
-    unwanted_pids: frozenset[Any] = frozenset()
+    processes: dict[int, KnownProcess] = field(default_factory=dict)
+    tables: list[tuple[int, str, bytes]] = field(default_factory=list)
+    passes: bool = False
+    unwanted_ranks: frozenset[int] = frozenset()
+    _clock_events: ClockEvents | None = None
+    _store: ScratchStore | None = None
+
+    def __post_init__(self) -> None:
+        header, metadata, _ = head = self.head()
+        self.base_ns = self._base_ns(head)
+        own = header.get("tracekit")
+        stated = metadata or (own if self.kind == "torch" and isinstance(own, dict) else {})
+        if self.profile is not None:
+            stated = self.profile.identity
+        self.identity = {key: stated[key] for key in _KEPT if key in stated}
+        rank = metadata.get("rank")
+        self.own_rank = rank if isinstance(rank, int) else None
+        self.stated_rank = rank_of_header(header)
+        if self.stated_rank is None and len(self.composer_ranks) == 1:
+            self.stated_rank = self.composer_ranks[0], COMPOSER_RANK_EVENT
+        if self.kind == "merged":
+            self.rank_of_pid = merged_ranks(header)
+        else:
+            self.header_left_out = tuple(truncate_header(header)[1])
+        self.host_name = header.get("host_name")
+        self.named_pids = self._named_pids(head)
+
+    @property
+    def generation(self) -> str:
+        """The form of the times in the file, in words for the report."""
+        if self.base_ns is None:
+            return "times without a base"
+        if self.profile is not None and self.profile.start_ns == self.base_ns:
+            return f"times relative to the start of the profile, from {self.profile.source}"
+        if self.base_ns > 0:
+            return f"times relative to {BASE_TIME_KEY}"
+        return "epoch times with decimals" if self.decimals else "epoch times in whole microseconds"
+
+    @property
+    def first_ns(self) -> int | None:
+        """The earliest time of those that count, in the file's own time."""
+        return self.epoch_lowest_ns if self.base_ns == 0 else self.lowest_ns
+
+    @property
+    def start_ns(self) -> int | None:
+        """When the first event happens, ns since the epoch; None when the file's clock is unknown or it holds no times."""
+        return None if self.base_ns is None or self.first_ns is None else self.base_ns + self.first_ns
+
+    def keep(self, store: ScratchStore) -> Input:
+        """Move the head to a scratch file, and share equal texts with other inputs; return the input."""
+        self._store = store
+        self.stored = store.put(self.stored)
+        self.identity = {key: _shared(value) for key, value in self.identity.items()}
+        self.host_name = _shared(self.host_name)
+        self.named_pids = tuple((pid, _shared(name)) for pid, name in self.named_pids)
+        self.header_left_out = tuple(map(intern, self.header_left_out))
+        return self
+
+    def with_head(self, head: Head) -> Input:
+        """Return a copy with another head, which can be pickled."""
+        found = copy(self)
+        found.stored, found._store = head, None  # noqa: SLF001 - of this class
+        return found
+
+    def head(self) -> Head:
+        """Return the header and metadata."""
+        if isinstance(self.stored, Head):
+            return self.stored
+        assert self._store is not None
+        found: Head = self._store.get(self.stored)
+        return found
+
+    def read_end(self) -> None:
+        """Read a packed or remote trace to its end, and note its latest time."""
+        if not self.has_end:
+            with closing(open_trace(self.path, self.stamp.limit_bytes)) as stream:
+                deque(self.note_end(iter(stream.read, b"")), maxlen=0)
+
+    def note_end(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """Pass on the pieces of the whole trace, and note its latest time, to the microsecond, at their end."""
+        last: deque[bytes] = deque(maxlen=2)
+        for piece in pieces:
+            last.append(piece)
+            yield piece
+        if not self.has_end:
+            self.has_end = True
+            times = _TIMES.findall(b"".join(last)[-END_BYTES:])
+            latest_ns = (max(map(int, times)) + 1) * 1000 if times else 0
+            self.highest_ns = max(latest_ns, self.highest_ns or 0) or None
+
+    def _base_ns(self, head: Head) -> int | None:
+        base_ns = base_of(head.header, head.metadata) or (self.profile and self.profile.start_ns)
+        return base_ns or (0 if self.epoch_lowest_ns is not None else None)
+
+    def _named_pids(self, head: Head) -> tuple[tuple[int, str | None], ...]:
+        processes, own = head.processes, self.identity.get("pid")
+        if isinstance(own, int):
+            return ((own, processes[own].name if own in processes else None),)
+        if self.kind == "xprof":  # 701, 1, 2 ... on every host
+            return ()
+        return tuple(
+            (raw, process.name)
+            for raw, process in processes.items()
+            if isinstance(raw, int) and raw > 0 and process.used and process.label in ("", "CPU")
+        )
 
     @property
     def ranks(self) -> frozenset[int]:
-        """The ranks whose events it holds."""
-        return frozenset(rank for rank, _, _ in self.merged_processes.values()) or frozenset({self.rank})
+        """The ranks of its events."""
+        if self.kind != "merged":
+            return frozenset({self.rank})
+        return frozenset(self.rank_of_pid.values()) - self.unwanted_ranks or frozenset({self.rank})
 
     def rank_of(self, pid: Any) -> int:
-        """Return the rank of a process, by its pid as it stands in the file."""
-        known = self.merged_processes.get(raw_number(pid))
-        return self.rank if known is None else known[0]
+        """Return the rank of a process, by its pid in the file."""
+        return self.rank_of_pid.get(pid, self.rank)
 
     @property
     def host(self) -> str | None:
-        """The host's name, where the file tells."""
-        host = self.scan.identity.get("host") or self.scan.host_name
-        if host is None and self.scan.kind == "xprof":
+        """The host's name, if the file states it."""
+        host = self.identity.get("host") or self.host_name
+        if host is None and self.kind == "xprof":
             host = host_in_name(self.path)
         return host if isinstance(host, str) else None
 
     @property
+    def names_hosts(self) -> bool:
+        """True if the host of any of its processes is known."""
+        if self.host or any(known.host for known in self.processes.values()):
+            return True
+        return self.kind == "merged" and merge_decisions(self.head().header).get("hosts") is True
+
+    @property
     def pids(self) -> frozenset[int]:
         """The real process ids that it recorded."""
-        return frozenset(pid for pid, _ in self.scan.named_pids)
+        return frozenset(pid for pid, _ in self.named_pids)
+
+    @property
+    def clock_events(self) -> ClockEvents:
+        """Its clock events; the file is read for them at the first use."""
+        if self._clock_events is None:
+            has_any = self.kind == "tracekit" or (self.kind == "chrome" and self.composer_ranks)
+            self._clock_events = _read_clock_events(self.path, self.kind) if has_any else ClockEvents()
+        return self._clock_events
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """The place in the output; it does not depend on the order in which the inputs were named."""
-        scan = self.scan
-        return (self.rank, _KIND_ORDER[scan.kind], scan.start_ns or scan.lowest_ns or 0, basename(self.path), self.path)
+        """The sort key of the output; it does not depend on the order of the arguments."""
+        start_ns = self.start_ns or self.lowest_ns or 0
+        return self.rank, _KIND_ORDER[self.kind], start_ns, basename(self.path), self.path
 
-    def identity(self, pid: int) -> ProcessIdentity:
+    def process_identity(self, pid: int) -> ProcessIdentity:
         """Return the identity of a process, by its pid as it ran: of a rank trace or a trace of torch."""
-        told = self.scan.identity
+        told = self.identity
         own: dict[str, Any] = {key: told[key] for key in IDENTITY_KEYS if key in told}
         if self.host is not None:
             own.setdefault("host", self.host)
         clock = told.get("clock")
         wall_ns = clock.get("wall_ns") if isinstance(clock, dict) else None
-        began_ns = max(wall_ns if isinstance(wall_ns, int) else self.scan.start_ns or 0, 0)
-        name = next((name for named, name in self.scan.named_pids if named == pid), None) or ""
-        companions = frozenset(basename(name) for name in self.scan.companions)
-        return ProcessIdentity(
-            self.rank, pid, own, name, self.scan.kind == "tracekit", began_ns, companions, self.scan.path
-        )
+        began_ns = max(wall_ns if isinstance(wall_ns, int) else self.start_ns or 0, 0)
+        name = next((name for named, name in self.named_pids if named == pid), None) or ""
+        companions = frozenset(basename(name) for name in self.companions)
+        return ProcessIdentity(self.rank, pid, own, name, self.kind == "tracekit", began_ns, companions, self.shown)
 
 
-@dataclass(frozen=True, slots=True)
-class Omission:
-    """A file that is not in the merged trace.
+def _read_clock_events(path: str, kind: str) -> ClockEvents:
+    from tracekit.traces.collectives.search import find_events  # most merges need none of it
 
-    Attributes:
-        path: The file.
-        reason: Why.
-        harmless: Whether nothing of the run is missing because of it, as for a report that lies among the traces.
-        requested: Whether it is left out because the selection says so.
-    """
+    found = ClockEvents()
+    numbers: dict[str, list[int]] = {COMPOSER_SYNC_EVENT: [], COMPOSER_SYNC_ERROR_EVENT: []}
+    for event in find_events(path, _CLOCK_WORDS[kind]):
+        name, args = decode_text(event.name), decode_dict(event.args)
+        if event.ph != "M":
+            continue
+        if name == CLOCK_OFFSET_EVENT:
+            found.offsets.append(args)
+        elif name == CLOCK_STEP_EVENT:
+            step_ns, monotonic_ns = args.get("step_ns"), args.get("monotonic_ns")
+            if isinstance(step_ns, int) and isinstance(monotonic_ns, int):
+                found.steps.append((step_ns, monotonic_ns))
+        elif name in numbers and type(args.get("value")) is int and 0 <= args["value"] < _MAX_US:
+            numbers[name].append(args["value"])
+    found.barriers = list(zip(*numbers.values(), strict=False))
+    return found
 
-    path: str
-    reason: str
-    harmless: bool
-    requested: bool = False
+
+def _shared(value: Any) -> Any:
+    """Return one object for equal texts: ranks of a host say the same of it."""
+    return intern(value) if type(value) is str else value

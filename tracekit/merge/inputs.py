@@ -1,57 +1,65 @@
-"""What is to be merged: from the paths that the user named to scanned inputs, each with its rank."""
+"""Find the inputs of a merge: from the paths of the user to scanned inputs, each with its rank."""
 
 from __future__ import annotations
 
 import os
-import re
-from functools import cache
+from functools import cache, partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError, MergeError, StorageError, TraceFormatError
 from tracekit.formats.segment_index import INDEX_SUFFIX, listed_segments
 from tracekit.formats.trace_event import decode_json
-from tracekit.formats.trace_files import TRACE_SUFFIXES, trace_files
+from tracekit.formats.trace_files import is_other_json, trace_files
 from tracekit.formats.trace_stream import content_digest
 from tracekit.formats.xprof import PERFETTO_COPY, host_in_name
-from tracekit.merge.input import Input, Omission
-from tracekit.merge.kept_scan import KeptScan
+from tracekit.merge.plan.layout import passes, stride_for, units_of
 from tracekit.merge.processes import assign_keys, check_claims
+from tracekit.merge.rank_order import order_ranks
 from tracekit.merge.ranks import RanksByHand, UnknownRankError, find_ranks, select_ranks, told_ranks
-from tracekit.merge.scan import scan
-from tracekit.spill import ScratchError
-from tracekit.storage import basename, file_identity, is_remote, open_read, same_file, size_bytes, without_secrets
+from tracekit.merge.report import LeftOut, OmissionReport
+from tracekit.merge.scan.merged_tables import read_tables
+from tracekit.merge.scan.probe import probe
+from tracekit.storage import basename, file_identity, is_remote, open_read, same_file, without_secrets
+from tracekit.traces.inputs import recovered_copies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
-    from tracekit.merge.input_scan import InputScan
+    from tracekit.merge.execute.scratch import ScratchStore
+    from tracekit.merge.input import Input
     from tracekit.merge.selection.selection import Selection
-    from tracekit.merge.shelf import Shelf
 
-    Scanner = Callable[[str, Callable[[int], None] | None], InputScan]
+    Scanner = Callable[[str, Callable[[int], None] | None], Input]
+    _Omission = OmissionReport | LeftOut
 
-__all__ = ["SUFFIXES", "find_inputs", "gather"]
+__all__ = ["find_inputs", "gather"]
 
-SUFFIXES: Final = TRACE_SUFFIXES
+_MERGES: Final = {
+    "composer": "Composer's own merge of the traces beside it",
+    "merged": "the result of an earlier merge",
+}
 _MAX_PLAIN_JSON_BYTES: Final = 16 * 1024 * 1024
 
 
 def find_inputs(output: str, patterns: Sequence[str]) -> list[tuple[str, bool]]:
-    """Return the files that the patterns stand for, each once, and whether it was named itself (not by folder or glob).
+    """Return the files that the patterns match, each once, and whether it was named itself (not by folder or glob).
 
     Raises:
         ConfigError: Nothing was named, or the output is one of the inputs.
-        StorageError: A pattern stands for nothing.
+        StorageError: A pattern matches nothing.
     """
     if not patterns:
         raise ConfigError("nothing to merge: name trace files, folders, globs or URLs")
     found: dict[str, bool] = {}
+    output_identity = file_identity(output)
+    identities: dict[str, Hashable] = {}
     for pattern in patterns:
         files = trace_files(pattern, flight_dumps=True)
         named = len(files) == 1 and same_file(files[0], pattern)
         for path in files:
-            if same_file(path, output):
+            identity = file_identity(path)
+            if identity == output_identity:
                 if named:
                     raise ConfigError(
                         f"{without_secrets(path)}: the output is one of the inputs; choose another name with -o"
@@ -59,12 +67,13 @@ def find_inputs(output: str, patterns: Sequence[str]) -> list[tuple[str, bool]]:
                 continue
             key = _plainly(path)
             found[key] = found.get(key, False) or named
+            identities[key] = identity
     unique: list[tuple[str, bool]] = []
     seen: set[tuple[str, Hashable]] = set()
     for path, named in found.items():
-        identity = os.path.basename(path), file_identity(path)  # noqa: PTH119 - a thousand of them
-        if identity not in seen:
-            seen.add(identity)
+        name_and_file = os.path.basename(path), identities[path]  # noqa: PTH119 - a thousand of them
+        if name_and_file not in seen:
+            seen.add(name_and_file)
             unique.append((path, named))
     if not unique:
         raise ConfigError("nothing to merge: the output itself is the only trace there")
@@ -85,9 +94,10 @@ def gather(
     make_scanner: Callable[[list[str]], Scanner] | None = None,
     select: Selection | None = None,
     *,
-    shelf: Shelf,
+    store: ScratchStore,
     read_all: bool = False,
-) -> tuple[list[Input], list[Omission]]:
+    may_pass: bool = True,
+) -> tuple[list[Input], list[_Omission]]:
     """Scan every file and find out its rank.
 
     Args:
@@ -95,9 +105,10 @@ def gather(
         ranks: Ranks given by hand, by path or file name.
         progress: Called with a path and the number of its bytes read.
         make_scanner: Makes what scans the files that are wanted; None: they are scanned here, one after the other.
-        select: The ranks that are wanted; files of others are not scanned where their head tells whose they are.
-        shelf: Where what is found is kept, but for a few numbers.
-        read_all: Whether to scan them all the same.
+        select: The wanted ranks; files of others are not scanned if their head names their rank.
+        store: The store of the scans.
+        read_all: Scan them all the same.
+        may_pass: Whether the events of an earlier merge can stay as they are in the output.
 
     Returns:
         The inputs in the order of the output, and the files that are left out.
@@ -108,31 +119,11 @@ def gather(
         TraceFormatError: None of the files is a trace.
         StorageError: None of the files can be read.
     """
-    omissions: list[Omission] = []
-    present = {path for path, _ in files}
-    xprof_folders = {path.removesuffix(basename(path)) for path in present if host_in_name(path)}
-    wanted = select is not None and select.ranks is not None
+    omissions: list[_Omission] = []
     by_hand = RanksByHand(ranks)
-    unread: list[str] = []
-    chosen: list[tuple[str, bool]] = []
-    for path, named in files:
-        copies = {re.sub(r"(\.json(?:\.gz)?)$", rf".recovered{ending}", path) for ending in (".json", ".json.gz")} - {
-            path
-        }
-        if not named and not present.isdisjoint(copies):
-            omissions.append(Omission(without_secrets(path), "its recovered copy is merged instead", harmless=True))
-            continue
-        if not named and basename(path) == PERFETTO_COPY and path.removesuffix(PERFETTO_COPY) in xprof_folders:
-            omissions.append(Omission(without_secrets(path), "JAX's copy of the trace beside it", harmless=True))
-            continue
-        if select is not None and wanted and not read_all:
-            told = told_ranks(path, by_hand)
-            if told is not None and not any(map(select.wants_rank, told)):
-                unread.append(path)
-                continue
-        chosen.append((path, named))
-    scanner = scan if make_scanner is None else make_scanner([path for path, _ in chosen])
-    inputs, errors = _scan_all(chosen, present, scanner, progress, omissions, shelf)
+    chosen, unread = _choose(files, by_hand, None if read_all else select, omissions)
+    scanner = probe if make_scanner is None else make_scanner([path for path, _ in chosen])
+    inputs, errors = _scan_all(chosen, {path for path, _ in files}, scanner, progress, omissions, store)
     if not inputs and not unread:
         if errors:
             raise errors[0]
@@ -142,17 +133,58 @@ def gather(
     except UnknownRankError:
         if not unread:
             raise
-        # A rank trace that was not read may say whose file that is.
-        return gather(files, ranks, progress, make_scanner, select, shelf=shelf, read_all=True)
-    omissions += [Omission(without_secrets(path), "rank", harmless=True, requested=True) for path in unread]
-    if select is not None and wanted:
-        inputs, others = select_ranks(inputs, select)
-        omissions += [Omission(item.scan.path, "rank", harmless=True, requested=True) for item in others]
+        # A rank trace that was not read may name the rank of that file.
+        return gather(files, ranks, progress, make_scanner, select, store=store, read_all=True, may_pass=may_pass)
+    others = list(map(without_secrets, unread))
+    if select is not None and select.ranks is not None:
+        inputs, unwanted = select_ranks(inputs, select)
+        others += [item.shown for item in unwanted]
+    omissions += [LeftOut(path, "rank", None) for path in others]
+    return _settled(inputs, omissions, may_pass=may_pass), omissions
+
+
+def _settled(inputs: list[Input], omissions: list[_Omission], *, may_pass: bool) -> list[Input]:
+    """Return inputs with known ranks in the order of the output, without copies, with their processes identified."""
     inputs.sort(key=lambda item: item.order)
     inputs = _without_copies(inputs, omissions)
+    stride = stride_for(inputs)
+    if any(item.kind == "merged" for item in inputs):
+        order = order_ranks(inputs)
+        alone = {unit[0] for unit in units_of(inputs) if len(unit) == 1}
+        for number, item in enumerate(inputs):
+            item.passes = may_pass and number in alone and passes(item, stride) and order.fits(item)
+            if item.kind == "merged" and not item.passes:
+                read_tables(item)
     check_claims(inputs)
     assign_keys(inputs)
-    return inputs, omissions
+    return inputs
+
+
+def _choose(
+    files: Sequence[tuple[str, bool]], by_hand: RanksByHand, select: Selection | None, omissions: list[_Omission]
+) -> tuple[list[tuple[str, bool]], list[str]]:
+    """Return the files to scan, and those that belong to unwanted ranks by their head."""
+    present = {path for path, _ in files}
+    xprof_folders = {path.removesuffix(basename(path)) for path in present if host_in_name(path)}
+    chosen: list[tuple[str, bool]] = []
+    unread: list[str] = []
+    for path, named in files:
+        if not named and not present.isdisjoint(recovered_copies(path)):
+            omissions.append(
+                OmissionReport(without_secrets(path), "its recovered copy is merged instead", harmless=True)
+            )
+        elif not named and basename(path) == PERFETTO_COPY and path.removesuffix(PERFETTO_COPY) in xprof_folders:
+            omissions.append(OmissionReport(without_secrets(path), "JAX's copy of the trace beside it", harmless=True))
+        elif select is not None and select.ranks is not None and _is_unwanted(path, by_hand, select):
+            unread.append(path)
+        else:
+            chosen.append((path, named))
+    return chosen, unread
+
+
+def _is_unwanted(path: str, by_hand: RanksByHand, select: Selection) -> bool:
+    ranks = told_ranks(path, by_hand)
+    return ranks is not None and not any(map(select.wants_rank, ranks))
 
 
 def _scan_all(
@@ -160,52 +192,42 @@ def _scan_all(
     present: set[str],
     scanner: Scanner,
     progress: Callable[[str, int], None] | None,
-    omissions: list[Omission],
-    shelf: Shelf,
+    omissions: list[_Omission],
+    store: ScratchStore,
 ) -> tuple[list[Input], list[TraceFormatError | StorageError]]:
-    """Scan files, and add those that are left out to ``omissions``; returns the inputs, and why others cannot be read."""
+    """Scan files, and add those that are left out to ``omissions``; return the inputs, and why others cannot be read."""
     inputs: list[Input] = []
     errors: list[TraceFormatError | StorageError] = []
     for path, named in files:
-        report = None if progress is None else lambda done, path=path: progress(path, done)
         try:
-            found = _scanned(scanner, path, report, shelf)
-        except ScratchError:
-            raise
+            item = _scanned(scanner, path, progress, store)
         except (TraceFormatError, StorageError) as error:
             listed = None if named else _listed(path)
             if listed is not None:
                 omissions += _missing(listed, present)
                 continue
-            harmless = not (named or isinstance(error, _TooDeepError)) and _is_other_json(path)
+            harmless = not (named or isinstance(error, _TooDeepError)) and is_other_json(path)
             reason = error.reason if isinstance(error, TraceFormatError) else str(error)
-            omissions.append(Omission(without_secrets(path), "no trace" if harmless else reason, harmless))
+            omissions.append(OmissionReport(without_secrets(path), "no trace" if harmless else reason, harmless))
             errors.append(error)
             continue
-        if len(found.composer_ranks) > 1 and not named:
-            reason = "Composer's own merge of the traces beside it; name the file itself to merge it"
-            omissions.append(Omission(without_secrets(path), reason, harmless=True))
-            continue
-        if found.kind == "merged" and not named:
+        merge = _MERGES.get("composer" if len(item.composer_ranks) > 1 else item.kind)
+        if merge is None or named:
+            inputs.append(item)
+        else:
             omissions.append(
-                Omission(
-                    without_secrets(path),
-                    "the result of an earlier merge; name the file itself to merge it",
-                    harmless=True,
-                )
+                OmissionReport(without_secrets(path), f"{merge}; name the file itself to merge it", harmless=True)
             )
-            continue
-        inputs.append(Input(path, found))
     return inputs, errors
 
 
 class _TooDeepError(TraceFormatError):
-    """A trace that is one, and of which too much is said."""
+    """The file is a trace, and the message would be wrong."""
 
 
-def _scanned(scanner: Scanner, path: str, report: Callable[[int], None] | None, shelf: Shelf) -> KeptScan:
+def _scanned(scanner: Scanner, path: str, progress: Callable[[str, int], None] | None, store: ScratchStore) -> Input:
     try:
-        return KeptScan(scanner(path, report), shelf)
+        return scanner(path, None if progress is None else partial(progress, path)).keep(store)
     except RecursionError:  # what it says cannot be pickled, here or in a worker
         raise _TooDeepError(without_secrets(path), "what it says beside its events is nested too deeply") from None
 
@@ -221,14 +243,14 @@ def _listed(path: str) -> list[tuple[str, str]] | None:
         return None
 
 
-def _missing(listed: list[tuple[str, str]], present: set[str]) -> list[Omission]:
+def _missing(listed: list[tuple[str, str]], present: set[str]) -> list[OmissionReport]:
     """Tell of the segments that an index lists and that are not there."""
     reasons = {
         "dropped": "was dropped while recording: the spool was full",
         "waiting": "had not been uploaded when the index was; tracekit upload finishes that",
     }
     return [
-        Omission(
+        OmissionReport(
             without_secrets(path), reasons.get(state, "is listed in the index of its recording, and not there"), False
         )
         for path, state in listed
@@ -236,43 +258,20 @@ def _missing(listed: list[tuple[str, str]], present: set[str]) -> list[Omission]
     ]
 
 
-def _is_other_json(path: str) -> bool:
-    """Tell whether a file is whole, valid JSON that just is no trace."""
-    try:
-        if (size_bytes(path) or 0) > _MAX_PLAIN_JSON_BYTES:
-            return False
-        with open_read(path) as file:
-            decode_json(file.read())
-    except (ValueError, OSError, StorageError):
-        return False
-    return True
-
-
-def _without_copies(inputs: list[Input], omissions: list[Omission]) -> list[Input]:
+def _without_copies(inputs: list[Input], omissions: list[_Omission]) -> list[Input]:
     """Leave out files that hold the same events as another one, such as a trace and its packed copy."""
     kept: dict[tuple[Any, ...], list[Input]] = {}
     digest = cache(content_digest)
     result: list[Input] = []
     for item in inputs:
-        scan = item.scan
         if result and item.rank != result[-1].rank:
             kept.clear()  # they are in the order of the ranks
-        same = (
-            item.rank,
-            scan.kind,
-            item.pids,
-            item.host,
-            scan.bytes_read,
-            scan.start_ns,
-            scan.lowest_ns,
-            scan.highest_ns,
-            tuple(scan.phase_counts),
-        )
-        others = kept.setdefault(same, []) if scan.highest_ns is not None else []
+        same = item.rank, item.kind, item.digest, item.base_ns
+        others = kept.setdefault(same, []) if item.highest_ns is not None else []
         # Recordings of equal loops may agree in all of this, and differ in their names or values.
         original = next((other for other in others if digest(other.path) == digest(item.path)), None)
         if original is not None:
-            omissions.append(Omission(scan.path, f"holds the same events as {original.scan.path}", harmless=True))
+            omissions.append(OmissionReport(item.shown, f"holds the same events as {original.shown}", harmless=True))
             continue
         others.append(item)
         result.append(item)

@@ -1,24 +1,22 @@
 """Which process each input is of: a rank's own, one of its attempts, or one of its children.
 
 A pid alone does not name a process: pids are used again, two hosts have the same ones, and the first process of every container
-is 1. Rank traces tell host, boot and the process's start beside it. Torch's traces tell the pid at best, and go with the
-process that named them, or else with the last one of their pid that had begun by then. Earlier merges tell what they knew,
-so that merging in steps comes to the same as merging at once.
+is 1. Rank traces also have host, boot and the start of the process. Torch's traces have the pid at best, and go with
+the process that named them, or else with the last one of their pid that had begun by then. Earlier merges keep these
+facts, so that merging in steps gives the same as merging in one go.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tracekit.errors import MergeError
-from tracekit.merge.process_key import CHILD, CPU, SAME_PID
 from tracekit.storage import printable_name
+from tracekit.traces.process_identity import CHILD, CPU, SAME_PID, KnownProcess
 
 if TYPE_CHECKING:
-    from tracekit.merge.identities import ProcessIdentity
     from tracekit.merge.input import Input
-    from tracekit.merge.process_key import ProcessKey
+    from tracekit.traces.process_identity import ProcessIdentity, ProcessKey
 
 __all__ = ["assign_keys", "check_claims"]
 
@@ -31,62 +29,42 @@ def check_claims(inputs: list[Input]) -> None:
     Raises:
         MergeError: There are such.
     """
-    by_rank: dict[int, list[list[_Claim]]] = {}
+    by_rank: dict[int, list[list[ProcessIdentity]]] = {}
     for item in inputs:
-        # What one file holds together is together.
-        groups: dict[int, list[_Claim]] = {}
-        for claim in _claims(item):
-            groups.setdefault(claim.rank, []).append(claim)
+        # Processes of one file belong together.
+        groups: dict[int, list[ProcessIdentity]] = {}
+        for identity in _identities(item).values():
+            groups.setdefault(identity.rank, []).append(identity)
         for rank, group in groups.items():
             by_rank.setdefault(rank, []).append(group)
     for rank, found in by_rank.items():
-        found.sort(key=lambda group: not any(claim.recorded for claim in group))
+        found.sort(key=lambda group: not any(identity.recorded for identity in group))
         for position, group in enumerate(found):
             others = [other for earlier in found[:position] for other in earlier]
-            if not others or any(_together(claim, other) for claim in group for other in others):
+            if not others or any(_together(identity, other) for identity in group for other in others):
                 continue
-            claim, other = group[0], others[0]
             raise MergeError(
-                f"{other.path} and {claim.path} both claim rank {rank}, but are different processes "
-                f"({_who(other)} and {_who(claim)}); merge one of them, or tell their ranks with --rank FILE=N"
+                f"{others[0].path} and {group[0].path} both claim rank {rank}, but are different processes "
+                f"({_who(found[0])} and {_who(group)}); merge one of them, or tell their ranks with --rank FILE=N"
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Claim:
-    """A process that says which rank it is, with what is known about it."""
-
-    rank: int
-    path: str
-    own: dict[str, Any]
-    host: str | None
-    pids: frozenset[int]
-    recorded: bool
-
-
-def _claims(item: Input) -> list[_Claim]:
-    path = item.scan.path
-    if item.scan.kind in ("tracekit", "torch"):
-        return [_Claim(item.rank, path, item.scan.identity, item.host, item.pids, item.scan.kind == "tracekit")]
-    return [
-        _Claim(known.rank, path, known.own, known.host, frozenset({known.pid}), known.recorded)
-        for known in item.identities.values()
-    ]
+def _identities(item: Input) -> dict[int, ProcessIdentity]:
+    """Return the processes of an input by pid; -1 is the process of a trace that states no pid."""
+    if item.kind in ("tracekit", "torch"):
+        return {pid: item.process_identity(pid) for pid in sorted(item.pids) or [-1]}
+    return {pid: known.identity for pid, known in item.processes.items() if known.identity is not None}
 
 
 def assign_keys(inputs: list[Input]) -> None:
     """Set keys and identities of the processes of the inputs: files of one process share a key, and no two processes do."""
     processes: dict[tuple[Any, ...], ProcessIdentity] = {}
     places: dict[tuple[Any, ...], list[tuple[Input, int]]] = {}
-    loose: list[tuple[Input, int, ProcessIdentity]] = []  # of torch, which tells less
+    loose: list[tuple[Input, int, ProcessIdentity]] = []  # of torch, which has fewer facts
     for item in inputs:
-        found = item.identities
-        if item.scan.kind == "tracekit" and isinstance(item.scan.identity.get("pid"), int):
-            pid = int(item.scan.identity["pid"])
-            found = {pid: item.identity(pid)}
-        elif item.scan.kind == "torch":
-            found = {pid: item.identity(pid) for pid in sorted(item.pids)}
-        for pid, identity in found.items():
+        for pid, identity in _identities(item).items():
+            if pid < 0 or (item.kind == "tracekit" and not isinstance(identity.own.get("pid"), int)):
+                continue
             if not identity.recorded:
                 loose.append((item, pid, identity))
                 continue
@@ -109,12 +87,8 @@ def assign_keys(inputs: list[Input]) -> None:
 
 
 def _settle(item: Input, pid: int, identity: ProcessIdentity, key: ProcessKey) -> None:
-    item.identities[pid] = identity
-    if pid in item.merged_processes:
-        rank, _, name = item.merged_processes[pid]
-        item.merged_processes[pid] = rank, key, name
-    else:
-        item.process_keys[pid] = key
+    known = item.processes.setdefault(pid, KnownProcess(identity.rank, key))
+    known.key, known.identity = key, identity
 
 
 def _cpu_key(identity: ProcessIdentity, same_pid: list[tuple[ProcessIdentity, ProcessKey]]) -> ProcessKey:
@@ -142,39 +116,44 @@ def _child_key(identity: ProcessIdentity) -> str:
     return f"{name} {identity.began_ns:020d} {identity.pid}"
 
 
-def _together(first: _Claim, second: _Claim) -> bool:
-    return _same_process(first, second) or _restarted(first, second) or _related(first, second)
+def _together(first: ProcessIdentity, second: ProcessIdentity) -> bool:
+    return (
+        _same_process(first, second)
+        or _restarted(first, second)
+        or _is_child(first, second)
+        or _is_child(second, first)
+    )
 
 
-def _same_process(first: _Claim, second: _Claim) -> bool:
+def _same_process(first: ProcessIdentity, second: ProcessIdentity) -> bool:
+    one, two = first.own, second.own
     if first.host and second.host and first.host != second.host:
         return False
-    one, two = first.own, second.own
     for key in ("boot_id", "start_ticks"):
         if one.get(key) is not None and two.get(key) is not None and one[key] != two[key]:
             return False
-    if not first.pids or not second.pids:
-        return True
-    return not first.pids.isdisjoint(second.pids)
+    return first.pid == second.pid or min(first.pid, second.pid) < 0
 
 
-def _restarted(first: _Claim, second: _Claim) -> bool:
+def _restarted(first: ProcessIdentity, second: ProcessIdentity) -> bool:
     one, two = first.own, second.own
-    if not one or not two or one.get("attempt") == two.get("attempt"):
+    return (
+        first.is_described
+        and second.is_described
+        and one.get("attempt") != two.get("attempt")
+        and bool(one.get("run_id") == two.get("run_id"))
+    )
+
+
+def _is_child(child: ProcessIdentity, other: ProcessIdentity) -> bool:
+    """Return True if one is a child of the other, or of the other's parent."""
+    if not child.is_child:
         return False
-    return bool(one.get("run_id") == two.get("run_id"))
+    if other.is_described:
+        return bool(child.own.get("run_id") == other.own.get("run_id"))
+    return other.pid < 0 or child.own["parent_pid"] == other.pid
 
 
-def _related(first: _Claim, second: _Claim) -> bool:
-    """Tell whether one is of a child of the other, or of the other's parent."""
-    for child, other in ((first, second), (second, first)):
-        if isinstance(child.own.get("parent_pid"), int):
-            if other.own:
-                return bool(child.own.get("run_id") == other.own.get("run_id"))
-            return not other.pids or child.own["parent_pid"] in other.pids
-    return False
-
-
-def _who(claim: _Claim) -> str:
-    pids = ", ".join(map(str, sorted(claim.pids)[:3])) or "unknown"
-    return f"pid {pids}" + (f" on {claim.host}" if claim.host else "")
+def _who(group: list[ProcessIdentity]) -> str:
+    pids = ", ".join(str(pid) for pid in sorted(identity.pid for identity in group)[:3] if pid >= 0) or "unknown"
+    return f"pid {pids}" + (f" on {group[0].host}" if group[0].host else "")

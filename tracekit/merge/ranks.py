@@ -1,4 +1,4 @@
-"""Whose an input is: the rank that it states, inside or by its name, or that was given by hand."""
+"""The rank of an input: stated inside or by its name, or given by hand."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import ConfigError, MergeError, StorageError, TraceFormatError
-from tracekit.formats.event_fields import raw_number
+from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.kineto import rank_in_name, rank_of_header
+from tracekit.formats.merged_head import merged_ranks
 from tracekit.formats.rank_trace import METADATA_EVENT
 from tracekit.formats.segment_index import INDEX_KEY, INDEX_SUFFIX
-from tracekit.formats.trace_event import decode_json, decode_or_none
-from tracekit.formats.trace_reader import TraceReader
+from tracekit.formats.trace_event import decode_dict, decode_json, decode_text
 from tracekit.formats.xprof import ANCHOR_EVENT
-from tracekit.merge.identities import ProcessIdentity
-from tracekit.merge.input_scan import ThreadScan
-from tracekit.merge.process_key import CHILD, CPU
+from tracekit.merge.scan.merged_tables import check_merged, read_tables
 from tracekit.storage import basename, file_identity, is_remote, open_read, printable_name
+from tracekit.traces.labels import labels_in_name, ranks_of_labels
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -38,7 +37,7 @@ class RanksByHand:
     """Ranks given by hand, by path or file name.
 
     Attributes:
-        ranks: The ranks by what they are given for.
+        ranks: The ranks by the file or name they are given for.
     """
 
     def __init__(self, ranks: Mapping[str, int]) -> None:
@@ -51,6 +50,8 @@ class RanksByHand:
 
     def names(self, path: str) -> list[str]:
         """Return what a rank is given for that is this file: its path, its name, or another path to it."""
+        if not self.ranks:
+            return []
         found = [*self._found.get(path, ()), *self._found.get(basename(path), ())]
         if not is_remote(path):
             own = PurePath(path).name
@@ -59,9 +60,9 @@ class RanksByHand:
 
 
 def told_ranks(path: str, ranks: RanksByHand) -> set[int] | None:
-    """Return whose a file is, as far as its first bytes tell; None when they do not, or it is no trace.
+    """Return whose a file is, as far as its first bytes tell; None when they do not, or it is not a trace.
 
-    Told is only what no later part of the file can change.
+    Only facts that no later part of the file can change count.
 
     Args:
         path: The file.
@@ -75,7 +76,7 @@ def told_ranks(path: str, ranks: RanksByHand) -> set[int] | None:
         with TraceReader(path) as reader:
             own = reader.header.get("tracekit")
             if isinstance(own, dict) and "merge" in own:
-                return {int(entry["rank"]) for entry in own["processes"]} or None
+                return set(merged_ranks(reader.header).values()) or None
             by_hand = ranks.names(path)
             if by_hand:
                 return {ranks.ranks[by_hand[0]]}
@@ -83,9 +84,8 @@ def told_ranks(path: str, ranks: RanksByHand) -> set[int] | None:
             if stated is not None and stated[1] in ("distributedInfo.rank", "tracekit.rank"):
                 return {stated[0]}
             for event in next(reader.runs(), []) if reader.form == "array" else []:
-                if event.ph == "M" and decode_or_none(event.name) == METADATA_EVENT:
-                    args = decode_or_none(event.args)
-                    rank = args.get("rank") if isinstance(args, dict) else None
+                if event.ph == "M" and decode_text(event.name) == METADATA_EVENT:
+                    rank = decode_dict(event.args).get("rank")
                     return {rank} if isinstance(rank, int) and rank >= 0 else None
     except (TraceFormatError, StorageError, KeyError, TypeError, ValueError, OSError):
         pass  # the scan says what is wrong
@@ -105,57 +105,68 @@ def find_ranks(inputs: list[Input], ranks: RanksByHand, unread: Sequence[str] = 
         MergeError: The table of an earlier merge is damaged.
         ConfigError: A rank is given by hand for a file that is not there.
     """
-    unused = set(ranks.ranks)
-    unused.difference_update(*(ranks.names(path) for path in unread))
-    companions: dict[str, int] = {}
-    for item in inputs:
-        if item.scan.kind == "merged":
-            _read_merged(item)
-        rank = item.scan.own_rank
-        if rank is not None:
-            companions.update((basename(name), rank) for name in item.scan.companions)
-        for known in item.identities.values():
-            companions.update((name, known.rank) for name in known.companions)
-    on_host: dict[str | None, list[Input]] = {}
-    # Traces of XLA's profiler last: they may take the rank of a rank trace.
-    for item in sorted(inputs, key=lambda item: item.scan.kind == "xprof"):
-        by_hand = ranks.names(item.path)
-        unused.difference_update(by_hand)
-        if item.scan.kind == "merged":
-            pass
-        elif by_hand:
-            item.rank, item.rank_source = ranks.ranks[by_hand[0]], "--rank"
-        else:
-            found = _stated_rank(item, companions)
-            if found is None and item.scan.kind == "xprof":
-                found = _rank_on_host(item, on_host.get(item.host, []))
-            if found is not None:
-                item.rank, item.rank_source = found
-            elif not unread and _are_of_one_process(inputs):
-                item.rank, item.rank_source = 0, "assumed, as all inputs are of one process"
-            elif len(inputs) + len(unread) == 1:
-                item.rank, item.rank_source = 0, "assumed, as it is the only input"
-            else:
-                name = printable_name(item.path)
-                raise UnknownRankError(
-                    f"{item.scan.path}: the trace does not say its rank, neither inside nor by its name; "
-                    f"pass it with --rank {name}=N"
-                )
-        if item.scan.kind == "tracekit" and item.host is not None:
-            on_host.setdefault(item.host, []).append(item)
+    unused = set(ranks.ranks).difference(*(ranks.names(path) for path in (*unread, *(item.path for item in inputs))))
     if unused:
         raise ConfigError(f"--rank {min(unused)}: no input has this path or file name")
+    for item in inputs:
+        if item.kind == "merged":
+            check_merged(item)
+            item.rank, item.rank_source = min(item.rank_of_pid.values(), default=0), "earlier merge"
+    companions = _companions(inputs)
+    by_labels: dict[str, int] | None = {} if unread else None
+    on_host: dict[str | None, list[Input]] = {}
+    # Traces of XLA's profiler last: they may take the rank of a rank trace.
+    for item in sorted(inputs, key=lambda item: item.kind == "xprof"):
+        if item.kind == "merged":
+            continue
+        by_hand = ranks.names(item.path)
+        found = (ranks.ranks[by_hand[0]], "--rank") if by_hand else _stated_rank(item, companions)
+        if found is None and item.kind == "xprof":
+            found = _rank_on_host(item, on_host.get(item.host, []))
+        if found is None:
+            if by_labels is None:
+                by_labels = _ranks_by_labels(inputs, ranks, companions)
+            if item.path in by_labels:
+                found = by_labels[item.path], "order of the labels in file names"
+        if found is None and not unread and _are_of_one_process(inputs):
+            found = 0, "assumed, as all inputs are of one process"
+        if found is None and len(inputs) + len(unread) == 1:
+            found = 0, "assumed, as it is the only input"
+        if found is None:
+            raise UnknownRankError(
+                f"{item.shown}: the trace does not say its rank, neither inside nor by its name; "
+                f"pass it with --rank {printable_name(item.path)}=N"
+            )
+        item.rank, item.rank_source = found
+        if item.kind == "tracekit" and item.host is not None:
+            on_host.setdefault(item.host, []).append(item)
+
+
+def _companions(inputs: Sequence[Input]) -> dict[str, int]:
+    """Return the ranks of files that rank traces and earlier merges name."""
+    companions: dict[str, int] = {}
+    merges = [item for item in inputs if item.kind == "merged"]
+    if merges and any(item.kind != "merged" and _stated_rank(item, {}) is None for item in inputs):
+        for item in merges:
+            read_tables(item)
+    for item in inputs:
+        if item.own_rank is not None:
+            companions.update((basename(name), item.own_rank) for name in item.companions)
+        for known in item.processes.values():
+            if known.identity is not None:
+                companions.update((name, known.rank) for name in known.identity.companions)
+    return companions
 
 
 def _stated_rank(item: Input, companions: Mapping[str, int]) -> tuple[int, str] | None:
-    own = item.scan.own_rank
+    own = item.own_rank
     if own is not None and own >= 0:
         return own, "tracekit_metadata"
-    stated = item.scan.stated_rank
+    stated = item.stated_rank
     if stated is not None and stated[1] == "distributedInfo.rank":
         return stated
-    if item.scan.profile is not None and "rank" in item.scan.profile.identity:
-        return item.scan.profile.identity["rank"], ANCHOR_EVENT
+    if item.profile is not None and "rank" in item.profile.identity:
+        return item.profile.identity["rank"], ANCHOR_EVENT
     name = printable_name(item.path)
     if name in companions:
         return companions[name], "tracekit_companion"
@@ -163,6 +174,17 @@ def _stated_rank(item: Input, companions: Mapping[str, int]) -> tuple[int, str] 
         return stated
     in_name = rank_in_name(name)
     return None if in_name is None else (in_name, "file name")
+
+
+def _ranks_by_labels(inputs: Sequence[Input], ranks: RanksByHand, companions: Mapping[str, int]) -> dict[str, int]:
+    """Return the ranks of inputs that state exactly labels in their names; empty if any states more or less."""
+    if any(ranks.names(item.path) for item in inputs):
+        return {}
+    found = ranks_of_labels([labels_in_name(printable_name(item.path)) for item in inputs]) or []
+    stated = [_stated_rank(item, companions) for item in inputs]
+    # The names of some may state a rank themselves, as that of the first one does.
+    agree = all(one in (None, (rank, "file name")) for one, rank in zip(stated, found, strict=False))
+    return {item.path: rank for item, rank in zip(inputs, found, strict=False)} if agree else {}
 
 
 def _rank_on_host(item: Input, recorded: Sequence[Input]) -> tuple[int, str] | None:
@@ -181,46 +203,9 @@ def _rank_on_host(item: Input, recorded: Sequence[Input]) -> tuple[int, str] | N
 def _are_of_one_process(inputs: Sequence[Input]) -> bool:
     """Tell whether all inputs are of XLA's profiler, and of one process."""
     return (
-        all(item.scan.kind == "xprof" and item.pids for item in inputs)
+        all(item.kind == "xprof" and item.pids for item in inputs)
         and len({(item.host, item.pids) for item in inputs}) == 1
     )
-
-
-def _read_merged(item: Input) -> None:
-    """Take over the processes of an earlier merge as they were before it."""
-    processes, _ = item.scan.tracks()
-    try:
-        for entry in item.scan.head().header["tracekit"]["processes"]:
-            kind, value = int(entry["key"][0]), entry["key"][1]
-            if not CPU <= kind <= CHILD or not isinstance(value, (int, str)):
-                raise ValueError
-            pid, rank = int(entry["pid"]), int(entry["rank"])
-            item.merged_processes[pid] = (rank, (kind, value), str(entry["name"]))
-            if isinstance(entry.get("host"), str):
-                item.merged_hosts[pid] = entry["host"]
-            identity = ProcessIdentity.from_json(rank, entry.get("identity"), item.scan.path)
-            if identity is not None:
-                item.identities[pid] = identity
-            if pid in processes:
-                process = processes[pid]
-                for tid, key, lane in entry.get("threads", ()):
-                    process.thread_keys[int(tid)] = (key if isinstance(key, int) else str(key), int(lane))
-                    process.threads.setdefault(int(tid), ThreadScan())
-        item.rank = min((rank for rank, _, _ in item.merged_processes.values()), default=0)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise MergeError(
-            f"{item.scan.path}: this is an earlier merge, but its table of processes is damaged; merge its inputs instead"
-        ) from error
-    unknown = [
-        raw for raw, process in processes.items() if process.used and raw_number(raw) not in item.merged_processes
-    ]
-    if unknown:
-        raise MergeError(
-            f"{item.scan.path}: this is an earlier merge, but its process {unknown[0]} is not in its own table; "
-            "merge its inputs instead"
-        )
-    item.scan.put_processes(processes)
-    item.rank_source = "earlier merge"
 
 
 def select_ranks(inputs: list[Input], select: Selection) -> tuple[list[Input], list[Input]]:
@@ -231,15 +216,12 @@ def select_ranks(inputs: list[Input], select: Selection) -> tuple[list[Input], l
     """
     kept, others = [], []
     for item in inputs:
-        unwanted = {pid for pid, (rank, _, _) in item.merged_processes.items() if not select.wants_rank(rank)}
-        if unwanted.issuperset(item.merged_processes) and (unwanted or not select.wants_rank(item.rank)):
+        unwanted = frozenset(rank for rank in item.ranks if not select.wants_rank(rank))
+        if unwanted >= item.ranks:
             others.append(item)
             continue
         if unwanted:
-            item.unwanted_pids = frozenset(unwanted)
-            for pid in unwanted:
-                del item.merged_processes[pid]
-                item.identities.pop(pid, None)
+            item.unwanted_ranks = unwanted
             item.rank = min(item.ranks)
         kept.append(item)
     if not kept:

@@ -1,4 +1,4 @@
-"""What a merge did: for people as a few lines, for machines as JSON (``schemas/merge_report.schema.json``)."""
+"""The result of a merge: for people as a few lines, for machines as JSON (``schemas/merge_report.schema.json``)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.losses import CUT, FAILED
-from tracekit.merge.clocks.words import duration
-from tracekit.merge.told import MOST_TOLD_BYTES, MOST_TOLD_KEYS
+from tracekit.formats.merged_head import MAX_KEYS, MAX_VALUE_BYTES
+from tracekit.markup import html_lines
+from tracekit.merge.align.clock_descriptions import duration
 from tracekit.wording import counted, rank_spans, size_words
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tracekit.formats.losses import RecordingLoss
 
 __all__ = ["Causality", "Drop", "InputReport", "LeftOut", "MergeReport", "OmissionReport", "RankReport", "Repair"]
@@ -85,7 +88,7 @@ class OmissionReport:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What the selection leaves out of one input; ``count`` is None for an input that was not read."""
+    """The events that the selection leaves out of one input; ``count`` is None for an input that was not read."""
 
     path: str
     reason: str
@@ -98,7 +101,7 @@ class RankReport:
 
     Attributes:
         rank: Whose.
-        clock: What places it, in words.
+        clock: The evidence for its clock, in words.
         processes: As the viewer names them.
         source, aligned, offset_ns, drift_ppm, error_ns: See `RankClock`.
     """
@@ -142,13 +145,13 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Causality:
-    """Whether the order of what happened on several ranks can be true on the merged timeline.
+    """Check that the order of events of several ranks can be true on the merged timeline.
 
     Nobody leaves a collective that synchronises before all have come, and no receive ends before its send has begun.
 
     Attributes:
-        checked: How many collectives and messages were looked at.
-        violations: How many of them are out of order by more than the clocks' errors.
+        checked: The number of collectives and messages that were checked.
+        violations: The number of them that are out of order by more than the clocks' errors.
         worst_ns: By how much more, at most.
     """
 
@@ -168,30 +171,35 @@ class Causality:
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """What a merge read, wrote, repaired and left out.
+    """The counts and findings of a merge.
 
-    ``events_out`` = ``events_in`` + ``metadata_added`` + ``collective_events_added`` - dropped - left out.
+    ``events_out`` = ``events_in`` + ``metadata_added`` + ``collective_events_added`` + ``clock_events_added`` - dropped -
+    left out.
 
     Attributes:
         output: The merged trace.
         output_bytes: Its size.
-        base_time_ns: What its times are relative to, ns since the epoch; 0 when no input tells its clock.
-        inputs: What was merged, in the order of the output.
-        omitted: What was found and not merged.
-        left_out: What was left out on request.
-        recording_losses: What the ranks lost before, while they recorded, as far as the inputs tell.
+        base_time_ns: The base of its times, ns since the epoch; 0 if no input states its clock.
+        inputs: The merged files, in the order of the output.
+        omitted: The files that were found and not merged.
+        left_out: The events left out on request.
+        recording_losses: The losses during recording that the inputs state.
         ranks: The ranks of the merged trace.
         events_in: Events that were read, by phase.
         events_out: Events that were written, by phase.
         metadata_added: Names and orders written for the merged processes and threads; part of ``events_out``.
         collective_events_added: Arrows between members of collectives and their counters; part of ``events_out``.
-        overlaps_moved: Slices moved to a track of their own because they overlap others without nesting, those included that
+        clock_events_added: Instants that show the clock of each rank; part of ``events_out``.
+        overlaps_moved: Slices moved to another track because they overlap others without nesting, those included that
             the selection leaves out.
-        repaired: What was repaired.
-        dropped: What was left out, ``count`` events each (for what could not be read: places in the file).
-        causality: What came of checking the order of collectives; None where none was read.
-        warnings: What a reader of the merged trace must know, such as a clock that had to be assumed.
-        rewritten: Of an archive: the inputs that are not in it as they are, and why. None of other outputs.
+        overlaps_snapped: Slices shortened because they overlap the next one of a GPU stream by little.
+        largest_snap_ns: The largest of these changes, ns.
+        repaired: The repairs.
+        dropped: The events left out, ``count`` each (for unreadable parts: places in the file).
+        causality: The check of the order of collectives; None if none was read.
+        warnings: Sentences for readers of the merged trace, such as a clock that had to be assumed.
+        written_twice: The ranks that were rewritten twice: slices overlap, and the output cannot be patched.
+        rewritten: The inputs that an archive does not hold as they are, and why. None for other outputs.
     """
 
     output: str
@@ -206,90 +214,121 @@ class MergeReport:
     events_out: dict[str, int]
     metadata_added: int
     collective_events_added: int
+    clock_events_added: int
     overlaps_moved: int
+    overlaps_snapped: int
+    largest_snap_ns: int
     repaired: list[Repair]
     dropped: list[Drop]
     causality: Causality | None
     warnings: list[str]
+    written_twice: list[int]
     rewritten: dict[str, str] | None = None
 
     @property
     def complete(self) -> bool:
-        """Whether everything that was found is in the merged trace, but for what was left out on request."""
+        """True if the merged trace holds every event found, except events left out on request."""
         return not any(drop.lost for drop in self.dropped) and all(item.harmless for item in self.omitted)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-ready values."""
         return {"format_version": FORMAT_VERSION, "complete": self.complete, **asdict(self)}
 
-    def lines(self, action: str = "merged") -> list[str]:
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def _repr_html_(self) -> str:
+        return html_lines(self.lines())
+
+    def lines(self, action: str = "merged", *, verbose: bool = False) -> list[str]:
         """Return the report as lines for a terminal.
 
         Args:
-            action: What the command did with the files: "merged", "converted" or "trimmed".
+            action: The verb for the result: "merged", "converted" or "trimmed".
+            verbose: True to say which ranks were written twice.
         """
-        folder = _common_folder([item.path for item in self.inputs])
-        what = f"{counted(len(self.inputs), 'file')} of {counted(len(self.ranks), 'rank')}"
-        counts = counted(sum(self.events_in.values()), "event")
-        whole = ", nothing lost" if self.complete else ""
-        if whole and self.recording_losses:
-            whole += " in the merge" if action == "merged" else " by this command"
-        if action == "trimmed":
-            counts = f"kept {_happened(self.events_out):,} of {counted(_happened(self.events_in), 'event')}"
-        lines = [f"{action} {what}{f' from {folder}' if folder else ''}: {counts}{whole}"]
-        lines += _shorten([f"  {_input(item, folder)}" for item in self.inputs])
-        clocks: dict[str, list[int]] = {}
-        # A single file whose clock is unknown has nothing to be aligned with.
-        alone = len(self.inputs) == len(self.ranks) == 1 and self.ranks[0].source == "unknown"
-        for rank in [] if alone else self.ranks:
-            clock = rank.clock if rank.aligned else f"NOT ALIGNED: {rank.clock}"
-            clocks.setdefault(clock, []).append(rank.rank)
-        lines += _shorten([f"clock of {rank_spans(members)}: {clock}" for clock, members in clocks.items()])
-        if self.causality is not None and self.causality.checked:
-            lines.append(f"{'WRONG ORDER: ' if self.causality.violations else ''}{self.causality.words()}")
-        if self.collective_events_added:
-            lines.append(f"added {counted(self.collective_events_added, 'event')} between members of collectives")
-        if self.overlaps_moved:
-            lines.append(f"{counted(self.overlaps_moved, 'overlapping slice')} moved to tracks named (overlap)")
-        lines += _shorten(
-            [
-                f"repaired: {repair.kind.replace('_', ' ')} {_times(repair.count)} in {repair.path}"
-                + ("" if repair.offset_bytes is None else f", first at byte {repair.offset_bytes}")
-                for repair in self.repaired
-            ]
-        )
-        harmless: dict[str, int] = {}
-        lost = []
-        for drop in self.dropped:
-            words = REASONS.get(drop.reason, drop.reason)
-            if drop.lost:
-                where = "" if drop.offset_bytes is None else f", first at byte {drop.offset_bytes}"
-                lost.append(f"LOST: {drop.count:,} {words} in {drop.path}{where}")
-            elif drop.reason != "rewritten_metadata":
-                harmless[words] = harmless.get(words, 0) + drop.count
-        lines += [f"left out: {count:,} {words}" for words, count in harmless.items()]
-        untold = Counter(key for item in self.inputs for key in item.header_left_out)
-        lines += _shorten(
-            [
-                f"left out: {key} beside the events of {counted(count, 'input')}: "
-                f"longer than {MOST_TOLD_BYTES:,} bytes, or behind {MOST_TOLD_KEYS} other keys"
-                for key, count in untold.items()
-            ]
-        )
-        lines += _shorten(lost)
-        lines += _shorten(_recorded(self.recording_losses))
-        lines += _left_out(self.left_out)
-        if self.rewritten is not None:
-            untouched = len(self.inputs) - len(self.rewritten)
-            lines.append(f"archive: {counted(untouched, 'input')} as they are, {len(self.rewritten):,} rewritten")
-            lines += _shorten([f"  rewritten: {path}: {why}" for path, why in self.rewritten.items()])
-        lines += _shorten(
-            [f"{'left out' if item.harmless else 'NOT MERGED'}: {item.path}: {item.reason}" for item in self.omitted]
-        )
+        lines = [line for section in self._sections(action, verbose=verbose) for line in _shorten(section)]
         lines += [f"warning: {warning}" for warning in self.warnings]
         lines.append(f"wrote {self.output} ({size_words(self.output_bytes)})")
         lines.append(f"next: open https://ui.perfetto.dev and drag {self.output} onto it")
         return lines
+
+    def _sections(self, action: str, *, verbose: bool) -> Iterator[list[str]]:
+        """Yield the findings, those of one kind together."""
+        folder = _common_folder([item.path for item in self.inputs])
+        yield [self._headline(action, folder)]
+        yield [f"  {_input(item, folder)}" for item in self.inputs]
+        yield _clocks(self.ranks, len(self.inputs))
+        if self.causality is not None and self.causality.checked:
+            yield [f"{'WRONG ORDER: ' if self.causality.violations else ''}{self.causality.words()}"]
+        if self.collective_events_added:
+            yield [f"added {counted(self.collective_events_added, 'event')} between members of collectives"]
+        if self.overlaps_moved:
+            yield [f"{counted(self.overlaps_moved, 'overlapping slice')} moved to tracks named (overlap)"]
+        if self.overlaps_snapped:
+            slices = counted(self.overlaps_snapped, "overlapping slice")
+            yield [f"{slices} of GPU streams shortened, by {self.largest_snap_ns / 1000:g} µs at most"]
+        if verbose and self.written_twice:
+            yield [f"written twice: {rank_spans(self.written_twice)}: slices overlap, and {_unpatchable(self.output)}"]
+        yield [
+            f"repaired: {repair.kind.replace('_', ' ')} {_times(repair.count)} in {repair.path}{_first(repair)}"
+            for repair in self.repaired
+        ]
+        harmless: Counter[str] = Counter()
+        for drop in self.dropped:
+            if not drop.lost and drop.reason != "rewritten_metadata":
+                harmless[REASONS.get(drop.reason, drop.reason)] += drop.count
+        yield [f"left out: {count:,} {words}" for words, count in harmless.items()]
+        untold = Counter(key for item in self.inputs for key in item.header_left_out)
+        yield [
+            f"left out: {key} beside the events of {counted(count, 'input')}: "
+            f"longer than {MAX_VALUE_BYTES:,} bytes, or behind {MAX_KEYS} other keys"
+            for key, count in untold.items()
+        ]
+        yield [
+            f"LOST: {drop.count:,} {REASONS.get(drop.reason, drop.reason)} in {drop.path}{_first(drop)}"
+            for drop in self.dropped
+            if drop.lost
+        ]
+        yield _recorded(self.recording_losses)
+        yield _left_out(self.left_out)
+        if self.rewritten is not None:
+            untouched = len(self.inputs) - len(self.rewritten)
+            yield [f"archive: {counted(untouched, 'input')} as they are, {len(self.rewritten):,} rewritten"]
+            yield [f"  rewritten: {path}: {why}" for path, why in self.rewritten.items()]
+        yield [f"{'left out' if item.harmless else 'NOT MERGED'}: {item.path}: {item.reason}" for item in self.omitted]
+
+    def _headline(self, action: str, folder: str) -> str:
+        what = f"{counted(len(self.inputs), 'file')} of {counted(len(self.ranks), 'rank')}"
+        counts = counted(sum(self.events_in.values()), "event")
+        if action == "trimmed":
+            counts = f"kept {_happened(self.events_out):,} of {counted(_happened(self.events_in), 'event')}"
+        whole = ", nothing lost" if self.complete else ""
+        if whole and self.recording_losses:
+            whole += " in the merge" if action == "merged" else " by this command"
+        return f"{action} {what}{f' from {folder}' if folder else ''}: {counts}{whole}"
+
+
+def _clocks(ranks: list[RankReport], inputs: int) -> list[str]:
+    """Return the clocks of the ranks, those with the same words together."""
+    # A single file without a known clock has nothing to align with.
+    if inputs == len(ranks) == 1 and ranks[0].source == "unknown":
+        return []
+    clocks: dict[str, list[int]] = {}
+    for rank in ranks:
+        clocks.setdefault(rank.clock if rank.aligned else f"NOT ALIGNED: {rank.clock}", []).append(rank.rank)
+    return [f"clock of {rank_spans(members)}: {clock}" for clock, members in clocks.items()]
+
+
+def _first(finding: Repair | Drop) -> str:
+    return "" if finding.offset_bytes is None else f", first at byte {finding.offset_bytes}"
+
+
+def _unpatchable(output: str) -> str:
+    """Return why bytes of an output cannot be changed after they are written."""
+    if output.endswith(".gz"):
+        return "a packed output cannot be patched"
+    return "a .pftrace cannot be patched" if output.endswith(".pftrace") else "a pipe cannot be patched"
 
 
 def _happened(counts: dict[str, int]) -> int:
@@ -298,7 +337,7 @@ def _happened(counts: dict[str, int]) -> int:
 
 
 def _common_folder(paths: list[str]) -> str:
-    """Return the folder that all paths lie in themselves, not below it, ending with a slash; empty where there is none."""
+    """Return the folder, with a slash at its end, that holds all paths directly; else empty."""
     first, *others = [path.rpartition("/")[0] for path in paths]
     return f"{first}/" if first and all(other == first for other in others) else ""
 

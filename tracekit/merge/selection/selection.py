@@ -28,23 +28,24 @@ _UNIT_NS: Final = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_0
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What to take of a run; everything that is not said is taken. An event is taken when it meets all that is said.
+    """The part of a run to take: the events that meet all given criteria.
 
     Metadata (names, identities, training times) is always taken, so that a selection can be merged and selected from again.
-    A slice counts from its start to its end and is taken whole: whoever reaches into a span of time belongs to it. Both halves
-    of a slice that is written as two events (``B``/``E``, ``b``/``e``) share its fate. An arrow is taken when the slices at
-    its ends are.
+    A slice counts from its start to its end and is taken whole: it belongs to each span of time that it touches. Both
+    halves of a slice that is written as two events (``B``/``E``, ``b``/``e``) share its fate. An arrow is taken when
+    the slices at its ends are.
 
     Attributes:
-        ranks: The ranks. Inputs of other ranks are read only as far as they tell whose they are.
-        steps: From which training step on, and up to which, that one not included; None for an open end. Steps are the
+        ranks: The ranks. Inputs of other ranks are read only until their rank is known.
+        steps: The first training step, and the first one after the last; None for an open end. Steps are the
             batches of tracekit's training time, and for a rank without a rank trace ``ProfilerStep#N`` of torch.profiler.
-        time_window: From when on and up to when, that moment not included; None for an open end. See `Moment`. The merge
-            starts with the first event of what is merged.
+        time_window: From when on and up to when, that moment not included; None for an open end. See `Moment`. The
+            merge starts with the first merged event.
         categories: Only events of one of these categories. Counters that name no category are taken all the same.
         exclude_categories: No events of any of these.
-        min_duration_ns: Only slices that take at least this long. Other events are no slices.
-        names: Only events whose name fits one of these patterns (``*`` for anything), and the slices that hold one that does.
+        min_duration_ns: Only slices that take at least this long. Other events are not slices.
+        names: Only events with a name that fits one of these patterns (``*`` for anything), and the slices that hold
+            one that does.
 
     Raises:
         ConfigError: A value can select nothing.
@@ -59,18 +60,15 @@ class Selection:
     names: Collection[str] | None = None
 
     def __post_init__(self) -> None:
-        if self.ranks is not None and not self.ranks:
-            raise ConfigError("the selection names no rank; leave it out to take all")
-        if self.categories is not None and not self.categories:
-            raise ConfigError("the selection names no category; leave it out to take all")
-        if self.names is not None and not self.names:
-            raise ConfigError("the selection has no name in it; leave it out to take all")
-        for name, value in (
-            ("categories", self.categories),
-            ("exclude_categories", self.exclude_categories),
-            ("names", self.names),
+        for what, wanted in (
+            ("names no rank", self.ranks),
+            ("names no category", self.categories),
+            ("has no name in it", self.names),
         ):
-            check_names(name, value)
+            if wanted is not None and not wanted:
+                raise ConfigError(f"the selection {what}; leave it out to take all")
+        for name in ("categories", "exclude_categories", "names"):
+            check_names(name, getattr(self, name))
         _check_span("steps", self.steps)
         _check_span("time_window", self.time_window)
         if self.min_duration_ns < 0:
@@ -97,7 +95,7 @@ class Selection:
             categories: "kernel,gpu_memcpy".
             exclude_categories: The same.
             min_duration: "5us", "1.5ms"; the units are ns, us, ms and s.
-            names: Patterns such as "gloo:*", each a text of its own, since names may hold commas.
+            names: Patterns such as "gloo:*", each a separate text, since names may hold commas.
 
         Raises:
             ConfigError: A text is none of these. The message begins with the option's name.
@@ -116,7 +114,7 @@ class Selection:
 
     @property
     def of_events(self) -> bool:
-        """Whether single events are chosen, beyond whole ranks."""
+        """True if single events are chosen, beyond whole ranks."""
         return bool(
             self.steps is not None
             or self.time_window is not None
@@ -134,11 +132,11 @@ class Selection:
         """Return the time window in ns of the merged trace.
 
         Args:
-            base_ns: What its times are relative to, ns since the epoch; 0 when nobody knows.
+            base_ns: The zero of its times, ns since the epoch; 0 if unknown.
             start_ns: When its first event happens, relative to that.
 
         Raises:
-            ConfigError: The window is given in ns since the epoch, and the inputs do not tell their clock.
+            ConfigError: The window is given in ns since the epoch, and the inputs do not have their clock.
         """
         low, high = self.time_window or (None, None)
         return _moment_ns(low, base_ns, start_ns), _moment_ns(high, base_ns, start_ns)

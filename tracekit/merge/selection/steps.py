@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.formats.event_fields import raw_field, raw_number, time_field
+from tracekit.formats.event_fields import name_and_category, raw_number, time_field
+from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.rank_trace import TIMESTAMP_EVENT
-from tracekit.formats.trace_event import UNSET, Event, decode_or_none
-from tracekit.formats.trace_reader import TraceReader
+from tracekit.formats.trace_event import UNSET, Event, decode_dict
+from tracekit.traces.pairs import OpenSlices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,13 +25,13 @@ _BATCH: Final = b'"batch"', b'"training loop"'
 """Name and category of the slice that tracekit records of a batch."""
 _FOREVER: Final = 2**63 - 1
 
-_Open = tuple[bytes, int | None, int]
-"""Name of an open slice, the number of its ``ProfilerStep`` if it is one, and when it began."""
+_Open = tuple[int | None, int]
+"""An open slice: the number of its ``ProfilerStep`` if it is one, and when it began."""
 
 
 @dataclass(slots=True)
 class ProcessSteps:
-    """What is known of the training steps of a process.
+    """The training steps of a process.
 
     Attributes:
         batches: (when, the number of the batch that began then), from tracekit's training time.
@@ -50,11 +53,11 @@ class ProcessSteps:
 
     @property
     def numbers(self) -> set[int]:
-        """The steps that it tells of."""
+        """Its steps."""
         return {batch for _, batch in self.changes} or set(self.profiler)
 
     def add(self, other: ProcessSteps, shift_ns: int) -> None:
-        """Take in what another file tells of the process, whose times are moved by ``shift_ns``."""
+        """Add the steps in another file of the process, with its times moved by ``shift_ns``."""
         self.batches += [(time + shift_ns, batch) for time, batch in other.batches]
         self.slices += [(time + shift_ns, batch) for time, batch in other.slices]
         for number, (start, end) in other.profiler.items():
@@ -68,85 +71,55 @@ class ProcessSteps:
 
 
 def find_steps(path: str) -> dict[Any, ProcessSteps]:
-    """Read an input for what it tells of training steps.
+    """Read the training steps of an input.
 
     Returns:
         By ``pid``, as it stands in the file.
 
     Raises:
         StorageError: It can no longer be read.
-        TraceFormatError: It is no trace any more.
+        TraceFormatError: It is not a trace any more.
     """
-    survey = _Survey()
+    found: dict[Any, ProcessSteps] = defaultdict(ProcessSteps)
+    tracks: dict[tuple[Any, Any], OpenSlices[_Open]] = defaultdict(lambda: OpenSlices(_FOREVER))
+    last_ns = 0
     with TraceReader(path) as reader:
-        for run in reader.runs():
-            for event in run:
-                survey.take(event)
-    return survey.finish()
-
-
-class _Survey:
-    def __init__(self) -> None:
-        self._found: dict[Any, ProcessSteps] = {}
-        self._open: dict[tuple[Any, Any], list[_Open]] = {}
-
-    def take(self, event: Event) -> None:
-        """Look at an event."""
-        if event.ts is UNSET:
-            return
-        name = raw_field(event.name)
-        if event.ph == "M":
-            if name == _TIMESTAMP:
-                _add_batch(self._steps(event).batches, event)
-        elif event.ph in ("X", "B"):
-            if name == _BATCH[0] and event.cat is not UNSET and bytes(event.cat) == _BATCH[1]:
-                _add_batch(self._steps(event).slices, event)
-            match = _PROFILER_STEP.fullmatch(name)
-            number = None if match is None else int(match[1])
-            if event.ph == "B":
-                start = None if number is None else time_field(event.ts)
-                self._track(event).append((name, None if start is None else number, start or 0))
-            elif number is not None:
-                self._add_step(event, number)
-        elif event.ph == "E":
-            self._close(event, name)
-
-    def finish(self) -> dict[Any, ProcessSteps]:
-        """Return what was found, after the last event."""
-        for (pid, _), open_ in self._open.items():
-            for _, number, start in open_:
+        for event in chain.from_iterable(reader.runs()):
+            if event.ts is UNSET:
+                continue
+            pid, (name, category), start = raw_number(event.pid), name_and_category(event), time_field(event.ts)
+            if event.ph == "M":
+                if name == _TIMESTAMP:
+                    _add_batch(found[pid].batches, event)
+                continue
+            last_ns = max(last_ns, start or 0)
+            if event.ph not in ("X", "B", "E"):
+                continue
+            track = tracks[pid, raw_number(event.tid)]
+            if event.ph == "E":
+                number, begin = track.end(name, None) or (None, 0)
                 if number is not None:
-                    self._found.setdefault(pid, ProcessSteps()).add_step(number, start, start)
-        return self._found
-
-    def _steps(self, event: Event) -> ProcessSteps:
-        return self._found.setdefault(raw_number(event.pid), ProcessSteps())
-
-    def _track(self, event: Event) -> list[_Open]:
-        return self._open.setdefault((raw_number(event.pid), raw_number(event.tid)), [])
-
-    def _add_step(self, event: Event, number: int) -> None:
-        start = time_field(event.ts)
-        if start is not None:
-            duration = time_field(event.dur) or 0
-            self._steps(event).add_step(number, start, start + duration)
-
-    def _close(self, event: Event, name: bytes) -> None:
-        """Close the innermost open slice of that name; without a name, the innermost."""
-        open_ = self._track(event)
-        unnamed = name in (b"", b'""')
-        at = next((at for at in range(len(open_) - 1, -1, -1) if unnamed or open_[at][0] == name), None)
-        if at is None:
-            return
-        _, number, start = open_.pop(at)
-        if number is not None:
-            end = time_field(event.ts)
-            self._steps(event).add_step(number, start, start if end is None else max(start, end))
+                    found[pid].add_step(number, begin, begin if start is None else max(begin, start))
+                continue
+            if (name, category) == _BATCH:
+                _add_batch(found[pid].slices, event)
+            match = _PROFILER_STEP.fullmatch(name)
+            number = None if match is None or start is None else int(match[1])
+            if event.ph == "B":
+                track.begin(name, None, (number, start or 0))
+            elif number is not None and start is not None:
+                found[pid].add_step(number, start, start + (time_field(event.dur) or 0))
+    for (pid, _), track in tracks.items():
+        for number, begin in track.slices:
+            if number is not None:
+                found[pid].add_step(number, begin, begin)
+    for steps in found.values():
+        steps.last_ns = last_ns
+    return found
 
 
 def _add_batch(batches: list[tuple[int, int]], event: Event) -> None:
-    time, args = time_field(event.ts), decode_or_none(event.args)
-    batch = args.get("batch") if isinstance(args, dict) else None
+    time, batch = time_field(event.ts), decode_dict(event.args).get("batch")
     if time is not None and isinstance(batch, int):
         batches.append((time, batch))
 
@@ -159,17 +132,17 @@ def step_spans(processes: list[ProcessSteps], wanted: tuple[int | None, int | No
 
     Args:
         processes: Those of the rank; each attempt and each child is one.
-        wanted: From which step on, and up to which.
+        wanted: The first step, and the first one after the last.
 
     Returns:
-        Spans in order and apart; None when the rank tells of no steps at all.
+        Spans in order and apart; None if the rank has no steps.
     """
     low, high = wanted[0] or 0, _FOREVER if wanted[1] is None else wanted[1]
     spans: list[tuple[int, int]] = []
     if any(steps.changes for steps in processes):
         for steps in processes:
             changes = steps.changes
-            if not changes:  # of another process of the rank, which tells of no steps
+            if not changes:  # of another process of the rank, without steps
                 continue
             ends = [time for time, _ in changes[1:]] + [steps.last_ns + 1]
             spans += [(time, end) for (time, batch), end in zip(changes, ends, strict=True) if low <= batch < high]

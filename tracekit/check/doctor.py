@@ -1,0 +1,287 @@
+"""Examine a machine: the environment, the rank of this process, the clocks, the storage and the optional packages."""
+
+from __future__ import annotations
+
+import errno
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit import core
+from tracekit.clock import SYSTEM_CLOCK, Clock
+from tracekit.distributed import detect_process
+from tracekit.errors import ConfigError, StorageError, TracekitError
+from tracekit.processors import usable_processors
+from tracekit.storage import is_remote, put, read, remove_all, without_secrets
+from tracekit.version import DISTRIBUTION, __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Section", "examine_clocks", "examine_environment", "examine_packages", "examine_place", "examine_rank"]
+
+_VARIABLES: Final = "TRACEKIT_"
+# Users paste the output into issues.
+_SECRET_NAME: Final = re.compile("TOKEN|SECRET|KEY|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
+_USER_OF_URL: Final = re.compile(r"(?<=://)[^\s/]*@")
+_QUERY_OF_URL: Final = re.compile(r"(://[^\s?]*)\?\S*")
+_SIZES: Final = {
+    "torchrun": "WORLD_SIZE",
+    "slurm": "SLURM_NTASKS",
+    "openmpi": "OMPI_COMM_WORLD_SIZE",
+    "pmi": "PMI_SIZE",
+}
+_RANK_FACTS: Final = ("rank", "local_rank", "world_size", "node", "attempt", "run_id", "host", "source")
+# Package, distribution, extra ("" for a requirement), what it is for.
+_PACKAGES: Final = (
+    ("orjson", "orjson", "", "writing"),
+    ("msgspec", "msgspec", "", "merging"),
+    ("fsspec", "fsspec", "", "every storage"),
+    ("torch", "torch", "torch", "TorchProfiler, ClockSync"),
+    ("psutil", "psutil", "system", "SystemProfiler"),
+    ("jsonschema", "jsonschema", "validate", "schemas in tracekit validate"),
+    ("perfetto", "perfetto", "perfetto", "tracekit query"),
+    ("pyarrow", "pyarrow", "parquet", "tracekit query --format parquet"),
+    ("rich", "rich", "progress", "progress bars"),
+    ("jinja2", "Jinja2", "report", "tracekit report"),
+    ("isal", "isal", "fast", "gzip that is three times as fast"),
+    ("zstandard", "zstandard", "zstd", "traces packed with zstd"),
+    ("s3fs", "s3fs", "s3", "s3:// storage"),
+    ("pynvml", "nvidia-ml-py", "gpu", "GPU counters"),
+    ("nvtx", "nvtx", "nvtx", "markers in Nsight"),
+    ("opentelemetry", "opentelemetry-api", "otel", "OpenTelemetry"),
+    ("distributed", "distributed", "dask", "merging on a cluster"),
+    ("viztracer", "viztracer", "offline", "tracekit open --offline"),
+)
+_READS: Final = 2000
+_COARSE_NS: Final = 10_000
+_LOOSE_NS: Final = 100_000
+_YEAR_2020_NS: Final = 1_577_836_800_000_000_000
+_LITTLE_BYTES: Final = 1_000_000_000
+_CONTENT: Final = b"tracekit doctor was here\n"
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES, errno.EMLINK})
+
+
+@dataclass(slots=True)
+class Section:
+    """One thing that was examined.
+
+    Attributes:
+        title: Its name.
+        facts: The findings by name; ready for JSON.
+        problems: Sentences that name the problem and its solution.
+        notes: Sentences about facts that need no action.
+    """
+
+    title: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def examine_environment() -> Section:
+    """Report the versions and the platform."""
+    section = Section("environment")
+    section.facts = {
+        "tracekit": __version__,
+        "python": platform.python_version(),
+        "implementation": platform.python_implementation(),
+        "platform": platform.platform(),
+        "recording_core": "pure Python" if core.record is None else "compiled",
+        "merge_core": "pure Python" if core.merge is None else "compiled",
+        "processors": usable_processors(),
+        "variables": {
+            name: _shown(name, value) for name, value in sorted(os.environ.items()) if name.startswith(_VARIABLES)
+        },
+    }
+    gil_enabled = getattr(sys, "_is_gil_enabled", None)
+    if gil_enabled is not None and not gil_enabled():
+        section.notes.append("this Python runs without a global lock, in which tracekit is not tested")
+    return section
+
+
+def _shown(name: str, value: str) -> str:
+    """Return the value of a variable as strangers may see it: it may hold several URLs."""
+    if _SECRET_NAME.search(name):
+        return "set" if value else ""
+    return _QUERY_OF_URL.sub(r"\1", _USER_OF_URL.sub("", value))
+
+
+def examine_packages() -> Section:
+    """Report the installed packages, and the purpose of the missing ones."""
+    section = Section("packages")
+    for package, distribution, extra, purpose in _PACKAGES:
+        found = importlib.util.find_spec(package) is not None
+        section.facts[distribution] = _version(distribution) if found else None
+        if not found and extra:
+            section.notes.append(f"{distribution} is not installed ({purpose}): pip install '{DISTRIBUTION}[{extra}]'")
+        elif not found:
+            needed = f"{distribution}, which tracekit needs for {purpose}"
+            section.problems.append(f"{needed}, is not installed: install {DISTRIBUTION} again")
+    for other in sorted(set(importlib.metadata.packages_distributions().get("tracekit", ())) - {DISTRIBUTION}):
+        section.problems.append(
+            f"the distribution {other} installs a package tracekit, too, over the files of {DISTRIBUTION}: "
+            f"pip uninstall {other}, then pip install --force-reinstall {DISTRIBUTION}"
+        )
+    return section
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def examine_rank() -> Section:
+    """Report the rank and the run that a recording of this process would have."""
+    section = Section("rank")
+    try:
+        process = detect_process()
+    except ConfigError as error:
+        section.problems.append(str(error))
+        return section
+    section.facts = {name: getattr(process, name) for name in _RANK_FACTS}
+    variable = _SIZES.get(process.source, "")
+    stated = os.environ.get(variable)
+    if stated is not None and stated != str(process.world_size):
+        section.problems.append(
+            f"{variable} is {stated}, which does not fit rank {process.rank}: look at what sets the variables of {process.source}"
+        )
+    return section
+
+
+def examine_clocks(clock: Clock = SYSTEM_CLOCK) -> Section:
+    """Read the clocks many times: their resolution, how well they can be compared, and whether they go backwards.
+
+    Args:
+        clock: The clocks; for tests.
+    """
+    section = Section("clocks")
+    wall_step_ns, wall_back = _step(clock.wall_ns)
+    step_ns, back = _step(clock.monotonic_ns)
+    error_ns = min(clock.anchor().error_ns, clock.anchor().error_ns)
+    try:
+        boot_id = detect_process().boot_id
+    except ConfigError:
+        boot_id = None
+    section.facts = {
+        "wall_resolution_ns": wall_step_ns,
+        "monotonic_resolution_ns": step_ns,
+        "comparison_error_ns": error_ns,
+        "boot_id": boot_id,
+    }
+    problems = (
+        (
+            step_ns is None or step_ns > _COARSE_NS,
+            "the monotonic clock is coarser than 10 µs: short slices will have no length",
+        ),
+        (back, "the monotonic clock has gone backwards: times of this machine cannot be trusted"),
+        (wall_back, "the wall clock has gone backwards just now: is it being set? see chronyc tracking"),
+        (
+            error_ns > _LOOSE_NS,
+            "wall and monotonic clock cannot be compared better than to 0.1 ms: this machine is very busy, or its clock slow",
+        ),
+        (
+            clock.wall_ns() < _YEAR_2020_NS,
+            "the wall clock is years behind: set it, or ranks of other hosts will be placed wrongly",
+        ),
+    )
+    section.problems = [problem for is_wrong, problem in problems if is_wrong]
+    if boot_id is None:
+        section.notes.append(
+            "the boot has no id here: ranks of one host are known by the host's name alone to share a clock"
+        )
+    return section
+
+
+def _step(read_ns: Callable[[], int]) -> tuple[int | None, bool]:
+    """Return the smallest step of a clock, None if it stood still, and True if it went backwards."""
+    times = [read_ns() for _ in range(_READS)]
+    steps = [later - earlier for earlier, later in pairwise(times)]
+    return min((step for step in steps if step > 0), default=None), any(step < 0 for step in steps)
+
+
+def examine_place(place: str) -> Section:
+    """Write, rename, read and remove a small file in a folder, or an object below a URL, as a recording would.
+
+    Args:
+        place: The folder or URL. Folders that are missing are not made; the next one above is looked at.
+    """
+    section = Section(f"storage {without_secrets(place)}")
+    try:
+        if is_remote(place):
+            _examine_url(place, section)
+        else:
+            _examine_folder(Path(place), section)
+    except TracekitError as error:
+        section.problems.append(str(error))
+    except OSError as error:
+        section.problems.append(f"{without_secrets(place)}: {error.strerror or error}: traces cannot be written here")
+    return section
+
+
+def _examine_url(url: str, section: Section) -> None:
+    name = f"{url.rstrip('/')}/tracekit-doctor-{os.urandom(8).hex()}"
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(_CONTENT)
+        file.flush()
+        put(file.name, name)
+    section.facts["writes"] = True
+    try:
+        section.facts["reads"] = read(name) == _CONTENT
+    finally:
+        remove_all(name)
+    if not section.facts["reads"]:
+        raise StorageError(f"{without_secrets(url)}: what was written does not come back")
+
+
+def _examine_folder(folder: Path, section: Section) -> None:
+    absolute = folder.absolute()
+    found = next((above for above in (absolute, *absolute.parents) if above.exists()), Path())
+    if found != absolute:
+        section.notes.append(f"{folder} is not there; looked at {found}, where it would be made")
+    if not found.is_dir():
+        raise StorageError(f"{found}: is not a folder")
+    section.facts["writes"] = False
+    descriptor, name = tempfile.mkstemp(prefix=".tracekit-doctor-", dir=found)
+    renamed = Path(f"{name}.renamed")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(_CONTENT)
+            file.flush()
+            os.fsync(file.fileno())
+        section.facts["writes"] = True
+        os.replace(name, renamed)
+        section.facts["renames"] = renamed.read_bytes() == _CONTENT
+        section.facts["links"] = _can_link(renamed, Path(f"{name}.linked"))
+    finally:
+        for path in (Path(name), renamed):
+            path.unlink(missing_ok=True)
+    free = shutil.disk_usage(found).free
+    section.facts["free_bytes"] = free
+    if free < _LITTLE_BYTES:
+        section.problems.append(
+            f"{found}: only {free / 1e6:.0f} MB are free; a full disk loses events (they are counted)"
+        )
+
+
+def _can_link(path: Path, other: Path) -> bool:
+    """Return True if a link can take a name exclusively, which some NFS storages need."""
+    try:
+        os.link(path, other)
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            return False
+        raise
+    other.unlink()
+    return True

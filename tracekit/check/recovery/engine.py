@@ -1,0 +1,313 @@
+"""Recovery of one trace: read the file twice, the first time to see what is wrong, the second time to write it clean."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+
+from tracekit.arguments import check_path
+from tracekit.check.recovery.open_slices import OpenSlices, place_of
+from tracekit.check.recovery.report import RecoveryReport
+from tracekit.errors import ConfigError, StorageError, TraceFormatError
+from tracekit.formats.byte_stream import ByteStream
+from tracekit.formats.event_fields import raw_field
+from tracekit.formats.gzip_codec import GzipWriter
+from tracekit.formats.json.repair import repair_text
+from tracekit.formats.json.salvage import SalvageReader
+from tracekit.formats.json.window import LostBytes
+from tracekit.formats.rank_trace import BASE_TIME_KEY, METADATA_EVENT, SUMMARY_EVENT
+from tracekit.formats.trace_event import Event, decode_dict, encode_json
+from tracekit.formats.trace_stream import foreign_form
+from tracekit.storage import ExistsError, atomic_write, basename, is_remote, same_file, without_secrets
+from tracekit.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tracekit.arguments import StrPath
+    from tracekit.formats.json.reader import RawEvent
+
+__all__ = ["SUFFIXES", "recover_trace"]
+
+SUFFIXES: Final = (".json", ".json.gz", ".json.zst", ".json.tmp")
+"""The suffixes of traces in a folder."""
+
+_ENDINGS: Final = (".json.gz.tmp", ".json.tmp", ".json.gz", ".json", ".gz")
+_NAMED_SLICES: Final = 100
+_METADATA_NAME: Final = f'"{METADATA_EVENT}"'.encode()
+
+
+def recover_trace(
+    path: StrPath,
+    output: StrPath | None = None,
+    *,
+    overwrite: bool = False,
+    in_place: bool = False,
+    close_open_slices: bool = False,
+) -> RecoveryReport:
+    """Write every event of a cut or damaged trace that can be read into a clean file. A whole file is left as it is.
+
+    Both forms of the Trace Event Format are read, plain and gzip: cut anywhere, torn, with NUL bytes, other text or a second
+    header in the middle, with members of gzip that are cut or damaged. Events keep their bytes. Only text that a strict JSON
+    parser refuses is repaired, and reported. A rank trace stays one: its last event reports the losses. The object form
+    keeps its keys. The result appears whole or not at all. Memory is bounded for files of any size.
+
+    A hole in the file cannot be detected if its two ends fit together to one event.
+
+    Args:
+        path: A file or URL. It is not changed, unless ``in_place``.
+        output: The file to write, ``.json`` or ``.json.gz``. The default is ``NAME.recovered.json``, or ``.json.gz``, in the
+            folder of the input.
+        overwrite: Replace an output (and, in place, a ``NAME.broken``) that exists.
+        in_place: Replace the file, a local one, when the new one is complete, and keep it as ``NAME.broken``.
+        close_open_slices: End slices that were open at the end at the time of the last event. Otherwise Perfetto draws
+            them to the end of the trace, without an end.
+
+    Returns:
+        The damage and the recovery.
+
+    Raises:
+        ConfigError: The arguments do not go together.
+        StorageError: The file cannot be read, or the output not written, or it is there already.
+        TraceFormatError: The file has no events.
+    """
+    path, output = _check(
+        check_path("path", path), None if output is None else check_path("output", output), in_place=in_place
+    )
+    before = _state(path)
+    report = _recover(path, None).report()
+    if report.whole and (report.events or report.form == "object"):
+        return report
+    if not report.events:
+        reason = "; ".join(report.damages) or "it does not hold one whole event"
+        raise TraceFormatError(report.path, f"nothing can be recovered: {reason}")
+    if in_place:
+        output, compress, kept_as = path, report.compressed, Path(f"{path}.broken")
+        if os.path.lexists(kept_as) and not overwrite:
+            raise ExistsError(without_secrets(str(kept_as)), "already exists, from an earlier recovery; move it")
+    else:
+        output = output or _default_output(path, compressed=report.compressed)
+        compress, kept_as = output.endswith(".gz"), None
+    with contextlib.ExitStack() as undo:
+        with atomic_write(output, overwrite=overwrite or in_place) as file:
+            recovery = _recover(path, file, close=close_open_slices, compress=compress)
+            if kept_as is not None:
+                _keep(path, kept_as, before)
+                undo.callback(kept_as.unlink, missing_ok=True)
+        undo.pop_all()
+    if kept_as is None:
+        return recovery.report(output=without_secrets(output))
+    # The file stays readable for those who could read it.
+    with contextlib.suppress(OSError):
+        os.chmod(path, kept_as.stat().st_mode & 0o777)
+    return recovery.report(output=path, kept_as=os.fspath(kept_as))
+
+
+def _check(path: str, output: str | None, *, in_place: bool) -> tuple[str, str | None]:
+    """Return the path and the output; raise an error if they exclude each other, or the file is not JSON."""
+    shown = without_secrets(path)
+    if not path:
+        raise ConfigError("the path of the trace is empty; give the name of a file")
+    if in_place and output is not None:
+        raise ConfigError("an output and recovery in place exclude each other; give one of them")
+    if in_place and is_remote(path):
+        raise ConfigError(f"{shown}: only a local file can be recovered in place; give an output")
+    if output is not None and not output.endswith((".json", ".json.gz")):
+        raise ConfigError(f"{without_secrets(output)}: the output must end with .json or .json.gz")
+    if output is not None and same_file(path, output):
+        raise ConfigError(f"{shown}: the output is the input; choose another name, or recover in place")
+    path = os.path.realpath(path) if in_place else path  # a link stays a link
+    with ByteStream(path) as stream:
+        foreign = foreign_form(stream.peek())
+    if foreign:
+        shown = without_secrets(path)
+        advice = f"tracekit convert {shown} OUTPUT.json writes all that can be read of it"
+        raise TraceFormatError(shown, f"this is {foreign}, and recover makes JSON whole; {advice}")
+    return path, output
+
+
+def _default_output(path: str, *, compressed: bool) -> str:
+    bare = path.split("?", 1)[0] if is_remote(path) else path
+    for ending in _ENDINGS:
+        if bare.endswith(ending) and basename(bare) != ending:
+            bare = bare.removesuffix(ending)
+            break
+    return f"{bare}.recovered.json" + (".gz" if compressed else "")
+
+
+def _keep(path: str, kept_as: Path, before: tuple[int, int] | None) -> None:
+    """Give a file that has not changed a second name."""
+    if _state(path) != before:
+        raise StorageError(
+            f"{path}: changes while it is read; wait until its process has ended, or recover to another file"
+        )
+    kept_as.unlink(missing_ok=True)
+    try:
+        os.link(path, kept_as)
+    except OSError:  # a file system without links
+        shutil.copy2(path, kept_as)
+
+
+def _recover(path: str, file: BinaryIO | None, *, close: bool = False, compress: bool = False) -> _Recovery:
+    """Read a file to its end, and write what is kept of it."""
+    recovery = _Recovery(path)
+    if file is None:
+        for _ in recovery.runs():
+            pass
+    else:
+        with GzipWriter(file) if compress else contextlib.nullcontext(file) as sink:
+            recovery.write(sink, close=close)
+    return recovery
+
+
+def _state(path: str) -> tuple[int, int] | None:
+    """Return the size and the time of a local file, which change with it."""
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+class _Recovery:
+    """One stream through a file."""
+
+    def __init__(self, path: str) -> None:
+        self._reader = SalvageReader(path)
+        self._slices = OpenSlices()
+        self._metadata: Event | None = None
+        self._counts = {"X": 0, "B": 0, "i": 0, "I": 0, "C": 0}
+        self._events = 0
+        self._second_headers = 0
+        self._closed_slices = False
+        # The place where another recording begins, and the losses before it: parts, events, bytes.
+        self._other_from: int | None = None
+        self._other_events = 0
+        self._lost_before = (0, 0, 0)
+
+    def runs(self) -> Iterator[list[RawEvent]]:
+        """Yield the events that are kept."""
+        with self._reader:
+            for run in self._reader.raw_runs():
+                kept = [raw for raw in run if self._take(raw)]
+                if kept:
+                    yield kept
+
+    def _take(self, raw: RawEvent) -> bool:
+        event, reader = raw.event, self._reader
+        phase = event.ph
+        is_header = phase == "M" and raw_field(event.name) == _METADATA_NAME and reader.form == "array"
+        if is_header and self._other_from is None:
+            if self._metadata is None:
+                self._metadata = event
+            elif _base(event) == _base(self._metadata):
+                self._second_headers += 1
+                return False
+            else:
+                self._other_from = raw.offset_bytes
+                self._lost_before = (reader.lost_parts, reader.lost_events, reader.lost_bytes)
+        if self._other_from is not None:
+            # Its times are relative to another base, and events are not changed.
+            self._other_events += 1
+            return False
+        self._events += 1
+        if phase in self._counts:
+            self._counts[phase] += 1
+        self._slices.add(event)
+        return True
+
+    def write(self, file: BinaryIO | GzipWriter, *, close: bool) -> None:
+        """Write what is kept as a clean trace."""
+        reader = self._reader
+        runs = self.runs()
+        first = next(runs, [])
+        early = dict(reader.keys)
+        if reader.form == "object":
+            file.write(b"{\n" + b"".join(_pair(item) + b",\n" for item in early.items()) + b'"traceEvents": ')
+        file.write(b"[\n" + b",\n".join(raw.text for raw in first))
+        for run in runs:
+            file.write(b"".join(b",\n" + raw.text for raw in run))
+        ends = self._slices.ends() if close else []
+        self._closed_slices = bool(ends)
+        if self._metadata is not None:
+            ends.append(self._summary(self._metadata))
+        # Nothing comes before these where every event was in vain, which `recover_trace` has refused.
+        file.write(b"".join(b",\n" + line for line in ends) + b"\n]")
+        if reader.form == "object":
+            late = [item for item in reader.keys.items() if item[0] not in early]
+            file.write(b"".join(b",\n" + _pair(item) for item in late) + b"\n}")
+        file.write(b"\n")
+
+    def _summary(self, metadata: Event) -> bytes:
+        report = self.report()
+        lost = report.lost_events + (report.tail.events if report.tail else 0)
+        counts = self._counts
+        fields = {
+            "ph": "M",
+            "name": SUMMARY_EVENT,
+            **place_of(metadata),
+            "args": {
+                "slices": counts["X"] + counts["B"],
+                "instants": counts["i"] + counts["I"],
+                "counters": counts["C"],
+                "dropped": {"lost in a damaged file, at least": lost} if lost else {},
+                "recovered": {
+                    "tracekit_version": __version__,
+                    "lost_parts": report.lost_parts,
+                    "lost_bytes": report.lost_bytes,
+                    "tail_bytes": report.tail.length_bytes if report.tail else 0,
+                    "open_slices": [slice_.name for slice_ in report.open_slices[:_NAMED_SLICES]],
+                    "closed_slices": self._closed_slices,
+                },
+            },
+        }
+        return encode_json(fields)
+
+    def report(self, *, output: str | None = None, kept_as: str | None = None) -> RecoveryReport:
+        """Return what was found, after the last of `runs`."""
+        reader = self._reader
+        repairs = reader.repair_counts
+        if self._second_headers:
+            repairs["second_header"] = repairs.get("second_header", 0) + self._second_headers
+        losses, damages, tail = list(reader.losses), list(reader.damages), reader.tail
+        parts, events, length = reader.lost_parts, reader.lost_events, reader.lost_bytes
+        if self._other_from is not None:
+            start, tail = self._other_from, None
+            rest = LostBytes(start, reader.bytes_read - start, self._other_events, "another recording")
+            losses = [loss for loss in losses if loss.offset_bytes < start] + [rest]
+            parts, events, length = self._lost_before
+            parts, events, length = parts + 1, events + rest.events, length + rest.length_bytes
+            damages.append(
+                f"another recording, whose times have another base, begins at byte {start}; "
+                f"cut it out (tail -c +{start + 1}) to recover it as well"
+            )
+        return RecoveryReport(
+            path=reader.path,
+            output=output,
+            kept_as=kept_as,
+            form=reader.form,
+            compressed=reader.compressed,
+            events=self._events,
+            losses=tuple(losses),
+            lost_parts=parts,
+            lost_events=events,
+            lost_bytes=length,
+            tail=tail,
+            closed=reader.closed,
+            damages=tuple(damages),
+            repairs=repairs,
+            open_slices=self._slices.left(),
+            closed_slices=self._closed_slices,
+        )
+
+
+def _base(metadata: Event) -> Any:
+    return decode_dict(metadata.args).get(BASE_TIME_KEY)
+
+
+def _pair(item: tuple[str, bytes]) -> bytes:
+    key, value = item
+    return b'"%b": %b' % (repair_text(key.encode("latin-1"))[0], value)

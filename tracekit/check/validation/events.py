@@ -1,0 +1,209 @@
+"""Rules that one event can break."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.check.validation.tracks import Flows, Tracks
+from tracekit.formats.decimal_time import is_exact, parse_us
+from tracekit.formats.event_fields import MAX_NESTING, args_depth, name_and_category
+from tracekit.formats.json.repair import has_final_backslash
+from tracekit.formats.rank_trace import METADATA_EVENT
+from tracekit.formats.trace_event import UNSET, decode_dict, decode_json, decode_or_none, decode_text, encode_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tracekit.check.validation.report import Findings
+    from tracekit.formats.trace_event import Event, Raw, UnsetType
+
+__all__ = ["EventChecks"]
+
+_EXACT_NS: Final = 2**53
+_UINT32_MAX: Final = 2**32 - 1
+_PHASES: Final = frozenset("BEXiIRCMbenstfTP")
+_HEXADECIMAL: Final = re.compile(r"\s*[+-]?(0[xX])?[0-9a-fA-F]{1,16}\s*")
+_NUMBER: Final = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*|[+-]?(?i:nan|inf(inity)?)")
+_TEXT_TIME: Final = re.compile(rb'"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"')
+_METADATA_ARGS: Final = {
+    "process_name": "name",
+    "thread_name": "name",
+    "process_sort_index": "sort_index",
+    "thread_sort_index": "sort_index",
+}
+# The end of the rules' names, and the advice for a missing and for a negative time.
+_TIMES: Final = {
+    "ts": ("time", "give it one, in microseconds", "write times relative to an earlier base"),
+    "dur": ("duration", "give it one, or write B and E", "measure it with a monotonic clock"),
+}
+
+
+class EventChecks:
+    """Checks one event after the other; `finish` checks what several events must agree on.
+
+    Attributes:
+        metadata: Event numbers of the ``tracekit_metadata`` events.
+        by_tracekit: True after an event with a name that starts with ``tracekit_``.
+
+    Args:
+        findings: The list to add problems to.
+        rank_of: The rank of each pid in a merged trace; empty in others.
+    """
+
+    def __init__(self, findings: Findings, rank_of: Mapping[Any, int]) -> None:
+        self.metadata: list[int] = []
+        self.by_tracekit = False
+        self._add = findings.add
+        self._tracks = Tracks(findings)
+        self._flows = Flows(findings, rank_of)
+
+    def check(self, number: int, event: Event) -> None:
+        """Check an event; ``number`` counts from 1."""
+        if event.ph is UNSET or not event.ph:
+            self._add("perfetto-phase", number, "the event has no ph; leave it out or say what it is")
+            return
+        phase = event.ph[0]  # Perfetto looks at the first letter only
+        if phase not in _PHASES:
+            message = f"phase {event.ph[:20]!r} is passed over; use X, B, E, i, C, b, e, n, s, t or f"
+            self._add("perfetto-phase", number, message)
+            return
+        self._check_fields(number, event)
+        start_ns = None
+        if phase != "M" or event.ts is not UNSET:
+            start_ns = self._time_ns(number, event, "ts", event.ts)
+        if phase == "M":
+            self._check_metadata(number, event)
+        elif start_ns is None:
+            pass  # reported, and Perfetto drops it
+        elif phase == "X":
+            dur_ns = self._time_ns(number, event, "dur", event.dur)
+            if dur_ns is not None:
+                self._tracks.add_slice(number, (event.pid, event.tid), start_ns, dur_ns)
+        elif phase in "BE":
+            edge = number if phase == "B" else -number
+            self._tracks.add_edge(edge, (event.pid, event.tid), start_ns, *name_and_category(event))
+        elif phase == "C":
+            self._check_counter(number, event)
+        elif phase in "iIR":
+            if event.s is not UNSET and decode_or_none(event.s) == "g":
+                self._add("perfetto-global-instant", number, f'{_what(event)} has scope "g"; use "p" or "t"')
+        elif phase in "stf":
+            self._check_flow(number, event, phase)
+        elif phase in "ben":
+            self._check_async(number, event)
+
+    def finish(self) -> None:
+        """Check the slices of each track, after the last event."""
+        self._tracks.check()
+
+    def _check_fields(self, number: int, event: Event) -> None:
+        for key, value in (("pid", event.pid), ("tid", event.tid)):
+            if (type(value) is int and 0 <= value <= _UINT32_MAX) or value is UNSET:
+                continue
+            if isinstance(value, str):
+                self._add("text-process-id", number, f"{key} is the text {value[:40]!r}; write a number and a name")
+            else:
+                shown = "neither a number nor a text" if value is None else repr(value)
+                self._add("perfetto-process-id", number, f"{key} is {shown}; write an integer from 0 to 4294967295")
+        for key, text in (("name", event.name), ("cat", event.cat), ("args", event.args)):
+            if text is not UNSET and has_final_backslash(bytes(text)):
+                message = rf"a text in {key} ends with \; write \, which is the same (tracekit merge does)"
+                self._add("perfetto-final-backslash", number, message)
+        if event.args is not UNSET and (deepest := args_depth(event.args)) > MAX_NESTING:
+            message = f"args are nested {deepest} deep; write at most {MAX_NESTING} levels"
+            self._add("perfetto-args-nesting", number, message)
+
+    def _time_ns(self, number: int, event: Event, key: str, raw: Raw | UnsetType) -> int | None:
+        """Return ts or dur in ns, or None when Perfetto cannot use it."""
+        if raw is UNSET:
+            name, missing, _ = _TIMES[key]
+            self._add(f"perfetto-{name}", number, f"{_what(event)} has no {key}; {missing}")
+            return None
+        text = bytes(raw)
+        # A number is well-formed, since the reader took it; a text need not be.
+        ns = None if text.startswith(b'"') and not _TEXT_TIME.fullmatch(text) else parse_us(text)
+        if ns is None or ns < 0:
+            name, _, advice = _TIMES[key]
+            if ns is None:
+                self._add(f"perfetto-{name}", number, f"{key} is {_short(text)}; write a number of microseconds")
+            else:
+                self._add(f"perfetto-negative-{name}", number, f"{key} is {_short(text)}; {advice}")
+            return None
+        if ns > _EXACT_NS and key == "ts" and (b"." in text or b"e" in text.lower()) and not is_exact(ns):
+            message = f"ts {_short(text)} loses nanoseconds; write it relative to a base such as baseTimeNanoseconds"
+            self._add("perfetto-inexact-time", number, message)
+        return ns
+
+    def _check_metadata(self, number: int, event: Event) -> None:
+        name = decode_text(event.name)
+        if name.startswith("tracekit_"):
+            self.by_tracekit = True
+            if name == METADATA_EVENT:
+                self.metadata.append(number)
+        elif name in _METADATA_ARGS:
+            key = _METADATA_ARGS[name]
+            given = decode_dict(event.args).get(key)
+            if key == "name" and not isinstance(given, str):
+                self._add("perfetto-metadata-name", number, f"args.name of {name} is no text; write the name")
+            elif key == "sort_index" and type(given) not in (int, float):
+                self._add("perfetto-sort-index", number, f"args.sort_index of {name} is not a number; write an integer")
+
+    def _check_counter(self, number: int, event: Event) -> None:
+        what = _what(event)
+        try:
+            args = {} if event.args is UNSET else decode_json(event.args)
+        except ValueError:  # the reader took it, so it is a number that no double holds
+            self._add("perfetto-nan", number, f"{what} has a value beyond the range of a double; leave it out")
+            return
+        if not isinstance(args, dict):
+            self._add("perfetto-counter-value", number, f"args of {what} are not an object; write series and values")
+            return
+        for series, value in args.items():
+            # Perfetto takes numbers as text, also "nan" and "inf" (which is what the reader makes of a bare NaN).
+            if type(value) in (int, float) or (isinstance(value, str) and _NUMBER.fullmatch(value)):
+                continue
+            found = f"series {series[:40]!r} of {what} is {_short(encode_json(value))}"
+            self._add("perfetto-counter-value", number, f"{found}; write a number, or leave it out")
+
+    def _check_flow(self, number: int, event: Event, phase: str) -> None:
+        value = decode_or_none(event.id)
+        flow = None
+        if isinstance(value, str) and _HEXADECIMAL.fullmatch(value):
+            flow = int(value, 16)  # "10" and 16 are the same flow
+        elif type(value) is int and -(2**63) <= value < 2**63:
+            flow = value
+        if flow is None:
+            given = "has no id" if event.id is UNSET else f"has the id {_short(bytes(event.id))}"
+            self._add("perfetto-flow-id", number, f"{_what(event)} {given}; write an integer of 64 bits")
+        elif phase == "s":
+            self._flows.start(number, event.pid, *name_and_category(event), flow)
+
+    def _check_async(self, number: int, event: Event) -> None:
+        what = _what(event)
+        given = decode_or_none(event.id if event.id is not UNSET else event.id2)
+        if event.pid is UNSET:
+            self._add("perfetto-async-id", number, f"{what} has no pid; give it one")
+        elif event.id is UNSET:
+            if not isinstance(given, dict) or not (_is_id(given.get("local")) or _is_id(given.get("global"))):
+                self._add("perfetto-async-id", number, f'{what} has no id; write "id2":{{"local":...}}')
+        elif _is_id(given):
+            self._add("perfetto-global-async", number, f'{what} has a plain id; write "id2":{{"local":...}}')
+        else:
+            self._add("perfetto-async-id", number, f"id of {what} is neither an integer nor text; write one")
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str) or type(value) is int
+
+
+def _short(text: bytes) -> str:
+    shown = text.decode(errors="replace")
+    return shown if len(shown) <= 40 else shown[:40] + "..."
+
+
+def _what(event: Event) -> str:
+    """Return the event in a few words, for messages."""
+    name = decode_or_none(event.name)
+    phase = event.ph if isinstance(event.ph, str) else "?"
+    return f"{phase[:1]} event {name[:60]!r}" if isinstance(name, str) else f"{phase[:1]} event"

@@ -1,0 +1,188 @@
+"""Reads one trace and brings all rules together."""
+
+from __future__ import annotations
+
+import re
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+from tracekit.arguments import check_path
+from tracekit.check.validation.events import EventChecks
+from tracekit.check.validation.report import Findings
+from tracekit.check.validation.schema_check import SchemaCheck
+from tracekit.errors import ConfigError, TraceFormatError
+from tracekit.formats.byte_stream import ByteStream
+from tracekit.formats.event_fields import raw_field
+from tracekit.formats.json.reader import TraceReader
+from tracekit.formats.merged_head import MERGED_KEY, merged_ranks
+from tracekit.formats.trace_stream import foreign_form, is_json_lines
+
+if TYPE_CHECKING:
+    from tracekit.arguments import StrPath
+    from tracekit.check.validation.report import ValidationReport
+    from tracekit.check.validation.rules import Kind
+    from tracekit.formats.json.window import Finding as Damage
+
+__all__ = ["validate_trace"]
+
+MAX_HEADER_KEYS: Final = 256
+
+# As Perfetto's trace_type.cc decides, white space left out.
+_JSON_TRACE: Final = re.compile(rb'\s*(?:\{\s*"|\[\s*\{\s*")')
+_JSON: Final = re.compile(rb"\s*(?:\xef\xbb\xbf)?\s*[\[{]|\s*\Z")
+_OWN_PHASES: Final = frozenset("XBEiCMstfben")
+"""Phases that tracekit writes itself: those of the schema."""
+_OWN_METADATA: Final = b'"tracekit_'
+
+# The rule that each damage found by the reader breaks, and the message.
+_DAMAGES: Final = {
+    "byte_order_mark": ("perfetto-unknown-type", "the file begins with a UTF-8 byte order mark; remove it"),
+    "invalid_utf8": ("invalid-utf8", "the file is not valid UTF-8; encode text as UTF-8"),
+    "surrogate_escape": (
+        "perfetto-surrogate-escape",
+        "a character is written as two \\u escapes; write it as UTF-8 (json.dumps: ensure_ascii=False)",
+    ),
+    "lone_surrogate": (
+        "perfetto-surrogate-escape",
+        "half of a surrogate pair is written as a \\u escape; replace it with \\ufffd",
+    ),
+    "unescaped_quote": ("perfetto-invalid-json", 'a quote inside a text is not escaped; write \\"'),
+    "bad_escape": ("perfetto-invalid-json", "a backslash begins no escape of JSON; write \\\\"),
+    "bare_word": ("perfetto-invalid-json", "a word stands without quotes"),
+    "control_character": ("control-character", "a raw control character stands in a text; write it as \\u00XX"),
+    "not_finite": ("perfetto-nan", "NaN or Infinity; leave the value out, or write it as a text"),
+    "second_events": ("duplicate-events", "traceEvents stands twice; write one array"),
+    "missing_comma": ("misplaced-comma", "a comma is missing between two events"),
+    "broken_event": ("perfetto-invalid-json", "an event cannot be read; it begins"),
+    "not_an_event": ("perfetto-invalid-json", "what stands between the events is not an event; it begins"),
+    "unreadable_header": ("perfetto-invalid-json", "the keys beside traceEvents cannot be read"),
+    "data_after_end": ("perfetto-data-after-end", "there is data after the end of the document; remove it"),
+}
+
+
+def validate_trace(path: StrPath, *, schema: bool = True) -> ValidationReport:
+    """Check a trace against the rules of `tracekit.check.validation.rules` and, where tracekit wrote it, the schemas.
+
+    The file is read once as a stream; memory grows by 24 bytes a slice (they must be sorted to see whether they nest).
+
+    Args:
+        path: File or URL, plain or gzip.
+        schema: Apply the schemas to files that tracekit wrote. Without jsonschema they are left out, and the report
+            says so.
+
+    Raises:
+        ConfigError: ``path`` is empty.
+        StorageError: The file is not there or cannot be read.
+        TraceFormatError: It is not JSON.
+    """
+    path = check_path("path", path)
+    if not path:
+        raise ConfigError("the path of the trace is empty; give the name of a file")
+    findings = Findings()
+    file, is_trace = _check_head(path, findings)
+    if not is_trace:
+        return findings.report(file)
+    try:
+        reader = TraceReader(path)
+    except TraceFormatError as error:
+        reason = error.reason.removeprefix("this is not a trace: ")
+        findings.add("perfetto-no-events", None, f'{reason}; write {{"traceEvents":[...]}} or an array of events')
+        return findings.report(file)
+    with reader:
+        return _check_trace(reader, findings, SchemaCheck(wanted=schema))
+
+
+def _check_head(path: str, findings: Findings) -> tuple[str, bool]:
+    """Check the first bytes; return the printable name of the file, and whether Perfetto takes it for a trace."""
+    with ByteStream(path) as stream:
+        head = stream.read()
+        while not head.strip() and (piece := stream.read()):
+            head = piece
+        file = stream.path
+        foreign = foreign_form(head)
+        if foreign:
+            advice = f"tracekit convert {file} OUTPUT.json makes JSON of it"
+            raise TraceFormatError(file, f"this is {foreign}, and validate checks JSON; {advice}")
+        if not _JSON.match(head):
+            raise TraceFormatError(file, "this is not JSON; validate reads traces in Chrome's Trace Event Format")
+        if is_json_lines(head):
+            reason = "JSON lines, of which Perfetto shows nothing; tracekit convert makes an array of them"
+            findings.add("perfetto-no-events", None, reason)
+            return file, False
+        if stream.packing == "zstd":
+            findings.add("perfetto-unknown-type", None, "zstd, which Perfetto does not unpack; use gzip")
+        if stream.damage and not head:
+            findings.add("perfetto-cut-file", None, f"{stream.damage}; tracekit recover saves what can be read")
+            return file, False
+    is_trace = _JSON_TRACE.match(head) is not None or head.lstrip().startswith(b"\xef\xbb\xbf")
+    if not is_trace:
+        begins = "it is empty" if not head.strip() else 'it does not begin with {" or [{"'
+        findings.add("perfetto-unknown-type", None, f"{begins}, so that Perfetto does not take it for a trace")
+    return file, is_trace
+
+
+def _check_trace(reader: TraceReader, findings: Findings, schema: SchemaCheck) -> ValidationReport:
+    merged = MERGED_KEY in reader.header
+    checks = EventChecks(findings, merged_ranks(reader.header) if merged else {})
+    number = 0
+    for number, event in enumerate(chain.from_iterable(reader.runs()), 1):
+        before = findings.total
+        checks.check(number, event)
+        # The first event of a rank trace, or a key of a merged trace's head, says that tracekit wrote the file.
+        if schema.not_checked or not (checks.by_tracekit or MERGED_KEY in reader.header):
+            continue
+        if merged and event.ph not in _OWN_PHASES:
+            continue  # kept as the input has it
+        wrong = schema.wrong(event)
+        # A rule says it better than the schema.
+        if wrong and findings.total == before:
+            of_input = merged and event.ph == "M" and raw_field(event.name).startswith(_OWN_METADATA)
+            findings.add("input-metadata" if of_input else "schema", number, wrong)
+    checks.finish()
+    kind: Kind = "merged" if MERGED_KEY in reader.header else "rank" if checks.by_tracekit else "other"
+    _add_damages(reader, findings)
+    if len(reader.header) > MAX_HEADER_KEYS:
+        message = f"{len(reader.header)} keys stand beside traceEvents; write at most {MAX_HEADER_KEYS}"
+        findings.add("perfetto-header-keys", None, message)
+    if kind == "rank" and not checks.metadata:
+        message = "there is no event tracekit_metadata; was the head of the file cut off?"
+        findings.add("metadata-missing", None, message)
+    for repeated in checks.metadata[1:] if kind == "rank" else []:
+        message = f"tracekit_metadata stands in event {checks.metadata[0]} already; give each process a file of its own"
+        findings.add("metadata-duplicate", repeated, message)
+    return findings.report(
+        reader.path, kind, reader.form, number, not_checked=None if kind == "other" else schema.not_checked
+    )
+
+
+def _add_damages(reader: TraceReader, findings: Findings) -> None:
+    torn = {damage.kind for damage in reader.drops} & {"broken_event", "not_an_event"}
+    for damage in [*reader.repairs, *reader.drops]:
+        if damage.kind == "trailing_comma" and "last event" in damage.detail:
+            continue  # every reader takes it, and a live file has one
+        if damage.kind == "missing_comma" and torn:
+            continue  # a torn event has lost its comma too
+        if damage.kind in ("cut_file", "cut_event"):
+            _add_cut(reader, findings, damage)
+            continue
+        rule, message = _DAMAGES.get(damage.kind, ("misplaced-comma", damage.detail))
+        if damage.kind == "unreadable_header" and damage.offset_bytes > reader.run_offset_bytes:
+            rule, message = (
+                "perfetto-data-after-end",
+                "what follows the events cannot be read; is it a second document?",
+            )
+        if message.endswith("begins"):
+            message = f"{message} {damage.detail!r}"
+        findings.add(rule, damage.event, message, offset_bytes=damage.offset_bytes, count=damage.count)
+
+
+def _add_cut(reader: TraceReader, findings: Findings, damage: Damage) -> None:
+    if reader.form == "array" and "gzip" not in damage.detail:
+        rule, message = "unfinished", "the array has no closing bracket; is its process still running?"
+        if damage.kind == "cut_event":
+            message = "the last event is torn"
+    elif damage.kind == "cut_file":
+        rule, message = "perfetto-cut-file", f"{damage.detail}; tracekit merge reads what is left of it"
+    else:
+        return
+    findings.add(rule, None, message, offset_bytes=damage.offset_bytes)

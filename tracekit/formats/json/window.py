@@ -1,0 +1,246 @@
+"""A window of the text of a trace, and a record of the damage in it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tracekit.formats.byte_stream import Closing
+from tracekit.formats.json.spans import find_events, scan_value
+
+if TYPE_CHECKING:
+    from tracekit.formats.byte_stream import TraceStream
+
+__all__ = ["LOOK_AHEAD_BYTES", "Finding", "LostBytes", "Window"]
+
+LOOK_AHEAD_BYTES: Final = 256
+"""The maximum length of the texts that tell what begins at a place."""
+
+_MAX_KEPT_LOSSES: Final = 1000
+# The reader gives up a file that begins with this many bytes, or broken events, without a readable one.
+_MAX_UNREADABLE_BYTES: Final = 32 * 1024 * 1024
+_MAX_UNREADABLE_EVENTS: Final = 50_000
+_KEPT_BYTES: Final = 2  # in front of `at`, for patterns that look back
+_SHOWN_BYTES: Final = 60
+_OF_FILE: Final = frozenset({"cut_file", "second_events"})
+_SPACE: Final = b" \t\r\n"
+_SEPARATOR: Final = re.compile(rb"[ \t\r\n,]*")
+
+
+@dataclass(slots=True)
+class Finding:
+    """One kind of damage in a file, counted.
+
+    Attributes:
+        kind: A word for it, for example "unescaped_quote".
+        offset_bytes: The first place, in the unpacked file.
+        count: The number of places.
+        detail: A sentence, or the first characters of the damage.
+        event: The number of the first damaged event, from 1; None for damage outside of the events.
+    """
+
+    kind: str
+    offset_bytes: int
+    count: int
+    detail: str
+    event: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LostBytes:
+    """A part of a file that could not be read.
+
+    Attributes:
+        offset_bytes: Its beginning in the unpacked file.
+        length_bytes: Its length.
+        events: The number of events that seem to begin in it, a lower bound.
+        begins: The first characters.
+    """
+
+    offset_bytes: int
+    length_bytes: int
+    events: int
+    begins: str
+
+
+class Window(Closing):
+    """A part of an unpacked file, read from front to back. `TraceReader` documents the attributes.
+
+    Args:
+        stream: The bytes of the file.
+    """
+
+    def __init__(self, stream: TraceStream) -> None:
+        self._stream = stream
+        self.text = b""
+        self.at = 0
+        self.final = False
+        self.bytes_read = 0
+        self.events = 0
+        self.in_events = False
+        self.losses: list[LostBytes] = []
+        self.lost_parts = self.lost_events = self.lost_bytes = 0
+        self._offset = 0  # of the text
+        self._findings: dict[tuple[bool, str], Finding] = {}
+        self._commas = 0  # since the last event
+        self._expects_comma = False
+        # The part that is being passed over: its beginning, its first characters, the events and places in it.
+        self._lost_from: int | None = None
+        self._lost_event = 0
+        self._begins = b""
+        self._phases = 0
+        self._broken_places = 0
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+
+    def fill(self, wanted_bytes: int = 0) -> bool:
+        """Drop the window up to `at`, and append the next piece of the file.
+
+        Args:
+            wanted_bytes: Append pieces until the window holds this much from `at` on.
+
+        Returns:
+            False if the file has ended.
+        """
+        kept = max(0, self.at - _KEPT_BYTES)
+        rest = self.text[kept:]
+        self._offset += kept
+        self.at -= kept
+        missing = wanted_bytes - len(rest) + self.at
+        pieces: list[bytes] = []
+        while not self.final and (not pieces or missing > 0):
+            piece = b"" if self._is_hopeless() else self._stream.read()
+            self.final = not piece
+            pieces.append(piece)
+            missing -= len(piece)
+            self.bytes_read += len(piece)
+        # A piece alone is not copied.
+        self.text = b"".join([rest, *pieces] if rest else pieces)
+        return len(self.text) > len(rest)
+
+    def pass_events(self, at: int) -> None:
+        """Go to a place in the window, behind events that the caller has read, and at most one comma behind each."""
+        passed = self.text[max(self.at, at - LOOK_AHEAD_BYTES) : at].strip(_SPACE)
+        if not passed and at - self.at > LOOK_AHEAD_BYTES:
+            passed = self.text[self.at : at].strip(_SPACE)
+        self.at = at
+        if passed == b",":
+            self._commas += 1
+        elif passed:
+            self._commas = int(passed.endswith(b","))
+            self._expects_comma = True
+            self.events += 1
+
+    def _look_ahead(self, length: int) -> None:
+        """Read on until the window holds this much from `at` on, or the rest of the file."""
+        if len(self.text) - self.at < length and not self.final:
+            self.fill(length)
+
+    def _read_on(self, max_bytes: int) -> bool:
+        """Double the window, so that the work stays linear; return False at a limit."""
+        length = len(self.text) - self.at
+        return length <= max_bytes and not self.final and self.fill(2 * length + 1)
+
+    def _skip_separator(self) -> bool:
+        """Skip white space, and commas, which are counted; return False at the end of the file."""
+        while True:
+            separator = _SEPARATOR.match(self.text, self.at)
+            assert separator is not None
+            self._commas += separator[0].count(b",")
+            self.at = separator.end()
+            if self.at < len(self.text):
+                return True
+            if not self.fill():
+                return False
+
+    def _is_hopeless(self) -> bool:
+        """Return True if too much of the beginning is unreadable. A packed file can be a thousand times its size."""
+        return not self.events and (
+            (self.bytes_read > _MAX_UNREADABLE_BYTES and (self.in_events or not self.text.strip()))
+            or self._broken_places > _MAX_UNREADABLE_EVENTS
+        )
+
+    def _looks_like(self, pattern: re.Pattern[bytes]) -> bool:
+        self._look_ahead(LOOK_AHEAD_BYTES)
+        return pattern.match(self.text, self.at) is not None
+
+    def _find_end(self, ahead: int, max_bytes: int) -> int | None:
+        """Return the end of the value ``ahead`` bytes after the present place; None if it is broken.
+
+        Reads on while the value may be cut by the end of the window, up to ``max_bytes``.
+        """
+        while True:
+            begin = self.at + ahead
+            if self.text.startswith(b"{", begin):
+                spans, end = find_events(self.text, begin, 1)
+                end, is_whole = (spans[1], True) if spans else (end, False)
+            else:
+                end, is_whole = scan_value(self.text, begin)
+            if is_whole:
+                return end
+            if end < len(self.text) or not self._read_on(max_bytes):
+                return None
+
+    # The record of damage.
+
+    @property
+    def repairs(self) -> list[Finding]:
+        """Damage that was repaired without loss, in order of kind."""
+        return [self._findings[key] for key in sorted(self._findings) if not key[0]]
+
+    @property
+    def drops(self) -> list[Finding]:
+        """Damage that lost events, in order of kind; each place is one event or more."""
+        found = [self._findings[key] for key in sorted(self._findings) if key[0]]
+        return found + [Finding(kind, 0, count, "") for kind, count in sorted(self._stream.losses.items())]
+
+    def _lose(self) -> None:
+        """Note that the file is unreadable from the present place on."""
+        if self._lost_from is None:
+            self._look_ahead(_SHOWN_BYTES)
+            self._lost_from = self._offset + self.at
+            self._lost_event = self.events + 1
+            self._phases = 0
+            self._begins = self.text[self.at : self.at + _SHOWN_BYTES]
+
+    def _loss(self) -> LostBytes:
+        assert self._lost_from is not None
+        length = self._offset + self.at - self._lost_from
+        # Count an event that is torn before its phase.
+        events = max(self._phases, int(self._begins.startswith(b"{")))
+        return LostBytes(self._lost_from, length, events, self._begins[:length].decode(errors="replace"))
+
+    def _found(self) -> None:
+        """Note that the file is readable again from the present place on."""
+        if self._lost_from is None:
+            return
+        loss = self._loss()
+        self._lost_from = None
+        self.lost_parts += 1
+        self.lost_events += loss.events
+        self.lost_bytes += loss.length_bytes
+        if len(self.losses) < _MAX_KEPT_LOSSES:
+            self.losses.append(loss)
+        if self.in_events:
+            kind = "broken_event" if loss.begins.startswith("{") else "not_an_event"
+            self._note(kind, loss.offset_bytes, loss.begins, lost=True, event=self._lost_event)
+        else:
+            self._note("unreadable_header", loss.offset_bytes, loss.begins, lost=True)
+
+    def _note_commas(self, expected: int, where: str) -> None:
+        commas, self._commas = self._commas, 0
+        if commas != expected and self._lost_from is None:
+            kind = "missing_comma" if commas < expected else "trailing_comma"
+            self._note(kind, self._offset + self.at, where)
+
+    def _note(self, kind: str, offset: int, detail: str, *, lost: bool = False, event: int | None = None) -> None:
+        finding = self._findings.get((lost, kind))
+        if finding is None:
+            if event is None and self.in_events and not lost and kind not in _OF_FILE:
+                event = self.events + 1
+            self._findings[lost, kind] = Finding(kind, offset, 1, detail, event)
+        else:
+            finding.count += 1

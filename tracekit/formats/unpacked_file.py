@@ -1,0 +1,190 @@
+"""Open a file or URL for reading; unpack zstd, and a zip archive with one trace. `ByteStream` unpacks gzip."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import zlib
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+
+from tracekit.errors import MissingExtraError, StorageError, TraceFormatError
+from tracekit.storage import open_read, without_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["ZSTD", "UnpackedFile"]
+
+ZSTD: Final = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")
+"""First bytes of zstd: a frame, or a skippable frame as pzstd writes it."""
+
+_ZIP: Final = b"PK\x03\x04"
+_FIRST_BYTES: Final = 256 * 1024
+"""A piece of `tracekit.formats.byte_stream`, which then takes the beginning of a file as it was read."""
+
+# 4 bytes of zstd can yield 128 KiB.
+_MAX_PACKED_BYTES: Final = 2048
+_MAX_NAMED: Final = 5
+_TRACE: Final = re.compile(r"\.(?:json|jsonl|pftrace|json\.tmp)(?:\.gz|\.zst)?$")
+
+
+class UnpackedFile:
+    """A file that is open for reading. Use it from one thread at a time.
+
+    Args:
+        path: The file or URL.
+        limit_bytes: How much of the file is read at most, before it is unpacked; None for all. A zip archive is read whole.
+
+    Attributes:
+        packing: "zstd" or "zip"; empty for a file that is read as it is.
+        damage: Why unpacking stopped early, or None. Bytes that were unpacked until then count.
+
+    Raises:
+        StorageError: The file is missing or cannot be read.
+        TraceFormatError: A zip archive is damaged or does not hold one trace.
+        MissingExtraError: zstd needs a package that is not installed.
+    """
+
+    def __init__(self, path: str, limit_bytes: int | None = None) -> None:
+        self.packing = ""
+        self.damage: str | None = None
+        self._path = without_secrets(path)
+        self._file = open_read(path)
+        self._head = b""
+        self._left = 1 << 62 if limit_bytes is None else limit_bytes
+        self._read: Callable[[int], bytes] = self._read_plain
+        try:
+            self._head = self.read(_FIRST_BYTES)
+            if ZSTD.match(self._head):
+                self.packing = "zstd"
+                self._read = _ZstdReader(self._read_plain, self._path).read
+            elif self._head.startswith(_ZIP):
+                self.packing = "zip"
+                self._read = _open_member(self._file, self._path).read
+        except BaseException:
+            self._file.close()
+            raise
+
+    def read(self, size: int) -> bytes:
+        """Return up to ``size`` bytes; empty at the end.
+
+        Raises:
+            StorageError: The file can no longer be read.
+        """
+        if self.damage is not None:
+            return b""
+        try:
+            return self._read(size)
+        except _errors() as error:
+            self.damage = f"the {self.packing} data is damaged ({str(error) or 'it is cut off'})"
+            return b""
+        except Exception as error:
+            # An object store raises other exceptions.
+            raise StorageError(f"{self._path}: cannot be read: {error}") from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _read_plain(self, size: int) -> bytes:
+        if self._head:
+            head, self._head = self._head[:size], self._head[size:]
+            return head
+        piece = self._file.read(min(size, self._left))
+        self._left -= len(piece)
+        return piece
+
+
+class _ZstdReader:
+    """Unpacks zstd with one frame or several."""
+
+    def __init__(self, read: Callable[[int], bytes], path: str) -> None:
+        self._packed_read = read
+        self._make = _zstd_decompressor(path)
+        self._decompressor = self._make()
+        self._packed = b""
+        self._unpacked = bytearray()
+        self._is_whole = True
+        self._error: Exception | None = None
+
+    def read(self, size: int) -> bytes:
+        while len(self._unpacked) < size and self._error is None:
+            packed = self._packed or self._packed_read(_MAX_PACKED_BYTES)
+            if not packed:
+                self._error = None if self._is_whole else EOFError()
+                break
+            try:
+                if self._decompressor.eof:
+                    self._decompressor = self._make()
+                self._unpacked += self._decompressor.decompress(packed)
+            except _errors() as error:
+                self._error = error
+                break
+            self._is_whole = self._decompressor.eof
+            self._packed = self._decompressor.unused_data if self._is_whole else b""
+        if self._error is not None and not self._unpacked:
+            raise self._error
+        piece = bytes(self._unpacked[:size])
+        del self._unpacked[:size]
+        return piece
+
+
+def _zstd_module() -> Any:
+    """Return Python's own module for zstd (3.14), else the package zstandard, else None."""
+    with contextlib.suppress(ImportError):
+        from compression import zstd
+
+        return zstd
+    with contextlib.suppress(ImportError):
+        import zstandard
+
+        return zstandard
+    return None
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    """Return the exceptions of damaged data."""
+    import zipfile  # only damaged data needs it
+
+    module = _zstd_module()
+    usual = (EOFError, ValueError, zipfile.BadZipFile, zlib.error)
+    return usual if module is None else (*usual, module.ZstdError)
+
+
+def _zstd_decompressor(path: str) -> Callable[[], Any]:
+    module = _zstd_module()
+    if module is None:
+        raise MissingExtraError("the package zstandard", "zstd", f"{path}: unpacking zstd")
+    if module.__name__ == "zstandard":
+        return lambda: module.ZstdDecompressor().decompressobj()
+    decompressor: Callable[[], Any] = module.ZstdDecompressor
+    return decompressor
+
+
+def _open_member(file: BinaryIO, path: str) -> Any:
+    """Open the only trace of a zip archive."""
+    import zipfile
+
+    if not file.seekable():
+        raise TraceFormatError(path, "a zip archive cannot be read from a pipe; write it to a file first")
+    from tracekit.formats.archive_file import MANIFEST_NAME  # only zip archives need it
+
+    try:
+        archive = zipfile.ZipFile(file)
+        names = [
+            name
+            for name in archive.namelist()
+            if not name.endswith("/") and not name.startswith(("__MACOSX/", ".")) and name != MANIFEST_NAME
+        ]
+        traces = [name for name in names if _TRACE.search(name)] or names
+        if len(traces) == 1:
+            return archive.open(traces[0])
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+        raise TraceFormatError(path, f"this zip archive cannot be read: {error}") from error
+    if not traces:
+        raise TraceFormatError(path, "this zip archive is empty")
+    shown = ", ".join(traces[:_MAX_NAMED]) + (" ..." if len(traces) > _MAX_NAMED else "")
+    raise TraceFormatError(
+        path,
+        f"this zip archive holds {len(traces)} files ({shown}); unpack it, and name the folder or the files to read",
+    )

@@ -1,0 +1,303 @@
+"""Estimate offset, drift and error between two clocks from measurements.
+
+There are two kinds of measurements. The ends of a matched collective are one moment on two clocks. They give a robust
+estimate, and a refusal if they disagree. Exchanges over the network (`tracekit.clock.ClockOffset`), and the rule that no
+member leaves a collective before all have come, bound the offset, so the stated error is a bound too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tracekit.merge.align.clock_map import ClockMap
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["ClockEstimate", "SyncPoint", "estimate_from_ends", "estimate_from_stays", "estimate_from_sync"]
+
+UNKNOWN_DRIFT_PPB: Final = 200_000
+"""How fast two clocks may part where nothing was measured: each may be off by 100 ppm, in opposite directions."""
+
+MOST_DRIFT: Final = 500e-6
+"""No clock that NTP steers is off by more; a line that is steeper is none."""
+
+END_NS: Final = 7_000
+"""By how much the members of one collective may end apart each time in the same way: measured with NCCL on 8 GPUs."""
+
+CPU_END_NS: Final = 600_000
+"""The same of collectives of the CPU: measured with gloo on 2 ranks of one host."""
+
+SPREAD_LIMIT_NS: Final = 2_000_000
+"""Ends that lie farther apart after the best estimate are not those of the same collectives, or do not synchronise."""
+
+_AGREEING: Final = 0.6
+MANY: Final = 8
+_MIN_TRIMMED: Final = 16
+"""Of fewer ends than this, those that disagree count in the error: any of them may be the right ones."""
+_FEW: Final = 12
+"""A few ends may all be off to one side. So the fewer there are, the larger is the error; a line adds a second unknown."""
+
+_LINE_SPAN_NS: Final = 1_000_000_000
+_LINE_POINTS: Final = 8
+_SLOPE_POINTS: Final = 200
+_SYNC_POINTS: Final = 300
+_HALVINGS: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class ClockEstimate:
+    """The offset from one clock to another.
+
+    Attributes:
+        map: The offset as a function of the first clock's time.
+        from_ns, to_ns: The time of the first and the last measurement, on the first clock.
+        error_ns: The error between these times.
+        wander_ppb: The growth of the error with each second before or after them, in ns.
+        count: The number of measurements.
+    """
+
+    map: ClockMap
+    from_ns: int
+    to_ns: int
+    error_ns: int
+    wander_ppb: int
+    count: int
+
+    def error_at(self, time_ns: int) -> int:
+        """Return how far the offset can be off at a time."""
+        away_ns = max(self.from_ns - time_ns, time_ns - self.to_ns, 0)
+        return self.error_ns + -(-self.wander_ppb * away_ns // 1_000_000_000)
+
+    def inverse(self) -> ClockEstimate:
+        """Return what the second clock says of the first."""
+        start, end = (time + self.map.offset_at(time) for time in (self.from_ns, self.to_ns))
+        return ClockEstimate(self.map.inverse(), start, end, self.error_ns, self.wander_ppb, self.count)
+
+
+class SyncPoint(NamedTuple):
+    """One measurement: at ``time_ns``, the offset is ``offset_ns`` plus or minus ``error_ns``."""
+
+    time_ns: int
+    offset_ns: int
+    error_ns: int
+
+
+def estimate_from_ends(ends: Sequence[tuple[int, int]], end_ns: int = END_NS) -> ClockEstimate | str:
+    """Estimate an offset from moments that two clocks have seen.
+
+    The offset is the median of the differences, or a line through them (Theil-Sen) where they drift: at least 8 of them
+    over a second or more, and a line halves what is left. The error is the largest difference that is left of those that
+    agree, more where they are few, and what members may end apart by each time.
+
+    Args:
+        ends: The same moment on the first clock and on the second, ns; several.
+        end_ns: By how much these moments may differ each time in the same way.
+
+    Returns:
+        The estimate, or the reason for a refusal.
+    """
+    points = sorted((first, second - first) for first, second in ends)
+    times = [time for time, _ in points]
+    span_ns = times[-1] - times[0]
+    best = ClockMap.constant(_middle([offset for _, offset in points]))
+    left = _left(best, points)
+    if len(points) >= _LINE_POINTS and span_ns >= _LINE_SPAN_NS:
+        line = _line(points)
+        if line is not None and 2 * _middle(_left(line, points)) < _middle(left):
+            best, left = line, _left(line, points)
+    limit_ns = max(8 * _middle(left), 3 * END_NS)
+    trims = len(points) >= _MIN_TRIMMED
+    agreeing = [point for point, rest in zip(points, left, strict=True) if rest <= limit_ns or not trims]
+    if len(agreeing) < _AGREEING * len(points):
+        return f"the ends of {len(points)} collectives do not agree"
+    spread_ns = max(_left(best, agreeing))
+    if spread_ns > SPREAD_LIMIT_NS:
+        return f"the ends of {len(points)} collectives lie up to {spread_ns / 1e6:.1f} ms apart"
+    unknowns = 1 if best.is_constant else 2
+    error_ns = math.ceil(spread_ns * (1 + unknowns * _FEW / len(agreeing))) + end_ns
+    unknown_ppb = UNKNOWN_DRIFT_PPB + math.ceil(abs(best.drift_ppm()) * 1000)
+    wander_ppb = min(unknown_ppb, 2 * error_ns * 1_000_000_000 // max(span_ns, 1))
+    return ClockEstimate(best, times[0], times[-1], error_ns, wander_ppb, len(agreeing))
+
+
+def estimate_from_stays(
+    stays: Sequence[tuple[tuple[int, int], tuple[int, int]]], offset_ns: int | None = None
+) -> ClockEstimate | str:
+    """Bound an offset by when two members came to each collective and left it: none leaves before both have come.
+
+    The bound is true however late a member leaves, and as wide as the stays are long.
+
+    Args:
+        stays: Start and end of the same collective on the first clock and on the second, ns; at least one.
+        offset_ns: The offset to state where the bounds allow it; the middle between them otherwise.
+
+    Returns:
+        The estimate, or the reason for a refusal.
+    """
+    points = []
+    for (start, end), (other_start, other_end) in stays:
+        low, high = other_start - end, other_end - start
+        drift_ns = -(-UNKNOWN_DRIFT_PPB * (end - start) // 1_000_000_000)
+        points.append(SyncPoint((start + end) // 2, (low + high) // 2, (high - low + 1) // 2 + drift_ns))
+    points.sort(key=lambda point: point.time_ns)
+    above = _reach(points, [point.error_ns + point.offset_ns for point in points], UNKNOWN_DRIFT_PPB)
+    below = _reach(points, [point.error_ns - point.offset_ns for point in points], UNKNOWN_DRIFT_PPB)
+    if any(high + low < 0 for high, low in zip(above, below, strict=True)):
+        return f"the {len(points)} collectives that could be the same contradict each other"
+    return estimate_from_sync(points, offset_ns)
+
+
+def _left(line: ClockMap, points: Sequence[tuple[int, int]]) -> list[int]:
+    return [abs(offset - line.offset_at(time)) for time, offset in points]
+
+
+def _middle(values: list[int]) -> int:
+    """Return the median as an integer: a double does not hold ns since the epoch."""
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) // 2
+
+
+def _line(points: Sequence[tuple[int, int]]) -> ClockMap | None:
+    """Return the line with the median slope of all pairs of points, or None if it is too steep."""
+    some = _thinned(points, _SLOPE_POINTS)
+    slopes = sorted(
+        (later - offset) / (then - time)
+        for number, (time, offset) in enumerate(some)
+        for then, later in some[number + 1 :]
+        if then > time
+    )
+    slope = (slopes[(len(slopes) - 1) // 2] + slopes[len(slopes) // 2]) / 2
+    if abs(slope) > MOST_DRIFT:
+        return None
+    start, end = points[0][0], points[-1][0]
+    at_start = _middle([offset - round(slope * (time - start)) for time, offset in points])
+    return ClockMap(((start, at_start), (end, at_start + round(slope * (end - start)))))
+
+
+def _thinned(points: Sequence[tuple[int, int]], most: int) -> Sequence[tuple[int, int]]:
+    if len(points) <= most:
+        return points
+    return [points[number * (len(points) - 1) // (most - 1)] for number in range(most)]
+
+
+def estimate_from_sync(measured: Sequence[SyncPoint], offset_ns: int | None = None) -> ClockEstimate:
+    """Estimate an offset from measurements that are bounded each.
+
+    Taken is the simplest of a constant, a line, and a line from each of the good points to the next that no measurement
+    contradicts. Its error at the time of a measurement is the distance to that one's offset and that one's own error;
+    between two measurements the drift is taken to be even.
+
+    Args:
+        measured: At least one measurement.
+        offset_ns: The constant to take where no measurement contradicts it.
+    """
+    points = _best_of_each_stretch(sorted(measured, key=lambda point: (point.time_ns, point.error_ns, point.offset_ns)))
+    start, end = points[0].time_ns, points[-1].time_ns
+    slope, slope_error = _rate(points)
+    best = _through(points, 0.0, offset_ns) or _through(points, _widest(points, slope, slope_error))
+    if best is None:
+        least = min(point.error_ns for point in points)
+        best = ClockMap(tuple((p.time_ns, p.offset_ns) for p in points if p.error_ns <= 4 * least))
+        above = below = [abs(rest) for rest in _above(points, best)]
+        slope_error = math.inf
+    else:
+        above = _above(points, best)
+        below = [-rest for rest in above]
+    rate = best.drift_ppm() / 1e6
+    # The true drift lies within the error of the measured one, on either side of the map's.
+    wander_ppb = math.ceil(min(UNKNOWN_DRIFT_PPB + abs(rate) * 1e9, (slope_error + abs(rate - slope)) * 1e9))
+    jump_ns = max((_jump(*pair) for pair in pairwise(best.knots)), default=0)
+    # Every measurement bounds the offset everywhere, above and below, the less the farther it is.
+    error_ns = max(
+        max(_reach(points, [rest + point.error_ns for rest, point in zip(side, points, strict=True)], wander_ppb))
+        for side in (above, below)
+    )
+    return ClockEstimate(best, start, end, error_ns + jump_ns, wander_ppb, len(measured))
+
+
+def _above(points: list[SyncPoint], line: ClockMap) -> list[int]:
+    return [point.offset_ns - line.offset_at(point.time_ns) for point in points]
+
+
+def _reach(points: list[SyncPoint], bounds_ns: list[int], wander_ppb: int) -> list[int]:
+    """Return how far the offset can lie from the map on one side at each point, by the bounds of all points."""
+    found = list(bounds_ns)
+    for order in (range(1, len(points)), range(len(points) - 2, -1, -1)):
+        for at in order:
+            before = at - order.step
+            gap_ns = abs(points[at].time_ns - points[before].time_ns)
+            found[at] = min(found[at], found[before] - (-wander_ppb * gap_ns // 1_000_000_000))
+    return found
+
+
+def _jump(first: tuple[int, int], second: tuple[int, int]) -> int:
+    """Return the part of a difference that drift cannot explain: one of the machines slept."""
+    beyond = abs(second[1] - first[1]) - MOST_DRIFT * (second[0] - first[0])
+    return max(0, math.ceil(beyond))
+
+
+def _best_of_each_stretch(points: list[SyncPoint]) -> list[SyncPoint]:
+    """Keep a few hundred measurements, those with the least error; one of each time."""
+    size = -(-len(points) // _SYNC_POINTS)
+    kept = [min(points[at : at + size], key=lambda point: point.error_ns) for at in range(0, len(points), size)]
+    return list({point.time_ns: point for point in reversed(kept)}.values())[::-1]
+
+
+def _rate(points: list[SyncPoint]) -> tuple[float, float]:
+    """Return the drift that two measurements bound best, and its bound; both in ns per ns."""
+    best = (0.0, float("inf"))
+    for number, first in enumerate(points):
+        for last in points[number + 1 :]:
+            span_ns = last.time_ns - first.time_ns
+            error = (first.error_ns + last.error_ns) / span_ns
+            if error < best[1]:
+                best = (last.offset_ns - first.offset_ns) / span_ns, error
+    return best
+
+
+def _widest(points: list[SyncPoint], slope: float, slope_error: float) -> float:
+    """Return the slope that leaves most room for a line that no measurement contradicts."""
+    if math.isinf(slope_error):
+        return 0.0
+    # The room is a concave function of the slope: what is lowest minus what is highest.
+    low, high = slope - slope_error, slope + slope_error
+    for _ in range(_HALVINGS):
+        third = (high - low) / 3
+        if _room(points, low + third) < _room(points, high - third):
+            low += third
+        else:
+            high -= third
+    return (low + high) / 2
+
+
+def _room(points: list[SyncPoint], slope: float) -> int:
+    lowest, highest = _band(points, slope)
+    return highest - lowest
+
+
+def _band(points: list[SyncPoint], slope: float) -> tuple[int, int]:
+    """Return between what a line of this slope may begin."""
+    start = points[0].time_ns
+    rises = [round(slope * (point.time_ns - start)) for point in points]
+    lowest = max(point.offset_ns - point.error_ns - rise for point, rise in zip(points, rises, strict=True))
+    highest = min(point.offset_ns + point.error_ns - rise for point, rise in zip(points, rises, strict=True))
+    return lowest, highest
+
+
+def _through(points: list[SyncPoint], slope: float, offset_ns: int | None = None) -> ClockMap | None:
+    """Return the line of this slope that all measurements allow: in the middle, or at an offset if they allow that.
+
+    None where they allow no line.
+    """
+    start, end = points[0].time_ns, points[-1].time_ns
+    low, high = _band(points, slope)
+    if low > high:
+        return None
+    at_start = offset_ns if offset_ns is not None and low <= offset_ns <= high else (low + high) // 2
+    if not slope or start == end:
+        return ClockMap.constant(at_start)
+    return ClockMap(((start, at_start), (end, at_start + round(slope * (end - start)))))

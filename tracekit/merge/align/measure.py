@@ -1,0 +1,274 @@
+"""Measure how the clocks of a merge stand to each other, by the evidence that is cheapest to read."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tracekit.merge.align.alignment import Evidence, Link, find_paths
+from tracekit.merge.align.clock_descriptions import stated_clocks
+from tracekit.merge.align.clock_map import ClockMap
+from tracekit.merge.align.collective_logs import CollectiveReader, members_of_groups
+from tracekit.merge.align.domains import monotonic_base_ns
+from tracekit.merge.align.estimate import (
+    CPU_END_NS,
+    END_NS,
+    MANY,
+    ClockEstimate,
+    SyncPoint,
+    estimate_from_ends,
+    estimate_from_stays,
+    estimate_from_sync,
+)
+from tracekit.storage import basename
+from tracekit.traces.collectives.matching import match
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from tracekit.merge.align.collective_logs import CollectiveLog
+    from tracekit.merge.align.domains import ClockDomain
+    from tracekit.merge.input import Input
+    from tracekit.traces.collectives.collector import Collective
+
+__all__ = ["barrier_links", "measure", "sync_links"]
+
+_MOST_HUBS: Final = 8
+_NO_EVIDENCE: Final = "no clock exchange with them and no collectives of both"
+
+_MOST: Final = 2**62
+_RANK: Final = re.compile(r"rank[-_=]?\d+", re.IGNORECASE)
+_ROUNDED_US: Final = 2
+"""Composer writes whole microseconds: the bound, and the readings that it bounds."""
+_SYNC_KEYS: Final = ("monotonic_ns", "offset_ns", "monotonic_offset_ns", "error_ns", "round_trips", "reference_rank")
+
+
+def measure(
+    items: list[Input], domains: list[ClockDomain], reference: int, align: str
+) -> tuple[list[Link], dict[int, str], list[CollectiveLog]]:
+    """Return the measured offsets between clocks, why others are refused, by domain, and the collectives that were read.
+
+    Reading collectives costs most. Samples of one input of each clock come first, then samples of all inputs, until every
+    clock is tied to the reference. Only ``align="collectives"`` reads whole inputs in the end.
+    """
+    reader = CollectiveReader(items, domains)
+    logs = reader.logs(number for number, item in enumerate(items) if len(item.ranks) > 1)
+    if len(domains) == 1:
+        return [], {}, logs
+    links = _earlier_links(items, domains)
+    refused: dict[int, str] = {}
+    if align != "collectives":
+        links += sync_links(items, domains)
+        found, refused = barrier_links(items, domains)
+        links += found
+    if align == "sync":
+        return links, refused, logs
+    everyone = range(len(items))
+    first = [next((n for n in domain.members if items[n].kind != "tracekit"), -1) for domain in domains]
+    stages = [([n for n in first if n >= 0], True), (everyone, True)]
+    stages += [(everyone, False)] if align == "collectives" else []
+    compared: list[CollectiveLog] = []
+    for numbers, sampled in stages:
+        if not _apart(domains, reference, links):
+            break
+        logs = reader.logs(numbers, sampled=sampled)
+        if logs == compared:
+            continue
+        found, unused = _collective_links(logs)
+        compared = logs
+        links = [link for link in links if link.evidence is not Evidence.COLLECTIVES] + found
+        refused |= unused
+    for domain in _apart(domains, reference, links):
+        if reader.sampled.intersection(domains[domain].members):
+            reason = refused.get(domain, _NO_EVIDENCE)
+            refused[domain] = f"{reason}, in the samples that were read; --align collectives reads all of them"
+    return links, refused, logs
+
+
+def _apart(domains: Sequence[ClockDomain], reference: int, links: list[Link]) -> set[int]:
+    """Return the domains that no link ties to the reference."""
+    return set(range(len(domains))) - find_paths(reference, links).keys()
+
+
+def _earlier_links(items: Sequence[Input], domains: Sequence[ClockDomain]) -> list[Link]:
+    """Return the offsets that an earlier merge among the inputs states for the clocks of others."""
+    links = []
+    for number, domain in enumerate(domains):
+        item = items[domain.members[0]]
+        if item.kind != "merged":
+            continue
+        for placed in stated_clocks(item):
+            for other, candidate in enumerate(domains):
+                if candidate.boot_id is None or candidate.boot_id != placed.get("boot_id"):
+                    continue
+                then_ns, now_ns = placed.get("monotonic_base_ns"), candidate.monotonic_base_ns
+                moved_ns = then_ns - now_ns if isinstance(then_ns, int) and isinstance(now_ns, int) else 0
+                knots = tuple((time - moved_ns, offset + moved_ns) for time, offset in placed["knots"])
+                known = ClockEstimate(ClockMap(knots), knots[0][0], knots[-1][0], 0, 0, 1)
+                links.append(Link(other, number, known, Evidence.EARLIER_MERGE))
+    return links
+
+
+def _collective_links(logs: Sequence[CollectiveLog]) -> tuple[list[Link], dict[int, str]]:
+    """Return the offsets that matched collectives measured, and the reasons for refusals by domain.
+
+    Compare one rank of each domain with the lowest rank of a process group, or with the next ones where that fails.
+    """
+    links: list[Link] = []
+    refused: dict[int, str] = {}
+    for group, members in sorted(members_of_groups(logs).items()):
+        waiting = list(members)
+        for _ in range(_MOST_HUBS):
+            if len({log.domain for log in waiting}) < 2:
+                break
+            hub = waiting.pop(0)
+            ours = hub.of_group(group)
+            linked = set()
+            for log in waiting:
+                if log.domain == hub.domain or log.domain in linked:
+                    continue
+                estimate = _compare(hub, ours, log, log.of_group(group))
+                if isinstance(estimate, str):
+                    refused[log.domain] = f"{estimate} (ranks {hub.rank} and {log.rank})"
+                else:
+                    linked.add(log.domain)
+                    links.append(Link(log.domain, hub.domain, estimate, Evidence.COLLECTIVES))
+            waiting = [log for log in waiting if log.domain not in linked]
+    return links, refused
+
+
+def _compare(
+    hub: CollectiveLog, ours: list[Collective], log: CollectiveLog, theirs: list[Collective]
+) -> ClockEstimate | str:
+    """Return the offset from the clock of ``log`` to that of ``hub``, or the reason for a refusal."""
+    pairs = match(ours, theirs, min_numbered=1)
+    if isinstance(pairs, str):
+        return pairs
+    stays = [
+        (
+            (their.start_ns + log.to_domain_ns, their.end_ns + log.to_domain_ns),
+            (own.start_ns + hub.to_domain_ns, own.end_ns + hub.to_domain_ns),
+        )
+        for own, their in pairs
+    ]
+    numbered = all(own.sequence is not None and own.sequence == their.sequence for own, their in pairs)
+    found: ClockEstimate | str = "the flight recorder notices their ends late, and they have no sequence numbers"
+    if all(one.ends_on_time for pair in pairs for one in pair):
+        end_ns = END_NS if all(one.on_gpu for pair in pairs for one in pair) else CPU_END_NS
+        found = estimate_from_ends([(stay[1], other[1]) for stay, other in stays], end_ns)
+    # A few ends may agree by chance, and ends far apart prove little. The order of starts and ends is certain.
+    if (numbered and isinstance(found, str)) or (not isinstance(found, str) and len(pairs) < MANY):
+        return estimate_from_stays(stays, None if isinstance(found, str) else found.map.knots[0][1])
+    return found
+
+
+def sync_links(items: Sequence[Input], domains: Sequence[ClockDomain]) -> list[Link]:
+    """Return the offsets that clock exchanges measured. A reference that is not an input becomes a further clock."""
+    boots = {domain.boot_id: number for number, domain in enumerate(domains) if domain.monotonic_base_ns is not None}
+    recorders: dict[int, set[int]] = {}
+    for number, domain in enumerate(domains):
+        for member in domain.members:
+            if items[member].kind == "tracekit":
+                recorders.setdefault(items[member].rank, set()).add(number)
+    points: dict[tuple[int, Hashable], list[SyncPoint]] = {}
+    outside: dict[Hashable, int] = {}
+    for number, domain in enumerate(domains):
+        for member in domain.members:
+            own_ns = monotonic_base_ns(items[member])
+            if own_ns is None:
+                continue
+            base_ns = domain.monotonic_base_ns if domain.monotonic_base_ns is not None else own_ns
+            for measured in items[member].clock_events.offsets:
+                if not _is_sync(measured):
+                    continue
+                boot, rank = measured.get("reference_boot_id"), measured["reference_rank"]
+                boot = boot if isinstance(boot, str) else None
+                target: Hashable = boots.get(boot) if boot is not None else None
+                if target is not None:
+                    target_ns = domains[boots[boot]].monotonic_base_ns or 0
+                elif boot is None and len(recorders.get(rank, ())) == 1:
+                    target = next(iter(recorders[rank]))
+                    target_ns = own_ns + measured["offset_ns"] - measured["monotonic_offset_ns"]
+                else:
+                    target = ("reference", rank, boot)
+                    target_ns = outside.setdefault(
+                        target, own_ns + measured["offset_ns"] - measured["monotonic_offset_ns"]
+                    )
+                if target == number:
+                    continue
+                at_ns = measured["monotonic_ns"] + base_ns
+                offset_ns = measured["monotonic_offset_ns"] + target_ns - base_ns
+                points.setdefault((number, target), []).append(SyncPoint(at_ns, offset_ns, measured["error_ns"]))
+    return [
+        Link(first, second, estimate_from_sync(found), Evidence.SYNC)
+        for (first, second), found in sorted(points.items(), key=str)
+    ]
+
+
+class _Barrier(NamedTuple):
+    """One reading of the clock after a barrier of Composer.
+
+    Attributes:
+        window: The file without its rank, and which barrier of the file: the same for all ranks.
+        domain: The index of the clock domain.
+        time_ns: The reading, in the time of the domain.
+        error_ns: All ranks left the barrier within this time.
+    """
+
+    window: tuple[str, int]
+    domain: int
+    time_ns: int
+    error_ns: int
+
+
+def barrier_links(items: Sequence[Input], domains: Sequence[ClockDomain]) -> tuple[list[Link], dict[int, str]]:
+    """Return the offsets that Composer's barriers measured, and the reasons for refusals by domain.
+
+    Each rank reads its clock between two barriers, so all of these readings lie within the two barriers of every rank.
+    """
+    ranks: dict[int, list[_Barrier]] = {}
+    for number, domain in enumerate(domains):
+        for member in domain.members:
+            item = items[member]
+            window = _RANK.sub("", basename(item.path))
+            for count, (time_us, error_us) in enumerate(item.clock_events.barriers):
+                found = _Barrier(
+                    (window, count), number, 1000 * time_us + domain.shifts[member], 1000 * (error_us + _ROUNDED_US)
+                )
+                ranks.setdefault(item.rank, []).append(found)
+    if len(ranks) < 2:
+        return [], {}
+    # The rank that comes last to the barriers waits least, so its bound is the smallest.
+    hub = min(ranks, key=lambda rank: (-len(ranks[rank]), sum(one.error_ns for one in ranks[rank]), rank))
+    points: dict[tuple[int, int], list[SyncPoint]] = {}
+    refused: dict[int, str] = {}
+    for rank, own in sorted(ranks.items()):
+        pairs = _same_barriers(own, ranks[hub])
+        if not pairs:
+            reason = f"nothing tells which barriers of Composer ranks {min(rank, hub)} and {max(rank, hub)} share"
+            refused.update((one.domain, reason) for one in (*own, *ranks[hub]))
+        for one, other in pairs:
+            if one.domain != other.domain:
+                point = SyncPoint(one.time_ns, other.time_ns - one.time_ns, min(one.error_ns, other.error_ns))
+                points.setdefault((one.domain, other.domain), []).append(point)
+    links = [Link(*pair, estimate_from_sync(found), Evidence.SYNC) for pair, found in sorted(points.items())]
+    return links, refused
+
+
+def _same_barriers(own: list[_Barrier], others: list[_Barrier]) -> list[tuple[_Barrier, _Barrier]]:
+    """Pair the barriers by the names of the files; by their order where the names differ, and both have all."""
+    by_window = {one.window: one for one in others}
+    pairs = [(one, by_window[one.window]) for one in own if one.window in by_window]
+    if len({one.window for one in own}) == len(own) and len(by_window) == len(others) and pairs:
+        return pairs
+    by_time = [sorted(ones, key=lambda one: one.time_ns) for ones in (own, others)]
+    return list(zip(*by_time, strict=True)) if len(own) == len(others) else []
+
+
+def _is_sync(measured: dict[str, Any]) -> bool:
+    numbers = [measured.get(key) for key in _SYNC_KEYS]
+    return (
+        all(type(number) is int and abs(number) < _MOST for number in numbers)
+        and measured["round_trips"] > 0
+        and measured["error_ns"] >= 0
+    )

@@ -1,0 +1,1 @@
+"""Run the tasks of a merge in this process and in workers."""

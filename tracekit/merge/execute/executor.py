@@ -1,0 +1,295 @@
+"""Probe the inputs of a merge and write its units: in this process, and in workers next to it."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+import time
+from contextlib import contextmanager, nullcontext, suppress
+from itertools import accumulate, chain
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from tracekit.errors import MergeError, StorageError, TraceFormatError
+from tracekit.merge.execute.scratch import ScratchFolder, ScratchStore, remove_stale
+from tracekit.merge.execute.shared_work import SharedWork, Workers
+from tracekit.merge.inputs import find_inputs
+from tracekit.merge.scan.probe import probe
+from tracekit.merge.write.unit_writer import write_unit
+from tracekit.processors import start_method, usable_processors
+from tracekit.storage import basename, is_remote, size_bytes, without_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Executor, Future
+    from contextlib import AbstractContextManager
+    from typing import Any
+
+    from tracekit.merge.execute.part_store import PartStore
+    from tracekit.merge.input import Input
+    from tracekit.merge.plan.unit import UnitJob, UnitResult
+    from tracekit.worker_processes import ProcessPool
+
+__all__ = ["MergeExecutor", "MergeProgress", "fitting_pool", "merge_executor"]
+
+_READ_SHARE: Final = 0.1
+"""The share of reading in the progress of a merge."""
+_GUESSED_BYTES: Final = 64_000_000
+_MAX_WORKERS: Final = 8
+"""Limit of processes by default: each takes about 45 MB, and all share the disk."""
+_MIN_BYTES: Final = {"fork": 64_000_000, "spawn": 512_000_000}
+"""The unpacked size from which a second process saves more than its start costs: some milliseconds, or half a second."""
+_GZIP_RATIO: Final = 8
+"""The ratio of unpacked to packed size of traces, about."""
+_MAX_PROBES: Final = 64
+_MAX_BATCH_BYTES: Final = 16 << 20
+
+
+@contextmanager
+def fitting_pool(output: str, inputs: Sequence[str]) -> Iterator[ProcessPool | None]:
+    """Start the processes that make a merge faster, for the duration of a ``with``: one per processor, none for small inputs.
+
+    For programs that do not start their work when they are imported; see `tracekit.worker_processes.process_pool`.
+
+    Args:
+        output: As of `tracekit.merge.merge_traces`.
+        inputs: As of `tracekit.merge.merge_traces`.
+
+    Yields:
+        The executor; None if one process is as fast, if files are remote, or if no process can be started.
+
+    Raises:
+        ConfigError: Nothing was named, or the output is one of the inputs.
+        StorageError: An input is not there.
+    """
+    workers = _fitting_workers(output, inputs)
+    pool = None
+    if workers > 1:
+        from tracekit.worker_processes import ProcessPool
+
+        # A system that forbids processes, or the locks between them, can still merge.
+        with suppress(OSError, NotImplementedError):
+            pool = ProcessPool(workers)
+    if pool is None:
+        yield None
+        return
+    with pool:
+        yield pool
+
+
+def _fitting_workers(output: str, inputs: Sequence[str]) -> int:
+    if any(map(is_remote, (output, *inputs))):
+        return 1
+    paths = [path for path, _ in find_inputs(output, inputs)]
+    sizes = (size_bytes(path) or 0 for path in paths)
+    unpacked = sum(size * (_GZIP_RATIO if path.endswith(".gz") else 1) for path, size in zip(paths, sizes, strict=True))
+    return min(len(paths), usable_processors(), _MAX_WORKERS) if unpacked >= _MIN_BYTES[start_method()] else 1
+
+
+@contextmanager
+def merge_executor(output: str, executor: Executor | None) -> Iterator[MergeExecutor]:
+    """Make a scratch folder, and remove it at the end. Remove those of killed merges to the same output.
+
+    Args:
+        output: The output. The folder is next to a local output; for a remote one, it is in this machine's folder for
+            temporary files.
+        executor: The workers; all of them must reach the inputs and the folder of the output. None for no workers.
+
+    Raises:
+        StorageError: The folder cannot be made.
+    """
+    parent = Path(tempfile.gettempdir()) if is_remote(output) else Path(output).parent
+    remove_stale(parent, basename(output))
+    try:
+        scratch = ScratchFolder(parent, basename(output))
+    except OSError as error:
+        raise StorageError(f"{without_secrets(output)}: cannot be written: {error.strerror or error}") from error
+    with (
+        scratch as folder,
+        ScratchStore(folder) as store,
+        _parts(output, executor, folder) as parts,
+        Workers(executor, parts) as workers,
+    ):
+        yield MergeExecutor(folder, store, parts, workers)
+
+
+def _parts(output: str, executor: Executor | None, folder: str) -> AbstractContextManager[PartStore | None]:
+    """Return the place where workers write; None without workers."""
+    if executor is None:
+        return nullcontext()
+    from tracekit.merge.execute.part_store import part_store
+
+    return part_store(output, executor, folder)
+
+
+class MergeExecutor:
+    """Runs the tasks of a merge. Use it from one thread.
+
+    Attributes:
+        folder: The scratch folder.
+        store: A scratch file in it.
+    """
+
+    def __init__(self, folder: str, store: ScratchStore, parts: PartStore | None, workers: Workers) -> None:
+        self.folder = folder
+        self.store = store
+        self._parts = parts
+        self._workers = workers
+
+    def prober(self, paths: Sequence[str]) -> Callable[[str, Callable[[int], None] | None], Input]:
+        """Return a function that probes these files, to be called once for each of them, in their order.
+
+        It raises what `probe` raises, or MergeError if a worker died.
+        """
+        if not self._workers.max_running:
+            return probe
+
+        def start(batch: range) -> Future[Any]:
+            return self._workers.submit(_probe_all, [paths[number] for number in batch], self._parts)
+
+        work = SharedWork([1] * len(paths), _MAX_PROBES, self._workers, start, self.store, lambda _: None)
+        others = chain.from_iterable(work.results())
+
+        def find(path: str, progress: Callable[[int], None] | None) -> Input:
+            def tell(done_bytes: int) -> None:
+                work.poll()
+                if progress is not None:
+                    progress(done_bytes)
+
+            if work.take() is not None:
+                return probe(path, tell)
+            found: Input | Exception = pickle.loads(next(others))  # noqa: S301 - from a worker of this merge
+            if isinstance(found, Exception):
+                raise found
+            tell(found.bytes_read)
+            return found
+
+        return find
+
+    def write_units(
+        self, make_job: Callable[[int], UnitJob], sizes_bytes: Sequence[int], file: BinaryIO, progress: MergeProgress
+    ) -> Iterator[UnitResult]:
+        """Write all units to a file, in their order.
+
+        Args:
+            make_job: Returns a unit by its number.
+            sizes_bytes: The size of the inputs of each unit.
+            file: The output.
+            progress: Receives the progress.
+
+        Yields:
+            The result of each unit, in order.
+
+        Raises:
+            MergeError: A file changed since it was probed, or a worker died.
+            StorageError: An input cannot be read any more, or a part cannot be written.
+        """
+
+        def start(batch: range) -> Future[Any]:
+            return self._workers.submit(_write_part, [make_job(number) for number in batch], self._parts)
+
+        def tell(number: int, done_bytes: int) -> None:
+            work.poll()
+            progress.at(number, done_bytes)
+
+        work = SharedWork(sizes_bytes, _MAX_BATCH_BYTES, self._workers, start, self.store, progress.add)
+        pack_behind = not self._workers.max_running and usable_processors() > 1
+        while (number := work.take()) is not None:
+            yield write_unit(make_job(number), file, tell, folder=self.folder, pack_behind=pack_behind)
+        for results, part in work.results():
+            assert self._parts is not None, "workers have written it"
+            self._parts.append(part, file)
+            yield from results
+
+
+class MergeProgress:
+    """Reports the progress of a merge.
+
+    Args:
+        report: Called with the share that is done, which never decreases while writing, and a text. None for no report.
+        paths: The inputs.
+    """
+
+    def __init__(self, report: Callable[[float, str], None] | None, paths: Sequence[str]) -> None:
+        self._report = report
+        self._numbers = {path: number for number, path in enumerate(paths)}
+        self._items: Sequence[Input] = ()
+        self._before = [0]
+        self._done_bytes = self._by_workers_bytes = self._number = 0
+        self._share = 0.0
+
+    def read(self, path: str, done_bytes: int) -> None:
+        """Report that so many bytes of an input are read."""
+        if self._report is not None:
+            # The unpacked size of a file is unknown: approach the end without reaching it.
+            inside = done_bytes / (done_bytes + _GUESSED_BYTES)
+            share = (self._numbers[path] + inside) / len(self._numbers)
+            self._report(_READ_SHARE * share, f"reading {basename(path)}")
+
+    def begin_writing(self, items: Sequence[Input]) -> None:
+        """Take the inputs that are written."""
+        self._items = items
+        self._before = [0, *accumulate(item.bytes_read for item in items)]
+
+    def at(self, number: int, done_bytes: int) -> None:
+        """Report that all inputs before a number are written, and so many bytes of that one."""
+        self._number, self._done_bytes = number, self._before[number] + done_bytes
+        self._written()
+
+    def add(self, size_bytes: int) -> None:
+        """Report that workers have written more inputs, of this size."""
+        self._by_workers_bytes += size_bytes
+        self._written()
+
+    def _written(self) -> None:
+        if self._report is not None:
+            share = min((self._done_bytes + self._by_workers_bytes) / (self._before[-1] or 1), 1.0)
+            self._share = max(self._share, _READ_SHARE + (1 - _READ_SHARE) * share)
+            self._report(self._share, f"writing {basename(self._items[self._number].path)}")
+
+
+# What workers do.
+
+
+def _probe_all(paths: list[str], parts: PartStore) -> list[bytes]:
+    """Probe files; return the scan of each, or the exception, pickled."""
+    return [_probed(path, parts) for path in paths]
+
+
+def _probed(path: str, parts: PartStore) -> bytes:
+    found: Input | Exception
+    try:
+        parts.check()
+        found = probe(path, _checker(parts))
+        return pickle.dumps(found)
+    except (TraceFormatError, StorageError, MergeError) as error:
+        found = error
+    except RecursionError:  # the header is nested too deeply to be pickled
+        found = RecursionError()
+    return pickle.dumps(found)
+
+
+def _write_part(jobs: list[UnitJob], parts: PartStore) -> tuple[list[UnitResult], str]:
+    """Write units to a new part; return their results and the name of the part."""
+    parts.check()
+    check = _checker(parts)
+    try:
+        with parts.create() as (file, part):
+            folder = str(Path(file.name).parent)
+            return [write_unit(job, file, check, folder=folder) for job in jobs], part
+    except OSError as error:
+        shown = without_secrets(jobs[0].output)
+        raise StorageError(f"{shown}: cannot be written: {error.strerror or error}") from error
+
+
+def _checker(parts: PartStore) -> Callable[..., None]:
+    """Return a progress callback that raises MergeError soon after the merge has ended."""
+    due_s = time.monotonic() + parts.check_s
+
+    def check(*_: int) -> None:
+        nonlocal due_s
+        if time.monotonic() >= due_s:
+            parts.check()
+            due_s = time.monotonic() + parts.check_s
+
+    return check

@@ -1,1 +1,0 @@
-"""What a merge writes: the seam between rewritten events and file formats, and the formats."""

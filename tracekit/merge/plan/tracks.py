@@ -1,0 +1,407 @@
+"""The processes and threads of one unit, numbered in the order of their first events.
+
+The processes of a rank are numbered ``rank * stride + 1, + 2 ...``, so that a pid gives its rank. All files of a rank
+that know the same real process share it: a marker and the operator under it are on the track of one thread. Thread ids
+stay as they are where they do not collide with those that the merge gives, since they are what other tools show.
+
+Names are collected meanwhile, and settled when all inputs of the unit are read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.errors import MergeError
+from tracekit.formats.event_fields import raw_number
+from tracekit.formats.kineto import GPU_CATEGORIES, gpu_of_label
+from tracekit.formats.merged_head import END_EVENT, TABLE_EVENTS
+from tracekit.formats.trace_event import UNSET, Event, decode_dict, decode_text
+from tracekit.merge.plan.titles import FREE_TIDS, Process, Thread, better_name, display_order, thread_sort_index
+from tracekit.traces.process_identity import CPU, DEVICE, GPU, OVERHEAD, PROFILER, ProcessKey
+
+if TYPE_CHECKING:
+    from tracekit.merge.plan.unit import UnitInput
+
+__all__ = ["NAMED_METADATA", "UnitTracks"]
+
+NAMED_METADATA: Final = frozenset(
+    {"process_name", "process_labels", "process_sort_index", "thread_name", "thread_sort_index"}
+)
+"""Metadata that the merge writes anew for every process and thread."""
+
+
+_MAX_ID: Final = 2**32 - 1
+_MAX_KEPT: Final = 10_000
+_PSEUDO_PROCESSES: Final = frozenset({"Spans", "Traces", ""})
+
+
+@dataclass(slots=True)
+class _Declared:
+    """The names and sort indices of a pid in an input, and their counts."""
+
+    name: str | None
+    label: str
+    threads: dict[Any, tuple[str | None, int | None]] = field(default_factory=dict)
+    count: int = 0
+
+
+class _InputTracks:
+    """The places of the events of one input."""
+
+    def __init__(self, item: UnitInput) -> None:
+        self.item = item
+        self.processes: dict[Any, Process] = {}  # by pid, in one spelling
+        self.declared: dict[Any, _Declared] = {}
+        self.places: dict[tuple[Any, Any], tuple[int, int, int]] = {}  # by pid and tid, in any spelling
+        self.kept: dict[Any, list[Event]] = {}
+        self.kept_count = 0
+        self.ends = 0
+
+    def declaration(self, raw: Any) -> _Declared:
+        """Return what is declared of a pid; first what the scan of the input saw."""
+        if raw not in self.declared:
+            seen = self.item.source.head().processes.get(raw)
+            self.declared[raw] = _Declared(None, "") if seen is None else _Declared(seen.name, seen.label)
+        return self.declared[raw]
+
+    def thread(self, process: Process, pid: Any, tid: Any) -> tuple[int | str, int]:
+        """Return what a thread was before an earlier merge, and its lane there."""
+        known = self.item.source.processes.get(pid)
+        key, lane = (tid, 0) if known is None else known.threads.get(tid, (tid, 0))
+        return "Record Window" if process.key[0] == PROFILER and key == "" else key, lane
+
+
+class UnitTracks:
+    """Numbers the processes and threads of a unit. Call `begin_input`, then the others for its events, then `end_input`.
+
+    Args:
+        stride: The distance between the pids of two ranks.
+
+    Attributes:
+        processes: The processes, by rank and key.
+    """
+
+    def __init__(self, stride: int) -> None:
+        self.processes: dict[tuple[int, ProcessKey], Process] = {}
+        self._stride = stride
+        self._slots: Counter[int] = Counter()
+        self._pids: set[int] = set()
+        self._inputs: list[_InputTracks] = []
+        self._logs: list[tuple[Process, Thread] | None] = []
+        self._titles: dict[int, str] = {}
+        self._orders: dict[int, int] = {}
+
+    def begin_input(self, item: UnitInput) -> None:
+        """Take the next input."""
+        now = _InputTracks(item)
+        self._inputs.append(now)
+        if item.source.kind == "tracekit":
+            for pid in sorted(item.source.pids):
+                self._process(now, pid, b"")
+        if item.source.kind != "merged":
+            return
+        for pid, known in sorted(
+            item.source.processes.items(), key=itemgetter(0)
+        ):  # in this order, they keep their numbers
+            process = self._add(now, pid, known.rank, known.key, pid if pid // self._stride == known.rank else None)
+            for tid, (thread_key, lane) in known.threads.items():
+                if not lane:
+                    self._thread(process, thread_key, wanted=tid)
+                now.places[pid, tid] = (-1, -1, -1)
+
+    def place(self, pid: Any, tid: Any, category: Any) -> tuple[int, int, int]:
+        """Return the pid, the tid and the number of the track of an event.
+
+        Args:
+            pid: As it stands in the file.
+            tid: The same.
+            category: That of the event as JSON, or UNSET.
+
+        Raises:
+            MergeError: There are more processes than pids.
+        """
+        now = self._inputs[-1]
+        found = now.places.get((pid, tid))
+        if found is None or found[0] < 0:
+            found = now.places[pid, tid] = self._place(now, raw_number(pid), raw_number(tid), category)
+        return found
+
+    def first_track(self, rank: int) -> tuple[Any, int, int] | None:
+        """Return the first track of a rank in the input: the pid in the file, and the new pid and tid."""
+        places = self._inputs[-1].places
+        found = [
+            (new, tid, raw) for (raw, _), (new, tid, _) in places.items() if new >= 0 and new // self._stride == rank
+        ]
+        new, tid, raw = min(found, key=lambda place: place[:2], default=(-1, -1, None))
+        return None if new < 0 else (raw, new, tid)
+
+    def place_of_metadata(self, pid: Any, tid: Any) -> tuple[int, int]:
+        """Return the pid and tid of metadata of a process that is known."""
+        now = self._inputs[-1]
+        raw = raw_number(pid)
+        if now.item.source.passes:
+            return (raw, raw_number(tid)) if isinstance(raw, int) else (0, 0)
+        process = now.processes[raw]
+        key = raw_number(tid)
+        known = process.threads.get((key, 0))
+        if known is not None:
+            return process.pid, known.tid
+        return process.pid, key if isinstance(key, int) and 0 < key < FREE_TIDS else process.pid
+
+    def takes_metadata(self, event: Event) -> bool:
+        """Note what a metadata event says of names; return True if the event is to be written now."""
+        now = self._inputs[-1]
+        if now.item.source.passes:
+            return self._passes(now, event)
+        raw, name = raw_number(event.pid), decode_text(event.name)
+        if event.name is UNSET or name in NAMED_METADATA or name in TABLE_EVENTS:
+            self._declare(now, raw, name, event)
+            return False
+        if raw in now.processes:
+            return True
+        now.kept_count += 1
+        if now.kept_count > _MAX_KEPT:
+            self._process(now, raw, b"")
+            return True
+        now.kept.setdefault(raw, []).append(event)
+        return False
+
+    def end_input(self) -> tuple[list[Event], Counter[str]]:
+        """Return the metadata that waited for an event of its process, and how much metadata is left out, by reason."""
+        now = self._inputs[-1]
+        left_out: Counter[str] = Counter({"rewritten_metadata": now.ends})
+        kept: list[Event] = []
+        for raw, events in now.kept.items():
+            if raw in now.processes:
+                kept += events
+            else:
+                left_out["unused_process"] += len(events)
+        for raw, declared in now.declared.items():
+            reason = "rewritten_metadata" if raw in now.processes else "unused_process"
+            left_out[reason] += declared.count
+        return kept, +left_out
+
+    def note_work(self, log: int, work: int) -> None:
+        """Note the kinds of work seen on a track."""
+        found = self._logs[log]
+        if found is not None:
+            found[1].work |= work
+
+    def allot(self, log: int, lane: int) -> int:
+        """Return the thread id of a lane of a track."""
+        found = self._logs[log]
+        if found is None:
+            raise MergeError(
+                "slices of a merged trace overlap, although it was merged: it was changed; merge its inputs"
+            )
+        process, thread = found
+        while (thread.key, lane) in process.threads:  # lanes of an earlier merge
+            lane += 1
+        return self._thread(process, thread.key, lane).tid
+
+    def is_gpu(self, log: int) -> bool:
+        """Return True if the track with a number is one of a GPU."""
+        found = self._logs[log]
+        return found is not None and found[0].key[0] == GPU
+
+    def settle(self) -> list[Process]:
+        """Settle the names, when all is read; return the processes in the order of display."""
+        for now in self._inputs:
+            self._settle(now)
+        for process in self.processes.values():
+            for (key, lane), thread in process.threads.items():
+                if lane:
+                    first = process.threads[key, 0]
+                    thread.name, thread.sort_index = first.name, first.sort_index
+        return sorted(self.processes.values(), key=lambda process: display_order(process.rank, process.key))
+
+    def pids_of(self, number: int) -> dict[Any, int]:
+        """Return the new pid for each pid of an input; -1 for one that only has names."""
+        now = next(now for now in self._inputs if now.item.number == number)
+        found: dict[Any, int] = dict.fromkeys(
+            [*(raw for raw in now.declared if now.declared[raw].count), *now.kept], -1
+        )
+        return {**found, **{raw: process.pid for raw, process in now.processes.items()}}
+
+    def passed_titles(self) -> dict[int, list[str]]:
+        """Return the names of the processes of each rank of merged traces that stay as they are."""
+        found: dict[int, list[str]] = {}
+        for pid in sorted(self._titles, key=lambda pid: (self._orders.get(pid, 0), pid)):
+            found.setdefault(pid // self._stride, []).append(self._titles[pid])
+        return found
+
+    # Numbers.
+
+    def _place(self, now: _InputTracks, pid: Any, tid: Any, category: Any) -> tuple[int, int, int]:
+        known = now.places.get((pid, tid))
+        if known is not None and known[0] >= 0:
+            return known
+        if now.item.source.passes:
+            if not isinstance(pid, int) or not isinstance(tid, int):
+                raise MergeError(
+                    f"{now.item.source.shown}: an event of this merged trace has no process; merge its inputs"
+                )
+            self._logs.append(None)
+            now.places[pid, tid] = found = (pid, tid, len(self._logs) - 1)
+            return found
+        process = self._process(now, pid, b"" if category is UNSET else bytes(category))
+        key, lane = now.thread(process, pid, tid)
+        # The begins and ends of a native trace have no name that would distinguish them on one track.
+        keeps_lanes = now.item.source.form == "pftrace"
+        thread = self._thread(process, key, lane if keeps_lanes else 0)
+        if thread.log < 0:
+            thread.log = len(self._logs)
+            self._logs.append((process, thread))
+        now.places[pid, tid] = found = (process.pid, thread.tid, thread.log)
+        return found
+
+    def _process(self, now: _InputTracks, raw: Any, category: bytes) -> Process:
+        process = now.processes.get(raw)
+        if process is not None:
+            return process
+        if now.item.source.kind == "merged" and now.item.source.processes:
+            raise MergeError(
+                f"{now.item.source.shown}: this is an earlier merge, but its process {raw} is not in its own table; "
+                "merge its inputs instead"
+            )
+        return self._add(now, raw, now.item.source.rank, _key_of(now, raw, category))
+
+    def _add(self, now: _InputTracks, raw: Any, rank: int, key: ProcessKey, wanted: int | None = None) -> Process:
+        """Return a process of a rank; a new one gets the wanted pid, if that is free, or the next."""
+        process = self.processes.get((rank, key))
+        if process is None:
+            pid = wanted
+            while pid is None or pid in self._pids:
+                self._slots[rank] += 1
+                pid = rank * self._stride + self._slots[rank]
+            self._pids.add(pid)
+            if self._slots[rank] >= self._stride or pid > _MAX_ID:
+                raise MergeError(
+                    f"rank {rank} with {self._slots[rank]} processes does not fit: process ids end at {_MAX_ID}; "
+                    "merge fewer ranks at once"
+                )
+            process = self.processes[rank, key] = Process(rank, key, pid)
+        now.processes[raw] = process
+        return process
+
+    def _thread(self, process: Process, key: int | str, lane: int = 0, wanted: int = 0) -> Thread:
+        """Return a thread of a process; a new one without a tid gets the wanted tid, if that is free, or the next."""
+        thread = process.threads.get((key, lane))
+        if thread is None:
+            kept = isinstance(key, int) and 0 < key < FREE_TIDS and not lane
+            thread = Thread(int(key) if kept else self._free_tid(process, wanted), key, lane=lane)
+            process.threads[key, lane] = thread
+        return thread
+
+    @staticmethod
+    def _free_tid(process: Process, wanted: int = 0) -> int:
+        tid = wanted
+        while tid < FREE_TIDS or tid in process.given_tids:
+            tid = process.next_tid
+            process.next_tid += 1
+        process.given_tids.add(tid)
+        return tid
+
+    # Names.
+
+    def _passes(self, now: _InputTracks, event: Event) -> bool:
+        """Look at metadata of a merged trace that stays as it is; return True if the event is to be written."""
+        name, args = decode_text(event.name), decode_dict(event.args)
+        if name == END_EVENT:
+            now.ends += 1
+            return False
+        if isinstance(event.pid, int):
+            if name == "process_name" and isinstance(args.get("name"), str):
+                self._titles[event.pid] = args["name"]
+            elif name == "process_sort_index":
+                self._orders[event.pid] = _sort_index(args) or 0
+        return True
+
+    def _declare(self, now: _InputTracks, raw: Any, name: str, event: Event) -> None:
+        declared = now.declaration(raw)
+        declared.count += 1
+        args = decode_dict(event.args)
+        if name == "process_name" and isinstance(args.get("name"), str):
+            declared.name = args["name"]
+        elif name == "process_labels" and isinstance(args.get("labels"), str):
+            declared.label = args["labels"]
+        elif name in ("thread_name", "thread_sort_index"):
+            tid = raw_number(event.tid)
+            title, order = declared.threads.get(tid, (None, None))
+            if name == "thread_name" and isinstance(args.get("name"), str):
+                title = args["name"]
+            elif name == "thread_sort_index":
+                order = _sort_index(args)
+            declared.threads[tid] = title, order
+
+    def _settle(self, now: _InputTracks) -> None:
+        """Give the processes of an input what it says about them."""
+        item = now.item
+        for raw, process in now.processes.items():
+            declared, known = now.declaration(raw), item.source.processes.get(raw)
+            process.name = better_name(process.name, self._name_of(now, raw, process, declared), process.rank)
+            if known is not None:
+                process.host = process.host or known.host
+                process.identity = process.identity or known.identity
+            process.host = process.host or item.source.host
+            for tid, (title, order) in declared.threads.items():
+                key, lane = now.thread(process, raw, tid)
+                thread = process.threads.get((key, 0))
+                if thread is None or lane:
+                    continue
+                # Inputs come in a fixed order, tracekit's rank traces first: their thread names say more.
+                thread.name = thread.name or (title or "").strip() or None
+                # An earlier merge declares every thread.
+                if thread.sort_index is None and order != thread_sort_index(process, thread):
+                    thread.sort_index = order
+
+    def _name_of(self, now: _InputTracks, raw: Any, process: Process, declared: _Declared) -> str:
+        if now.item.source.kind == "merged" and raw in now.item.source.processes:
+            return now.item.source.processes[raw].name
+        kind, value = process.key
+        if now.item.source.kind == "torch" and kind == CPU:
+            gpu = gpu_of_label(declared.label)
+            if gpu is not None and (process.rank, (GPU, gpu)) not in self.processes:
+                # The label came after the events, whose categories did not tell.
+                del self.processes[process.rank, process.key]
+                process.key = kind, value = GPU, gpu
+                self.processes[process.rank, process.key] = process
+        if kind == PROFILER:
+            return "profiler"
+        if kind == OVERHEAD:
+            return "overhead"
+        if kind == GPU:
+            return f"GPU {value}"
+        if kind == DEVICE:
+            return str(value) if now.item.source.kind == "xprof" else declared.name or str(value)
+        return declared.name or f"process {raw}"
+
+
+def _key_of(now: _InputTracks, raw: Any, category: bytes) -> ProcessKey:
+    """Return which process of its rank a pid of an input is."""
+    item, declared = now.item, now.declaration(raw)
+    if isinstance(raw, str):
+        return (PROFILER, "") if raw in _PSEUDO_PROCESSES else (DEVICE, raw)
+    if item.source.kind == "torch":
+        gpu = gpu_of_label(declared.label)
+        if gpu is None and not declared.label and 0 <= raw < 64:
+            seen = item.source.head().processes.get(raw)
+            if (category or (seen.category if seen is not None else b"")) in GPU_CATEGORIES:
+                gpu = raw
+        if gpu is not None:
+            return GPU, gpu
+        if raw < 0:
+            return OVERHEAD, raw
+    if item.source.kind == "xprof":
+        # Its pids are arbitrary numbers, 701 for every host, which a real process may have.
+        return DEVICE, f"XLA {declared.name or f'process {raw}'}"
+    known = item.source.processes.get(raw)
+    return (CPU, raw) if known is None else known.key
+
+
+def _sort_index(args: dict[str, Any]) -> int | None:
+    value = args.get("sort_index")
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**31 else None

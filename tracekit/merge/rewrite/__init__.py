@@ -1,0 +1,1 @@
+"""Rewriting the events of an input for the merged trace, in one pass."""

@@ -1,0 +1,404 @@
+"""The rules that rewrite an event for the merged trace, applied to decoded events.
+
+The compiled core does the same to events of the usual forms, without decoding them, and leaves all others to this module.
+Fields that need no change stay the bytes they were. All arithmetic is in integer ns. An event is left out only where no viewer
+can show it, and is counted.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.formats.decimal_time import EPOCH_NS, EXACT_SPANS_NS, exact_time, format_us, parse_us
+from tracekit.formats.event_fields import PHASES, raw_field, repair_fields, time_field
+from tracekit.formats.json.repair import without_final_backslash
+from tracekit.formats.trace_event import (
+    UNSET,
+    Event,
+    Raw,
+    decode_dict,
+    decode_or_none,
+    encode_event,
+    encode_json,
+)
+from tracekit.merge.plan.layout import DIRECT_IDS, NAMESPACE
+from tracekit.merge.plan.titles import WORK_CATEGORIES, work_of
+from tracekit.merge.plan.unit import InputResult
+from tracekit.merge.rewrite.pair_labels import has_lanes, pair_labels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tracekit.merge.align.clock_map import ClockMap
+    from tracekit.merge.plan.tracks import UnitTracks
+    from tracekit.merge.plan.unit import UnitInput, UnitJob
+    from tracekit.merge.rewrite.rewriter import AnyRewriter
+
+    _Row = tuple[int, int, int, int, int]
+
+__all__ = ["MAX_EASY_NS", "MAX_EXACT_NS", "NO_TIME_LIMIT", "EventRewriter", "padded_tid"]
+
+NO_TIME_LIMIT: Final = -(2**63)
+_LATEST_NS: Final = 2**63 - 1
+MAX_EXACT_NS: Final = 2**42 * 1000
+"""Up to here a viewer reads every time in JSON to the nanosecond; see `tracekit.formats.decimal_time`."""
+MAX_EASY_NS: Final = 2**62
+"""Up to here a duration of 15 digits in front of the decimal point ends before the latest time."""
+_MAX_EXTRA_KEYS: Final = 64
+_SCOPE_PROCESS: Final = Raw(b'"p"')
+_QUOTE: Final = ord('"')
+_PLAIN_DURATION: Final = re.compile(rb"\d{1,15}(?:\.\d{1,3})?")
+_NUMBER_TEXT: Final = re.compile(r"\s*[+-]?(?:\d{1,18}\.?\d{0,30}|\.\d{1,30})(?:[eE][+-]?\d{1,2})?\s*")
+_HEX: Final = re.compile(rb'"(?:0[xX])?([0-9a-fA-F]{1,15})"')
+_JSON_NUMBER: Final = rb"-?(?:0|[1-9]\d{0,17})(?:\.\d{1,30})?(?:[eE][+-]?\d{1,2})?"
+_PLAIN_COUNTER: Final = re.compile(rb'\{\s*(?:"[^"\\]*"\s*:\s*' + _JSON_NUMBER + rb"\s*(?:,\s*(?!\})|(?=\})))+\}")
+_TID: Final = b'"tid":'
+_DUR: Final = b'"dur":'
+# The ids in args that tie events together, as in Kineto's traces. Inside a string the quotes of what looks like a key are
+# escaped: that is text. Patterns that begin with plain text are searched faster.
+_NUMBER: Final = rb"\s*:\s*)(0|[1-9]\d{0,18})(?=[\s,}\]])"
+# Inside a string the quotes of what looks like a key are escaped: that is text.
+_ARG_IDS: Final = (
+    re.compile(rb'(xternal id"(?<=[^\\]"[Ee]xternal id")' + _NUMBER),
+    re.compile(rb'(correlation"(?<=[^\\]"correlation")' + _NUMBER),
+)
+_PREFIXED: Final = re.compile(r"(\d+0{10}):(.*)", re.DOTALL)
+_MAX_ARG_ID: Final = 10**19
+_OWN: Final = b'"tracekit'
+_IDS: Final = frozenset({"correlation", "External id", "external id"})
+_NO_ROW: Final = (-1, 0, 0, 0, 0)
+_LOGGED: Final = {phase: ord(phase) for phase in "XBEstf"}
+
+
+@lru_cache(1 << 12)
+def padded_tid(tid: int) -> Raw:
+    """Return a thread id as JSON of 10 characters, so that another one can be put in its place later."""
+    return Raw(b"%-10d" % tid)
+
+
+class EventRewriter:
+    """Rewrites the events of one input, in the order of the file, and hands them to a rewriter.
+
+    Attributes:
+        result: The counts of the events so far.
+        offset: The number that is added to ids.
+        chosen: The filter of the selection; None if all events are taken.
+
+    Args:
+        rewriter: Takes the text of the events, and logs the times of slices.
+        tracks: Knows where the events of each process and thread go.
+        item: The input.
+        job: The unit of the input.
+        name_frames: Changes the stack frames that an event names, in place.
+    """
+
+    def __init__(
+        self,
+        rewriter: AnyRewriter,
+        tracks: UnitTracks,
+        item: UnitInput,
+        job: UnitJob,
+        name_frames: Callable[[Event], None],
+    ) -> None:
+        self.result = InputResult()
+        self._written, self._dropped, self._repaired = self.result.written, self.result.dropped, self.result.repaired
+        self._rewriter = rewriter
+        self._tracks = tracks
+        self._item = item
+        self._shift_ns = item.shift_ns
+        self._warp = item.warp
+        self._least_ns = max(-item.shift_ns, EPOCH_NS if item.source.base_ns == 0 else NO_TIME_LIMIT)
+        self._exact_times = job.part.is_text
+        self._most_ns = MAX_EXACT_NS if self._exact_times else MAX_EASY_NS
+        self.offset = max(item.namespace, 0) * NAMESPACE
+        self._namespaces = item.moved_namespaces
+        self._moves_arg_ids = bool(item.moved_namespaces) or (item.id_args and self.offset > 0)
+        self._args = job.args
+        self._snaps = job.snap_ns > 0
+        self._odd_ids: dict[bytes, int] = {}
+        self._places: dict[tuple[Any, Any], tuple[int, Raw, int]] = {}  # the new pid, tid and track, by pid and tid
+        self._name_frames = name_frames
+        self.chosen = None if item.chosen is None else item.chosen.fresh()
+        # For slices that names and categories cannot pair.
+        self._labels = iter(pair_labels(item)) if has_lanes(item) else None
+
+    def note(self, run: list[Event]) -> None:
+        """Take from events of a rank trace what they say about losses."""
+        if self._item.source.kind == "tracekit":
+            self.result.accounts.take(run)
+
+    def take(self, run: list[Event]) -> None:
+        """Rewrite the events of a run; they are changed in place."""
+        self.note(run)
+        self.result.read.update([event.ph[:1] if type(event.ph) is str else "" for event in run])
+        reasons: Iterator[str] = repeat("")
+        if self.chosen is not None:
+            run = self.chosen.of_ranks(run)
+            reasons = iter(self.chosen.judge_run([event for event in run if event.ph != "M"]))
+        for event in run:
+            row = self._metadata(event) if event.ph == "M" else self._one(event, next(reasons))
+            if row is not None:
+                self._write(event, row)
+
+    def finish(self) -> None:
+        """Write the metadata that was kept back, after the last event of the input."""
+        kept, unused = self._tracks.end_input()
+        for event in kept:
+            self._write(event, self._rewrite_metadata(event))
+        for reason, count in unused.items():
+            self._dropped[reason] += count
+
+    def _one(self, event: Event, why: str) -> _Row | None:
+        """Rewrite an event that is not metadata; return None if it is dropped."""
+        start = self._moved(time_field(event.ts))
+        if type(start) is int and bytes(event.ts)[0] == _QUOTE:  # type: ignore[arg-type]
+            self._repaired["text_time"] += 1
+        phase: Any = event.ph
+        if phase not in PHASES:
+            phase = self._repaired_phase(event)
+        if phase is None:
+            return None
+        label = 0
+        if self._labels is not None and phase in "BE":
+            label = next(self._labels)
+        if event.extra is not UNSET:
+            self._limit_extra(event)
+        place = self._places.get((event.pid, event.tid))
+        if place is None:
+            pid, tid, log = self._tracks.place(event.pid, event.tid, event.cat)
+            place = self._places[event.pid, event.tid] = (pid, padded_tid(tid), log)
+        event.pid, event.tid, log = place  # type: ignore[assignment]
+        if why:
+            self._dropped[why] += 1
+            return None
+        if isinstance(start, str):
+            self._dropped[start] += 1
+            return None
+        if self._warp is not None and event.dur is not UNSET:
+            self._warp_duration(event, self._warp)
+        event.ts = Raw(format_us(start))
+        end = start + self._slice(event, start, log) if phase == "X" else start
+        if kinds := repair_fields(event):
+            self._repaired.update(kinds)
+        if event.bind_id is not UNSET:
+            event.bind_id = self._flow_id(event.bind_id)
+        if phase in "stf":
+            if event.id is UNSET:
+                self._dropped["flow_without_id"] += 1
+                return None
+            event.id = self._flow_id(event.id)
+        elif phase in "ben":
+            self._async_id(event)
+        elif phase == "C" and not self._counter(event):
+            return None
+        elif phase in "iIR" and event.s is not UNSET and bytes(event.s) == b'"g"':
+            # A global instant is on one track of the whole trace, without its rank.
+            event.s = _SCOPE_PROCESS
+        if event.sf is not UNSET or event.extra is not UNSET:
+            self._name_frames(event)
+        if self._args and phase != "C" and event.args is not UNSET and not raw_field(event.name).startswith(_OWN):
+            self._limit_args(event)
+        if phase in "BE" and self._labels is None:
+            label = self._rewriter.label(raw_field(event.name), raw_field(event.cat))
+        kind = _LOGGED.get(phase)
+        return _NO_ROW if kind is None else (log, kind, start, end, label)
+
+    def _slice(self, event: Event, start: int, log: int) -> int:
+        """Repair the duration of a slice, and note what it does on a GPU; return the duration."""
+        duration = self._duration(event, start)
+        if self._snaps:
+            event.dur = Raw(format_us(duration))
+        if event.cat is not UNSET and (category := bytes(event.cat)) in WORK_CATEGORIES:
+            self._tracks.note_work(log, work_of(category, raw_field(event.name)))
+        return duration
+
+    def _repaired_phase(self, event: Event) -> str | None:
+        """Return the phase of an event with an unusual one; None if it is dropped."""
+        phase = event.ph
+        if type(phase) is not str or not phase:
+            self._dropped["empty_event" if event.name is UNSET and event.args is UNSET else "no_phase"] += 1
+            return None
+        if len(phase) > 1:
+            # Perfetto goes by the first letter.
+            self._repaired["long_phase"] += 1
+            event.ph = phase[0]
+        if event.ph in PHASES:
+            return event.ph
+        self._dropped["unknown_phase"] += 1
+        return None
+
+    def _write(self, event: Event, row: _Row) -> None:
+        """Hand a rewritten event on to the rewriter."""
+        self._written[str(event.ph)] += 1
+        text = without_final_backslash(encode_event(event))
+        if self._moves_arg_ids:
+            for pattern in _ARG_IDS:
+                text = pattern.sub(self._moved_arg_id, text)
+        log, kind, start, end, label = row
+        place = (0, 0)
+        if self._snaps and event.ph == "X":
+            place = text.index(_DUR) + len(_DUR), len(event.dur)  # type: ignore[arg-type]
+        self._rewriter.append(text, log, kind, start, end, text.index(_TID) + len(_TID), label, *place)
+
+    def _moved(self, time: int | None) -> int | str:
+        """Return a time of the input in the merged trace, or the reason to drop its event."""
+        if time is None:
+            return "no_time"
+        if self._warp is not None:
+            time += self._warp.offset_at(time)
+        if not self._least_ns <= time <= _LATEST_NS - self._shift_ns:
+            return "time_out_of_range"
+        return self._readable(time + self._shift_ns)
+
+    def _is_easy(self, time_ns: int) -> bool:
+        """Return True if a viewer reads times around this one as they are written."""
+        if not self._exact_times:
+            return time_ns <= MAX_EASY_NS
+        first, last = EXACT_SPANS_NS[1]
+        return time_ns <= MAX_EXACT_NS or first <= time_ns < last
+
+    def span_at(self, start_ns: int) -> tuple[int, int]:
+        """Return the span of times that need no check: the first time of the input, and the last merged time."""
+        first, last = 0, self._most_ns
+        if self._exact_times:
+            first, last = next((span for span in EXACT_SPANS_NS if span[0] <= start_ns < span[1]), (0, self._most_ns))
+        return max(self._least_ns, first - self._shift_ns), min(last, self._most_ns) if not first else last - 1
+
+    def _readable(self, time_ns: int) -> int:
+        """Return a time of the merged trace, or the one before it that a viewer reads as it is written."""
+        return exact_time(time_ns) if self._exact_times and time_ns > MAX_EXACT_NS else time_ns
+
+    @staticmethod
+    def _warp_duration(event: Event, warp: ClockMap) -> None:
+        """Set a duration to the time between the two moved ends; an invalid one stays."""
+        start, length = time_field(event.ts), time_field(event.dur)
+        if start is not None and length is not None and length > 0:
+            event.dur = Raw(format_us(length + warp.offset_at(start + length) - warp.offset_at(start)))
+
+    def _duration(self, event: Event, start: int) -> int:
+        """Return the duration of a slice in ns; repair an invalid one."""
+        raw = event.dur
+        if raw is not UNSET and self._is_easy(start) and _PLAIN_DURATION.fullmatch(raw):
+            return parse_us(bytes(raw)) or 0
+        duration = None if raw is UNSET else parse_us(bytes(raw))
+        if raw is UNSET:
+            self._repaired["missing_dur"] += 1
+        elif duration is None or duration < 0:
+            self._repaired["bad_dur"] += 1
+        elif bytes(raw)[0] == _QUOTE:
+            self._repaired["text_time"] += 1
+        if duration and start + duration > _LATEST_NS:
+            self._repaired["bad_dur"] += 1
+        # The end is moved like the start, so that slices nest as before.
+        duration = self._readable(min(start + max(duration or 0, 0), _LATEST_NS)) - start
+        event.dur = Raw(format_us(duration))
+        return duration
+
+    # Metadata.
+
+    def _metadata(self, event: Event) -> _Row | None:
+        """Rewrite metadata; return None if it is not written now."""
+        return self._rewrite_metadata(event) if self._tracks.takes_metadata(event) else None
+
+    def _rewrite_metadata(self, event: Event) -> _Row:
+        """Rewrite metadata of a process that is known."""
+        if kinds := repair_fields(event):
+            self._repaired.update(kinds)
+        pid, tid = self._tracks.place_of_metadata(event.pid, event.tid)
+        event.pid, event.tid = pid, padded_tid(tid)  # type: ignore[assignment]
+        if event.ts is not UNSET:
+            # Metadata needs no time; one that cannot be moved would stretch the trace.
+            time = self._moved(time_field(event.ts))
+            event.ts = UNSET if isinstance(time, str) else Raw(format_us(time))
+        return _NO_ROW
+
+    # Ids.
+
+    def _flow_id(self, raw: Any) -> Raw:
+        text = bytes(raw)
+        if self._item.namespace < 0 and text.isdigit():
+            return Raw(b"%d" % self._other_namespace(int(text)))
+        number = -1
+        if text.isdigit():
+            number = int(text)
+        else:
+            # Perfetto reads text as a hexadecimal number.
+            match = _HEX.fullmatch(text)
+            if match:
+                number = int(match[1], 16)
+        if not 0 <= number < DIRECT_IDS:
+            number = self._odd_ids.setdefault(text, DIRECT_IDS + len(self._odd_ids))
+        return Raw(b"%d" % (number + self.offset))
+
+    def _async_id(self, event: Event) -> None:
+        """Make the id of an async event one of its process: a plain id belongs to all ranks at once."""
+        scoped = decode_dict(event.id2)
+        value: Any = scoped.get("local", scoped.get("global"))
+        if value is None:
+            value = decode_or_none(event.id)
+        if value is None:
+            self._repaired["missing_id"] += 1
+            value = "none"
+        event.id = UNSET
+        if self._namespaces:
+            value = self._moved_prefix(str(value))
+        # Spaced like in the core, for encoders that go by the text.
+        event.id2 = Raw(b'{"local": %b}' % encode_json(f"{self._item.prefix}{value}"))
+
+    def _other_namespace(self, number: int) -> int:
+        """Return an id of an earlier merge in the namespace that this merge has for it."""
+        namespace, own = divmod(number, NAMESPACE)
+        return self._namespaces.get(namespace, namespace) * NAMESPACE + own
+
+    def _moved_arg_id(self, match: re.Match[bytes]) -> bytes:
+        """Return a key in the arguments and its id, moved."""
+        number = int(match[2])
+        if self._namespaces:
+            number = self._other_namespace(number)
+        elif number < NAMESPACE:
+            number += self.offset
+        return match[1] + b"%d" % number
+
+    def _moved_prefix(self, value: str) -> str:
+        match = _PREFIXED.fullmatch(value)
+        namespace, own = (int(match[1]) // NAMESPACE, match[2]) if match else (min(self._namespaces), value)
+        moved = self._namespaces.get(namespace, namespace)
+        return value if moved == namespace else f"{moved * NAMESPACE}:{own}"
+
+    # Values and arguments.
+
+    def _counter(self, event: Event) -> bool:
+        """Keep the values that are numbers; Perfetto's engine loops endlessly on NaN and counts an error for others."""
+        if event.args is not UNSET and _PLAIN_COUNTER.fullmatch(event.args):
+            return True
+        values = {}
+        for key, value in decode_dict(event.args).items():
+            if isinstance(value, str) and _NUMBER_TEXT.fullmatch(value):
+                values[key] = float(value)
+            elif isinstance(value, (int, float)) and abs(value) < 1e300:
+                values[key] = int(value) if isinstance(value, bool) else value
+            else:
+                self._repaired["counter_value_left_out"] += 1
+        if not values:
+            self._dropped["counter_without_number"] += 1
+            return False
+        event.args = Raw(encode_json(values))
+        return True
+
+    def _limit_args(self, event: Event) -> None:
+        """Keep of the arguments what tie events together, or nothing."""
+        args = decode_dict(event.args) if self._args == 1 else {}
+        kept = {
+            key: value for key, value in args.items() if key in _IDS and type(value) is int and 0 <= value < _MAX_ARG_ID
+        }
+        event.args = Raw(encode_json(kept)) if kept else UNSET
+
+    def _limit_extra(self, event: Event) -> None:
+        extra: dict[str, Raw] = event.extra  # type: ignore[assignment]
+        if len(extra) > _MAX_EXTRA_KEYS:
+            # Perfetto's engine crashes on an object with a thousand keys that it does not know.
+            self._repaired["unknown_keys_left_out"] += 1
+            event.extra = dict(list(extra.items())[:_MAX_EXTRA_KEYS])

@@ -1,0 +1,294 @@
+"""A unit of inputs, rewritten: its events as text, what must be patched in it, and the names that follow."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from tracekit import core
+from tracekit.errors import MergeError, TraceFormatError
+from tracekit.formats.decimal_time import format_us
+from tracekit.formats.json.reader import TraceReader
+from tracekit.formats.json.repair import without_final_backslash
+from tracekit.formats.losses import GAP_NAME
+from tracekit.formats.merged_head import INPUT_EVENT, PROCESS_EVENT
+from tracekit.formats.rank_clock import CLOCK_CATEGORY, clock_instant
+from tracekit.formats.stack_frames import STACK_FRAMES, StackFrames
+from tracekit.formats.trace_event import UNSET, Raw, decode_json, decode_run, encode_json
+from tracekit.merge.plan.titles import metadata_event, name_events, process_title
+from tracekit.merge.plan.tracks import UnitTracks
+from tracekit.merge.plan.unit import UnitResult
+from tracekit.merge.rewrite.general import EventRewriter, padded_tid
+from tracekit.merge.rewrite.pair_labels import has_lanes
+from tracekit.merge.rewrite.rewriter import FLOWS, Rewriter
+from tracekit.merge.scan.head import stamp_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from tracekit.core import _merge
+    from tracekit.formats.trace_event import Event
+    from tracekit.merge.align.collective_sets import AddedEvent
+    from tracekit.merge.plan.titles import Process
+    from tracekit.merge.plan.unit import UnitInput, UnitJob
+    from tracekit.merge.rewrite.rewriter import AnyRewriter
+    from tracekit.merge.selection.event_filter import EventFilter
+
+__all__ = ["UnitRewriter"]
+
+_MORE: Final = 0
+_ODD: Final = 1
+_NEW: Final = 2
+_TID: Final = b'"tid":'
+_CLOCK_CATEGORY: Final = encode_json(CLOCK_CATEGORY)
+
+
+class UnitRewriter:
+    """Rewrites a unit. Iterate `steps` to its end, then call `finish`, then `closing`.
+
+    Args:
+        job: The unit.
+        folder: The folder of scratch files; the system's folder for temporary files if None.
+        progress: Called with the number of an input, and of its unpacked bytes read so far.
+
+    Attributes:
+        result: The counts, complete after `closing`.
+        rewriter: Holds the patches, after `finish`.
+        tracks: The numbers of processes and threads.
+        processes: The processes in the order of display, after `finish`.
+    """
+
+    def __init__(
+        self, job: UnitJob, folder: str | None = None, progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        self.result = UnitResult()
+        self.rewriter: AnyRewriter = (
+            Rewriter(folder, job.snap_ns)
+            if core.merge is None
+            else core.merge.Rewriter((GAP_NAME,), folder or tempfile.gettempdir(), job.snap_ns)
+        )
+        self.tracks = UnitTracks(job.stride)
+        self.processes: list[Process] = []
+        self._job = job
+        self._progress = progress
+
+    def steps(self, number: int | None = None) -> Iterator[None]:
+        """Rewrite piece by piece; after each, the output can be taken from the rewriter.
+
+        Args:
+            number: The only input to rewrite; to be given for all inputs, in their order.
+
+        Raises:
+            MergeError: A file changed while it was merged.
+            StorageError: A file cannot be read any more.
+        """
+        for item in self._own(number):
+            yield from self._input(item)
+
+    def finish(self) -> int:
+        """Find the slices that must leave their tracks; return how many patches there are, or 1 for more."""
+        found, tracks = self.result, self.tracks
+        found.moved, lost, found.snapped, found.largest_snap_ns = self.rewriter.finish(tracks.allot, tracks.is_gpu)
+        if lost:
+            result = found.inputs[self._job.inputs[-1].number]
+            result.dropped["end_without_begin"] += lost
+            result.written["E"] -= lost
+        self.processes = tracks.settle()
+        found.titles = tracks.passed_titles()
+        for process in self.processes:
+            process.place, process.labels = self._job.ranks.get(process.rank, (process.rank, ""))
+            found.titles.setdefault(process.rank, []).append(process_title(process))
+        return found.moved + lost + found.snapped
+
+    def closing(self, *, names: bool = True, number: int | None = None) -> bytes:
+        """Return the metadata events that follow the others, each with ``,`` and a line break behind it.
+
+        Args:
+            names: Name the processes and threads, in addition to the tables for a further merge.
+            number: The only input that is of interest.
+        """
+        events: list[bytes] = []
+        ranks: Counter[int] = Counter()
+        own = None if number is None else set(self.tracks.pids_of(number).values())
+        for process in self.processes:
+            if own is not None and process.pid not in own:
+                continue
+            events += name_events(process, ranks[process.rank]) if names else []
+            ranks[process.rank] += 1
+            pid = process.pid
+            events.append(metadata_event(PROCESS_EVENT.encode(), pid, pid, _process_table(process)))
+        for rank, _, text in sorted(table for item in self._own(number) for table in item.tables):
+            pid = rank * self._job.stride + 1
+            events.append(metadata_event(INPUT_EVENT.encode(), pid, pid, text))
+        self.result.added = len(events)
+        return b",\n".join([*events, b""])
+
+    def _own(self, number: int | None) -> list[UnitInput]:
+        return [item for item in self._job.inputs if number in (None, item.number)]
+
+    def _input(self, item: UnitInput) -> Iterator[None]:
+        self.tracks.begin_input(item)
+        frames = _Frames(item, write_out=not self._job.part.is_text)
+        events = EventRewriter(self.rewriter, self.tracks, item, self._job, frames.take)
+        result = self.result.inputs[item.number] = events.result
+        try:
+            with TraceReader(item.source.path, limit_bytes=item.source.stamp.limit_bytes) as reader:
+                way = self._compiled if self._begin(item, events) else self._plain
+                for _ in way(reader, events):
+                    yield
+                    if self._progress is not None:
+                        self._progress(item.number, reader.bytes_read)
+            events.finish()
+            if item.added:
+                self._add(item.added)
+                result.written.update(event.phase for event in item.added)
+            result.clock_events = self._show_clocks(item, events.chosen)
+            if result.clock_events:
+                result.written["n"] += result.clock_events
+            yield
+        except (KeyError, ValueError, TraceFormatError) as error:
+            raise _changed(item) from error
+        if item.source.stamp.differs(stamp_of(item.source.path)):
+            raise _changed(item)
+        if events.chosen is not None:
+            result.left_out = events.chosen.left_out(result.dropped)
+        result.repairs, result.drops = reader.repairs, reader.drops
+        result.stack_frames, result.bytes_read = frames.used, reader.bytes_read
+
+    def _begin(self, item: UnitInput, events: EventRewriter) -> bool:
+        """Begin an input in the core; return False where all of its events are rewritten in Python."""
+        if isinstance(self.rewriter, Rewriter) or item.chosen is not None or item.moved_namespaces or has_lanes(item):
+            return False
+        knots = () if item.warp is None else item.warp.knots
+        offset = -1 if item.namespace < 0 else events.offset
+        span = events.span_at(item.start_ns)
+        try:
+            self.rewriter.begin(item.shift_ns, *span, offset, item.id_args, self._job.args, item.prefix.encode(), knots)
+        except OverflowError:
+            # Beyond 64 bits, where no time of the file has a place.
+            return False
+        return True
+
+    @staticmethod
+    def _plain(reader: TraceReader, events: EventRewriter) -> Iterator[None]:
+        """Rewrite the events of an input in Python, run by run."""
+        for run in reader.runs():
+            events.take(run)
+            yield
+
+    def _compiled(self, reader: TraceReader, events: EventRewriter) -> Iterator[None]:
+        """Rewrite the events of an input in the core, which leaves odd ones to Python."""
+        core_rewriter = cast("_merge.Rewriter", self.rewriter)
+        while reader.in_events:
+            reason, at = core_rewriter.rewrite(reader.text, reader.at, reader.final)
+            reader.pass_events(at)
+            if reason == _NEW:
+                pid, tid, category = core_rewriter.new_track()
+                place = self.tracks.place(decode_json(pid), decode_json(tid), Raw(category) if category else UNSET)
+                core_rewriter.add_track(pid, tid, *place)
+            elif reason == _ODD:
+                run = reader.read_odd()
+                if not run:
+                    reader.end_events()
+                    continue
+                events.take(run)
+                core_rewriter.append(b"")
+            elif reason == _MORE:
+                _look(core_rewriter, events)
+                yield
+                rest = len(reader.text) - reader.at
+                if not reader.fill(2 * rest) and not rest:
+                    reader.end_events()
+            else:
+                reader.end_events()
+        _look(core_rewriter, events)
+        for log, work in core_rewriter.work():
+            self.tracks.note_work(log, work)
+        written = core_rewriter.counts()
+        events.result.read.update(written)
+        events.result.written.update(written)
+        yield
+
+    def _add(self, added: Sequence[AddedEvent]) -> None:
+        """Write events of the merge itself."""
+        for event in added:
+            pid, tid, log = self.tracks.place(event.pid, event.tid, UNSET)
+            place = {"pid": pid, "tid": padded_tid(tid), "ts": Raw(format_us(event.time_ns))}
+            text = encode_json({"ph": event.phase, **place, **event.fields})
+            logged = ord(event.phase) in FLOWS
+            at = text.index(_TID) + len(_TID)
+            self.rewriter.append(text, log if logged else -1, ord(event.phase), event.time_ns, event.time_ns, at)
+
+    def _show_clocks(self, item: UnitInput, chosen: EventFilter | None) -> int:
+        """Write an instant for each clock to show; return how many."""
+        count = 0
+        for clock in item.clocks:
+            track = self.tracks.first_track(clock.rank)
+            if track is None:
+                continue
+            raw, pid, tid = track
+            file_ns = item.start_ns - item.shift_ns
+            if chosen is not None and chosen.judge((raw, 0), b"", _CLOCK_CATEGORY, file_ns, file_ns, sliced=False):
+                continue
+            instant = clock_instant(clock, pid, padded_tid(tid), item.start_ns)
+            self.rewriter.append(without_final_backslash(encode_json(instant)))
+            count += 1
+        return count
+
+
+def _look(core_rewriter: _merge.Rewriter, events: EventRewriter) -> None:
+    """Look at the events that say more than when and where."""
+    if metadata := core_rewriter.metadata():
+        events.take(decode_run(b",".join(metadata)))
+    if noted := core_rewriter.noted():
+        events.note(decode_run(b",".join(noted)))
+
+
+class _Frames:
+    """The stack frames of an input. Their table is read when an event first names one."""
+
+    def __init__(self, item: UnitInput, *, write_out: bool) -> None:
+        self._item = item
+        self._write_out = write_out
+        self._frames: StackFrames | None = None
+
+    @property
+    def used(self) -> dict[str, bytes]:
+        return {} if self._frames is None else self._frames.used
+
+    def take(self, event: Event) -> None:
+        """Change the stack frames that an event names."""
+        if event.sf is UNSET and (event.extra is UNSET or "esf" not in event.extra):
+            return
+        if self._frames is None:
+            self._frames = StackFrames(_table_of(self._item))
+        if self._frames:
+            (self._frames.write_out if self._write_out else self._frames.rename)(event)
+
+
+def _table_of(item: UnitInput) -> Any:
+    """Read the table of stack frames, which may follow the events."""
+    with TraceReader(item.source.path, limit_bytes=item.source.stamp.limit_bytes) as reader:
+        if STACK_FRAMES not in reader.header:
+            for _ in reader.runs():
+                pass
+        return reader.header.get(STACK_FRAMES)
+
+
+def _changed(item: UnitInput) -> MergeError:
+    return MergeError(f"{item.source.shown}: the file changed while it was merged; merge it again")
+
+
+def _process_table(process: Process) -> bytes:
+    return encode_json(
+        {
+            "rank": process.rank,
+            "key": list(process.key),
+            "name": process.name,
+            "host": process.host,
+            "identity": None if process.identity is None else process.identity.to_json(),
+            # Each thread: [tid, tid of the input, lane]. Threads without events are included.
+            "threads": sorted([thread.tid, thread.key, thread.lane] for thread in process.threads.values()),
+        }
+    )

@@ -1,0 +1,104 @@
+"""The processes, threads and inputs of an earlier merge, for further inputs of the same ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.errors import MergeError
+from tracekit.formats.json.reader import TraceReader
+from tracekit.formats.merged_head import INPUT_EVENT, MERGED_KEY, PROCESS_EVENT, RankOfPid
+from tracekit.formats.trace_event import decode_or_none, decode_text, encode_json
+from tracekit.traces.process_identity import CHILD, CPU, KnownProcess, ProcessIdentity
+
+if TYPE_CHECKING:
+    from tracekit.merge.input import Input
+
+__all__ = ["check_merged", "read_tables"]
+
+_WORDS: Final = (f'"{PROCESS_EVENT}"'.encode(), f'"{INPUT_EVENT}"'.encode())
+
+
+def check_merged(item: Input) -> None:
+    """Refuse an earlier merge with a damaged head.
+
+    Raises:
+        MergeError: It is.
+    """
+    ranks = item.rank_of_pid
+    if isinstance(ranks, RankOfPid):
+        if not ranks:
+            raise _damaged(item)
+        return
+    read_tables(item)  # it is in the head
+
+
+def read_tables(item: Input) -> None:
+    """Take over the processes, threads and inputs of an earlier merge as they were before it.
+
+    Raises:
+        MergeError: The table is damaged.
+        StorageError: The file cannot be read.
+    """
+    if item.processes:
+        return
+    try:
+        if isinstance(item.rank_of_pid, RankOfPid):
+            processes, inputs = _in_events(item)
+        else:
+            own = item.head().header[MERGED_KEY]
+            processes, inputs = own["processes"], own.get("inputs")
+        for entry in processes:
+            _take_process(item, entry)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise _damaged(item) from error
+    item.tables = [
+        (entry.get("rank") or 0, str(entry.get("kind")), encode_json(entry))
+        for entry in (inputs if isinstance(inputs, list) else [])
+        if isinstance(entry, dict) and _is_rank(entry.get("rank") or 0) and (entry.get("rank") or 0) in item.ranks
+    ]
+    item.processes = {pid: known for pid, known in item.processes.items() if known.rank not in item.unwanted_ranks}
+
+
+def _take_process(item: Input, entry: Any) -> None:
+    kind, value = int(entry["key"][0]), entry["key"][1]
+    if not CPU <= kind <= CHILD or not isinstance(value, (int, str)):
+        raise ValueError
+    pid, rank = int(entry["pid"]), int(entry["rank"])
+    if not _is_rank(rank):
+        raise ValueError
+    host, threads = entry.get("host"), entry.get("threads", ())
+    item.processes[pid] = KnownProcess(
+        rank,
+        (kind, value),
+        ProcessIdentity.from_json(rank, entry.get("identity"), item.shown),
+        str(entry["name"]),
+        host if isinstance(host, str) else None,
+        {int(tid): (key if isinstance(key, int) else str(key), int(lane)) for tid, key, lane in threads},
+    )
+
+
+def _is_rank(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**32
+
+
+def _in_events(item: Input) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the tables that follow the events of each rank."""
+    processes: list[dict[str, Any]] = []
+    inputs: list[dict[str, Any]] = []
+    with TraceReader(item.path, limit_bytes=item.stamp.limit_bytes) as reader:
+        for run in reader.runs_or_taken(lambda text: int(not any(word in text for word in _WORDS))):
+            for event in run if not isinstance(run, bytes) else ():
+                if event.ph != "M":
+                    continue
+                name = decode_text(event.name)
+                if name == PROCESS_EVENT:
+                    processes.append({"pid": event.pid, **decode_or_none(event.args)})
+                elif name == INPUT_EVENT:
+                    inputs.append(decode_or_none(event.args))
+    return processes, inputs
+
+
+def _damaged(item: Input) -> MergeError:
+    return MergeError(
+        f"{item.shown}: this is an earlier merge, but its table of processes is damaged; merge its inputs instead"
+    )

@@ -1,0 +1,296 @@
+"""Identify each input: its kind, rank, clock and processes, from its head and end.
+
+A plain file of a known kind is read at both ends. If they do not have the clock, or if events in the middle say more
+(exchanges of clocks in rank traces), the rest is read too, and only events with the searched names are decoded. A
+small file, which one window holds, gives fewer events at each end, or all. The earliest time is that of the events
+that were read.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.errors import TraceFormatError
+from tracekit.formats.byte_stream import BytesStream
+from tracekit.formats.decimal_time import EPOCH_NS
+from tracekit.formats.event_fields import raw_number, time_field
+from tracekit.formats.json.reader import TraceReader
+from tracekit.formats.kineto import is_kineto
+from tracekit.formats.rank_trace import (
+    BASE_TIME_KEY,
+    COMPANION_EVENT,
+    COMPOSER_RANK_EVENT,
+    METADATA_EVENT,
+)
+from tracekit.formats.trace_event import UNSET, Event, decode_dict, decode_text
+from tracekit.formats.xprof import ANCHOR_EVENT, is_xprof_process, start_in_xplane, start_of_anchors
+from tracekit.merge.input import Input
+from tracekit.merge.scan.head import END_BYTES, FileStamp, Head, ProcessScan, stamp_of
+from tracekit.storage import is_remote, open_read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["probe"]
+
+_SMALL_END_BYTES: Final = 4 * 1024
+"""The size of each end of a small file that is decoded, more while only names are found."""
+_DIGEST_BYTES: Final = 4 * 1024
+_ANCHOR: Final = f'"{ANCHOR_EVENT}"'.encode()
+_COMPANION_WORD: Final = b'"tracekit_companion'
+"""The names of all metadata of a rank trace that is looked for behind its beginning begin so."""
+_PROCESS_WORD: Final = b'"process_'
+"""So do the names of metadata that say what a process of torch is: some versions write them between the events."""
+_MAX_RANKS: Final = 2**32
+
+
+def probe(path: str, progress: Callable[[int], None] | None = None, *, whole: bool = False) -> Input:
+    """Find out what a file is.
+
+    Args:
+        path: File or URL.
+        progress: Called with the number of unpacked bytes read so far.
+        whole: Read and decode all of it.
+
+    Raises:
+        StorageError: It cannot be read.
+        TraceFormatError: It is not a trace.
+    """
+    stamp = stamp_of(path)
+    with TraceReader(path, limit_bytes=stamp.limit_bytes) as reader:
+        if len(reader.text) - reader.at < _DIGEST_BYTES:
+            reader.fill(_DIGEST_BYTES)
+        digest = zlib.crc32(reader.text[reader.at : reader.at + _DIGEST_BYTES])
+        is_small = not whole and _is_small(reader, stamp)
+        if is_small:
+            reader.max_run_bytes = _SMALL_END_BYTES
+        survey = _Survey()
+        runs = reader.runs_or_taken(survey.skips)
+        survey.take(next(runs, []))
+        while is_small and survey.lowest_ns is None and (run := next(runs, None)) is not None:
+            survey.take(run)  # so far only names
+        mode = "whole" if whole else _mode(path, reader, survey, stamp, is_small=is_small)
+        reader.max_run_bytes = TraceReader.max_run_bytes
+        if mode == "ends" and not is_small:
+            end = _read_end(path, reader, stamp)
+            if end is not None:
+                for last in end.runs():
+                    survey.take(last)
+                reader.header.update(end.header)
+        elif mode != "head":
+            survey.is_searching = mode == "search"
+            for run in runs:
+                survey.take(run)
+                if progress is not None:
+                    progress(reader.bytes_read)
+            survey.end_search()
+    _check(reader, survey)
+    found = _found(path, reader, survey, stamp, digest, whole=mode == "whole", has_end=mode != "head")
+    if mode != "whole" and (found.base_ns is None or (is_small and reader.drops)):
+        # Its clock may be stated in the middle, or its first event must be known.
+        return probe(path, progress, whole=True)
+    return found
+
+
+def _is_small(reader: TraceReader, stamp: FileStamp) -> bool:
+    """Return True if all of a plain file is in the window, and its middle is worth passing over."""
+    is_read = reader.bytes_read == stamp.size_bytes and not (reader.compressed or reader.foreign)
+    return is_read and len(reader.text) - reader.at >= 4 * _SMALL_END_BYTES
+
+
+def _pass_middle(reader: TraceReader, survey: _Survey) -> bool:
+    """Pass over the events of a small file between its ends; return False if they must be read."""
+    text, separator = reader.text, reader.separator
+    if separator is None or survey.lowest_ns is None:
+        return False
+    end = text.find(separator, len(text) - _SMALL_END_BYTES)
+    word = _COMPANION_WORD if survey.metadata else _PROCESS_WORD
+    if end < 0 or text.find(word, reader.at, end) >= 0:
+        return False
+    reader.pass_events(text.index(b"{", end))
+    return True
+
+
+def _mode(path: str, reader: TraceReader, survey: _Survey, stamp: FileStamp, *, is_small: bool) -> str:
+    """Return how the rest of a file is read: "whole", "search" for certain metadata, or only the "ends"."""
+    if reader.foreign or not survey.phases or not (is_small or stamp.size_bytes > 2 * END_BYTES):
+        return "whole"
+    own = reader.header.get("tracekit")
+    is_known = is_kineto(reader.header) or (isinstance(own, dict) and "merge" in own) or bool(survey.metadata)
+    if not is_known or survey.is_xprof:
+        return "whole"
+    if is_small:
+        return "ends" if _pass_middle(reader, survey) else "whole"
+    if survey.metadata:
+        return "search"
+    if reader.compressed or is_remote(path):
+        base = BASE_TIME_KEY in reader.header or survey.epoch_lowest_ns is not None
+        return "head" if base else "whole"
+    return "ends"
+
+
+def _read_end(path: str, reader: TraceReader, stamp: FileStamp) -> TraceReader | None:
+    """Read the last events of a plain file, and the keys behind them; None where no event begins there for certain."""
+    separator = reader.separator
+    with open_read(path) as file:
+        file.seek(max(stamp.size_bytes - END_BYTES, 0))
+        text = file.read(END_BYTES)
+    at = -1 if separator is None else text.find(separator)
+    if separator is None or at < 0:
+        return None
+    begin = text.index(b"{", at)
+    return TraceReader(path, stream=BytesStream(reader.path, b'{"traceEvents":[' + text[begin:]))
+
+
+def _check(reader: TraceReader, survey: _Survey) -> None:
+    """Refuse a file that is not a trace."""
+    if not reader.events and reader.drops:
+        raise TraceFormatError(reader.path, "no event in it can be read", offset_bytes=reader.drops[0].offset_bytes)
+    if reader.events and not any(survey.phases):
+        raise TraceFormatError(
+            reader.path, f"this is not a trace: none of its {reader.events} objects is an event (has a ph)"
+        )
+
+
+def _found(
+    path: str, reader: TraceReader, survey: _Survey, stamp: FileStamp, digest: int, *, whole: bool, has_end: bool
+) -> Input:
+    header = reader.header
+    profile = None
+    own = header.get("tracekit")
+    if isinstance(own, dict) and "merge" in own:
+        kind = "merged"
+    elif survey.metadata:
+        kind = "tracekit"
+    elif is_kineto(header):
+        kind = "torch"
+    elif reader.foreign == "flight recorder":
+        kind = reader.foreign
+    elif survey.is_xprof:
+        kind, profile = "xprof", start_of_anchors(survey.anchors) or start_in_xplane(path)
+    else:
+        kind = "chrome"
+    return Input(
+        path=path,
+        shown=reader.path,
+        kind=kind,
+        form=reader.foreign or reader.form,
+        stamp=stamp,
+        whole=whole,
+        has_end=has_end,
+        digest=digest,
+        bytes_read=reader.bytes_read if whole or reader.compressed else stamp.size_bytes,
+        stored=Head(header, survey.metadata if kind == "tracekit" else {}, survey.processes),
+        lowest_ns=survey.lowest_ns,
+        highest_ns=survey.highest_ns,
+        epoch_lowest_ns=survey.epoch_lowest_ns,
+        decimals=survey.decimals,
+        companions=tuple(survey.companions),
+        composer_ranks=tuple(sorted(survey.composer_ranks)) if kind == "chrome" else (),
+        profile=profile,
+    )
+
+
+class _Survey:
+    """The facts in the events of a file that decide its place in the merge."""
+
+    def __init__(self) -> None:
+        self.is_searching = False
+        self.phases: set[str] = set()
+        self.processes: dict[Any, ProcessScan] = {}
+        self.metadata: dict[str, Any] = {}
+        self.companions: list[str] = []
+        self.composer_ranks: set[int] = set()
+        self.lowest_ns: int | None = None
+        self.highest_ns: int | None = None
+        self.epoch_lowest_ns: int | None = None
+        self.decimals = False
+        self.is_xprof = False
+        self.anchors: list[tuple[int, int, dict[str, Any]]] = []
+        self._seen: set[tuple[Any, Any]] = set()
+        self._last = b""
+
+    def skips(self, text: bytes) -> int:
+        """Return 1 for a run, as it stands in the file, that need not be decoded; else 0."""
+        if not self.is_searching or _COMPANION_WORD in text:
+            return 0
+        self._last = text
+        return 1
+
+    def end_search(self) -> None:
+        """Take the last run that was passed over, whose times are the latest."""
+        if self._last:
+            with TraceReader("", stream=BytesStream("", b"[" + self._last)) as reader:
+                for run in reader.runs():
+                    self.take(run)
+
+    def take(self, run: list[Event] | bytes) -> None:
+        """Look at a run of events."""
+        if isinstance(run, bytes):
+            return
+        self._last = b""
+        events = []
+        for event in run:
+            if event.ph is UNSET or not event.ph:
+                continue
+            self.phases.add(event.ph[0])
+            if event.ph == "M":
+                self._metadata(event)
+            else:
+                events.append(event)
+        times = [time_field(event.ts) for event in events]
+        if self.is_xprof:
+            self._note_anchors(events, times)
+        self._span([time for time in times if time is not None])
+        keys = [(event.pid, event.tid) for event in events]
+        for key in set(keys) - self._seen:
+            self._first(events[keys.index(key)])
+        self._seen.update(keys)
+
+    def _first(self, event: Event) -> None:
+        process = self._process(event.pid)
+        if not process.used and event.cat is not UNSET:
+            process.category = bytes(event.cat)
+        process.used = True
+        if event.ts is not UNSET and b"." in bytes(event.ts):
+            self.decimals = True
+
+    def _process(self, raw: Any) -> ProcessScan:
+        raw = raw_number(raw)
+        found = self.processes.get(raw)
+        if found is None:
+            found = self.processes[raw] = ProcessScan()
+        return found
+
+    def _note_anchors(self, run: list[Event], times: list[int | None]) -> None:
+        for event, time in zip(run, times, strict=True):
+            if event.name is not UNSET and bytes(event.name) == _ANCHOR and time is not None:
+                duration = time_field(event.dur)
+                self.anchors.append((time, -1 if duration is None else duration, decode_dict(event.args)))
+
+    def _span(self, times: list[int]) -> None:
+        if not times:
+            return
+        low, high = min(times), max(times)
+        self.lowest_ns = low if self.lowest_ns is None else min(low, self.lowest_ns)
+        self.highest_ns = high if self.highest_ns is None else max(high, self.highest_ns)
+        if high >= EPOCH_NS:
+            if low < EPOCH_NS:
+                low = min(time for time in times if time >= EPOCH_NS)
+            self.epoch_lowest_ns = low if self.epoch_lowest_ns is None else min(low, self.epoch_lowest_ns)
+
+    def _metadata(self, event: Event) -> None:
+        process = self._process(event.pid)
+        name, args = decode_text(event.name), decode_dict(event.args)
+        if name == METADATA_EVENT:
+            self.metadata = self.metadata or args
+        elif name == COMPANION_EVENT and isinstance(args.get("file"), str):
+            self.companions.append(args["file"])
+        elif name == COMPOSER_RANK_EVENT and type(args.get("value")) is int and 0 <= args["value"] < _MAX_RANKS:
+            self.composer_ranks.add(args["value"])
+        elif name == "process_name" and isinstance(args.get("name"), str):
+            process.name = args["name"]
+            self.is_xprof = self.is_xprof or is_xprof_process(args["name"])
+        elif name == "process_labels" and isinstance(args.get("labels"), str):
+            process.label = args["labels"]

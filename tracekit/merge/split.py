@@ -1,0 +1,128 @@
+"""One trace into several, by time or by rank, each of which opens by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tracekit.errors import ConfigError, MergeError
+from tracekit.merge import MergeReport, Selection, merge_traces
+from tracekit.merge.execute.scratch import ScratchStore
+from tracekit.merge.inputs import gather
+from tracekit.storage import is_remote, refuse_existing, remove_all, without_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tracekit.merge.input import Input
+
+__all__ = ["Part", "split"]
+
+_MOST_PARTS: Final = 1000
+_HOLE: Final = "{part}"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part.
+
+    Attributes:
+        name: "000", "001" ... for spans of time, "rank0" ... for ranks.
+        words: What is in it.
+        select: The same for a merge.
+        output: The file.
+        report: What became of it; None for a part in which nothing happened, and that was not written.
+    """
+
+    name: str
+    words: str
+    select: Selection
+    output: str
+    report: MergeReport | None = None
+
+
+def split(
+    path: str,
+    output: str,
+    *,
+    seconds: Decimal | None = None,
+    overwrite: bool = False,
+    progress: Callable[[float, str], None] | None = None,
+) -> list[Part]:
+    """Write the parts of a trace. The trace is read once for each, and once before.
+
+    A slice that reaches over the border of two spans of time is in both, whole.
+
+    Args:
+        path: The trace.
+        output: The file or URL of a part, with ``{part}`` in it.
+        seconds: How long a part is; None: every rank is a part.
+        overwrite: Whether files that are there may be replaced.
+        progress: Called now and then with the share that is done, 0 to 1, and with what is being done.
+
+    Returns:
+        All parts, those without events as well.
+
+    Raises:
+        ConfigError: The output has no place for the part, or the parts would be too many.
+        MergeError: The trace has no events.
+        StorageError: The trace cannot be read, a part cannot be written or is there already.
+        TraceFormatError: It is not a trace.
+    """
+    if _HOLE not in output:
+        raise ConfigError(f"{output}: the name of the parts needs a place for their number: {_HOLE}")
+    if seconds is not None and not 0 < seconds < 10**9:
+        raise ConfigError(f"the length of a part must be a number of seconds above 0, not {seconds}")
+    if progress is not None:
+        progress(0.0, f"reading {without_secrets(path)}")
+    with ScratchStore() as store:
+        (item,), _ = gather([(path, True)], {}, store=store)
+    parts = _ranks(item, output) if seconds is None else _spans(item, output, seconds)
+    if not overwrite:
+        for part in parts:
+            refuse_existing(part.output)
+    return [_write(path, part, number / len(parts), overwrite, progress) for number, part in enumerate(parts)]
+
+
+def _ranks(item: Input, output: str) -> list[Part]:
+    return [
+        Part(f"rank{rank}", f"rank {rank}", Selection(ranks={rank}), output.replace(_HOLE, f"rank{rank}"))
+        for rank in sorted(item.ranks)
+    ]
+
+
+def _spans(item: Input, output: str, seconds: Decimal) -> list[Part]:
+    lowest = item.first_ns
+    if lowest is None or item.highest_ns is None:
+        raise MergeError(f"{item.shown}: holds no events that could be split")
+    count = int(Decimal(item.highest_ns - lowest) / 10**9 / seconds) + 1
+    if count > _MOST_PARTS:
+        raise ConfigError(
+            f"{item.shown}: parts of {seconds} s would be {count:,}; give a length that makes at most {_MOST_PARTS:,}"
+        )
+    parts = []
+    for number in range(count):
+        start, end = number * seconds, (number + 1) * seconds
+        name = f"{number:03d}"
+        select = Selection(time_window=(start, end))
+        parts.append(Part(name, f"{start} s to {end} s", select, output.replace(_HOLE, name)))
+    return parts
+
+
+def _write(path: str, part: Part, done: float, overwrite: bool, progress: Callable[[float, str], None] | None) -> Part:
+    if progress is not None:
+        progress(done, f"writing {part.words}")
+    report = merge_traces(part.output, [path], overwrite=overwrite, select=part.select)
+    if not any(count for phase, count in report.events_out.items() if phase != "M"):
+        _remove(part.output)
+        return part
+    return Part(part.name, part.words, part.select, part.output, report)
+
+
+def _remove(path: str) -> None:
+    if is_remote(path):
+        remove_all(path)
+    else:
+        Path(path).unlink()

@@ -1,0 +1,137 @@
+"""The merged trace as Chrome JSON: the object form of the Trace Event Format, which every viewer reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.formats.json.repair import without_final_backslash
+from tracekit.formats.merged_head import END_EVENT, TOTALS_KEY
+from tracekit.formats.rank_trace import BASE_TIME_KEY
+from tracekit.formats.stack_frames import STACK_FRAMES
+from tracekit.formats.trace_event import Raw, encode_json
+from tracekit.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from tracekit.merge.input import Input
+    from tracekit.merge.plan.titles import Process
+    from tracekit.merge.plan.unit import MergePlan
+
+__all__ = ["JsonOutput", "JsonPart", "describe"]
+
+_FORMAT_VERSION: Final = 2
+
+
+class JsonPart:
+    """Encodes the events of a unit: as they are."""
+
+    is_text = True
+
+    def encode(self, events: bytes) -> bytes:
+        """Return what the next events add to the output."""
+        return events
+
+    def close(self, processes: Sequence[Process], closing: Callable[..., bytes]) -> Iterable[bytes]:
+        """Return what follows the events of the unit."""
+        del processes
+        return [without_final_backslash(closing())]
+
+
+class JsonOutput:
+    """A merged trace in JSON.
+
+    Args:
+        plan: The plan of the merge.
+    """
+
+    own_events = 1
+
+    def __init__(self, plan: MergePlan) -> None:
+        self._plan = plan
+
+    def head(self) -> bytes:
+        """Return everything up to the first event."""
+        return without_final_backslash(describe(self._plan)[:-1]) + b',"traceEvents":[\n'
+
+    def part(self, unit: int) -> JsonPart:
+        """Return the encoder of a unit."""
+        del unit
+        return JsonPart()
+
+    def tail(self, stack_frames: bytes, losses: list[dict[str, Any]]) -> bytes:
+        """Return what follows the last unit: an event, the table of stack frames where there are any, and totals.
+
+        Args:
+            stack_frames: The table, as JSON; empty without frames.
+            losses: The losses of the ranks during recording.
+        """
+        layout = self._plan.layout
+        pid = (layout.ranks[0][0] if layout.ranks else 0) * layout.stride + 1
+        event = {"ph": "M", "name": END_EVENT, "pid": pid, "tid": pid, "args": {}}
+        frames = b'"%b":%b,\n' % (STACK_FRAMES.encode(), stack_frames) if stack_frames else b""
+        totals = without_final_backslash(encode_json({"losses": losses}))
+        return b'%b\n],\n%b"%b":%b}\n' % (encode_json(event), frames, TOTALS_KEY.encode(), totals)
+
+
+def describe(plan: MergePlan) -> bytes:
+    """Return, as a JSON object, what a merged trace says about itself before its events.
+
+    These are decisions: how pids and ids are numbered, the clocks, and the devices.
+    """
+    inputs, layout = plan.inputs, plan.layout
+    own = {
+        "format_version": _FORMAT_VERSION,
+        "tracekit_version": __version__,
+        "pid_stride": layout.stride,
+        "ranks": layout.ranks,
+        "places": layout.places,
+        "hosts": any(item.names_hosts for item in inputs),
+        **({"collective_flows": layout.collective_flows} if layout.collective_flows else {}),
+        **plan.ranks.metadata(),
+    }
+    # The entries of ten thousand ranks are small as text.
+    clocks = [Raw(encode_json(clock.to_json())) for _, clock in sorted(plan.placement.clocks.items())]
+    info = _DistributedInfo()
+    devices: dict[bytes, None] = {}  # each once
+    for item in inputs:
+        header = item.head().header
+        info.take(header.get("distributedInfo"))
+        properties = header.get("deviceProperties")
+        devices.update(dict.fromkeys(map(encode_json, properties if isinstance(properties, list) else [])))
+    described: dict[str, Any] = {
+        "schemaVersion": 1,
+        "tracekit": {"merge": own, "clocks": {"ranks": clocks, "domains": plan.placement.domains}},
+        "deviceProperties": list(map(Raw, devices)),
+        "displayTimeUnit": "ms",
+    }
+    if info.of_all(inputs):
+        described["distributedInfo"] = info.of_all(inputs)
+    if plan.placement.base_ns:
+        described[BASE_TIME_KEY] = plan.placement.base_ns
+    return encode_json(described)
+
+
+class _DistributedInfo:
+    """The facts common to all inputs: the information of one rank, or backend and size of the run they share."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, Any] | None = None
+        self._shared: dict[str, Any] = {}
+
+    def take(self, info: Any) -> None:
+        """Add the information of an input, if it has any."""
+        if not isinstance(info, dict):
+            return
+        if self._first is None:
+            self._first, self._shared = info, {key: info[key] for key in ("backend", "world_size") if key in info}
+        self._shared = {key: value for key, value in self._shared.items() if info.get(key) == value}
+
+    def of_all(self, inputs: list[Input]) -> dict[str, Any]:
+        """Return what to say of these inputs."""
+        if self._first is not None and (
+            len(inputs) == 1
+            or (len({item.rank for item in inputs}) == 1 and not any(item.kind == "merged" for item in inputs))
+        ):
+            return self._first
+        return self._shared

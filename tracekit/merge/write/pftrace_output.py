@@ -1,0 +1,190 @@
+"""The merged trace in Perfetto's own format: exact ns since the epoch, nested tracks, units, arrows that cannot go wrong."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from tracekit import core
+from tracekit.errors import MergeError, StorageError
+from tracekit.formats.decimal_time import format_us, parse_us
+from tracekit.formats.merged_head import TOTALS_KEY
+from tracekit.formats.pftrace import clock_snapshot, flow_offset, metadata_value, root_track, sequence_packet
+from tracekit.formats.protobuf_wire import block
+from tracekit.formats.trace_event import UNSET, Event, Raw, decode_events, encode_events, encode_json
+from tracekit.merge.write.json_output import describe
+from tracekit.merge.write.pftrace_events import EventRecords, field_text
+from tracekit.merge.write.pftrace_packets import LAST_NS, MAX_TEXTS, PacketStore
+from tracekit.merge.write.pftrace_tracks import describe_tracks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from tracekit.merge.plan.titles import Process
+    from tracekit.merge.plan.unit import MergePlan
+    from tracekit.merge.write.pftrace_packets import AnyStore
+
+__all__ = ["PftraceOutput", "PftracePart"]
+
+MAX_MEMORY_BYTES: Final = 24 << 20
+"""Records that the core holds; further ones are in a temporary file."""
+
+_HEAD: Final = 1
+"""The head's sequence of packets; those of the parts follow."""
+
+_PIDS: Final = 2**31
+"""Process ids from here on have no track."""
+
+
+class PftraceOutput:
+    """A merged trace as Perfetto's TrackEvent packets.
+
+    Args:
+        merged: The facts common to all of it.
+
+    Raises:
+        MergeError: A rank is too high for process ids.
+    """
+
+    own_events = 0
+
+    def __init__(self, merged: MergePlan) -> None:
+        layout = merged.layout
+        highest = max((last for _, last in layout.ranks), default=0)
+        if (highest + 1) * layout.stride > _PIDS:
+            most = _PIDS // layout.stride - 1
+            raise MergeError(
+                f"rank {highest} does not fit into .pftrace, whose highest rank is {most} here; "
+                f"give lower ranks, or write .json"
+            )
+        self._base_ns = merged.placement.base_ns
+        self._description = describe(merged)
+        self._flow_offset = flow_offset(self._description)
+        self._start_ns = min((item.start_ns for item in merged.inputs if item.start_ns is not None), default=0)
+
+    def head(self) -> bytes:
+        """Return everything up to the first event."""
+        parts = [metadata_value("tracekit", self._description), block(60, root_track())]
+        self._description = b""
+        if self._start_ns:
+            # Not at the base, which may be months before the first event and would be part of the timeline.
+            parts.insert(0, clock_snapshot(self._start_ns, self._start_ns))
+        return b"".join(sequence_packet(_HEAD, part) for part in parts)
+
+    def part(self, unit: int) -> PftracePart:
+        """Return the encoder of some inputs."""
+        return PftracePart(_HEAD + 1 + unit, self._base_ns, self._flow_offset)
+
+    def tail(self, stack_frames: bytes, losses: list[dict[str, Any]]) -> bytes:
+        """Return what the ranks lost; packets need no end, and events have their stack frames as an argument."""
+        del stack_frames
+        totals = encode_json({"losses": losses})
+        return sequence_packet(_HEAD, metadata_value(TOTALS_KEY, totals)) if losses else b""
+
+
+class PftracePart:
+    """Encodes the events of one unit of inputs.
+
+    Args:
+        number: The sequence of packets, unique in the trace.
+        base_ns: The time that times of events count from.
+        flow_offset: A number that is added to the ids of flows.
+    """
+
+    is_text = False
+
+    def __init__(self, number: int, base_ns: int, flow_offset: int) -> None:
+        self._number = number
+        self._base_ns = min(base_ns, LAST_NS)
+        self._flow_offset = flow_offset
+        # Made at first use: until then a part can be copied and pickled.
+        self._store: AnyStore | None = None
+        self._records: EventRecords | None = None
+        self._file: IO[bytes] | None = None
+
+    def encode(self, events: bytes) -> bytes:
+        """Return the metadata among the next events; everything else is kept until `close`.
+
+        Raises:
+            ValueError: The text is not a run of events.
+            StorageError: The temporary file cannot be written.
+        """
+        if self._store is None:
+            self._metadata: Counter[str] = Counter()
+            self._store = (
+                PacketStore(self._number, MAX_TEXTS)
+                if core.merge is None
+                else core.merge.PftraceEncoder(
+                    self._number, self._base_ns, self._flow_offset, MAX_TEXTS, MAX_MEMORY_BYTES
+                )
+            )
+            self._records = EventRecords(self._store, self._base_ns, self._flow_offset)
+        out = b""
+        at, size = 0, len(events)
+        while at < size:
+            at, end = self._store.encode(events, at)
+            if at < end:  # events that the core does not know
+                out += self._add(events[at:end])
+                at = end
+        self._spill()
+        return out
+
+    def close(self, processes: Sequence[Process], closing: Callable[..., bytes]) -> Iterator[bytes]:
+        """Yield the names of the processes and threads, and the packets of all events but metadata.
+
+        Args:
+            processes: The processes in the order of display.
+            closing: Returns the metadata events that follow the others; see `UnitRewriter.closing`.
+
+        Raises:
+            StorageError: The temporary file cannot be written or read.
+        """
+        yield self.encode(closing(names=False))
+        yield b"".join(describe_tracks(self._number, processes))
+        while self._store is not None:
+            try:
+                piece = self._store.packets()
+            except OSError as error:
+                raise StorageError(f"the temporary data in {tempfile.gettempdir()} cannot be read: {error}") from error
+            if piece is None:
+                break
+            self._spill()
+            yield piece
+        if self._file is not None:
+            self._file.close()
+
+    def _spill(self) -> None:
+        if self._store is None or isinstance(self._store, PacketStore) or not self._store.is_full():
+            return
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="tracekit-")  # noqa: SIM115 - open as long as this object
+            self._store.spill(self._file.fileno())
+        except OSError as error:
+            if self._file is not None:
+                self._file.close()
+            raise StorageError(f"no room for temporary data in {tempfile.gettempdir()}: {error}") from error
+
+    def _add(self, events: bytes) -> bytes:
+        """Take events in the general way; returns those that are metadata."""
+        assert self._records is not None
+        out = b""
+        for event in decode_events(events.rstrip(b", \n")):
+            if event.ph == "M":
+                out += self._metadata_packet(event)
+            else:
+                self._records.add(event)
+        return out
+
+    def _metadata_packet(self, event: Event) -> bytes:
+        name = f"{field_text(event.name)} of process {event.pid}"
+        self._metadata[name] += 1
+        if self._metadata[name] > 1:
+            name += f" ({self._metadata[name]})"
+        if self._base_ns and event.ts is not UNSET:
+            # Like everything else here, which has no base.
+            time = parse_us(bytes(event.ts))
+            if time is not None:
+                event.ts = Raw(format_us(self._base_ns + time))
+        return sequence_packet(self._number, metadata_value(name, encode_events([event])))

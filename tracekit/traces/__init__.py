@@ -1,0 +1,1 @@
+"""Facts about traces that every tool shares, and the rules on their events."""

@@ -1,0 +1,173 @@
+"""Find events by name in the bytes of a trace, without reading the events between them."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from json import JSONDecoder
+from typing import TYPE_CHECKING, Final
+
+from tracekit.errors import StorageError
+from tracekit.formats.trace_event import REFUSED, UNSET, Event, decode_event, decode_unusual
+from tracekit.formats.trace_stream import open_trace
+from tracekit.storage import open_read, size_bytes, without_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import BinaryIO
+
+__all__ = ["find_events", "find_sampled_events"]
+
+_REACH_BYTES: Final = 64 * 1024
+"""An event that is larger is not found."""
+
+_SMALL_BYTES: Final = 4 * 1024
+_TRIES: Final = 16
+_TEXT_BYTES: Final = 1024 * 1024
+_MIN_SAMPLE_BYTES: Final = 1024 * 1024
+_MAX_SAMPLE_BYTES: Final = 16 * 1024 * 1024
+_SAMPLE_SHARE: Final = 1 / 20
+_PROBE_BYTES: Final = 32 * 1024
+_GPU_CATEGORIES: Final = (b'"kernel"', b'"gpu_')
+_DECODER: Final = JSONDecoder(strict=False)
+
+
+def find_events(
+    path: str, words: Sequence[bytes], follow: Callable[[Iterator[bytes]], Iterator[bytes]] = iter
+) -> Iterator[Event]:
+    """Yield the events of a trace that have a name with one of the given beginnings, in the order of the file.
+
+    Args:
+        path: File or URL of a trace in any form.
+        words: Beginnings of names as JSON, with the opening quote.
+        follow: Passes on the unpacked pieces of the trace, for who looks for something else in them.
+
+    Raises:
+        StorageError: The trace cannot be read.
+    """
+    with closing(open_trace(path)) as stream:
+        yield from _find(follow(iter(stream.read, b"")), words)
+
+
+def find_sampled_events(path: str, words: Sequence[bytes]) -> Iterator[Event] | None:
+    """Yield the same events from a few parts of a trace: its ends, and where the work of the GPU begins.
+
+    torch.profiler writes the work of the CPU before that of the GPU, each in the order of time. These parts hold the first and
+    the last events of both, so the samples of all ranks are of the same parts of a run.
+
+    Returns:
+        The events; None for a trace that cannot be read in parts (packed, foreign), or that is hardly larger than the sample.
+    """
+    size = size_bytes(path) or 0
+    sample_bytes = max(_MIN_SAMPLE_BYTES, min(int(size * _SAMPLE_SHARE), _MAX_SAMPLE_BYTES))
+    if size < 2 * sample_bytes:
+        return None
+    with closing(open_trace(path)) as stream:
+        if stream.foreign or stream.compressed:
+            return None
+    return _sampled(path, size, sample_bytes, words)
+
+
+def _sampled(path: str, size: int, sample_bytes: int, words: Sequence[bytes]) -> Iterator[Event]:
+    half, quarter = sample_bytes // 2, sample_bytes // 4
+    try:
+        with open_read(path) as file:
+            parts = [(0, half), (size - half, size)]
+            if not _has_gpu(file.read(half)) and _has_gpu(_part(file, size - half, size)):
+                begin = _begin_of_gpu(file, half, size - half)
+                parts = [(0, quarter), (begin - quarter, begin + quarter), (size - quarter, size)]
+            for start, end in parts:
+                yield from _find(iter([_part(file, start, end)]), words)
+    except OSError as error:
+        raise StorageError(f"{without_secrets(path)}: cannot be read: {error}") from error
+
+
+def _part(file: BinaryIO, start: int, end: int) -> bytes:
+    file.seek(start)
+    return file.read(end - start)
+
+
+def _has_gpu(text: bytes) -> bool:
+    return any(category in text for category in _GPU_CATEGORIES)
+
+
+def _begin_of_gpu(file: BinaryIO, low: int, high: int) -> int:
+    """Return about where the first event of a GPU is; there is one at the end of the range, and none at its start."""
+    while high - low > _PROBE_BYTES:
+        at = (low + high) // 2
+        if _has_gpu(_part(file, at, at + _PROBE_BYTES)):
+            high = at
+        else:
+            low = at
+    return high
+
+
+def _find(pieces: Iterator[bytes], words: Sequence[bytes]) -> Iterator[Event]:
+    """Yield the events of a text that comes in pieces."""
+    text, start = b"", 0
+    for piece in _joined(pieces):
+        last = piece is None
+        if piece is not None:
+            text += piece
+        end = len(text) if last else max(start, len(text) - _REACH_BYTES)
+        for at in _places(text, words, start, end):
+            event = _event_around(text, at)
+            if event is not None and event.name is not UNSET and bytes(event.name).startswith(tuple(words)):
+                yield event
+        kept = max(0, end - _REACH_BYTES)
+        text, start = text[kept:], end - kept
+
+
+def _joined(pieces: Iterator[bytes]) -> Iterator[bytes | None]:
+    """Yield pieces of about `_TEXT_BYTES`, and None at the end."""
+    batch: list[bytes] = []
+    for piece in pieces:
+        batch.append(piece)
+        if sum(map(len, batch)) >= _TEXT_BYTES:
+            yield b"".join(batch)
+            batch = []
+    yield b"".join(batch)
+    yield None
+
+
+def _places(text: bytes, words: Sequence[bytes], start: int, end: int) -> list[int]:
+    places = []
+    for word in words:
+        at = text.find(word, start, end + len(word))
+        while 0 <= at < end:
+            places.append(at)
+            at = text.find(word, at + 1, end + len(word))
+    return sorted(places)
+
+
+def _event_around(text: bytes, at: int) -> Event | None:
+    """Return the event that has a string at a place; None if the string belongs to a nested object."""
+    begin = at
+    for _ in range(_TRIES):
+        begin = text.rfind(b"{", max(0, at - _REACH_BYTES), begin)
+        if begin < 0:
+            break
+        end = _end_of_object(text, begin)
+        if end > at:
+            event = _decoded(text[begin:end])
+            return None if event is None or event.ph is UNSET else event
+    return None
+
+
+def _end_of_object(text: bytes, begin: int) -> int:
+    """Return where an object ends, after its brace; -1 where it is damaged or larger than an event that is looked for."""
+    for size in (_SMALL_BYTES, _REACH_BYTES):
+        try:
+            # Of these characters each is one byte.
+            return begin + _DECODER.raw_decode(text[begin : begin + size].decode("latin-1"))[1]
+        except (ValueError, RecursionError):
+            continue
+    return -1
+
+
+def _decoded(text: bytes) -> Event | None:
+    for decode in (decode_event, decode_unusual):
+        try:
+            return decode(text)
+        except REFUSED:
+            continue
+    return None

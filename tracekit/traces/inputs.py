@@ -1,0 +1,93 @@
+"""Find the traces that the user named, and the rank and base time that each of them states."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+from tracekit.errors import ConfigError
+from tracekit.formats import merged_head
+from tracekit.formats.kineto import rank_in_name, rank_of_header
+from tracekit.formats.merged_head import MERGED_KEY
+from tracekit.formats.rank_trace import BASE_TIME_KEY
+from tracekit.formats.trace_files import trace_files
+from tracekit.storage import basename, is_remote, same_file
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+__all__ = ["base_of", "find_traces", "merged_ranks", "recovered_copies", "stated_rank"]
+
+
+def find_traces(patterns: Sequence[str]) -> list[tuple[str, bool]]:
+    """Return the files that the patterns match, each once, and whether it was named itself (not by folder or glob).
+
+    Raises:
+        ConfigError: Nothing was named.
+        StorageError: A pattern matches nothing.
+    """
+    if not patterns:
+        raise ConfigError("no trace is named: give files, folders, globs or URLs")
+    found: dict[str, bool] = {}
+    places: dict[str, str] = {}
+    for pattern in patterns:
+        files = trace_files(pattern, flight_dumps=True, pipes=True)  # each trace is read once
+        named = len(files) == 1 and same_file(files[0], pattern)
+        for path in files:
+            key = path if is_remote(path) else str(PurePath(path))
+            # Two names of one file are one, also where one is a link.
+            key = places.setdefault(path if is_remote(path) else str(Path(path).resolve()), key)
+            found[key] = found.get(key, False) or named
+    # A damaged trace and its recovered copy would be counted twice.
+    return [
+        (path, named)
+        for path, named in sorted(found.items())
+        if named or found.keys().isdisjoint(recovered_copies(path))
+    ]
+
+
+def recovered_copies(path: str) -> list[str]:
+    """Return the names that `tracekit recover` gives the copy of a trace; nothing for other files."""
+    stem = re.sub(r"\.json(?:\.gz)?$", "", path)
+    return [] if stem == path else [f"{stem}.recovered.json", f"{stem}.recovered.json.gz"]
+
+
+def stated_rank(
+    path: str, header: dict[str, Any], metadata: dict[str, Any], composer_ranks: Collection[int] = ()
+) -> int | None:
+    """Return the rank that a trace states, inside or by its name; None when it does not.
+
+    Args:
+        path: The file.
+        header: The keys next to its events.
+        metadata: Those of a rank trace.
+        composer_ranks: The ranks in Composer's metadata; several where Composer has merged.
+    """
+    own = metadata.get("rank")
+    if isinstance(own, int) and not isinstance(own, bool) and own >= 0:
+        return own
+    stated = rank_of_header(header)
+    if stated is not None:
+        return stated[0]
+    return next(iter(composer_ranks)) if len(composer_ranks) == 1 else rank_in_name(basename(path))
+
+
+def merged_ranks(header: dict[str, Any]) -> Mapping[Any, int] | None:
+    """Return the rank of each ``pid`` of a merged trace; None when the header is not that of one."""
+    own = header.get(MERGED_KEY)
+    return merged_head.merged_ranks(header) if isinstance(own, dict) and "merge" in own else None
+
+
+def base_of(header: dict[str, Any], metadata: dict[str, Any]) -> int:
+    """Return the base of the times of a file in ns since the epoch; 0 if the file does not state it."""
+    viztracer = header.get("viztracer_metadata")
+    base = metadata.get(BASE_TIME_KEY, header.get(BASE_TIME_KEY))
+    if base is None and isinstance(viztracer, dict):
+        base = viztracer.get(BASE_TIME_KEY)
+    if isinstance(base, str) and base.isascii() and base.isdecimal() and len(base) < 20:
+        base = int(base)
+    if isinstance(base, float) and 0 < base < 2**62:
+        # A double holds it to 256 ns, and Kineto's bases are whole seconds.
+        base = round(base / 1e9) * 10**9
+    return base if isinstance(base, int) and not isinstance(base, bool) and 0 < base < 2**62 else 0

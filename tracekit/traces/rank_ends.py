@@ -1,0 +1,301 @@
+"""Wait for the end of a run: for the end records of its rank traces, and for their companion traces."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import posixpath
+import time
+import zlib
+from collections import defaultdict
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.errors import ConfigError, StorageError
+from tracekit.formats.rank_trace import COMPANION_EVENT, SUMMARY_EVENT
+from tracekit.storage import exists, expand, is_remote, open_read, without_secrets
+from tracekit.traces.rank_head import HEAD_BYTES, Head, read_head
+from tracekit.wording import counted, rank_spans
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+__all__ = ["RankEnds", "wait_for_ranks"]
+
+_MIN_PAUSE_S: Final = 0.05
+_MAX_PAUSE_S: Final = 1.0
+_HEAD_BYTES: Final = 8 * HEAD_BYTES
+_TAIL_BYTES: Final = 64 << 10
+_COMPANION: Final = f'"{COMPANION_EVENT}"'.encode()
+_SUMMARY: Final = f'"{SUMMARY_EVENT}"'.encode()
+_MAX_NAMED: Final = 5
+
+
+@dataclass(slots=True)
+class _RankFile:
+    """A rank trace as it was read last.
+
+    Attributes:
+        state: Size and modification time of a local file that can grow; None for other files.
+        head: The first record; None if the file is not a rank trace.
+        ended: The file has an end record.
+        closed: The array is closed, or the file was written at once.
+        companions: The paths of companion traces; None until they are read.
+    """
+
+    state: tuple[int, int] | None
+    head: Head | None = None
+    ended: bool = False
+    closed: bool = False
+    companions: list[str] | None = None
+
+
+@dataclass(slots=True)
+class RankEnds:
+    """The existing and the missing traces of a run.
+
+    Attributes:
+        traces: The rank traces and their companion traces.
+        without_trace: The ranks without a rank trace.
+        without_end: The ranks without an end record.
+        without_companion: Rank and path of each missing companion trace.
+    """
+
+    traces: list[str] = field(default_factory=list)
+    without_trace: list[int] = field(default_factory=list)
+    without_end: list[int] = field(default_factory=list)
+    without_companion: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """True if nothing is missing."""
+        return not (self.without_trace or self.without_end or self.without_companion)
+
+    def missing(self) -> list[str]:
+        """Return a sentence for each kind of missing trace."""
+        found = []
+        for ranks, what in ((self.without_trace, "rank trace"), (self.without_end, "end record in the rank trace")):
+            if ranks:
+                found.append(f"{rank_spans(ranks, most=_MAX_NAMED)} {'has' if len(ranks) == 1 else 'have'} no {what}")
+        found += [f"rank {rank} names {name}, which is not there" for rank, name in self.without_companion[:_MAX_NAMED]]
+        if (more := len(self.without_companion) - _MAX_NAMED) > 0:
+            found.append(
+                f"{counted(more, 'more trace')} that rank traces name {'is' if more == 1 else 'are'} not there"
+            )
+        return found
+
+
+def wait_for_ranks(
+    patterns: Sequence[str],
+    world_size: int,
+    timeout_s: float,
+    *,
+    run_id: str | None = None,
+    window: bool = False,
+    report: Callable[[RankEnds], None] | None = None,
+) -> RankEnds:
+    """Wait until ranks 0 to ``world_size - 1`` have ended and their companion traces exist, or for the timeout.
+
+    A rank has ended when a file of its newest attempt has an end record.
+
+    Args:
+        patterns: Files, folders, globs or URLs of the rank traces of one run.
+        world_size: The number of ranks.
+        timeout_s: Maximum time to wait; 0 looks once.
+        run_id: Ignore the files of other runs.
+        window: The files belong to one recording window: a rank has ended when its files are closed.
+        report: Called once with the state before waiting.
+
+    Raises:
+        ConfigError: The files are of several runs, and ``run_id`` is None.
+        StorageError: The storage cannot be reached at the timeout, and nothing was found before.
+    """
+    files = _Files(patterns, run_id, window=window)
+    deadline_s = time.monotonic() + timeout_s
+    pause_s = _MIN_PAUSE_S
+    while True:
+        left_s = deadline_s - time.monotonic()
+        found = files.look(world_size, last=left_s <= 0)
+        if found.complete or left_s <= 0:
+            if not found.traces and files.error is not None:
+                raise files.error
+            return found
+        if report is not None:
+            report(found)
+            report = None
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+
+
+class _Files:
+    """The rank traces of a run. Each look reads only files that have changed since the last one."""
+
+    def __init__(self, patterns: Sequence[str], run_id: str | None, *, window: bool) -> None:
+        self._patterns = patterns
+        self._run_id = run_id
+        self._window = window
+        self._files: dict[str, _RankFile] = {}
+        self._there: set[str] = set()  # companions
+        self.error: StorageError | None = None  # of the last look
+
+    def look(self, world_size: int, *, last: bool) -> RankEnds:
+        """Return the existing and the missing traces.
+
+        Args:
+            world_size: The number of ranks.
+            last: Also read the companions of files that are not closed.
+        """
+        self._refresh()
+        mine = {path: (file, file.head) for path, file in self._files.items() if file.head is not None}
+        runs = {head.run_id for _, head in mine.values()}
+        if self._run_id is None and len(runs) > 1:
+            raise ConfigError(f"the rank traces are of several runs; name one with --run: {', '.join(sorted(runs))}")
+        own: dict[int, list[tuple[str, _RankFile, Head]]] = defaultdict(list)
+        for path, (file, head) in mine.items():
+            if not head.child:
+                own[head.rank].append((path, file, head))
+        attempt = max((head.attempt for _, head in mine.values()), default=0)
+        found = RankEnds(traces=sorted(mine))
+        for rank in range(world_size):
+            newest = [(path, file) for path, file, head in own.get(rank, ()) if head.attempt == attempt]
+            if not newest:
+                found.without_trace.append(rank)
+            elif not self._has_ended([file for _, file in newest]):
+                found.without_end.append(rank)
+        for path, (file, head) in sorted(mine.items()):
+            if last or file.closed:
+                self._add_companions(found, path, file, head.rank)
+        return found
+
+    def _has_ended(self, files: list[_RankFile]) -> bool:
+        return any(file.ended for file in files) or (self._window and all(file.closed for file in files))
+
+    def _add_companions(self, found: RankEnds, path: str, file: _RankFile, rank: int) -> None:
+        if file.companions is None:
+            file.companions = _read(path)[0]
+        for companion in dict.fromkeys(file.companions):
+            if companion in self._there or _exists(companion):
+                self._there.add(companion)
+                found.traces.append(companion)
+            else:
+                found.without_companion.append((rank, without_secrets(companion)))
+
+    def _refresh(self) -> None:
+        paths = set(self._expanded())
+        for path in self._files.keys() - paths:
+            del self._files[path]
+        # The writer removes a plain file after it has packed it.
+        for path in sorted(path for path in paths if f"{path}.gz" not in paths):
+            state = _state(path)
+            known = self._files.get(path)
+            if known is not None and (known.state is None or known.state == state):
+                continue
+            file = _examined(path, state)
+            if file.head is not None and (file.head.dump or self._run_id not in (None, file.head.run_id)):
+                file.head = None
+            self._files[path] = file
+        for path in [path for path in self._files if f"{path}.gz" in paths]:
+            del self._files[path]
+
+    def _expanded(self) -> Iterator[str]:
+        self.error = None
+        for pattern in self._patterns:
+            # A name that ends with .gz is written plain until it is complete.
+            for one in dict.fromkeys((pattern, pattern.removesuffix(".gz"))):
+                try:
+                    yield from expand(one, (".json", ".json.gz"))
+                except StorageError as error:  # no file yet, or a failing storage
+                    self.error = error
+
+
+def _state(path: str) -> tuple[int, int] | None:
+    """Return size and modification time of a local plain file; None for packed files and objects, which do not grow."""
+    if is_remote(path) or path.endswith(".gz"):
+        return None
+    try:
+        found = os.stat(path)  # noqa: PTH116 - of thousands, at each look
+    except OSError:
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
+
+
+def _examined(path: str, state: tuple[int, int] | None) -> _RankFile:
+    """Read the head and the end of a file that can grow, and all of any other file."""
+    file = _RankFile(state, closed=state is None)
+    try:
+        with open_read(path) as stream:
+            head = read_head(stream.read(_HEAD_BYTES), packed=path.endswith(".gz"))
+            if not isinstance(head, Head):
+                return file
+            file.head = head
+            if state is not None:
+                stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                lines = stream.read().splitlines()
+                file.closed = bool(lines) and lines[-1] == b"]"
+                file.ended = _is_end(next((line for line in reversed(lines) if line not in (b"", b"]")), b""))
+                return file
+    except (StorageError, OSError):
+        return file
+    file.companions, file.ended = _read(path)
+    return file
+
+
+def _is_end(line: bytes) -> bool:
+    event = _event(line) if _SUMMARY in line else None
+    return event is not None and event.get("name") == SUMMARY_EVENT
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """Return the event in a line of a rank trace; None if it is cut."""
+    try:
+        event = json.loads(line.strip().removesuffix(b","))
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def _read(path: str) -> tuple[list[str], bool]:
+    """Return the companion traces of a file, and True if it has an end record. Reads as far as possible."""
+    companions: list[str] = []
+    last = b""
+    with ExitStack() as stack:
+        try:
+            stream: Any = stack.enter_context(open_read(path))
+            if path.endswith(".gz"):
+                stream = stack.enter_context(gzip.open(stream))
+            elif is_remote(path):
+                stream = io.BufferedReader(stream)  # fsspec's own readline is slow
+            for line in stream:
+                if _COMPANION in line:
+                    companions += _companion(path, line)
+                last = line if len(line) > len(b"]\n") else last
+        except (StorageError, OSError, EOFError, zlib.error):
+            pass
+    return companions, _is_end(last)
+
+
+def _companion(path: str, line: bytes) -> list[str]:
+    """Return the path of the companion trace in a line of a rank trace."""
+    event = _event(line)
+    args = None if event is None or event.get("name") != COMPANION_EVENT else event.get("args")
+    if not isinstance(args, dict) or not isinstance(name := args.get("path", args.get("file")), str):
+        return []
+    if "\0" in name or (is_remote(name) and not is_remote(path)):
+        return []
+    if is_remote(name) or Path(name).is_absolute():
+        return [name]
+    if not is_remote(path):
+        return [os.path.normpath(Path(path).resolve().parent / name)]
+    scheme, _, inner = path.partition("://")
+    return [f"{scheme}://{posixpath.normpath(posixpath.join(posixpath.dirname(inner), name))}"]
+
+
+def _exists(path: str) -> bool:
+    try:
+        return exists(path)
+    except (StorageError, OSError, ValueError):
+        return False

@@ -1,0 +1,207 @@
+"""Read the head of a file: the rank trace it belongs to, or the other kind of trace that it is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Final, TypeGuard
+
+from tracekit.formats.decimal_time import parse_us
+from tracekit.formats.gzip_codec import InflateError, inflater
+from tracekit.formats.rank_trace import BASE_TIME_KEY, DUMP_EVENT, LOSS_EVENT, LOST_EVENTS_KEY, METADATA_EVENT
+from tracekit.formats.segment_index import INDEX_KEY
+from tracekit.formats.trace_event import decode_json
+
+__all__ = ["HEAD_BYTES", "MAX_HEAD_BYTES", "Head", "Index", "OtherTrace", "lost_in", "read_head"]
+
+HEAD_BYTES: Final = 8192
+MAX_HEAD_BYTES: Final = 256 << 10
+
+_MAX_RANK: Final = 10_000_000
+_MAX_TEXT: Final = 200
+_METADATA: Final = re.compile(rb'\[\s*(\{[^\n]{0,60}"name":"%b"[^\n]*\}),?\r?\n' % METADATA_EVENT.encode())
+_BEGUN: Final = re.compile(rb'\[\s*\{[^\n]{0,60}"name":"%b"[^\n]*\Z' % METADATA_EVENT.encode())
+_TIME: Final = re.compile(rb'"ts":(\d{1,19}\.\d{3})\b')
+_LOSS: Final = re.compile(rb'\{[^\n]{0,60}"name":"%b"[^\n]*\}' % LOSS_EVENT.encode())
+_LOST: Final = re.compile(rb'"%b":(\d{1,18})\b' % LOST_EVENTS_KEY.encode())
+_DUMP: Final = re.compile(rb'\n\{[^\n]{0,60}"name":"%b"' % DUMP_EVENT.encode())
+_INDEX: Final = re.compile(rb'\A\s*\{\s*"%b"' % INDEX_KEY.encode())
+_COMPLETE: Final = re.compile(rb'"complete"\s*:\s*true')
+_RUN_ID: Final = re.compile(rb'"run_id"\s*:\s*("(?:[^"\\]|\\.)*")')
+_OTHER: Final = re.compile(
+    rb'\s*(?:\{.*?"(?:traceEvents|deviceProperties|displayTimeUnit)"\s*:|\[\s*\{.{0,400}?"ph"\s*:)', re.DOTALL
+)
+_RANK: Final = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*"rank"\s*:\s*(\d{1,8})\b')
+_NUMBERS: Final = re.compile(rb'"(rank|attempt|pid)"\s*:\s*(\d{1,12})\b')
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The first lines of a rank trace; see `tracekit.formats.rank_trace`.
+
+    Attributes:
+        run_id: The name of the run.
+        rank: The rank.
+        local_rank: Its number on its host.
+        world_size: The number of ranks.
+        node: The number of the host.
+        host: The name of the host.
+        pid: The process id.
+        attempt: The number of restarts by the launcher.
+        boot_id: The boot of the host; None if unknown.
+        start_ticks: The start time of the process; None if unknown.
+        child: True for a process that the rank has started, such as a worker of a data loader.
+        dump: True for a dump of a flight recorder, which repeats other files.
+        base_ns: The base of its times, ns since the epoch.
+        start_ns: The start of the recording, ns since the epoch.
+        first_ns: The first time in the file; None if the head has none.
+        body_at: The offset of the second record in the unpacked file.
+        loss: Start and end offset of the line that states losses; None without one.
+        lost_events: The number of lost events in that line.
+    """
+
+    run_id: str
+    rank: int
+    local_rank: int
+    world_size: int
+    node: int
+    host: str
+    pid: int
+    attempt: int
+    boot_id: str | None
+    start_ticks: int | None
+    child: bool
+    dump: bool
+    base_ns: int
+    start_ns: int
+    first_ns: int | None
+    body_at: int
+    loss: tuple[int, int] | None
+    lost_events: int
+
+    @property
+    def process(self) -> tuple[object, ...]:
+        """The identity of the process among those of its rank."""
+        return self.attempt, self.start_ns, self.host, self.boot_id, self.pid, self.start_ticks
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """The index of a recording on an object store.
+
+    Attributes:
+        run_id: The name of the run.
+        rank: The rank.
+        attempt: The number of restarts by the launcher.
+        pid: The process id.
+        complete: True if the recording has ended and everything is there.
+    """
+
+    run_id: str
+    rank: int
+    attempt: int
+    pid: int
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OtherTrace:
+    """A trace of another tool, such as torch.profiler, vLLM, sglang or JAX, or the result of a merge.
+
+    Attributes:
+        rank: The rank that its head states; None where it states none.
+    """
+
+    rank: int | None
+
+
+def read_head(data: bytes, *, packed: bool) -> Head | Index | OtherTrace | int | None:
+    """Return the facts in the first bytes of a file.
+
+    Args:
+        data: The first `HEAD_BYTES`, or more.
+        packed: True for gzip.
+
+    Returns:
+        The head of a rank trace, an index, or another trace; the number of bytes that are needed to decide; None for any
+        other file.
+    """
+    size = len(data)
+    if packed:
+        try:
+            data = inflater().decompress(data, MAX_HEAD_BYTES)
+        except InflateError:
+            return None
+    found = _METADATA.match(data)
+    if found is None:
+        if _INDEX.match(data):
+            return _index(data)
+        other = None if _BEGUN.match(data) else _other(data)
+        return 8 * HEAD_BYTES if other is None and size == HEAD_BYTES and data.lstrip()[:1] in (b"{", b"[") else other
+    try:
+        own: dict[str, Any] = dict(decode_json(found[1])["args"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    rank, run_id = own.get("rank"), own.get("run_id")
+    base_ns = _whole(own.get(BASE_TIME_KEY), 2**62)
+    if not _is_whole(rank) or rank > _MAX_RANK or not isinstance(run_id, str):
+        return None
+    loss, time = _LOSS.search(data, found.end()), _TIME.search(data, found.end())
+    clock = own.get("clock")
+    first_ns = None if time is None else parse_us(time[1])
+    boot_id, ticks = own.get("boot_id"), own.get("start_ticks")
+    return Head(
+        run_id=run_id[:_MAX_TEXT],
+        rank=rank,
+        local_rank=_whole(own.get("local_rank"), _MAX_RANK),
+        world_size=max(rank + 1, _whole(own.get("world_size"), _MAX_RANK)),
+        node=_whole(own.get("node"), _MAX_RANK),
+        host=str(own.get("host", ""))[:_MAX_TEXT],
+        pid=_whole(own.get("pid"), 2**32),
+        attempt=_whole(own.get("attempt"), 2**32),
+        boot_id=boot_id[:_MAX_TEXT] if isinstance(boot_id, str) else None,
+        start_ticks=ticks if _is_whole(ticks) else None,
+        child="parent_pid" in own,
+        dump=_DUMP.search(data, found.end(1)) is not None,
+        base_ns=base_ns,
+        start_ns=_whole(clock.get("wall_ns"), 2**62) if isinstance(clock, dict) else 0,
+        first_ns=None if first_ns is None else base_ns + first_ns,
+        body_at=found.end(1),
+        loss=None if loss is None else loss.span(),
+        lost_events=0 if loss is None else lost_in(loss[0]),
+    )
+
+
+def lost_in(line: bytes) -> int:
+    """Return the number of lost events in a line that states losses; 0 for any other text."""
+    found = _LOST.search(line)
+    return 0 if found is None else int(found[1])
+
+
+def _other(data: bytes) -> OtherTrace | None:
+    if not _OTHER.match(data):
+        return None
+    rank = _RANK.search(data)
+    return OtherTrace(None if rank is None else int(rank[1]))
+
+
+def _index(data: bytes) -> Index | None:
+    # The identity comes before the list of segments, which may be long.
+    begin = data.partition(b'"segments"')[0]
+    run_id = _RUN_ID.search(begin)
+    numbers = {name.decode(): int(value) for name, value in _NUMBERS.findall(begin)}
+    if run_id is None or len(numbers) != 3:
+        return None
+    try:
+        name = decode_json(run_id[1])
+    except ValueError:
+        return None
+    return Index(str(name)[:_MAX_TEXT], **numbers, complete=_COMPLETE.search(begin) is not None)
+
+
+def _is_whole(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _whole(value: Any, maximum: int) -> int:
+    return value if _is_whole(value) and value <= maximum else 0
