@@ -1,0 +1,124 @@
+"""Counters over time, of all ranks on one scale."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tracekit.explain.results import Result
+
+if TYPE_CHECKING:
+    from tracekit.explain.run import Run
+
+__all__ = ["Counter", "CounterReport", "CounterTime", "counters_of"]
+
+TIMES: Final = 96
+"""The maximum number of points of a counter."""
+
+MAX_COUNTERS: Final = 200
+
+# Events of torch's allocator are counters of each device; the device type 0 is the CPU.
+_MEMORY: Final = """
+    UNION ALL
+    SELECT coalesce(rank, -1), 'torch memory ' || CASE WHEN (args->>'Device Type')::INTEGER = 0 THEN 'CPU'
+            ELSE 'GPU ' || (args->>'Device Id') END,
+        unnest(['allocated_bytes', 'reserved_bytes']), start_ns,
+        unnest([(args->>'Total Allocated')::DOUBLE, (args->>'Total Reserved')::DOUBLE])
+    FROM events WHERE name = '[memory]' AND args LIKE '%"Total Allocated"%'"""
+
+_VALUES: Final = """
+CREATE TEMP TABLE counter_value AS
+WITH found AS (
+    SELECT coalesce(rank, -1) AS rank, left(name, 200) AS name, left(series, 200) AS key, time_ns, value FROM counters{memory}
+), kept AS (
+    SELECT name, key FROM found GROUP BY name, key ORDER BY count(*) DESC, name, key LIMIT {most}
+)
+SELECT found.* FROM found SEMI JOIN kept USING (name, key) WHERE abs(value) < 1e300"""
+
+_COUNTERS: Final = """
+WITH of_rank AS (
+    SELECT name, key, rank, count(*) AS count, arg_max(value, time_ns) AS last, min(value) AS low, max(value) AS high
+    FROM counter_value GROUP BY name, key, rank
+)
+SELECT name, key, list(rank ORDER BY rank), sum(count)::BIGINT, list(last ORDER BY rank), min(low), max(high)
+FROM of_rank GROUP BY name, key ORDER BY name, key"""
+
+_TIMES: Final = """
+WITH place AS (
+    SELECT min(time_ns) AS start_ns, greatest(1, ceil((max(time_ns) - min(time_ns) + 1) / {times})::BIGINT) AS width_ns
+    FROM counter_value
+), cell AS (
+    SELECT name, key, rank, (time_ns - start_ns) // width_ns * width_ns AS at_ns, avg(value) AS mean, min(value) AS low,
+        max(value) AS high
+    FROM counter_value, place GROUP BY ALL
+)
+SELECT name, key, at_ns, min(low), median(mean), max(high) FROM cell GROUP BY name, key, at_ns ORDER BY name, key, at_ns"""
+
+
+class CounterTime(Result, frozen=True):
+    """A counter at a time.
+
+    Attributes:
+        time_ns: The time since the first value of any counter.
+        low: The least value of any rank.
+        median: The median of the ranks' means.
+        high: The largest value of any rank.
+    """
+
+    time_ns: int
+    low: float
+    median: float
+    high: float
+
+
+class Counter(Result, frozen=True):
+    """A number of a counter, of all processes that have it.
+
+    Attributes:
+        name: The name of the counter.
+        key: The name of the number.
+        ranks: The ranks that have it.
+        values: The number of its values.
+        last: The last value of each rank.
+        low: The least value.
+        high: The largest value.
+        times: Its values over time, in order.
+    """
+
+    name: str
+    key: str
+    ranks: list[int]
+    values: int
+    last: list[float]
+    low: float
+    high: float
+    times: list[CounterTime]
+
+
+class CounterReport(Result, frozen=True):
+    """The counters.
+
+    Attributes:
+        counters: Those with the most values, at most 200, by name.
+        others: The number of counters beyond them.
+    """
+
+    counters: list[Counter]
+    others: int
+
+
+def counters_of(run: Run) -> CounterReport:
+    """Return the counters of a run, with the memory of torch's allocator."""
+    ((memory,),) = run.database.run("SELECT count(*) FROM (SELECT 1 FROM events WHERE name = '[memory]' LIMIT 1)")
+    database = run.with_args if memory else run.database
+    database.run(_VALUES.format(memory=_MEMORY if memory else "", most=MAX_COUNTERS))
+    ((whole,),) = database.run(
+        "SELECT count(*) FROM (SELECT DISTINCT left(name, 200), left(series, 200) FROM counters)"
+    )
+    times: dict[tuple[str, str], list[CounterTime]] = {}
+    for name, key, *values in database.run(_TIMES.format(times=TIMES)):
+        times.setdefault((name, key), []).append(CounterTime(*values))
+    found = [
+        Counter(name, key, ranks, count, last, low, high, times[name, key])
+        for name, key, ranks, count, last, low, high in database.run(_COUNTERS)
+    ]
+    return CounterReport(found, max(0, whole - MAX_COUNTERS))

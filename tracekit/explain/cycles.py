@@ -1,0 +1,135 @@
+"""Stage times of all ranks between two meetings of the ranks.
+
+Ranks that wait for each other all take the same time: the delay of one appears as waiting in all others, in a later
+stage. Up to a stage boundary, however, the late rank has used more time than the others. The *position* of a rank
+at a boundary is the sum of its stage times since the last meeting. The largest position of all ranks is the
+*frontier*; the growth of the frontier in a stage is the *exposed cost* of the stage, and waiting costs nothing.
+Only durations on the clock of each rank are compared: clocks need not be synchronized. The idea is that of
+StageFrontier, arXiv 2606.06751.
+
+Positions count from a meeting. The times show the stage where the ranks wait for each other: all ranks take the
+same time between two ends of this stage, and each takes its own time between two passes of any other boundary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tracekit.explain.arrays import np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracekit.explain.arrays import Floats
+
+__all__ = ["MIN_CYCLES", "Cycles", "StageCost", "find_cycles", "stage_costs"]
+
+MIN_CYCLES: Final = 3
+
+_ABOUT_EQUAL: Final = 1.1
+_KNOWN: Final = 3.0
+_MUCH_LESS: Final = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Cycles:
+    """Stage times from one meeting of the ranks to the next; from step to step where the ranks do not wait.
+
+    Attributes:
+        times: Shape (ranks, cycles, stages).
+        positions: Cumulative sums of the times over the stages, in the same shape.
+        order: The stage at each place of the last axis.
+        begins: The first step of each cycle.
+        waits: True if the ranks wait for each other in the last stage.
+    """
+
+    times: Floats
+    positions: Floats
+    order: list[int]
+    begins: list[int]
+    waits: bool
+
+    @property
+    def own_stages(self) -> int:
+        """The number of stages before the waiting stage; a rank can be slow in these."""
+        return len(self.order) - self.waits
+
+    @property
+    def length(self) -> float:
+        """The mean time of a cycle at the frontier."""
+        return float(self.positions[:, :, -1].max(axis=0).mean())
+
+    def step_of(self, cycle: int, place: int) -> int:
+        """Return the step of a stage of a cycle: a cycle that begins within a step ends in the next one."""
+        return self.begins[cycle] + (self.order[place] < self.order[0])
+
+
+@dataclass(frozen=True, slots=True)
+class StageCost:
+    """Cost of a stage for the run.
+
+    Attributes:
+        exposed: Mean growth of the frontier in the stage.
+        median: Mean over the cycles of the median rank's time.
+        led: Number of cycles with each rank as the frontier at the end of the stage.
+    """
+
+    exposed: float
+    median: float
+    led: list[int]
+
+
+def find_cycles(times: Floats, joined: Sequence[bool], meets: Sequence[bool]) -> Cycles | None:
+    """Find the stage where the ranks wait for each other, and cut the times at its ends.
+
+    Args:
+        times: Shape (ranks, steps, stages), of two ranks or more.
+        joined: True for each step that directly follows the one before, in all ranks.
+        meets: True for each stage that is known to synchronize the ranks, such as a collective.
+
+    Returns:
+        The cycles; None if there are fewer than `MIN_CYCLES`.
+    """
+    ranks, steps, stages = times.shape
+    if ranks < 2 or not stages or steps < MIN_CYCLES:
+        return None
+    follows = np.array(joined[1:], dtype=bool)
+    last, waits = _waiting_stage(times, follows, meets)
+    order = [*range(last + 1, stages), *range(last + 1)]
+    begins = list(range(steps))
+    if last != stages - 1:
+        begins = np.flatnonzero(follows).tolist()
+        rest, first = times[:, :-1, last + 1 :], times[:, 1:, : last + 1]
+        times = np.concatenate([rest, first], axis=2)[:, follows]
+    if len(begins) < MIN_CYCLES:
+        return None
+    return Cycles(times, np.cumsum(times, axis=2), order, begins, waits)
+
+
+def stage_costs(cycles: Cycles) -> list[StageCost]:
+    """Return the cost of each stage, in the order of the cycle."""
+    frontier = cycles.positions.max(axis=0)
+    exposed = np.diff(frontier, axis=1, prepend=0).mean(axis=0)
+    medians = np.median(cycles.times, axis=0).mean(axis=0)
+    leaders = cycles.positions.argmax(axis=0)
+    led = [np.bincount(leaders[:, place], minlength=len(cycles.times)).tolist() for place in range(len(cycles.order))]
+    return [StageCost(*cost) for cost in zip(exposed.tolist(), medians.tolist(), led, strict=True)]
+
+
+def _waiting_stage(times: Floats, follows: Floats, meets: Sequence[bool]) -> tuple[int, bool]:
+    """Return the stage that synchronizes the ranks, and True if the times show it."""
+    ranks, steps, stages = times.shape
+    ends = np.cumsum(times.reshape(ranks, -1), axis=1).reshape(ranks, steps, stages)
+    cycles = np.diff(ends, axis=1)[:, follows]
+    if not cycles.shape[1]:
+        return stages - 1, False
+    spreads = np.median(np.ptp(cycles, axis=0), axis=0)
+    least = spreads.min()
+    # A stage that is known for waiting may be a little worse than the best; of equal ones the last counts.
+    found = max(
+        (stage for stage in range(stages) if spreads[stage] <= (_KNOWN if meets[stage] else _ABOUT_EQUAL) * least),
+        key=lambda stage: (meets[stage], stage),
+    )
+    waits = meets[found] or bool(spreads[found] < _MUCH_LESS * np.median(spreads))
+    return (found, True) if waits else (stages - 1, False)

@@ -1,0 +1,343 @@
+"""Find markers that became slower between runs, or are slower on one rank than on another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.arguments import check_names, check_paths
+from tracekit.errors import ConfigError
+from tracekit.explain import CONFIDENCE, MIN_SHARE, MIN_VALUES
+from tracekit.explain.arrays import np
+from tracekit.explain.diff_results import STEP, Change, DiffSide, Presence, TraceDiff
+from tracekit.explain.noise import Correction
+from tracekit.explain.run import open_run
+from tracekit.explain.run_change import compare_runs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tracekit.arguments import Paths
+    from tracekit.explain.arrays import Floats
+    from tracekit.explain.run import Run
+
+__all__ = ["diff_traces"]
+
+_MAX_CELLS: Final = 8_000_000
+_MIN_STEPS: Final = 50
+_MAX_VALUES: Final = 4096
+_GATE_CONFIDENCE: Final = 0.99
+
+Key = tuple[str, str]
+"""Name and category of a marker."""
+
+_PLACES: Final = """
+CREATE TEMP TABLE place AS
+WITH own AS (
+    SELECT coalesce(rank, -1) AS rank, step, start_ns FROM steps WHERE coalesce(rank, -1) IN ({ranks})
+    QUALIFY count(*) OVER (PARTITION BY coalesce(rank, -1), step) = 1
+)
+SELECT rank, step, row_number() OVER (PARTITION BY rank ORDER BY start_ns) - 1 AS place
+FROM own ANTI JOIN (VALUES {excluded}) AS excluded(rank, step) USING (rank, step)"""
+
+_CELLS: Final = """
+SELECT label, place, sum(duration_ns)::DOUBLE AS total_ns, count(DISTINCT rank) AS ranks, count(*) AS slices,
+    sum(self_ns)::DOUBLE AS self_ns
+FROM slice JOIN place USING (rank, step) WHERE kind NOT IN ('frame', 'step') AND place < {kept}
+GROUP BY label, place ORDER BY label, place"""
+
+_STEPS: Final = """
+SELECT p.place, sum(s.duration_ns)::DOUBLE AS total_ns
+FROM steps s JOIN place p ON coalesce(s.rank, -1) = p.rank AND s.step = p.step
+WHERE p.place < {kept} GROUP BY p.place ORDER BY p.place"""
+
+_SLICES: Final = """
+WITH own AS (
+    SELECT label, duration_ns, row_number() OVER in_order - 1 AS number, count(*) OVER of_label AS slices,
+        sum(duration_ns) OVER of_label AS total_ns, sum(self_ns) OVER of_label AS self_ns
+    FROM slice WHERE kind NOT IN ('frame', 'step') AND rank IN ({ranks})
+    WINDOW of_label AS (PARTITION BY label), in_order AS (PARTITION BY label ORDER BY rank, start_ns, file, id)
+)
+SELECT label, duration_ns::DOUBLE AS value_ns, slices, total_ns::DOUBLE AS total_ns, self_ns::DOUBLE AS self_ns FROM own
+WHERE number % (2 ** ceil(log2(greatest(1.0, slices / {most}.0))))::BIGINT = 0 ORDER BY label, number"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """A marker on one side.
+
+    Attributes:
+        values: Its mean time on the ranks that have it, for each step that has it; without steps, the times of single slices.
+        count: The number of slices.
+        total_ns: The sum of their durations.
+        self_ns: The part that no inner slice covers.
+        ranks: Mean number of ranks that have it, in the steps that have it.
+        presence: The share of steps that have it.
+    """
+
+    values: Floats
+    count: int
+    total_ns: float
+    self_ns: float
+    ranks: float
+    presence: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One run.
+
+    Attributes:
+        shown: The files and ranks that were compared, and the number of steps.
+        series: The markers.
+        notes: Notes on the files and steps.
+    """
+
+    shown: DiffSide
+    series: dict[Key, _Series]
+    notes: list[str]
+
+    @property
+    def step_ns(self) -> float:
+        """The mean step; 0 without steps."""
+        return float(self.series[STEP, ""].values.mean()) if self.shown.steps else 0.0
+
+
+def diff_traces(
+    first: Paths,
+    second: Paths | None = None,
+    *,
+    baselines: Sequence[Paths] = (),
+    rank_a: int | None = None,
+    rank_b: int | None = None,
+    inside: Sequence[str] = (),
+    at_least: float = MIN_SHARE,
+    sure: float = CONFIDENCE,
+    cache: bool = True,
+    progress: Callable[[float, str], None] | None = None,
+) -> TraceDiff:
+    """Find the markers that became slower or faster from one run to another, with limits, and those that are new or gone.
+
+    Compares the mean time of each marker in a step or, where a run has fewer than five steps, in a slice. Warm-up steps do not
+    count.
+
+    Args:
+        first: Traces of the earlier run: files, folders, globs or URLs.
+        second: Traces of the later run; None to compare two ranks of the first.
+        baselines: Traces of further earlier runs. Their variation widens the limits; with none, it is unknown.
+        rank_a: Only this rank of the earlier runs.
+        rank_b: Only this rank of the later run.
+        inside: Names of markers that are not compared, since they only enclose others.
+        at_least: Least change to report, as a share of the step; without steps, of the slice.
+        sure: Probability that no marker of equal runs is reported.
+        cache: False to keep no tables.
+        progress: Called with the completed share of the work, 0 to 1, and a description of the current part.
+
+    Raises:
+        ConfigError: Nothing was named, several runs of one rank or one trace twice for one side, or a rank is not there.
+        StorageError: A file cannot be read, or the cache cannot be written.
+        TraceFormatError: A file that was named is not a trace.
+        MissingExtraError: DuckDB is not installed.
+    """
+    for name, value in (("at_least", at_least), ("sure", sure)):
+        if not 0 <= value < 1:
+            raise ConfigError(f"{name}={value!r}: a share from 0 to below 1")
+    before = [check_paths("first", first), *(check_paths("baselines", paths) for paths in baselines)]
+    after = before[0] if second is None else check_paths("second", second)
+    check_names("inside", inside)
+    if second is None and (rank_a is None or rank_b is None or rank_a == rank_b):
+        raise ConfigError("one run alone can only be compared by its ranks: name two different ones, rank_a and rank_b")
+    wanted = [*((paths, rank_a) for paths in before), (after, rank_b)]
+    sides = [_read(*one, inside, cache, _part(progress, at, len(wanted))) for at, one in enumerate(wanted)]
+    if not all(side.shown.steps for side in sides):
+        sides = [
+            _read(*one, inside, cache, None, by_steps=False) if side.shown.steps else side
+            for one, side in zip(wanted, sides, strict=True)
+        ]
+    *ours, theirs = sides
+    notes = list(dict.fromkeys(note for side in sides for note in side.notes))
+    if second is not None and len(ours) == 1:
+        notes.append("one run a side: the limits hold within these two runs, the variation from run to run is unknown")
+    changes, untested = _compare(ours, theirs, sure)
+    if untested:
+        notes.append(f"{untested:,} markers have fewer than {MIN_VALUES} values on a side and are not compared")
+
+    def is_named(change: Change) -> bool:
+        effect = change.ratio - 1 if change.share_of_step is None else change.share_of_step
+        return change.chance <= 1 - sure and abs(effect) >= at_least
+
+    return TraceDiff(
+        before=DiffSide(
+            files=[path for side in ours for path in side.shown.files],
+            ranks=sorted({rank for side in ours for rank in side.shown.ranks}),
+            steps=min(side.shown.steps for side in ours),
+        ),
+        after=theirs.shown,
+        baselines=len(ours),
+        step=next((change for change in changes if change.name == STEP), None),
+        slower=sorted((one for one in changes if is_named(one) and one.ratio > 1), key=_by_cost),
+        faster=sorted((one for one in changes if is_named(one) and one.ratio <= 1), key=_by_cost),
+        unchanged=[one for one in changes if not is_named(one)],
+        new=_only(theirs, ours),
+        vanished=[
+            one for one in _only(ours[0], [theirs]) if all((one.name, one.category) in side.series for side in ours)
+        ],
+        notes=notes,
+    )
+
+
+def _part(progress: Callable[[float, str], None] | None, at: int, of: int) -> Callable[[float, str], None] | None:
+    return None if progress is None else lambda done, what: progress((at + done) / of, what)
+
+
+def _by_cost(change: Change) -> tuple[bool, float, str]:
+    cost = change.after_ns - change.before_ns if change.share_of_step is None else change.share_of_step
+    return change.name != STEP, -abs(cost), change.name
+
+
+def _read(
+    patterns: Sequence[str],
+    rank: int | None,
+    inside: Sequence[str],
+    cache: bool,
+    progress: Callable[[float, str], None] | None,
+    *,
+    by_steps: bool = True,
+) -> _Side:
+    """Read one side; single slices are compared where there are too few steps, or ``by_steps`` says so."""
+    with open_run(patterns, inside=inside, cache=cache, progress=progress) as run:
+        if rank is not None and rank not in run.ranks:
+            there = ", ".join(map(str, run.ranks[:20])) or "none"
+            raise ConfigError(f"rank {rank} is not in the traces; there are: {there}")
+        ranks = run.ranks if rank is None else [rank]
+        timed = [own for own in ranks if own in run.steps.ranks]
+        steps = _place_steps(run, timed) if timed and by_steps else 0
+        if steps < MIN_VALUES:
+            steps, series = 0, _series_of_slices(run, ranks)
+        else:
+            ranks, series = timed, _series_of_steps(run, steps)
+            series[STEP, ""] = _whole_steps(run, timed, steps)
+        shown = DiffSide(files=[path for path, _ in run.files], ranks=ranks, steps=steps)
+        return _Side(shown, series, [*run.notes, *run.steps.notes])
+
+
+def _place_steps(run: Run, ranks: list[int]) -> int:
+    """Number the counted steps of each rank in order of time; return how many all ranks have, or at most can be compared."""
+    excluded = ["(NULL::BIGINT, NULL::BIGINT)"]
+    for rank in ranks:
+        own = run.steps.ranks[rank]
+        excluded += [f"({rank}, {number})" for number in own.numbers[~own.counts].tolist()]
+    run.database.run(_PLACES.format(ranks=", ".join(map(str, ranks)), excluded=", ".join(excluded)))
+    counts = dict(run.database.run("SELECT rank, count(*) FROM place GROUP BY rank"))
+    most = max(_MIN_STEPS, _MAX_CELLS // max(1, len(run.labels)))
+    return int(min(most, *(counts.get(rank, 0) for rank in ranks)))
+
+
+def _series_of_steps(run: Run, steps: int) -> dict[Key, _Series]:
+    columns = run.database.columns(_CELLS.format(kept=steps))
+    found: dict[Key, _Series] = {}
+    for label, own in _by_label(columns):
+        total, ranks = own["total_ns"], own["ranks"]
+        found[run.labels[label][:2]] = _Series(
+            values=(total / ranks)[total > 0],
+            count=int(own["slices"].sum()),
+            total_ns=float(total.sum()),
+            self_ns=float(own["self_ns"].sum()),
+            ranks=float(ranks.mean()),
+            presence=float((total > 0).sum()) / steps,
+        )
+    return found
+
+
+def _whole_steps(run: Run, ranks: list[int], steps: int) -> _Series:
+    columns = run.database.columns(_STEPS.format(kept=steps))
+    total = np.asarray(columns["total_ns"])
+    return _Series(total / len(ranks), steps * len(ranks), float(total.sum()), float(total.sum()), len(ranks), 1.0)
+
+
+def _series_of_slices(run: Run, ranks: list[int]) -> dict[Key, _Series]:
+    columns = run.database.columns(_SLICES.format(ranks=", ".join(map(str, ranks)) or "NULL", most=_MAX_VALUES))
+    return {
+        run.labels[label][:2]: _Series(
+            values=own["value_ns"][own["value_ns"] > 0],
+            count=int(own["slices"][0]),
+            total_ns=float(own["total_ns"][0]),
+            self_ns=float(own["self_ns"][0]),
+            ranks=1.0,
+            presence=1.0,
+        )
+        for label, own in _by_label(columns)
+    }
+
+
+def _by_label(columns: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+    """Return the rows of each label, which follow each other."""
+    labels = np.asarray(columns["label"])
+    starts = np.flatnonzero(np.append(True, labels[1:] != labels[:-1])) if len(labels) else labels
+    ends = np.append(starts[1:], len(labels))
+    return [
+        (int(labels[start]), {name: np.asarray(values[start:end]) for name, values in columns.items()})
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=len(labels) > 0)
+    ]
+
+
+def _compare(ours: list[_Side], theirs: _Side, sure: float) -> tuple[list[Change], int]:
+    """Compare the markers that all runs have; returns the changes, and how many have too few values."""
+    common = set(theirs.series).intersection(*(side.series for side in ours))
+    # A marker that is not in every step, or not on every rank, is compared where it is: the runs may differ in their ranks.
+    values = {key: [side.series[key].values for side in (*ours, theirs)] for key in sorted(common)}
+    tested = {key: own for key, own in values.items() if min(map(len, own)) >= MIN_VALUES}
+    step_ns = fmean(side.step_ns for side in ours)
+    found: list[Change] = []
+    for key, (*before, after) in tested.items():
+        change = compare_runs(before, after, Correction(2 * len(tested), sure))
+        alone = compare_runs(before, after, Correction(1, _GATE_CONFIDENCE))
+        if change is None or alone is None:
+            continue
+        each = fmean(side.series[key].presence for side in (*ours, theirs))
+        found.append(
+            Change(
+                name=key[0],
+                category=key[1],
+                before_ns=change.before,
+                after_ns=change.after,
+                self_change_ns=_self_ns(theirs, key) - fmean(_self_ns(side, key) for side in ours),
+                count_before=fmean(_each(side.series[key].count, side.series[key], side) for side in ours),
+                count_after=_each(theirs.series[key].count, theirs.series[key], theirs),
+                ratio=change.ratio,
+                low=change.low,
+                high=change.high,
+                chance=change.chance,
+                share_of_step=(change.after - change.before) * each / step_ns if step_ns else None,
+                lower_99=alone.low,
+                resolution=alone.resolution,
+            )
+        )
+    return found, len(values) - len(tested)
+
+
+def _self_ns(side: _Side, key: Key) -> float:
+    own = side.series[key]
+    return _each(own.self_ns, own, side)
+
+
+def _each(amount: float, series: _Series, side: _Side) -> float:
+    """Return an amount for each step of a rank that has the marker; without steps, for each slice."""
+    return amount / (side.shown.steps * (series.ranks or 1) if side.shown.steps else series.count)
+
+
+def _only(side: _Side, others: list[_Side]) -> list[Presence]:
+    """Return the markers that only one side has, the longest first."""
+    found = [
+        Presence(
+            name=name,
+            category=category,
+            count=own.count,
+            total_ns=int(own.total_ns),
+            each_ns=_each(own.total_ns, own, side),
+        )
+        for (name, category), own in side.series.items()
+        if all((name, category) not in other.series for other in others)
+    ]
+    return sorted(found, key=lambda one: (-one.total_ns, one.name, one.category))

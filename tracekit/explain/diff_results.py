@@ -1,0 +1,122 @@
+"""Changes between runs, as values; `TraceDiff.as_dict` is the JSON form (``schemas/diff.schema.json``)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tracekit.explain.results import Result
+
+__all__ = ["STEP", "Change", "DiffSide", "Presence", "TraceDiff"]
+
+STEP: Final = "(step)"
+"""How whole steps are called among the markers."""
+
+
+class Change(Result, frozen=True, kw_only=True):
+    """A marker that both sides have.
+
+    Attributes:
+        name: Its name; "(step)" for whole steps.
+        category: Its category.
+        before_ns, after_ns: Its mean time on each side, in a step that has it, on a rank that has it; without steps, of a slice.
+        self_change_ns: Mean change of its time outside of inner slices: separates a cause from markers that only enclose it.
+        count_before, count_after: Number of slices in a step; 1 without steps.
+        ratio: ``after_ns`` to ``before_ns``.
+        low, high: Limits of the true ratio, at the confidence asked for and for all markers together.
+        chance: Probability that any marker of equal runs would differ as much by chance.
+        share_of_step: Change of the mean step, as a share of the step before; null without steps.
+        lower_99: Lower 99 % limit of the true ratio of this marker alone.
+        resolution: Least slow-down of this marker alone that would be certain at 99 %, as a share.
+    """
+
+    name: str
+    category: str
+    before_ns: float
+    after_ns: float
+    self_change_ns: float
+    count_before: float
+    count_after: float
+    ratio: float
+    low: float
+    high: float
+    chance: float
+    share_of_step: float | None
+    lower_99: float
+    resolution: float
+
+    def is_slower_by(self, share: float) -> bool:
+        """Return True if it is slower by more than a share, and slower at all with 99 % confidence."""
+        return self.lower_99 > 1 and self.ratio - 1 > share
+
+
+class Presence(Result, frozen=True, kw_only=True):
+    """A marker that only one side has.
+
+    Attributes:
+        name: Its name.
+        category: Its category.
+        count: The number of slices.
+        total_ns: The sum of their durations.
+        each_ns: The same for a step; without steps, for a slice.
+    """
+
+    name: str
+    category: str
+    count: int
+    total_ns: int
+    each_ns: float
+
+
+class DiffSide(Result, frozen=True, kw_only=True):
+    """One side of the comparison.
+
+    Attributes:
+        files: The files that were read.
+        ranks: The ranks that were compared.
+        steps: The number of steps of each rank; 0 if single slices were compared. Of several earlier runs, the fewest.
+    """
+
+    files: list[str]
+    ranks: list[int]
+    steps: int
+
+
+class TraceDiff(Result, frozen=True, kw_only=True):
+    """Changes from the earlier runs to the later one. All times are nanoseconds.
+
+    Attributes:
+        before, after: The earlier runs, and the later one.
+        baselines: Number of earlier runs. With one, the limits do not hold the variation from run to run.
+        step: Whole steps; null with fewer than five.
+        slower: Markers that became slower, whole steps first, then those that cost most.
+        faster: Markers that became faster.
+        unchanged: The others that were compared.
+        new: Markers that only the later run has.
+        vanished: Markers that only the earlier runs have.
+        notes: Gaps of the comparison, and their reasons.
+    """
+
+    format_version: int = 2
+    before: DiffSide
+    after: DiffSide
+    baselines: int
+    step: Change | None
+    slower: list[Change]
+    faster: list[Change]
+    unchanged: list[Change]
+    new: list[Presence]
+    vanished: list[Presence]
+    notes: list[str]
+
+    @property
+    def compared(self) -> int:
+        """Number of markers that were compared, whole steps among them."""
+        return len(self.slower) + len(self.faster) + len(self.unchanged)
+
+    def named(self, name: str) -> list[Change]:
+        """Return the compared markers of this name, of any category."""
+        return [change for change in (*self.slower, *self.faster, *self.unchanged) if change.name == name]
+
+    def slower_by(self, share: float) -> list[Change]:
+        """Return the markers that became slower by more than a share: 0.05 for 5 %."""
+        return [change for change in self.slower if change.ratio - 1 > share]

@@ -1,0 +1,125 @@
+"""A difference as lines for a terminal; names are those of the trace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracekit.explain.diff_results import STEP
+from tracekit.explain.text import duration, shortened, table
+from tracekit.wording import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tracekit.explain.diff_results import Change, Presence, TraceDiff
+
+__all__ = ["diff_lines", "gate_line"]
+
+
+def diff_lines(diff: TraceDiff, top: int) -> Iterator[str]:
+    """Yield the lines of a difference.
+
+    Args:
+        diff: The difference.
+        top: Number of markers of each kind.
+    """
+    for name, side in (("before", diff.before), ("after", diff.after)):
+        runs = f"{counted(diff.baselines, 'run')}, " if name == "before" and diff.baselines > 1 else ""
+        ranks = f"rank {side.ranks[0]}" if len(side.ranks) == 1 else counted(len(side.ranks), "rank")
+        steps = counted(side.steps, "step") if side.steps else "no steps"
+        yield f"{name}: {runs}{counted(len(side.files), 'file')}, {ranks}, {steps}"
+    if diff.step is not None:
+        step = diff.step
+        yield f"step: {duration(step.before_ns)} -> {duration(step.after_ns)} ({_percent(step)})"
+        yield f"  {_sight(diff, step)}"
+    each = "a step" if diff.before.steps or diff.after.steps else "a slice"
+    yield from _changes("slower", diff.slower, each, top)
+    yield from _changes("faster", diff.faster, each, top)
+    yield from _presences("new", diff.new, each, top)
+    yield from _presences("gone", diff.vanished, each, top)
+    yield ""
+    if not diff.compared:
+        yield "nothing could be compared: no marker has enough values on both sides"
+    elif not diff.slower and not diff.faster:
+        yield "no marker became slower or faster"
+    if diff.compared:
+        yield f"{counted(len(diff.unchanged), 'marker')} compared without a change that is sure"
+    for note in diff.notes:
+        yield f"note: {note}"
+
+
+def gate_line(name: str, change: Change, share: float) -> str | None:
+    """Return the line on a gate that fails or cannot be judged; None if it is passed.
+
+    Args:
+        name: The name of the option.
+        change: The marker that the gate is on.
+        share: The slow-down that is not accepted.
+    """
+    what = "the step" if change.name == STEP else shortened(change.name)
+    if change.is_slower_by(share):
+        least = f"at least {change.lower_99 - 1:.1%} with 99% confidence"
+        return f"{name}: {what} is {change.ratio - 1:.1%} slower, more than {_plain(share)}; {least}"
+    if change.resolution > share:
+        seen = f"a slow-down below {change.resolution:.1%}" if change.resolution < 1 else "any slow-down"
+        return f"{name}: {what} cannot be judged: the noise hides {seen}, which is more than {_plain(share)}"
+    return None
+
+
+def _plain(share: float) -> str:
+    return f"{100 * share:.3g}%"
+
+
+def _sight(diff: TraceDiff, step: Change) -> str:
+    """Return what the comparison of steps can show."""
+    seen = (
+        f"a slow-down of {step.resolution:.1%} would be certain"
+        if step.resolution < 1
+        else "the noise hides any change"
+    )
+    if diff.baselines > 1:
+        return f"{seen}, with the variation between {diff.baselines} runs before"
+    return f"{seen} within these runs"
+
+
+def _percent(change: Change) -> str:
+    return f"{change.ratio - 1:+.1%}, at least {change.lower_99 - 1:+.1%} with 99% confidence"
+
+
+def _changes(title: str, changes: list[Change], each: str, top: int) -> Iterator[str]:
+    if not changes:
+        return
+    yield ""
+    yield f"{title} ({each})"
+    rows = [
+        (
+            shortened(change.name),
+            shortened(change.category, 16),
+            duration(change.before_ns),
+            duration(change.after_ns),
+            f"{change.ratio - 1:+.1%}",
+            "-" if change.share_of_step is None else f"{change.share_of_step:+.1%}",
+            f"{change.low - 1:+.1%} to {change.high - 1:+.1%}",
+            "-" if change.name == STEP else duration(change.self_change_ns),
+            f"{change.count_before:.4g} -> {change.count_after:.4g}",
+        )
+        for change in changes[:top]
+    ]
+    head = ("name", "category", "before", "after", "change", "of step", "limits", "of it self", "count")
+    yield from table(head, rows, left=2)
+    if len(changes) > top:
+        yield f"  and {len(changes) - top:,} more; --top N shows N, --json all"
+
+
+def _presences(title: str, found: list[Presence], each: str, top: int) -> Iterator[str]:
+    if not found:
+        return
+    yield ""
+    yield title
+    rows = [
+        (shortened(one.name), shortened(one.category, 16), f"{one.count:,}", duration(one.each_ns))
+        for one in found[:top]
+    ]
+    yield from table(("name", "category", "count", each), rows, left=2)
+    if len(found) > top:
+        yield f"  and {len(found) - top:,} more; --top N shows N, --json all"

@@ -1,0 +1,456 @@
+"""Where the time of the GPUs goes: idle time and its causes, kernels by type, launches, copies and memory.
+
+All figures come from the event table by SQL. They use the definitions of HolisticTraceAnalysis where it has one, and
+say so where they differ. A GPU is idle while none of its streams has an activity; an activity is a kernel, a copy or a fill.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+from tracekit.explain.results import Result
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+__all__ = [
+    "Collectives",
+    "Copies",
+    "GPUReport",
+    "GPUTime",
+    "Kernel",
+    "Launches",
+    "Memory",
+    "Stream",
+    "Table",
+    "explain_gpu",
+    "gpu_gaps",
+    "gpu_times",
+]
+
+_Row = TypeVar("_Row", bound=Result)
+
+
+class Table(Protocol):
+    """What answers SQL about the event table."""
+
+    def run(self, sql: str) -> Sequence[tuple[Any, ...]]:
+        """Return the rows of a statement's result."""
+
+
+class GPUTime(Result, frozen=True, kw_only=True):
+    """The time of one GPU from its first activity to the end of its last.
+
+    ``compute_ns`` and ``communication_ns`` overlap by ``hidden_ns``; copies and fills may overlap both.
+
+    Attributes:
+        rank: Its rank.
+        device: Its index.
+        span_ns: From the start of the first activity to the end of the last.
+        busy_ns: Time with any activity.
+        compute_ns: Time with a kernel that computes.
+        communication_ns: Time with a kernel that communicates.
+        hidden_ns: Time with both.
+        memory_ns: Time with a copy or a fill.
+        idle_ns: Time without any activity.
+        host_bound_ns: The part of ``idle_ns`` that ends with an activity launched after the GPU went idle.
+    """
+
+    rank: int | None
+    device: int
+    span_ns: int
+    busy_ns: int
+    compute_ns: int
+    communication_ns: int
+    hidden_ns: int
+    memory_ns: int
+    idle_ns: int
+    host_bound_ns: int
+
+
+class Stream(Result, frozen=True, kw_only=True):
+    """The idle time of one stream, between its first activity and its last.
+
+    A gap before an activity has one cause. HolisticTraceAnalysis calls the last two kinds together "kernel wait" and "other".
+
+    Attributes:
+        rank: The rank.
+        device: The index of the GPU.
+        stream: The number of the stream.
+        activities: How many kernels, copies and fills it ran.
+        busy_ns: Time with an activity.
+        host_bound_ns: Gaps before activities that the CPU launched after the one before had ended.
+        dependency_ns: The part of the other gaps in which another stream of the GPU was busy.
+        other_ns: The rest: short delays between activities, waits for another GPU, and activities without a known launch.
+        mean_queued: How many launched activities wait for their start, averaged over time.
+        max_queued: The most that wait at a time.
+    """
+
+    rank: int | None
+    device: int
+    stream: int
+    activities: int
+    busy_ns: int
+    host_bound_ns: int
+    dependency_ns: int
+    other_ns: int
+    mean_queued: float
+    max_queued: int
+
+
+class Kernel(Result, frozen=True, kw_only=True):
+    """The activities with one name on all GPUs.
+
+    Attributes:
+        name: The name.
+        type: "compute", "communication" or "memory".
+        ranks: On how many ranks it ran.
+        count: How often.
+        total_ns: The sum of all durations.
+        min_rank_ns: The sum of the rank with the least.
+        max_rank_ns: The sum of the rank with the most.
+        max_rank: The rank with the most.
+        longest_ns: The longest of all.
+    """
+
+    name: str
+    type: str
+    ranks: int
+    count: int
+    total_ns: int
+    min_rank_ns: int
+    max_rank_ns: int
+    max_rank: int | None
+    longest_ns: int
+
+
+class Launches(Result, frozen=True, kw_only=True):
+    """How the CPU of a rank launches activities on a GPU.
+
+    Attributes:
+        rank: The rank.
+        device: The index of the GPU.
+        count: How many activities have a known launch.
+        calls_ns: The time of the launching calls. One call that launches many activities, as a CUDA graph does, counts once.
+        median_latency_ns: From the end of the call to the start of the activity; 0 where it starts earlier.
+        p99_latency_ns: The same, 99th percentile.
+        max_latency_ns: The same, the longest.
+        short: How many kernels take less time than the call that launches them.
+    """
+
+    rank: int | None
+    device: int
+    count: int
+    calls_ns: int
+    median_latency_ns: int
+    p99_latency_ns: int
+    max_latency_ns: int
+    short: int
+
+
+class Copies(Result, frozen=True, kw_only=True):
+    """Copies and fills of one direction.
+
+    Attributes:
+        rank: The rank.
+        device: The index of the GPU.
+        direction: Such as "HtoD", or "fill".
+        count: How many.
+        size_bytes: What they moved, where the trace tells it.
+        total_ns: The sum of their durations.
+    """
+
+    rank: int | None
+    device: int
+    direction: str
+    count: int
+    size_bytes: int
+    total_ns: int
+
+
+class Memory(Result, frozen=True, kw_only=True):
+    """The memory of a device, from the events of torch's allocator.
+
+    Attributes:
+        rank: The rank.
+        device: The index of the GPU; -1 for the memory of the CPU.
+        allocations: How often memory was allocated.
+        allocated_bytes: The sum of these.
+        max_allocated_bytes: The most that was in use.
+        max_reserved_bytes: The most that was taken from the driver; None where the trace does not tell it.
+        max_at_ns: When the most was in use.
+    """
+
+    rank: int | None
+    device: int
+    allocations: int
+    allocated_bytes: int
+    max_allocated_bytes: int
+    max_reserved_bytes: int | None
+    max_at_ns: int
+
+
+class Collectives(Result, frozen=True, kw_only=True):
+    """The collectives of one kind and size in one process group.
+
+    Attributes:
+        group: The name of the process group, and its description where it has one.
+        group_size: How many ranks it has.
+        name: Such as "allreduce".
+        size_bytes: The size by NCCL's convention: of the larger buffer for all-gather and reduce-scatter, else of the input.
+        count: How many kernels of all ranks.
+        median_ns: The median of their durations, waiting included.
+        algbw_bytes_per_s: Size by duration. Where ranks and sequence numbers are known, the duration is that of the rank
+            that came last, which does not wait.
+        busbw_bytes_per_s: The same, times NCCL's factor for what each link carries.
+    """
+
+    group: str
+    group_size: int
+    name: str
+    size_bytes: int
+    count: int
+    median_ns: int
+    algbw_bytes_per_s: float
+    busbw_bytes_per_s: float
+
+
+class GPUReport(Result, frozen=True, kw_only=True):
+    """All about the GPUs of a run; lists are empty where the traces have no such events."""
+
+    gpus: list[GPUTime]
+    streams: list[Stream]
+    kernels: list[Kernel]
+    launches: list[Launches]
+    copies: list[Copies]
+    memory: list[Memory]
+    collectives: list[Collectives]
+
+
+def explain_gpu(table: Table) -> GPUReport:
+    """Explain the time of all GPUs in the event table.
+
+    Args:
+        table: The event table.
+    """
+    gpus = gpu_times(table)
+    return GPUReport(
+        gpus=gpus,
+        streams=_structs(Stream, table, _STREAMS),
+        kernels=_structs(Kernel, table, _KERNELS),
+        launches=_structs(Launches, table, _LAUNCHES),
+        copies=_structs(Copies, table, _COPIES),
+        memory=_structs(Memory, table, _MEMORY),
+        collectives=_structs(Collectives, table, _COLLECTIVES),
+    )
+
+
+def gpu_times(table: Table) -> list[GPUTime]:
+    """Return the time of each GPU. This creates the table of activities, which `gpu_gaps` asks."""
+    table.run(_ACTIVITIES)
+    return _structs(GPUTime, table, _GPU_TIME)
+
+
+def gpu_gaps(table: Table, most: int) -> list[tuple[Any, ...]]:
+    """Return the longest idle times: rank, device, start and length in ns, and the names of the activities around.
+
+    Args:
+        table: The event table.
+        most: The maximum number for each device.
+    """
+    return list(table.run(_GAPS.format(most=most)))
+
+
+def _structs(kind: type[_Row], table: Table, sql: str) -> list[_Row]:
+    return [kind(**dict(zip(kind.fields(), row, strict=True))) for row in table.run(sql)]
+
+
+# An activity that several launches claim, as after a wrap of correlation ids, takes the last one before it.
+_ACTIVITIES: Final = """
+CREATE OR REPLACE TEMP TABLE gpu_activity AS
+WITH activity AS (
+    SELECT id, file, rank, coalesce(device, pid, 0) AS device, coalesce(stream, tid) AS stream, name,
+        start_ns, start_ns + coalesce(duration_ns, 0) AS end_ns, correlation, bytes,
+        CASE WHEN category IN ('gpu_memcpy', 'Memcpy', 'gpu_memset', 'Memset') THEN 'memory'
+            WHEN category = 'collective_comm' OR regexp_matches(name,
+                'nccl|rccl|hccl|nvshmem|all_?reduce|reduce_?scatter|all_?gather|all_?to_?all', 'i') THEN 'communication'
+            ELSE 'compute' END AS type
+    FROM events
+    WHERE phase = 'X' AND category IN ('kernel', 'Kernel', 'gpu_memcpy', 'Memcpy', 'gpu_memset', 'Memset', 'collective_comm')
+), call AS (
+    SELECT file, rank, correlation, max(start_ns) AS call_ns, max(start_ns + coalesce(duration_ns, 0)) AS called_ns
+    FROM events
+    WHERE category IN ('cuda_runtime', 'cuda_driver', 'Runtime', 'mtia_runtime', 'xpu_runtime')
+        AND phase = 'X' AND correlation IS NOT NULL
+    GROUP BY file, rank, correlation
+)
+SELECT a.*, c.call_ns, c.called_ns FROM activity a
+LEFT JOIN call c ON a.file = c.file AND a.rank IS NOT DISTINCT FROM c.rank AND a.correlation = c.correlation"""
+
+_GPU_TIME: Final = """
+WITH ordered AS (
+    SELECT *, max(end_ns) OVER before AS busy_until_ns,
+        max(end_ns) FILTER (type = 'compute') OVER before AS compute_until_ns,
+        max(end_ns) FILTER (type = 'communication') OVER before AS communication_until_ns,
+        max(end_ns) FILTER (type <> 'memory') OVER before AS kernel_until_ns,
+        max(end_ns) FILTER (type = 'memory') OVER before AS memory_until_ns
+    FROM gpu_activity
+    WINDOW before AS (PARTITION BY rank, device ORDER BY start_ns, end_ns, id
+        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+), added AS (
+    SELECT rank, device, max(end_ns) - min(start_ns) AS span_ns,
+        sum(greatest(0, end_ns - greatest(start_ns, coalesce(busy_until_ns, start_ns)))) AS busy_ns,
+        coalesce(sum(greatest(0, end_ns - greatest(start_ns, coalesce(compute_until_ns, start_ns))))
+            FILTER (type = 'compute'), 0) AS compute_ns,
+        coalesce(sum(greatest(0, end_ns - greatest(start_ns, coalesce(communication_until_ns, start_ns))))
+            FILTER (type = 'communication'), 0) AS communication_ns,
+        coalesce(sum(greatest(0, end_ns - greatest(start_ns, coalesce(kernel_until_ns, start_ns))))
+            FILTER (type <> 'memory'), 0) AS kernel_ns,
+        coalesce(sum(greatest(0, end_ns - greatest(start_ns, coalesce(memory_until_ns, start_ns))))
+            FILTER (type = 'memory'), 0) AS memory_ns,
+        coalesce(sum(start_ns - busy_until_ns) FILTER (start_ns > busy_until_ns AND call_ns > busy_until_ns), 0) AS host_bound_ns
+    FROM ordered GROUP BY rank, device
+)
+SELECT rank, device, span_ns, busy_ns::BIGINT, compute_ns::BIGINT, communication_ns::BIGINT,
+    (compute_ns + communication_ns - kernel_ns)::BIGINT, memory_ns::BIGINT, (span_ns - busy_ns)::BIGINT, host_bound_ns::BIGINT
+FROM added ORDER BY rank, device"""
+
+# The activity before an idle time is the one that ends last.
+_GAPS: Final = """
+WITH ordered AS (
+    SELECT rank, device, start_ns, name, max(end_ns) OVER before AS until_ns FROM gpu_activity
+    WINDOW before AS (PARTITION BY rank, device ORDER BY start_ns, end_ns, id
+        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+), gap AS (
+    SELECT * FROM ordered WHERE start_ns > until_ns
+    QUALIFY row_number() OVER (PARTITION BY rank, device ORDER BY start_ns - until_ns DESC, start_ns) <= {most}
+)
+SELECT coalesce(g.rank, -1), g.device, until_ns, g.start_ns - until_ns, max(a.name), any_value(g.name)
+FROM gap g JOIN gpu_activity a ON g.until_ns = a.end_ns AND g.device = a.device AND g.rank IS NOT DISTINCT FROM a.rank
+GROUP BY g.rank, g.device, until_ns, g.start_ns"""
+
+# While a stream waits, what is busy is the other streams: the time that the GPU was busy before the end of the gap, less
+# that before its start.
+_STREAMS: Final = """
+WITH ordered AS (
+    SELECT *, max(end_ns) OVER before AS until_ns FROM gpu_activity
+    WINDOW before AS (PARTITION BY rank, device, stream ORDER BY start_ns, end_ns, id
+        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+), on_gpu AS (
+    SELECT *, coalesce(start_ns > max(end_ns) OVER before, true) AS begins FROM gpu_activity
+    WINDOW before AS (PARTITION BY rank, device ORDER BY start_ns, end_ns, id
+        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+), numbered AS (
+    SELECT *, sum(begins::INTEGER) OVER before AS number FROM on_gpu
+    WINDOW before AS (PARTITION BY rank, device ORDER BY start_ns, end_ns, id ROWS UNBOUNDED PRECEDING)
+), busy AS (
+    SELECT rank, device, min(start_ns) AS start_ns, max(end_ns) - min(start_ns) AS length_ns FROM numbered
+    GROUP BY rank, device, number
+), clock AS (
+    SELECT *, sum(length_ns) OVER (PARTITION BY rank, device ORDER BY start_ns) - length_ns AS before_ns FROM busy
+), gap AS (
+    SELECT *, start_ns - until_ns AS gap_ns, coalesce(call_ns > until_ns, false) AS host_bound FROM ordered
+    WHERE start_ns > until_ns
+), dependent AS (
+    SELECT gap.*, last.before_ns + least(gap.start_ns - last.start_ns, last.length_ns)
+        - first.before_ns - least(gap.until_ns - first.start_ns, first.length_ns) AS dependency_ns
+    FROM gap
+    ASOF JOIN clock AS last
+        ON gap.rank IS NOT DISTINCT FROM last.rank AND gap.device = last.device AND gap.start_ns >= last.start_ns
+    ASOF JOIN clock AS first
+        ON gap.rank IS NOT DISTINCT FROM first.rank AND gap.device = first.device AND gap.until_ns >= first.start_ns
+), gaps AS (
+    SELECT rank, device, stream, sum(gap_ns) FILTER (host_bound) AS host_bound_ns,
+        sum(dependency_ns) FILTER (NOT host_bound) AS dependency_ns, sum(gap_ns) FILTER (NOT host_bound) AS bound_ns
+    FROM dependent GROUP BY ALL
+), change AS (
+    SELECT rank, device, stream, call_ns AS at_ns, 1 AS added FROM gpu_activity WHERE call_ns <= start_ns
+    UNION ALL
+    SELECT rank, device, stream, start_ns, -1 FROM gpu_activity WHERE call_ns <= start_ns
+), queued AS (
+    SELECT *, sum(added) OVER moment AS queued, lead(at_ns) OVER moment - at_ns AS for_ns FROM change
+    WINDOW moment AS (PARTITION BY rank, device, stream ORDER BY at_ns, added DESC ROWS UNBOUNDED PRECEDING)
+), queues AS (
+    SELECT rank, device, stream, sum(queued * for_ns) / nullif(sum(for_ns), 0) AS mean_queued, max(queued) AS max_queued
+    FROM queued GROUP BY ALL
+), streams AS (
+    SELECT rank, device, stream, count(*) AS activities,
+        sum(greatest(0, end_ns - greatest(start_ns, coalesce(until_ns, start_ns)))) AS busy_ns
+    FROM ordered GROUP BY ALL
+)
+SELECT s.rank, s.device, s.stream, activities, busy_ns::BIGINT, coalesce(host_bound_ns, 0)::BIGINT,
+    coalesce(dependency_ns, 0)::BIGINT, coalesce(bound_ns - dependency_ns, 0)::BIGINT,
+    coalesce(mean_queued, 0)::DOUBLE, coalesce(max_queued, 0)::BIGINT
+FROM streams AS s
+LEFT JOIN gaps AS g ON s.rank IS NOT DISTINCT FROM g.rank AND s.device = g.device AND s.stream = g.stream
+LEFT JOIN queues AS q ON s.rank IS NOT DISTINCT FROM q.rank AND s.device = q.device AND s.stream = q.stream
+ORDER BY s.rank, s.device, s.stream"""
+
+_KERNELS: Final = """
+WITH of_rank AS (
+    SELECT name, type, rank, count(*) AS count, sum(end_ns - start_ns) AS total_ns, max(end_ns - start_ns) AS longest_ns
+    FROM gpu_activity GROUP BY name, type, rank
+)
+SELECT name, type, count(*), sum(count)::BIGINT, sum(total_ns)::BIGINT AS all_ns, min(total_ns)::BIGINT, max(total_ns)::BIGINT,
+    arg_max(rank, total_ns), max(longest_ns)
+FROM of_rank GROUP BY name, type ORDER BY all_ns DESC, name"""
+
+_LAUNCHES: Final = """
+WITH calls AS (
+    SELECT rank, device, sum(called_ns - call_ns) AS calls_ns
+    FROM (SELECT DISTINCT rank, device, correlation, call_ns, called_ns FROM gpu_activity WHERE call_ns IS NOT NULL)
+    GROUP BY rank, device
+), latency AS (
+    SELECT *, greatest(0, start_ns - called_ns) AS latency_ns FROM gpu_activity WHERE call_ns IS NOT NULL
+)
+SELECT l.rank, l.device, count(*), any_value(calls_ns)::BIGINT, quantile_cont(latency_ns, 0.5)::BIGINT,
+    quantile_cont(latency_ns, 0.99)::BIGINT, max(latency_ns),
+    count(*) FILTER (type <> 'memory' AND end_ns - start_ns < called_ns - call_ns)
+FROM latency AS l JOIN calls AS c ON l.rank IS NOT DISTINCT FROM c.rank AND l.device = c.device
+GROUP BY l.rank, l.device ORDER BY l.rank, l.device"""
+
+_COPIES: Final = """
+SELECT rank, device, CASE WHEN name LIKE 'Memset%' THEN 'fill'
+        ELSE coalesce(nullif(regexp_extract(name, '[HDPA]to[HDPA]'), ''), 'copy') END AS direction,
+    count(*), coalesce(sum(bytes), 0)::BIGINT, sum(end_ns - start_ns)::BIGINT AS total_ns
+FROM gpu_activity WHERE type = 'memory' GROUP BY rank, device, direction ORDER BY rank, device, total_ns DESC, direction"""
+
+# The device types of torch: 0 is the CPU, whose allocator has no reserve.
+_MEMORY: Final = """
+WITH change AS (
+    SELECT rank, start_ns, (args->>'Bytes')::BIGINT AS bytes, (args->>'Total Allocated')::BIGINT AS allocated_bytes,
+        (args->>'Total Reserved')::BIGINT AS reserved_bytes, (args->>'Device Type')::INTEGER AS device_type,
+        (args->>'Device Id')::INTEGER AS device
+    FROM events WHERE name = '[memory]' AND args IS NOT NULL
+)
+SELECT rank, CASE WHEN device_type = 0 THEN -1 ELSE device END AS device, count(*) FILTER (bytes > 0),
+    coalesce(sum(bytes) FILTER (bytes > 0), 0)::BIGINT, max(allocated_bytes), max(reserved_bytes) FILTER (device_type <> 0),
+    arg_max(start_ns, allocated_bytes)
+FROM change WHERE allocated_bytes IS NOT NULL GROUP BY rank, CASE WHEN device_type = 0 THEN -1 ELSE device END ORDER BY 1, 2"""
+
+# NCCL's factors: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+_COLLECTIVES: Final = """
+WITH told AS (
+    SELECT a.rank, a.start_ns, a.end_ns, lower(replace(args->>'Collective name', '_', '')) AS name,
+        args->>'Process Group Name' AS pg, args->>'Process Group Description' AS description,
+        args->>'Process Group Ranks' AS members, (args->>'Group size')::INTEGER AS group_size, (args->>'Seq')::BIGINT AS seq,
+        (args->>'In msg nelems')::BIGINT AS taken, (args->>'Out msg nelems')::BIGINT AS given,
+        CASE lower(args->>'dtype') WHEN 'double' THEN 8 WHEN 'long' THEN 8 WHEN 'float' THEN 4 WHEN 'int' THEN 4
+            WHEN 'half' THEN 2 WHEN 'bfloat16' THEN 2 WHEN 'short' THEN 2 ELSE 1 END AS item_bytes
+    FROM gpu_activity AS a JOIN events USING (file, id)
+    WHERE type = 'communication' AND args LIKE '%"Collective name"%'
+), sized AS (
+    SELECT *, item_bytes * CASE WHEN name LIKE '%gather%' OR name LIKE '%scatter%' THEN greatest(taken, given) ELSE taken END
+            AS size_bytes,
+        CASE WHEN seq IS NULL THEN end_ns - start_ns
+            ELSE min(end_ns - start_ns) OVER (PARTITION BY pg, members, name, seq) END AS transfer_ns
+    FROM told WHERE taken IS NOT NULL AND group_size > 0
+)
+SELECT coalesce(pg, '')
+        || CASE WHEN description IS NULL OR description IN ('', 'undefined') THEN '' ELSE ' (' || description || ')' END AS team,
+    group_size, name, size_bytes, count(*), quantile_cont(end_ns - start_ns, 0.5)::BIGINT,
+    sum(size_bytes) * 1e9 / nullif(sum(transfer_ns), 0),
+    sum(size_bytes) * 1e9 / nullif(sum(transfer_ns), 0) * CASE WHEN name LIKE 'allreduce%' THEN 2 * (group_size - 1) / group_size
+        WHEN name LIKE '%gather%' OR name LIKE '%scatter%' OR name LIKE 'alltoall%' THEN (group_size - 1) / group_size ELSE 1 END
+FROM sized GROUP BY team, group_size, name, size_bytes ORDER BY sum(end_ns - start_ns) DESC, team, name, size_bytes"""

@@ -1,0 +1,135 @@
+"""The losses of a run: while recording, as the traces state them, and while reading them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from tracekit.explain.inputs import recordings_of
+from tracekit.explain.results import Result
+from tracekit.formats.losses import CUT, DROPPED, Accounts, RecordedFile, RecordingLoss, losses_of_process
+from tracekit.formats.rank_trace import GAP_EVENT, LOST_EVENTS_KEY
+
+if TYPE_CHECKING:
+    from tracekit.explain.run import Run
+
+    Facts = dict[str, Any]
+
+__all__ = ["Loss", "LossReport", "ReadingLoss", "losses_of"]
+
+
+class Loss(Result, frozen=True):
+    """Something that a rank lost while it recorded.
+
+    Attributes:
+        rank: The rank.
+        path: The file that states it.
+        kind: "dropped" (events are missing), "failed" (a handler, a source or the schedule failed) or "cut" (the recording did
+            not end: its process was killed or is still running).
+        reason: The loss in the words of the file.
+        count: The number of events or failures; null if it is unknown.
+    """
+
+    rank: int
+    path: str
+    kind: str
+    reason: str
+    count: int | None
+
+
+class ReadingLoss(Result, frozen=True):
+    """Parts of a file that could not be read.
+
+    Attributes:
+        path: The file.
+        kind: The kind of damage, a word with underscores.
+        count: The number of places.
+    """
+
+    path: str
+    kind: str
+    count: int
+
+
+class LossReport(Result, frozen=True):
+    """The losses of a run.
+
+    Attributes:
+        recording: Losses while recording, as far as the traces state them.
+        reading: Parts that could not be read.
+        unusable: The number of events with a time or duration that is missing, negative or beyond all bounds.
+        unfinished: The number of slices that begin and never end, as those that were open when a process was killed.
+        stated: True if any trace states its losses; traces of other tools do not.
+    """
+
+    recording: list[Loss]
+    reading: list[ReadingLoss]
+    unusable: int
+    unfinished: int
+    stated: bool
+
+    @property
+    def lost_events(self) -> int:
+        """The number of events that are known to be missing from the recordings."""
+        return sum(loss.count or 0 for loss in self.recording if loss.kind == DROPPED)
+
+    @property
+    def cut(self) -> list[int]:
+        """The ranks with a recording that did not end: killed, or still running."""
+        return sorted({loss.rank for loss in self.recording if loss.kind == CUT})
+
+    @property
+    def unreadable(self) -> int:
+        """The number of places of the files where something could not be read or used."""
+        return sum(loss.count for loss in self.reading) + self.unusable
+
+    @property
+    def nothing(self) -> bool:
+        """True if nothing is known to be lost."""
+        return not (self.recording or self.unreadable or self.unfinished)
+
+
+def losses_of(run: Run) -> LossReport:
+    """Return the losses of a run."""
+    found: list[RecordingLoss] = []
+    processes: dict[tuple[Any, ...], list[int]] = {}
+    for number, facts in enumerate(run.facts):
+        account = facts["account"]
+        found += [RecordingLoss(**loss) for loss in account["losses"]]
+        if not facts["is_merged"] and facts["rank"] is not None and account["metadata"] and not account["is_dump"]:
+            known: list[Any] = [recording.process for recording in recordings_of(facts) if recording.known]
+            processes.setdefault((facts["rank"], *(known or [facts["path"]])), []).append(number)
+    gaps = _gap_events(run) if processes else {}
+    for (rank, *_), numbers in processes.items():
+        found += losses_of_process(rank, [_recorded(run.facts[number], gaps.get(number, 0)) for number in numbers])
+    ordered = sorted(set(found), key=lambda loss: (loss.rank, loss.path, loss.kind, loss.reason, loss.count or 0))
+    return LossReport(
+        recording=[Loss(*dataclasses.astuple(loss)) for loss in ordered],
+        reading=[
+            ReadingLoss(facts["path"], kind, count)
+            for facts in run.facts
+            for kind, count in facts["account"]["damage"].items()
+        ],
+        unusable=run.unusable,
+        unfinished=run.unfinished,
+        stated=bool(processes) or any(facts["is_merged"] for facts in run.facts),
+    )
+
+
+def _recorded(facts: Facts, gap_events: int) -> RecordedFile:
+    account = facts["account"]
+    accounts = Accounts(account["summary"], account["lost_events"], gap_events)
+    return RecordedFile(facts["path"], facts["base_ns"] + (facts["span"][0] or 0), account["is_cut"], accounts)
+
+
+def _gap_events(run: Run) -> dict[int, int]:
+    """Return the number of events that the gaps of each file lack; arguments are read only if there are gaps."""
+    gaps = f"FROM events WHERE phase = 'i' AND name = '{GAP_EVENT}'"
+    if not run.database.run(f"SELECT 1 {gaps} LIMIT 1"):
+        return {}
+    lost = f"try_cast(args->>'{LOST_EVENTS_KEY}' AS BIGINT)"
+    return dict(
+        run.with_args.run(
+            f"SELECT file, coalesce(sum(greatest(0, {lost})), 0)::BIGINT {gaps} AND args IS NOT NULL GROUP BY file"
+        )
+    )

@@ -1,0 +1,194 @@
+"""Means of correlated values and their standard errors.
+
+Step times depend on their neighbours: a rank that is slow now is likely to be slow in the next step. n such values
+carry less information than n independent ones; the *effective sample size* (ESS) is the number of independent
+values with the same information.
+
+The variance of the mean is estimated twice, and the larger estimate counts. The first takes the noise for an
+autoregressive process of order 1 and corrects its lag-1 correlation for bias (about (1 + 4r) / n, Kendall 1954).
+The second is the mean power of the six slowest cosines (Müller 2004; Lazarus, Lewis, Stock and Watson 2018), with
+as many degrees of freedom. It sees slow noise below fast noise: where half of the variance is AR(1) of 0.95 and
+half is white, the first alone accuses a quarter of the runs of two equal ranks and half of the runs of eight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tracekit.explain.arrays import medians, np, robust_deviation
+from tracekit.explain.student import MAX_FREEDOM, quantile
+
+if TYPE_CHECKING:
+    from tracekit.explain.arrays import Floats
+
+__all__ = [
+    "MIN_FREEDOM",
+    "Correction",
+    "MeanEstimate",
+    "block_means",
+    "critical_values",
+    "estimate_means",
+]
+
+MIN_FREEDOM: Final = 1.5
+"""Fewer degrees of freedom give no verdict: about 5 independent values."""
+
+_COSINES: Final = 6
+_LIMIT: Final = 8.0  # deviations from the median; see `_limited`
+_MAX_CORRELATION: Final = 0.999
+
+
+@dataclass(frozen=True, slots=True)
+class MeanEstimate:
+    """Means of series, and how well they are known. All attributes have one value for each series.
+
+    Attributes:
+        mean: The mean of the limited values: single values far off the median count as 8 robust deviations.
+        error: Standard error of the mean.
+        deviation: Standard deviation of the limited values.
+        ess: Effective sample size.
+        freedom: Degrees of freedom of Student's t for mean / error.
+    """
+
+    mean: Floats
+    error: Floats
+    deviation: Floats
+    ess: Floats
+    freedom: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """Several tests that share one probability of a false result (Bonferroni).
+
+    Attributes:
+        tests: Number of tests.
+        confidence: Probability that none of them gives a false result.
+    """
+
+    tests: int
+    confidence: float
+
+    @property
+    def tail(self) -> float:
+        """Probability of a false result for each test."""
+        return min(0.49, (1 - self.confidence) / self.tests)
+
+
+def estimate_means(series: Floats) -> MeanEstimate:
+    """Estimate the mean of each row.
+
+    The rows are of equal kind, such as the ranks of a run, and share the estimate of their correlation. A row that is much more
+    correlated than the others counts as such.
+
+    Args:
+        series: Shape (rows, values), in order of time; `MIN_VALUES` or more values.
+    """
+    count = series.shape[-1]
+    values = _limited(series)
+    mean = values.mean(axis=-1)
+    centred = values - mean[:, None]
+    # Rounding makes constant values differ by some 1e-16 of their size.
+    squares = (centred * centred).sum(axis=-1)
+    varies = squares > count * (1e-9 * np.abs(mean)) ** 2
+    squares = np.where(varies, squares, 1.0)
+    lag_1 = (centred[:, 1:] * centred[:, :-1]).sum(axis=-1) / squares
+    correlation = np.clip(lag_1 + (1 + 4 * lag_1) / count, 0.0, _MAX_CORRELATION)
+    inflation = (1 + correlation) / (1 - correlation)
+    # The sample variance is too small by the variance of the mean itself.
+    variance = squares / (count - 1) / np.maximum(0.3, 1 - inflation / count)
+    by_cosines, cosines = _inflation_by_cosines(centred, variance)
+    inflation, freedom = _common_inflation(np.log(inflation[varies]), np.log(by_cosines[varies]), count, cosines)
+    ess = np.full(len(series), float(count))
+    ess[varies] = count / inflation
+    degrees = np.full(len(series), MAX_FREEDOM)
+    degrees[varies] = freedom
+    deviation = np.where(varies, np.sqrt(variance), 0.0)
+    return MeanEstimate(
+        mean=mean,
+        error=deviation / np.sqrt(ess),
+        deviation=deviation,
+        ess=ess,
+        freedom=np.maximum(degrees, 1.0),
+    )
+
+
+def block_means(series: Floats, most: int) -> Floats:
+    """Return means of blocks of consecutive values, such as the collectives of a step, which share their delay.
+
+    Args:
+        series: Shape (rows, values).
+        most: Maximum number of blocks. Values at the beginning that fill no block are left out.
+    """
+    rows, count = series.shape
+    size = max(1, -(-count // most))
+    means: Floats = series[:, count % size :].reshape(rows, -1, size).mean(axis=2)
+    return means
+
+
+def critical_values(tail: float, freedom: Floats) -> Floats:
+    """Return Student's t for each number of degrees of freedom.
+
+    Degrees of freedom are rounded down (to quarters below 30, to tens above), so that few values are computed.
+
+    Args:
+        tail: Probability of a larger value, 0 < tail < 0.5.
+        freedom: Degrees of freedom, 1 or more.
+    """
+    rounded = np.where(freedom < 30, np.floor(4 * freedom) / 4, np.floor(freedom / 10) * 10)
+    known, places = np.unique(np.minimum(rounded, MAX_FREEDOM), return_inverse=True)
+    found: Floats = np.array([quantile(tail, float(one)) for one in known])[places.reshape(freedom.shape)]
+    return found
+
+
+def _limited(series: Floats) -> Floats:
+    """Limit values to 8 robust deviations around the median, so that one stall does not hide a slow rank."""
+    middle = medians(series)[:, None]
+    deviation = robust_deviation(series, middle)
+    reach = _LIMIT * np.maximum(deviation, np.median(deviation))[:, None]
+    return np.where(reach > 0, np.clip(series, middle - reach, middle + reach), series)
+
+
+def _inflation_by_cosines(centred: Floats, variance: Floats) -> tuple[Floats, int]:
+    """Return the number of values per independent value by the power of the slowest cosines, and the number of cosines.
+
+    Args:
+        centred: Shape (rows, values), mean 0.
+        variance: Of single values, by row.
+    """
+    count = centred.shape[-1]
+    cosines = min(_COSINES, count // 3)
+    times = (np.arange(count) + 0.5) / count
+    waves = np.cos(np.pi * np.outer(times, np.arange(1, cosines + 1)))
+    power = 2 / count * ((centred @ waves) ** 2).mean(axis=-1)
+    return np.maximum(power, 1e-12 * variance) / variance, cosines
+
+
+def _common_inflation(by_lag: Floats, by_cosines: Floats, count: int, cosines: int) -> tuple[Floats, Floats]:
+    """Return the number of values per independent value, and the degrees of freedom, by row.
+
+    The rows share the larger one of their common estimates. A row with a much larger own estimate keeps it.
+
+    Args:
+        by_lag: Logarithms of the estimates by the lag-1 correlation.
+        by_cosines: Logarithms of the estimates by the slowest cosines.
+        count: Number of values.
+        cosines: Number of cosines.
+    """
+    if not len(by_lag):
+        return by_lag, by_lag
+    common_lag, common_cosines = float(np.median(by_lag)), float(np.mean(by_cosines))
+    lag_freedom = count / np.exp(np.maximum(by_lag, common_lag)) / 2 - 1
+    if len(by_lag) <= 2:
+        # One difference: both rows have the same estimates.
+        freedom = np.minimum(lag_freedom, cosines) if common_cosines > common_lag else lag_freedom
+        return np.exp(np.full(len(by_lag), max(common_lag, common_cosines))), freedom
+    # The logarithm of the mean of k squares is too small by 1 / k on average, and has a variance of 2 / k.
+    common_cosines += 1 / cosines
+    common = max(common_lag, common_cosines)
+    own_lag = by_lag > common + np.sqrt(4 * np.exp(by_lag) / count)
+    own_cosines = by_cosines > common + 2 * np.sqrt(2 / cosines)
+    inflation = np.maximum(np.where(own_lag, by_lag, common), np.where(own_cosines, by_cosines, common))
+    is_slow = own_cosines | (common_cosines > common_lag + np.sqrt(2 / (cosines * (len(by_lag) - 1))))
+    return np.exp(inflation), np.where(is_slow, np.minimum(lag_freedom, cosines), lag_freedom)

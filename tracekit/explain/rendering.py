@@ -1,0 +1,119 @@
+"""Results as text and HTML, from the names and types of their fields: times, bytes and shares have their units in the name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tracekit.explain.text import duration, share, shortened, table
+from tracekit.markup import html_lines, html_table
+from tracekit.wording import size_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["html_of", "text_of"]
+
+_MAX_ROWS: Final = 20
+_MAX_DEPTH: Final = 3
+_SENTENCES: Final = ("sentences", "notes", "warnings")
+_MAX_NS: Final = 10**17  # a larger value is a time since the epoch
+
+
+class _Table(NamedTuple):
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+    left: int
+    more: int
+
+
+def text_of(result: Any) -> str:
+    """Return a result as lines: single values, then a table for each list of values."""
+    lines: list[str] = []
+    for block in _blocks(result):
+        if isinstance(block, str):
+            lines.append(block)
+        else:
+            lines += ["", block.title, *table(block.head, block.rows, block.left)]
+            lines += [f"  and {block.more:,} more"] if block.more else []
+    return "\n".join(lines)
+
+
+def html_of(result: Any) -> str:
+    """Return a result as HTML for a notebook."""
+    parts: list[str] = []
+    lines: list[str] = []
+    for block in _blocks(result):
+        if isinstance(block, str):
+            lines.append(block)
+            continue
+        parts += [html_lines(lines)] if lines else []
+        lines = [f"and {block.more:,} more"] if block.more else []
+        parts.append(html_table(block.title, block.head, block.rows, left=block.left))
+    return f"<div>{''.join(parts)}{html_lines(lines) if lines else ''}</div>"
+
+
+def _blocks(result: Any, title: str = "", depth: int = 0) -> Iterator[str | _Table]:
+    """Yield the single values of a result as lines, then its lists of values as tables."""
+    later: list[tuple[str, Any]] = []
+    for name in result.__struct_fields__:
+        value = getattr(result, name)
+        is_list = isinstance(value, (tuple, list))
+        if hasattr(value, "__struct_fields__") or (is_list and value and hasattr(value[0], "__struct_fields__")):
+            later.append((name, value))
+        elif name in _SENTENCES:
+            yield from value
+        elif (
+            name != "format_version"
+            and value not in (None, "", (), [])
+            and not (isinstance(value, Mapping) and not value)
+        ):
+            yield f"{title}{_label(name)}: {_cell(name, value)}"
+    for name, value in later:
+        if not hasattr(value, "__struct_fields__"):
+            yield _table_of(_label(name), value)
+        elif depth < _MAX_DEPTH:
+            yield from _blocks(value, f"{title}{_label(name)}: ", depth + 1)
+
+
+def _table_of(title: str, items: Any) -> _Table:
+    # Leave out columns that are empty or hold nested results.
+    names = [
+        name
+        for name in items[0].__struct_fields__
+        if any(getattr(item, name) not in (None, "", (), []) for item in items)
+        and not any(hasattr(getattr(item, name), "__struct_fields__") for item in items)
+    ]
+    texts = [isinstance(getattr(items[0], name), str) for name in names]
+    names = [name for _, name in sorted(zip(texts, names, strict=True), key=lambda pair: not pair[0])]
+    rows = [[_cell(name, getattr(item, name)) for name in names] for item in items[:_MAX_ROWS]]
+    return _Table(title, [_label(name) for name in names], rows, sum(texts), max(0, len(items) - _MAX_ROWS))
+
+
+def _label(name: str) -> str:
+    return name.removesuffix("_ns").removesuffix("_bytes").replace("_", " ")
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        if name.endswith("_ns"):
+            return (
+                duration(value) if value < _MAX_NS else f"{datetime.fromtimestamp(value / 1e9, timezone.utc):%F %T} UTC"
+            )
+        if name.endswith("_bytes"):
+            return size_words(round(value))
+        if "share" in name:
+            return share(value)
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    if isinstance(value, Mapping):
+        return shortened(", ".join(f"{key} {_cell(name, one)}" for key, one in value.items()), 80)
+    if isinstance(value, (tuple, list)):
+        is_struct = bool(value) and hasattr(value[0], "__struct_fields__")
+        return f"{len(value):,}" if is_struct else shortened(", ".join(_cell(name, one) for one in value), 48)
+    return shortened(str(value))

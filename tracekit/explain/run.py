@@ -1,0 +1,200 @@
+"""The traces of a run as an event table, with the names of its slices by kind."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from tracekit.explain.inputs import check_copies, check_runs
+from tracekit.explain.steps import steps_of_ranks
+from tracekit.formats.kineto import COLLECTIVE_NAMES, LOADING_NAMES
+from tracekit.table.tables import EventTables
+from tracekit.wording import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from tracekit.explain.steps import RunSteps
+    from tracekit.table.database import Database
+
+__all__ = ["MAX_NAMES", "OTHERS", "Run", "device_where", "open_run", "shortened_name"]
+
+OTHERS: Final = "(all other names)"
+"""The name of all slices whose names are beyond the first 100,000."""
+
+MAX_NAMES: Final = 100_000
+_MAX_CHARACTERS: Final = 500
+_OPENING_SHARE: Final = 0.8
+_DEVICE: Final = "('kernel', 'Kernel', 'gpu_memcpy', 'Memcpy', 'gpu_memset', 'Memset', 'collective_comm')"
+
+# A frame encloses stages and is not one; a shadow is a copy of a CPU slice on the track of a device.
+_KIND: Final = r"""
+CASE WHEN category IN {device} THEN 'device'
+    WHEN category IN ('gpu_user_annotation', 'cuda_sync', 'cuda_event', 'hardware_counters', 'mtia_ccp_events') THEN 'shadow'
+    WHEN category = 'training loop' THEN CASE WHEN name = 'batch' THEN 'step' ELSE 'frame' END
+    WHEN category IN ('user_annotation', 'cpu_op', 'Operator', '') AND regexp_full_match(name, 'ProfilerStep#\d{1,18}')
+        THEN 'step'
+    WHEN category IN ('python_function', 'Trace') OR name IN {inside} THEN 'frame'
+    WHEN regexp_matches(name, '{loading}', 'i') THEN 'loading'
+    WHEN regexp_matches(name, '{collective}', 'i') THEN 'collective'
+    ELSE 'stage' END"""
+
+# Every slice of one name and category has one label; names beyond the first 100,000 share the label 0.
+_LABELS: Final = """
+CREATE TEMP TABLE label AS
+WITH named AS (
+    SELECT name AS full_name, coalesce(category, '') AS category, sum(duration_ns::DOUBLE) AS total
+    FROM events WHERE duration_ns IS NOT NULL GROUP BY full_name, category ORDER BY total DESC, full_name, category LIMIT {most}
+), shown AS (
+    SELECT full_name, category,
+        CASE WHEN length(full_name) > {characters} THEN left(full_name, {characters} - 1) || '…' ELSE full_name END AS name
+    FROM named
+)
+SELECT full_name, name, category, dense_rank() OVER (ORDER BY name, category)::INTEGER AS label, {kind} AS kind FROM shown"""
+
+_SLICES: Final = """
+CREATE TEMP VIEW slice AS
+SELECT coalesce(e.rank, -1) AS rank, e.file, e.id, e.parent, e.pid, e.tid, e.process, e.thread, e.phase, e.start_ns,
+    e.duration_ns, coalesce(e.category, '') AS category,
+    CASE WHEN e.phase = 'X' THEN e.self_ns ELSE e.duration_ns END AS self_ns, e.step,
+    coalesce(l.label, 0) AS label, coalesce(l.kind, 'frame') AS kind
+FROM events e LEFT JOIN label l ON e.name = l.full_name AND coalesce(e.category, '') = l.category
+WHERE e.duration_ns IS NOT NULL"""
+
+
+class Run:
+    """An open run. Ranks are numbers; -1 means processes of a merged trace without a rank.
+
+    Args:
+        tables: The event table.
+        database: A connection to it. The views ``label`` and ``slice`` are created in it.
+        inside: Names of markers that enclose the stages of a step.
+        stack: Closed with the run.
+
+    Attributes:
+        database: The connection.
+        facts: The facts of each file; see `EventTables.facts`.
+        ranks: The ranks that have slices.
+        steps: The steps of all ranks.
+        incomplete: True if something in the files cannot be read or counted.
+    """
+
+    def __init__(
+        self, tables: EventTables, database: Database, inside: Sequence[str], stack: contextlib.ExitStack
+    ) -> None:
+        self._tables = tables
+        self._stack = stack
+        self._notes = list(tables.notes)
+        self.database = database
+        self.facts = tables.facts
+        check_runs(self.facts)
+        self._notes += check_copies(self.facts)
+        names = "(" + ", ".join(["''", *("'" + name.replace("'", "''") + "'" for name in inside)]) + ")"
+        patterns = {"device": _DEVICE, "inside": names, "loading": LOADING_NAMES, "collective": COLLECTIVE_NAMES}
+        kind = _KIND
+        for place, text in patterns.items():
+            kind = kind.replace(f"{{{place}}}", text)
+        database.run(_LABELS.format(most=MAX_NAMES, characters=_MAX_CHARACTERS, kind=kind))
+        database.run(_SLICES)
+        self.ranks: list[int] = [
+            rank for (rank,) in database.run("SELECT DISTINCT coalesce(rank, -1) FROM ranks ORDER BY 1")
+        ]
+        self.incomplete = any(facts["account"]["damage"] or facts["unusable"] for facts in self.facts)
+        self.steps: RunSteps = steps_of_ranks(database, self.ranks)
+
+    @cached_property
+    def labels(self) -> list[tuple[str, str, str]]:
+        """The name, category and kind of each label."""
+        found = self.database.run("SELECT DISTINCT ON (label) label, name, category, kind FROM label ORDER BY label")
+        return [(OTHERS, OTHERS, "frame"), *((name, category, kind) for _, name, category, kind in found)]
+
+    @cached_property
+    def with_args(self) -> Database:
+        """A connection that has the arguments of events. The files are read again for them if the cache lacks them."""
+        return self._stack.enter_context(self._tables.database(args=True))
+
+    @cached_property
+    def files(self) -> list[tuple[str, int]]:
+        """Each file, as it may be shown, and the number of its events."""
+        return [(facts["path"], sum(facts["rows"].values())) for facts in self.facts]
+
+    @cached_property
+    def unusable(self) -> int:
+        """The number of events without a usable time."""
+        return sum(facts["unusable"] for facts in self.facts)
+
+    @cached_property
+    def unfinished(self) -> int:
+        """The number of slices that begin and never end."""
+        ((count,),) = self.database.run("SELECT count(*) FROM events WHERE phase IN ('B', 'b') AND duration_ns IS NULL")
+        return int(count)
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """The notes on the files: what is left out, and why."""
+        lost = sum(count for facts in self.facts for count in facts["account"]["damage"].values())
+        notes = list(self._notes)
+        if lost:
+            notes.append(f"{counted(lost, 'place')} in the files cannot be read: what stood there is not counted")
+        if self.unusable:
+            notes.append(
+                f"{counted(self.unusable, 'event')} not counted: their time or duration is missing, negative or beyond all bounds"
+            )
+        if self.unfinished:
+            notes.append(f"{counted(self.unfinished, 'slice')} not counted: they begin and never end")
+        ((names,),) = self.database.run("SELECT count(*) FROM label")
+        ((others,),) = (
+            self.database.run("SELECT count(*) FROM slice WHERE label = 0") if names >= MAX_NAMES else ((0,),)
+        )
+        if others:
+            notes.append(
+                f"{counted(others, 'slice')} counted as one marker: their names are beyond the first {MAX_NAMES:,}"
+            )
+        return notes
+
+
+@contextlib.contextmanager
+def open_run(
+    inputs: Sequence[str],
+    *,
+    inside: Sequence[str] = (),
+    cache: bool = True,
+    progress: Callable[[float, str], None] | None = None,
+) -> Iterator[Run]:
+    """Open the traces of a run.
+
+    Args:
+        inputs: Files, folders, globs or URLs.
+        inside: Names of markers that enclose the stages of a step.
+        cache: False to keep no tables.
+        progress: Called with the completed share of the whole work, 0 to 0.8, and a description of the current part.
+
+    Raises:
+        ConfigError: Nothing was named, several runs of one rank, or one trace twice.
+        StorageError: A file cannot be read, or the cache cannot be written.
+        TraceFormatError: A file that was named is not a trace.
+        MissingExtraError: DuckDB is not installed.
+    """
+    done = 0.0
+
+    def advance(share: float, what: str) -> None:
+        nonlocal done
+        done = max(done, share * _OPENING_SHARE)
+        if progress is not None:
+            progress(done, what)
+
+    with contextlib.ExitStack() as stack:
+        tables = stack.enter_context(EventTables(inputs, cache=cache, progress=advance))
+        advance(1.0, "asking the event table")
+        yield Run(tables, stack.enter_context(tables.database()), inside, stack)
+
+
+def shortened_name(name: str) -> str:
+    """Return a name with at most 500 characters, as labels have it."""
+    return name if len(name) <= _MAX_CHARACTERS else name[: _MAX_CHARACTERS - 1] + "…"
+
+
+def device_where() -> str:
+    """Return the condition on ``category`` that holds for activities of devices."""
+    return f"category IN {_DEVICE}"

@@ -1,0 +1,360 @@
+"""The stages of a step: the slices of the training thread that follow each other, and their time in each step.
+
+A stage is a slice that no other encloses; steps, functions of Python and whatever is longer than the longest step do not
+count as enclosing. A collective inside a stage is a stage of its own, since work and waiting for others are different things.
+Of stages that cross, the time that both share counts for the one that ends first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.explain.arrays import np
+from tracekit.explain.run import device_where
+from tracekit.wording import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tracekit.explain.arrays import Bools, Floats, Ints
+    from tracekit.explain.run import Run
+    from tracekit.explain.steps import RankSteps
+
+__all__ = ["Gap", "Loading", "StageTimes", "cut_notes", "training_stages"]
+
+MAX_STAGES: Final = 64
+OTHER_STAGES: Final = "(all other stages)"
+_CROSSING_NS: Final = 1_000  # less is rounding: some traces are in microseconds
+_MAX_NAMED: Final = 3
+_MAX_GAPS: Final = 10
+
+_SLICES: Final = """
+CREATE TEMP TABLE stage_slice AS
+WITH longest AS (
+    SELECT coalesce(rank, -1) AS rank, max(duration_ns) AS longest_ns FROM steps GROUP BY ALL
+), long AS (
+    SELECT l.rank, s.file, s.id, s.start_ns, s.duration_ns FROM events s JOIN longest l ON coalesce(s.rank, -1) = l.rank
+    WHERE s.phase = 'X' AND s.duration_ns > longest_ns
+), around AS (
+    SELECT l.file, l.id FROM long l ASOF JOIN steps p ON l.rank = coalesce(p.rank, -1) AND l.start_ns <= p.start_ns
+    WHERE p.start_ns - l.start_ns < l.duration_ns
+), frame AS (
+    SELECT file, id FROM events WHERE phase = 'X' AND category IN ('python_function', 'Trace')
+    UNION ALL SELECT file, id FROM events
+    WHERE phase = 'X' AND (name, coalesce(category, '')) IN (
+        SELECT (full_name, category) FROM label
+        WHERE kind IN ('frame', 'step') AND category NOT IN ('python_function', 'Trace'))
+    UNION ALL SELECT file, id FROM around
+)
+SELECT s.rank, hash(coalesce(s.pid::VARCHAR, s.process, '')) AS process,
+    hash(coalesce(s.pid::VARCHAR, s.process, ''), coalesce(s.tid::VARCHAR, s.thread, '')) AS thread,
+    s.start_ns, s.duration_ns, s.label, s.kind = 'collective' AS collective, s.kind = 'loading' AS loading,
+    s.kind = 'step' AS is_step, s.parent IS NULL OR p.id IS NOT NULL AS is_outer
+FROM slice s LEFT JOIN frame p ON s.file = p.file AND s.parent = p.id
+WHERE s.phase = 'X' AND s.category NOT IN ('python_function', 'Trace') AND NOT s.{device}
+    AND (s.kind IN ('loading', 'collective', 'step') OR s.kind = 'stage' AND (s.parent IS NULL OR p.id IS NOT NULL))
+    AND (s.file, s.id) NOT IN (SELECT (file, id) FROM around)"""
+
+_OF_RANK: Final = """
+SELECT process, thread, start_ns, duration_ns, label, collective, loading, is_step, is_outer FROM stage_slice
+WHERE rank = {rank}"""
+
+_THREADS: Final = """
+SELECT hash(coalesce(pid::VARCHAR, process, ''), coalesce(tid::VARCHAR, thread, '')) AS thread_key,
+    coalesce(any_value(thread), 'thread ' || any_value(tid), 'thread')
+FROM tracks GROUP BY thread_key"""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A time without a slice.
+
+    Attributes:
+        start_ns: Its start.
+        length_ns: Its length.
+        after, before: The labels of the slices around it.
+    """
+
+    start_ns: int
+    length_ns: int
+    after: int
+    before: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """Waiting for the data loader.
+
+    Attributes:
+        count: How often.
+        total_ns: The sum of all times.
+        longest_ns: The longest.
+        in_steps_ns: The part in steps that count.
+    """
+
+    count: int
+    total_ns: int
+    longest_ns: int
+    in_steps_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """The stages of a rank.
+
+    Attributes:
+        steps: The steps of the rank.
+        thread: The name of its training thread.
+        names: The stages, in the order of their mean starts within a step.
+        offsets_ns: When each begins after the start of the step, on average.
+        meets: True for each stage that is a collective.
+        times: The time of each stage in each step, shape (steps, stages), ns.
+        loading: Waiting for data; None if there was no waiting.
+        gaps: The longest gaps of the training thread.
+        cut: The number of stages with each name that were cut because they cross another one.
+    """
+
+    steps: RankSteps
+    thread: str
+    names: list[str]
+    offsets_ns: list[float]
+    meets: list[bool]
+    times: Floats
+    loading: Loading | None
+    gaps: list[Gap]
+    cut: Counter[str]
+
+    @property
+    def totals_ns(self) -> Floats:
+        """The time of each stage in all steps that count."""
+        totals: Floats = self.times[self.steps.counts].sum(axis=0)
+        return totals
+
+    @property
+    def unrecorded_ns(self) -> int:
+        """The time of the counted steps outside of all stages; slices that reach beyond their step can make it too small."""
+        return max(0, int(self.steps.counted.sum()) - int(self.totals_ns.sum()))
+
+
+@dataclass(slots=True)
+class _Thread:
+    """The stages of one thread: one value of each array for each stage."""
+
+    key: int
+    process: int
+    has_steps: bool
+    starts: Ints
+    owns: Ints
+    outer: Ints
+    label: Ints
+    is_collective: Bools
+    loading: tuple[Ints, Ints]
+    covered_ns: int
+    gaps: list[Gap]
+    cut: Counter[int] = field(default_factory=Counter)
+
+
+def training_stages(run: Run) -> dict[int, StageTimes]:
+    """Return the stages on the training thread of each rank."""
+    database = run.database
+    database.run(_SLICES.format(device=device_where()))
+    names = dict(database.run(_THREADS))
+    trains = {
+        (rank, process)
+        for rank, process in database.run(
+            "SELECT DISTINCT rank, process FROM stage_slice WHERE is_step AND label IN "
+            "(SELECT label FROM label WHERE category = 'training loop')"
+        )
+    }
+    found: dict[int, StageTimes] = {}
+    for rank in run.ranks:
+        columns = database.columns(_OF_RANK.format(rank=rank))
+        own = {name: np.asarray(values) for name, values in columns.items()}
+        steps = run.steps.ranks.get(rank)
+        threads = []
+        for key in np.unique(own["thread"]):
+            thread = _thread({name: values[own["thread"] == key] for name, values in own.items()}, steps)
+            if thread is not None:
+                threads.append(thread)
+        training = _training_threads(threads, {process for of, process in trains if of == rank})
+        if training:
+            found[rank] = _stage_times(run, steps, training, str(names.get(training[0].key, "thread")))
+    return found
+
+
+def cut_notes(stages: Iterable[StageTimes]) -> list[str]:
+    """Return a note on the stages that cross each other, if there are any."""
+    cut: Counter[str] = Counter()
+    for own in stages:
+        cut.update(own.cut)
+    count = cut.total()
+    if not count:
+        return []
+    names = ", ".join(name for name, _ in cut.most_common(_MAX_NAMED))
+    note = f"{counted(count, 'slice')} of the training thread cross the end of another one ({names})"
+    return [f"{note}: the time that both share counts for the stage that ends first"]
+
+
+def _thread(own: dict[str, Any], steps: RankSteps | None) -> _Thread | None:
+    """Return the stages of a thread; None if nothing happened on it."""
+    has_steps = bool(own["is_step"].any())
+    keep = ~own["is_step"]
+    if not keep.any():
+        return None
+    starts, ends = own["start_ns"][keep], own["start_ns"][keep] + own["duration_ns"][keep]
+    label, collective, loading = own["label"][keep], own["collective"][keep], own["loading"][keep]
+    outer = own["is_outer"][keep]
+    order = np.lexsort((-ends, starts))
+    starts, ends, label, collective, loading, outer = (
+        values[order] for values in (starts, ends, label, collective, loading, outer)
+    )
+    at = np.flatnonzero(outer)
+    if not len(at):
+        return None
+    until = _until(ends[at])
+    top = (ends[at] > until) | (starts[at] >= until)
+    at, until = at[top], until[top]
+    begins = np.maximum(starts[at], until)
+    owns = ends[at] - begins
+    is_cut = (until > starts[at]) & (np.minimum(ends[at], until) - starts[at] >= _CROSSING_NS)
+    is_top = np.zeros(len(starts), dtype=bool)
+    is_top[at] = True
+    # Collectives within a stage; of nested ones, the outer.
+    talks = np.flatnonzero(collective)
+    talks = talks[_outermost(starts[talks], ends[talks])]
+    talks = talks[~is_top[talks]]
+    of = np.searchsorted(begins, starts[talks], side="right") - 1
+    talks, of = talks[of >= 0], of[of >= 0]
+    inside = np.minimum(ends[talks] - starts[talks], owns[of])
+    taken = np.zeros(len(at), dtype=np.int64)
+    np.add.at(taken, of, inside)
+    waits = np.flatnonzero(loading)
+    waits = waits[_outermost(starts[waits], ends[waits])]
+    return _Thread(
+        key=int(own["thread"][0]),
+        process=int(own["process"][0]),
+        has_steps=has_steps,
+        starts=np.concatenate([starts[at], starts[talks]]),
+        owns=np.concatenate([np.maximum(0, owns - taken), inside]),
+        outer=np.concatenate([np.full(len(at), -1), of]),
+        label=np.concatenate([label[at], label[talks]]),
+        is_collective=np.concatenate([collective[at], collective[talks]]),
+        loading=(starts[waits], ends[waits] - starts[waits]),
+        covered_ns=int(owns.astype(float).sum()),
+        gaps=_gaps(starts[at], ends[at], until, label[at], steps),
+        cut=Counter(label[at][is_cut].tolist()),
+    )
+
+
+def _until(ends: Ints) -> Ints:
+    """Return the latest end of the slices before each."""
+    before = np.empty_like(ends)
+    before[:1] = np.iinfo(np.int64).min
+    before[1:] = np.maximum.accumulate(ends[:-1])
+    return before
+
+
+def _outermost(starts: Ints, ends: Ints) -> Bools:
+    if not len(starts):
+        return np.zeros(0, dtype=bool)
+    until = _until(ends)
+    return (ends > until) | (starts >= until)
+
+
+def _gaps(starts: Ints, ends: Ints, until: Ints, label: Ints, steps: RankSteps | None) -> list[Gap]:
+    """Return the longest gaps between slices, without the pauses of the recording."""
+    at = np.flatnonzero(starts[1:] > until[1:]) + 1
+    # The slice that ends last among those before.
+    last = np.maximum.accumulate(np.where(ends > until, np.arange(len(ends)), 0))[at - 1]
+    begins, lengths = until[at], starts[at] - until[at]
+    if steps is not None and len(steps):
+        keep = ~steps.is_pause(begins, starts[at])
+        at, last, begins, lengths = at[keep], last[keep], begins[keep], lengths[keep]
+    return [
+        Gap(int(begins[one]), int(lengths[one]), int(label[last[one]]), int(label[at[one]]))
+        for one in np.lexsort((begins, -lengths))[:_MAX_GAPS].tolist()
+    ]
+
+
+def _training_threads(threads: list[_Thread], trains: set[int]) -> list[_Thread]:
+    """Return the training thread of each process that trains, the surest first.
+
+    A process with steps of tracekit trains; otherwise the threads with steps of torch.profiler do. Without such
+    steps, it is the thread that spends most time in stages.
+    """
+
+    def level(thread: _Thread) -> int:
+        return 2 if thread.process in trains else int(thread.has_steps)
+
+    found: dict[int, _Thread] = {}
+    ordered = sorted(
+        (one for one in threads if one.covered_ns), key=lambda one: (-level(one), -one.has_steps, -one.covered_ns)
+    )
+    for thread in ordered:
+        if level(thread) == level(ordered[0]) and (level(thread) or not found):
+            found.setdefault(thread.process, thread)
+    return list(found.values())
+
+
+def _stage_times(run: Run, steps: RankSteps | None, threads: list[_Thread], name: str) -> StageTimes:
+    """Add up the stages of the training threads of a rank."""
+    if steps is None:
+        empty = np.zeros(0, dtype=np.int64)
+        from tracekit.explain.steps import RankSteps
+
+        steps = RankSteps(empty, empty, empty, empty.astype(bool))
+    labels = [label for label, _, _ in run.labels]
+    number: dict[str, int] = {}
+    sums: dict[str, Floats] = {}
+    offsets: dict[str, tuple[float, int]] = {}
+    meets: dict[str, bool] = {}
+    cut: Counter[str] = Counter()
+    gaps: list[Gap] = []
+    count = total = longest = in_steps = 0
+    for thread in threads:
+        place = steps.at(thread.starts)
+        # A collective belongs to the step of its stage.
+        inner = thread.outer >= 0
+        place[inner] = place[thread.outer[inner]]
+        outer = np.where(inner, thread.label[np.maximum(thread.outer, 0)], -1)
+        keep = place >= 0
+        keys, of = np.unique(np.stack([outer[keep], thread.label[keep]]), axis=1, return_inverse=True)
+        of = of.reshape(-1)
+        for at, (around, label) in enumerate(keys.T.tolist()):
+            stage = labels[label] if around < 0 else f"{labels[around]} > {labels[label]}"
+            number.setdefault(stage, len(number))
+            chosen = np.flatnonzero(keep)[of == at]
+            own: Any = np.bincount(place[chosen], weights=thread.owns[chosen].astype(float), minlength=len(steps))
+            sums[stage] = sums[stage] + own if stage in sums else own
+            late, times = offsets.get(stage, (0.0, 0))
+            delays = thread.starts[chosen] - steps.starts[place[chosen]]
+            offsets[stage] = late + float(delays.astype(float).sum()), times + len(chosen)
+            meets[stage] = meets.get(stage, False) or bool(thread.is_collective[chosen].any())
+        for label, times in thread.cut.items():
+            cut[labels[label]] += times
+        gaps += thread.gaps
+        starts, lengths = thread.loading
+        count, total = count + len(lengths), total + int(lengths.astype(float).sum())
+        longest = max(longest, int(lengths.max(initial=0)))
+        at_steps = steps.at(starts)
+        in_steps += int(lengths[(at_steps >= 0) & (steps.counts[at_steps] if len(steps) else False)].sum())
+    kept = sorted(sums, key=lambda stage: -float(sums[stage].sum()))
+    for stage in kept[MAX_STAGES:]:
+        sums[OTHER_STAGES] = sums.get(OTHER_STAGES, 0) + sums.pop(stage)
+        late, times = offsets.get(OTHER_STAGES, (0.0, 0))
+        offsets[OTHER_STAGES] = late + offsets[stage][0], times + offsets[stage][1]
+        meets[OTHER_STAGES] = False
+    names = sorted(sums, key=lambda stage: (offsets[stage][0] / offsets[stage][1], number.get(stage, 0)))
+    return StageTimes(
+        steps=steps,
+        thread=name,
+        names=names,
+        offsets_ns=[offsets[stage][0] / offsets[stage][1] for stage in names],
+        meets=[meets[stage] for stage in names],
+        times=np.stack([sums[stage] for stage in names], axis=1) if names else np.zeros((len(steps), 0)),
+        loading=Loading(count, total, longest, in_steps) if count else None,
+        gaps=gaps,
+        cut=cut,
+    )

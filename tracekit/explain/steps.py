@@ -1,0 +1,177 @@
+"""The training steps of all ranks: which of them count in averages, and which are left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from tracekit.explain.arrays import np
+from tracekit.explain.warm_up import count_warm_up, warm_up_note
+from tracekit.wording import counted, number_spans
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracekit.explain.arrays import Bools, Floats, Ints
+    from tracekit.table.database import Database
+
+__all__ = ["RankSteps", "RunSteps", "steps_of_ranks"]
+
+_ROUNDING_NS: Final = 1_000
+_MAX_SPANS: Final = 4
+_MIN_WINDOW: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RankSteps:
+    """The steps of one rank in order of time, apart from each other. All arrays have one value for each step.
+
+    Attributes:
+        numbers: Their numbers. After a restart, a number may be there twice.
+        starts, ends: Their times, ns since the epoch.
+        counts: True for the steps that count in averages.
+    """
+
+    numbers: Ints
+    starts: Ints
+    ends: Ints
+    counts: Bools
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def durations(self) -> Ints:
+        """The duration of each step."""
+        return self.ends - self.starts
+
+    @property
+    def counted(self) -> Ints:
+        """The durations of the steps that count."""
+        return self.durations[self.counts]
+
+    def at(self, times: Ints) -> Ints:
+        """Return the place of the step that contains each time; -1 outside of all steps."""
+        if not len(self):
+            return np.full(len(times), -1)
+        found = np.searchsorted(self.starts, times, side="right") - 1
+        return np.where((found >= 0) & (times < self.ends[np.maximum(found, 0)]), found, -1)
+
+    def is_pause(self, starts: Ints, ends: Ints) -> Bools:
+        """Return True for each range of times with a pause of the recording: a step number is missing there."""
+        jumps = np.flatnonzero(np.diff(self.numbers) != 1)
+        # The first pause that ends after the start of the range.
+        at = np.searchsorted(self.starts[jumps + 1], starts, side="right")
+        begins = np.append(self.ends[jumps], np.iinfo(np.int64).max)
+        return begins[at] < ends
+
+
+@dataclass(frozen=True, slots=True)
+class RunSteps:
+    """The steps of all ranks.
+
+    Attributes:
+        ranks: The steps of each rank that has steps.
+        warm_up: Numbers of the warm-up steps.
+        notes: Notes on the steps that do not count in averages.
+    """
+
+    ranks: dict[int, RankSteps]
+    warm_up: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def common(self, ranks: Sequence[int]) -> list[int]:
+        """Return the numbers of the steps that count on each of some ranks, and are there once, in order."""
+        common: set[int] | None = None
+        for rank in ranks:
+            own = self.ranks[rank]
+            numbers, first, times = np.unique(own.numbers, return_index=True, return_counts=True)
+            usable = set(numbers[(times == 1) & own.counts[first]].tolist())
+            common = usable if common is None else common & usable
+        return sorted(common or ())
+
+
+def steps_of_ranks(database: Database, ranks: Sequence[int]) -> RunSteps:
+    """Return the steps of some ranks.
+
+    Steps that overlap an evaluation, the first step of each of several recording windows, and warm-up steps do not count.
+    """
+    columns = database.columns(
+        "SELECT coalesce(rank, -1)::BIGINT AS rank, step, start_ns, end_ns, evaluation FROM steps ORDER BY rank, start_ns, step"
+    )
+    found: dict[int, RankSteps] = {}
+    evaluated: set[int] = set()
+    first: set[int] = set()
+    windows = 0
+    for rank in ranks:
+        own = {name: np.asarray(values)[columns["rank"] == rank] for name, values in columns.items()}
+        if not len(own["step"]):
+            continue
+        keep = _apart(own["start_ns"], own["end_ns"])
+        numbers, starts, ends = own["step"][keep], own["start_ns"][keep].copy(), own["end_ns"][keep].copy()
+        ends[:-1] = np.minimum(ends[:-1], np.maximum(starts[1:], starts[:-1]))
+        evaluation = own["evaluation"][keep].astype(bool)
+        begins = np.append(True, np.diff(numbers) != 1)
+        lengths = np.diff(np.append(np.flatnonzero(begins), len(numbers)))
+        of_window = np.zeros(len(numbers), dtype=bool)
+        if len(lengths) > 1 and (lengths >= _MIN_WINDOW).all():
+            of_window = begins
+            windows = max(windows, len(lengths))
+        counts = ~(evaluation | of_window)
+        if counts.any():
+            evaluated |= set(numbers[evaluation].tolist())
+            first |= set(numbers[of_window].tolist())
+        else:
+            counts[:] = True
+        found[rank] = RankSteps(numbers, starts, ends, counts)
+    notes = []
+    if first:
+        notes.append(
+            f"the first step of each of {counted(windows, 'recording window')} is not counted: {_named(first)}"
+        )
+    if evaluated:
+        notes.append(f"steps that overlap an evaluation are not counted: {_named(evaluated)}")
+    return _without_warm_up(RunSteps(found, notes=notes))
+
+
+def _named(numbers: set[int]) -> str:
+    return f"{'step' if len(numbers) == 1 else 'steps'} {number_spans(numbers, dash=' to ', most=_MAX_SPANS)}"
+
+
+def _apart(starts: Ints, ends: Ints) -> Bools:
+    """Return True for steps that do not overlap an earlier one: several files may state the steps of one rank."""
+    keep = np.ones(len(starts), dtype=bool)
+    if (starts[1:] >= ends[:-1]).all():
+        return keep
+    end = None
+    for at in range(len(starts)):
+        start, own = int(starts[at]), int(ends[at])
+        if end is not None and end - start > min(_ROUNDING_NS, (own - start) // 2):
+            keep[at] = False
+        else:
+            end = own
+    return keep
+
+
+def _without_warm_up(steps: RunSteps) -> RunSteps:
+    """Return the steps with the warm-up steps of all ranks not counted."""
+    common = steps.common(list(steps.ranks))
+    if not common:
+        return steps
+    lengths: Floats = np.median(
+        np.array([_durations(own, common) for own in steps.ranks.values()], dtype=float), axis=0
+    )
+    found = count_warm_up(lengths)
+    if not found:
+        return steps
+    warm_up = common[:found]
+    ranks = {
+        rank: RankSteps(own.numbers, own.starts, own.ends, own.counts & ~np.isin(own.numbers, warm_up))
+        for rank, own in steps.ranks.items()
+    }
+    return RunSteps(ranks, warm_up, [*steps.notes, warm_up_note(common, lengths, found)])
+
+
+def _durations(own: RankSteps, numbers: Sequence[int]) -> Ints:
+    order = np.argsort(own.numbers, kind="stable")
+    return own.durations[order[np.searchsorted(own.numbers[order], numbers)]]

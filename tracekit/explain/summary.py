@@ -1,0 +1,311 @@
+"""Summarize a run: the verdict, and the time of steps, stages, devices and markers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.arguments import check_names, check_paths
+from tracekit.explain.arrays import np
+from tracekit.explain.gpu import gpu_gaps, gpu_times
+from tracekit.explain.run import MAX_NAMES, OTHERS, device_where, open_run, shortened_name
+from tracekit.explain.stages import cut_notes, training_stages
+from tracekit.explain.stragglers import compare_run
+from tracekit.explain.summary_results import (
+    DeviceSummary,
+    FileSummary,
+    GapSummary,
+    LoadingSummary,
+    MarkerSummary,
+    RankSummary,
+    StageSummary,
+    StepSummary,
+    StepTable,
+    TraceSummary,
+    slowest_of,
+)
+from tracekit.explain.verdict import verdict_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tracekit.arguments import Paths
+    from tracekit.explain.arrays import Ints
+    from tracekit.explain.run import Run
+    from tracekit.explain.stages import StageTimes
+    from tracekit.explain.steps import RankSteps
+
+__all__ = ["summarize_run", "summarize_traces"]
+
+_MAX_GAPS: Final = 10
+_MAX_GAPS_READ: Final = 100  # some of them are pauses of the recording
+_MAX_CELLS: Final = 2_000_000
+_MIN_STEPS: Final = 200
+_MAX_STEPS: Final = 20_000
+
+_MARKERS: Final = """
+WITH found AS (
+    SELECT coalesce(rank, -1) AS rank, name, coalesce(category, '') AS category, count(*) AS count, sum(duration_ns) AS total_ns,
+        sum(CASE WHEN phase = 'X' THEN self_ns ELSE duration_ns END) AS self_ns, avg(duration_ns) AS mean_ns,
+        quantile_disc(duration_ns, [0.5, 0.95, 0.99]) AS quantiles, sum(duration_ns) FILTER (step IS NOT NULL) AS in_steps_ns,
+        min(start_ns) AS start_ns, max(start_ns + duration_ns) AS end_ns
+    FROM {source} WHERE duration_ns IS NOT NULL GROUP BY ALL
+)
+SELECT f.rank, coalesce(l.name, f.name) AS shown, f.category, count, total_ns, self_ns, mean_ns, quantiles, in_steps_ns, start_ns,
+    end_ns, coalesce(l.kind, 'frame') IN ('frame', 'step') OR f.name LIKE 'ProfilerStep#%'
+FROM found f LEFT JOIN label l ON f.name = l.full_name AND f.category = l.category
+ORDER BY f.rank, total_ns DESC, shown, f.category, f.name"""
+
+# Names beyond the first 100,000 are one marker.
+_FEWER_NAMES: Final = """(
+    SELECT e.* REPLACE (CASE WHEN l.label IS NULL THEN '{others}' ELSE e.name END AS name,
+        CASE WHEN l.label IS NULL THEN '{others}' ELSE e.category END AS category)
+    FROM events e LEFT JOIN label l ON e.name = l.full_name AND coalesce(e.category, '') = l.category)"""
+
+# A thread whose markers are in one file and whose operators are in another: the table nests the slices of each file alone.
+_SHARED: Final = """
+WITH part AS (
+    SELECT rank, pid, tid, file, min(start_ns) AS first_ns, max(start_ns + duration_ns) AS last_ns
+    FROM events WHERE phase = 'X' AND tid IS NOT NULL GROUP BY ALL
+), shared AS (
+    SELECT DISTINCT a.rank, a.pid, a.tid FROM part a JOIN part b USING (rank, pid, tid)
+    WHERE a.file < b.file AND a.first_ns < b.last_ns AND b.first_ns < a.last_ns
+)
+SELECT dense_rank() OVER (ORDER BY rank, pid, tid) AS thread, coalesce(rank, -1), name, coalesce(category, ''), start_ns,
+    start_ns + duration_ns, self_ns
+FROM events SEMI JOIN shared USING (rank, pid, tid)
+WHERE phase = 'X' ORDER BY thread, start_ns, duration_ns DESC, file, id"""
+
+_DEVICES: Final = """
+SELECT coalesce(rank, -1), coalesce(device, pid, 0), any_value(process) FROM events
+WHERE phase = 'X' AND {device} GROUP BY ALL"""
+
+
+def summarize_traces(
+    inputs: Paths,
+    *,
+    inside: Sequence[str] = (),
+    cache: bool = True,
+    progress: Callable[[float, str], None] | None = None,
+) -> TraceSummary:
+    """Summarize the time of a run.
+
+    Nothing is estimated: the percentiles are exact.
+
+    Args:
+        inputs: Files, folders, globs or URLs: rank traces, torch.profiler's traces, merged traces; JSON or Perfetto's own,
+            plain or packed.
+        inside: Names of markers that enclose the stages of a step.
+        cache: False to keep no tables.
+        progress: Called with the completed share of the work, 0 to 1, and a description of the current part.
+
+    Returns:
+        The summary. All times are ns.
+
+    Raises:
+        ConfigError: Nothing was named, several runs of one rank, or one trace twice.
+        StorageError: A file cannot be read, or the cache cannot be written.
+        TraceFormatError: A file that was named is not a trace.
+        MissingExtraError: DuckDB is not installed.
+    """
+    paths = check_paths("inputs", inputs)
+    check_names("inside", inside)
+    with open_run(paths, inside=inside, cache=cache, progress=progress) as run:
+        summary = summarize_run(run, training_stages(run))
+    if progress is not None:
+        progress(1.0, "summarizing")
+    return summary
+
+
+def summarize_run(run: Run, stages: dict[int, StageTimes]) -> TraceSummary:
+    """Summarize an open run.
+
+    Args:
+        run: The run.
+        stages: The stages of each rank.
+    """
+    devices, gaps = _devices(run)
+    gaps += _thread_gaps(run, stages)
+    markers, spans = _markers(run)
+    kept = min(_MAX_STEPS, max(_MIN_STEPS, _MAX_CELLS // (16 * max(1, len(run.steps.ranks)))))
+    ranks = [
+        _rank(rank, spans[rank], run.steps.ranks.get(rank), stages.get(rank), devices.get(rank, []), kept)
+        for rank in run.ranks
+        if rank in spans
+    ]
+    found = compare_run(run, stages, collectives=False)
+    notes = [*run.notes, *run.steps.notes]
+    if any(len(own) > kept for own in run.steps.ranks.values()):
+        notes.append(f"only the first {kept:,} steps of each rank are listed one by one")
+    return TraceSummary(
+        verdict=verdict_of(ranks, found),
+        files=[FileSummary(file=path, events=events) for path, events in run.files],
+        ranks=ranks,
+        slowest_rank=slowest_of(ranks),
+        stragglers=found.stragglers,
+        outliers=found.outliers,
+        markers=markers,
+        gaps=sorted(gaps, key=lambda gap: (-gap.length_ns, gap.rank, gap.where, gap.start_ns))[:_MAX_GAPS],
+        warm_up=run.steps.warm_up,
+        notes=[*notes, *cut_notes(stages.values())],
+        incomplete=run.incomplete,
+    )
+
+
+def _self_time_changes(run: Run) -> Counter[tuple[int, str, str]]:
+    """Return the difference, in ns by rank, name and category, that nesting slices of several files makes to self times."""
+    changes: Counter[tuple[int, str, str]] = Counter()
+    if len(run.files) == 1:
+        return changes
+    thread, enclosing = None, list[tuple[int, tuple[int, str, str]]]()
+    for track, rank, name, category, start_ns, end_ns, self_ns in run.database.iterate(_SHARED):
+        if track != thread:
+            thread, enclosing = track, []
+        while enclosing and enclosing[-1][0] <= start_ns:
+            enclosing.pop()
+        parent = next((key for last_ns, key in reversed(enclosing) if end_ns <= last_ns), None)
+        if parent is not None:
+            changes[parent] -= end_ns - start_ns
+        key = rank, shortened_name(name), category
+        changes[key] += end_ns - start_ns - self_ns
+        enclosing.append((end_ns, key))
+    return changes
+
+
+def _markers(run: Run) -> tuple[list[MarkerSummary], dict[int, int]]:
+    """Return the markers, and for each rank the time from its first slice to the end of the last."""
+    totals = {rank: int(steps.durations.astype(float).sum()) for rank, steps in run.steps.ranks.items()}
+    found = []
+    spans: dict[int, tuple[int, int]] = {}
+    changes = _self_time_changes(run)
+    source = _FEWER_NAMES.format(others=OTHERS) if len(run.labels) > MAX_NAMES else "events"
+    for rank, name, category, count, total, self_ns, mean, (p50, p95, p99), in_steps, *span, frame in run.database.run(
+        _MARKERS.format(source=source)
+    ):
+        first, last = spans.get(rank, span)
+        spans[rank] = min(first, span[0]), max(last, span[1])
+        found.append(
+            MarkerSummary(
+                rank=rank,
+                name=name,
+                category=category,
+                count=count,
+                total_ns=int(total),
+                self_ns=int(self_ns) + changes[rank, name, category],
+                mean_ns=mean,
+                p50_ns=p50,
+                p95_ns=p95,
+                p99_ns=p99,
+                share_of_steps=int(in_steps or 0) / totals[rank] if totals.get(rank) else None,
+                frame=frame,
+            )
+        )
+    return found, {rank: last - first for rank, (first, last) in spans.items()}
+
+
+def _devices(run: Run) -> tuple[dict[int, list[DeviceSummary]], list[GapSummary]]:
+    """Return the devices of each rank, and their longest idle times."""
+    times = gpu_times(run.database)
+    if not times:
+        return {}, []
+    names = {
+        (rank, device): name or f"GPU {device}"
+        for rank, device, name in run.database.run(_DEVICES.format(device=device_where()))
+    }
+    found: dict[int, list[DeviceSummary]] = {}
+    for gpu in times:
+        rank = -1 if gpu.rank is None else gpu.rank
+        fields = {name: getattr(gpu, name) for name in DeviceSummary.fields() if name != "name"}
+        found.setdefault(rank, []).append(DeviceSummary(name=names[rank, gpu.device], **fields))
+    gaps = []
+    for rank, device, start, length, after, before in gpu_gaps(run.database, _MAX_GAPS_READ):
+        steps = run.steps.ranks.get(rank)
+        moment = np.array([start])
+        if steps is None or not steps.is_pause(moment, moment + length)[0]:
+            gaps.append(_gap(steps, rank, names[rank, device], (start, length), after, before))
+    return found, gaps
+
+
+def _thread_gaps(run: Run, stages: dict[int, StageTimes]) -> list[GapSummary]:
+    names = [name for name, _, _ in run.labels]
+    return [
+        _gap(own.steps, rank, own.thread, (gap.start_ns, gap.length_ns), names[gap.after], names[gap.before])
+        for rank, own in stages.items()
+        for gap in own.gaps
+    ]
+
+
+def _gap(steps: RankSteps | None, rank: int, where: str, span: tuple[int, int], after: str, before: str) -> GapSummary:
+    place = -1 if steps is None else int(steps.at(np.array(span[:1]))[0])
+    return GapSummary(
+        rank=rank,
+        where=where,
+        start_ns=span[0],
+        length_ns=span[1],
+        after=shortened_name(after),
+        before=shortened_name(before),
+        step=None if steps is None or place < 0 else int(steps.numbers[place]),
+    )
+
+
+def _rank(
+    rank: int, span_ns: int, steps: RankSteps | None, own: StageTimes | None, devices: list[DeviceSummary], kept: int
+) -> RankSummary:
+    durations = np.zeros(0, dtype=np.int64) if steps is None else steps.counted
+    total = int(durations.astype(float).sum())
+    loading = None
+    if own is not None and own.loading is not None:
+        waits = own.loading
+        loading = LoadingSummary(
+            count=waits.count,
+            total_ns=waits.total_ns,
+            longest_ns=waits.longest_ns,
+            share_of_steps=waits.in_steps_ns / total if total else None,
+        )
+    stages = []
+    if own is not None and steps is not None:
+        for name, stage_ns, meets in zip(own.names, own.totals_ns.tolist(), own.meets, strict=True):
+            stage_share = stage_ns / total if total else 0.0
+            stages.append(StageSummary(name=name, total_ns=int(stage_ns), share_of_steps=stage_share, collective=meets))
+    return RankSummary(
+        rank=rank,
+        span_ns=int(span_ns),
+        training_thread="" if own is None else own.thread,
+        steps=_step_summary(durations, total),
+        stages=stages,
+        unrecorded_ns=0 if own is None else own.unrecorded_ns,
+        loading=loading,
+        devices=devices,
+        step_by_step=_step_table(steps, own, kept),
+    )
+
+
+def _step_summary(durations: Ints, total: int) -> StepSummary:
+    ordered = np.sort(durations)
+
+    def percentile(percent: int) -> int:
+        return int(ordered[-(-percent * len(ordered) // 100) - 1]) if len(ordered) else 0
+
+    return StepSummary(
+        count=len(ordered),
+        total_ns=total,
+        mean_ns=total / len(ordered) if len(ordered) else 0.0,
+        p50_ns=percentile(50),
+        p95_ns=percentile(95),
+        p99_ns=percentile(99),
+        longest_ns=percentile(100),
+    )
+
+
+def _step_table(steps: RankSteps | None, own: StageTimes | None, kept: int) -> StepTable:
+    if steps is None:
+        return StepTable(numbers=[], durations_ns=[], counted=[], stages_ns={})
+    cells: dict[str, Any] = {}
+    if own is not None:
+        cells = {name: own.times[:kept, at].astype(np.int64).tolist() for at, name in enumerate(own.names)}
+    return StepTable(
+        numbers=steps.numbers[:kept].tolist(),
+        durations_ns=steps.durations[:kept].tolist(),
+        counted=steps.counts[:kept].tolist(),
+        stages_ns=cells,
+    )

@@ -1,0 +1,60 @@
+"""Numbers and tables as people read them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["certainty", "duration", "share", "shortened", "table"]
+
+_UNITS: Final = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"))
+_WIDEST: Final = 48
+
+
+def duration(ns: float) -> str:
+    """Return a time with three digits that count: "1.23 ms"."""
+    for factor, unit in _UNITS:
+        if abs(ns) >= factor * 0.9995:
+            value = ns / factor
+            digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+            return f"{value:,.{digits}f} {unit}"
+    return f"{ns:.0f} ns"
+
+
+def share(value: float | None) -> str:
+    """Return a share as percents: "12.3%"; a dash for None."""
+    return "-" if value is None else f"{value:.1%}"
+
+
+def certainty(sure: float) -> str:
+    """Return the probability that a finding is not due to chance, as percents: never "100.0%"."""
+    return "more than 99.9%" if sure > 0.999 else share(sure)
+
+
+def shortened(name: str, width: int = _WIDEST) -> str:
+    """Return a name of at most this width: the beginning and the end of a long one, which distinguish C++ kernels."""
+    if len(name) <= width:
+        return name
+    tail = width // 3
+    return f"{name[: width - tail - 1]}…{name[-tail:]}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Return the lines of a table.
+
+    Args:
+        head: Its headings.
+        rows: Its cells.
+        left: The number of columns, from the first, that are aligned to the left.
+    """
+    widths = [max(len(row[at]) for row in (head, *rows)) for at in range(len(head))]
+    return [
+        "  "
+        + "  ".join(
+            cell.ljust(width) if at < left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (head, *rows)
+    ]

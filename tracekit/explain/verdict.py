@@ -1,0 +1,131 @@
+"""The verdict on a run: what limits it, in at most five sentences."""
+
+from __future__ import annotations
+
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Final
+
+from tracekit.explain.stragglers_text import negative_sentence, outlier_parts, sentence, straggler_parts
+from tracekit.explain.summary_results import Verdict
+from tracekit.explain.text import duration, share, shortened
+from tracekit.wording import counted
+
+if TYPE_CHECKING:
+    from tracekit.explain.stragglers_results import StragglerReport
+    from tracekit.explain.summary_results import DeviceSummary, RankSummary
+
+__all__ = ["verdict_of"]
+
+_MUCH: Final = 0.1
+_TEXTS: Final = {
+    "input": "The run is input-bound: waiting for data takes {share} of the step{most}.",
+    "launch": "The run is launch-bound: for {share} of the time, GPUs are idle until the CPU launches work{most}.",
+    "communication": "The run is communication-bound: {part} takes {share} of the {whole}{most}.",
+    "compute": "The run is compute-bound: {part} takes {share} of the {whole}{most}.",
+}
+
+
+def verdict_of(ranks: list[RankSummary], found: StragglerReport) -> Verdict:
+    """Return the verdict on a run.
+
+    Args:
+        ranks: The ranks.
+        found: The comparison of their stages.
+    """
+    timed = [rank for rank in ranks if rank.steps.count]
+    devices = [(rank.rank, device) for rank in ranks for device in rank.devices]
+    if not timed and not devices:
+        return Verdict(
+            bound="unknown",
+            share=None,
+            imbalanced=False,
+            sentences=["No steps: the traces hold neither batches of tracekit nor ProfilerStep#N of torch.profiler."],
+        )
+    bound, explained, words = _bound(timed, devices)
+    sentences = [] if not timed else [_steps(timed)]
+    sentences.append(words)
+    waits = [rank.loading.share_of_steps or 0.0 for rank in timed if rank.loading is not None]
+    if bound != "input" and waits and max(waits) >= _MUCH:
+        sentences.append(f"Waiting for data takes up to {share(max(waits))} of the step.")
+    imbalanced = found.blames
+    if found.stragglers:
+        sentences.append(sentence(straggler_parts(found.stragglers[0]), len(found.stragglers)))
+    if found.outliers and len(sentences) < 4:
+        sentences.append(sentence(outlier_parts(found.outliers[0], found), len(found.outliers)))
+    if found.sensitivity is not None and not found.stragglers and len(sentences) < 4:
+        sentences.append(negative_sentence(found))
+    sentences.append(_next(bound, timed, imbalanced=imbalanced or bool(found.outliers)))
+    return Verdict(bound=bound, share=explained, imbalanced=imbalanced, sentences=sentences)
+
+
+def _steps(timed: list[RankSummary]) -> str:
+    steps = max(rank.steps.count for rank in timed)
+    return (
+        f"A step takes {duration(fmean(rank.steps.mean_ns for rank in timed))} on average, over {counted(steps, 'step')} of "
+        f"{counted(len(timed), 'rank')}."
+    )
+
+
+def _bound(timed: list[RankSummary], devices: list[tuple[int, DeviceSummary]]) -> tuple[str, float | None, str]:
+    """Return what limits the run, the share of the step that it explains, and the sentence."""
+    loading = [
+        (0.0 if rank.loading is None or rank.loading.share_of_steps is None else rank.loading.share_of_steps, rank.rank)
+        for rank in timed
+    ]
+    input_share = median(own for own, _ in loading) if loading else 0.0
+    shares: dict[str, list[tuple[float, int]]] = {"input": loading} if loading else {}
+    words = {"part": "", "whole": "step"}
+    if devices:
+        words["whole"] = "time of the GPUs"
+        per_device = [(rank, device, device.span_ns or 1) for rank, device in devices]
+        shares["communication"] = [
+            ((device.communication_ns - device.hidden_ns) / span, rank) for rank, device, span in per_device
+        ]
+        # While the CPU waits for data, it launches nothing.
+        shares["launch"] = [
+            (max(0.0, device.host_bound_ns / span - input_share), rank) for rank, device, span in per_device
+        ]
+        compute = [(device.compute_ns / span, rank) for rank, device, span in per_device]
+        part = {"communication": "communication that computing does not hide", "compute": "computing"}
+    else:
+        shares["communication"] = [
+            (sum(stage.share_of_steps for stage in rank.stages if stage.collective), rank.rank) for rank in timed
+        ]
+        longest = _longest_stage(timed)
+        compute = [
+            (sum(stage.share_of_steps for stage in rank.stages if stage.name == longest), rank.rank) for rank in timed
+        ]
+        part = {"communication": "exchanging data and waiting for it", "compute": shortened(longest)}
+    middles = {bound: median(own for own, _ in values) for bound, values in shares.items()}
+    bound = max(middles, key=lambda name: middles[name])
+    unrecorded = median(rank.unrecorded_share or 0.0 for rank in timed) if timed else 0.0
+    if not devices and unrecorded > max(_MUCH, middles[bound], median(own for own, _ in compute)):
+        words_of = f"{share(unrecorded)} of the step is in no marker: put markers around its stages."
+        return "unknown", None, words_of
+    if middles[bound] < max(_MUCH, median(own for own, _ in compute)):
+        bound, shares["compute"] = "compute", compute
+    explained = median(own for own, _ in shares[bound])
+    most, rank = max(shares[bound])
+    words["most"] = f", {share(most)} on rank {rank}" if len(shares[bound]) > 1 and most > explained + 0.01 else ""
+    words["part"] = part.get(bound, "")
+    return bound, explained, _TEXTS[bound].format(share=share(explained), **words)
+
+
+def _longest_stage(timed: list[RankSummary]) -> str:
+    """Return the longest stage that does not exchange data; empty without stages."""
+    totals: dict[str, float] = {}
+    for rank in timed:
+        for stage in rank.stages:
+            if not stage.collective:
+                totals[stage.name] = totals.get(stage.name, 0.0) + stage.share_of_steps
+    return max(totals, key=lambda name: totals[name], default="")
+
+
+def _next(bound: str, timed: list[RankSummary], *, imbalanced: bool) -> str:
+    if imbalanced and len(timed) > 1:
+        return "Next: tracekit stragglers shows the cost of each stage and the steps to look at."
+    if bound in ("launch", "communication") or any(rank.devices for rank in timed):
+        return "Next: tracekit gpu shows kernels, launches and collectives."
+    if len(timed) > 1:
+        return "Next: tracekit stragglers compares the ranks, tracekit report draws the steps."
+    return "Next: tracekit report draws the steps and stages."

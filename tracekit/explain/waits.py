@@ -1,0 +1,110 @@
+"""Find late members of collectives from the kernels of all members: waiting time and transfer time.
+
+All members leave a collective that synchronises at one moment, so that who is in it for the shortest time has come last, and
+the others have waited for it. Durations are enough for that: the clocks need not be synchronised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from tracekit.traces.collectives.collector import by_group
+from tracekit.traces.collectives.matching import match
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tracekit.traces.collectives.collector import Collective
+
+__all__ = ["RankWaits", "Waits", "find_waits"]
+
+
+@dataclass(slots=True)
+class RankWaits:
+    """A rank in the collectives with all members found.
+
+    Attributes:
+        wait_ns: Time that it waited for the last member, in all of them.
+        transfer_ns: Their time after the last member came.
+        last: Number of collectives where it came last.
+        late_ns: Its delay behind the median of the other members, in each (negative: earlier).
+    """
+
+    wait_ns: int = 0
+    transfer_ns: int = 0
+    last: int = 0
+    late_ns: list[float] = field(default_factory=list)
+
+    @property
+    def mean_late_ns(self) -> float:
+        """Its mean delay behind the median of the other members."""
+        return fmean(self.late_ns) if self.late_ns else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Waiting in collectives.
+
+    Attributes:
+        collectives: Number of collectives found in the traces of two members or more.
+        spread_ns: Time between the first and the last member, of each.
+        ranks: By rank.
+        unmatched: Why those of some ranks could not be matched, in words.
+    """
+
+    collectives: int
+    spread_ns: list[int]
+    ranks: dict[int, RankWaits]
+    unmatched: list[str]
+
+
+def find_waits(collectives: Mapping[int, list[Collective]]) -> Waits | None:
+    """Find the time that each rank waited for others.
+
+    Args:
+        collectives: By rank, in the order of their ends.
+
+    Returns:
+        The waiting; None when the traces of fewer than two ranks hold collectives.
+    """
+    groups: dict[tuple[str, str], dict[int, list[Collective]]] = {}
+    for rank, own in sorted(collectives.items()):
+        for group, members in by_group(own):
+            groups.setdefault(group, {})[rank] = members
+    spreads: list[int] = []
+    ranks: dict[int, RankWaits] = {}
+    unmatched: list[str] = []
+    for _, logs in sorted(groups.items()):
+        (hub, ours), *others = logs.items()
+        sets: dict[int, dict[int, Collective]] = {id(one): {hub: one} for one in ours}
+        for rank, theirs in others:
+            pairs = match(ours, theirs)
+            if isinstance(pairs, str):
+                unmatched.append(f"rank {rank}: {pairs}")
+                continue
+            for one, other in pairs:
+                sets[id(one)][rank] = other
+        spreads += [_take(found, ranks) for found in sets.values() if len(found) > 1]
+    if not spreads:
+        return Waits(0, [], {}, unmatched) if unmatched else None
+    return Waits(len(spreads), spreads, dict(sorted(ranks.items())), unmatched)
+
+
+def _take(found: dict[int, Collective], ranks: dict[int, RankWaits]) -> int:
+    """Add up one collective; returns how far apart the first and the last came."""
+    lengths = {rank: one.end_ns - one.start_ns for rank, one in found.items()}
+    transfer = min(lengths.values())
+    last = min(lengths, key=lambda rank: (lengths[rank], rank))
+    ordered = sorted(lengths.values())
+    places = (len(ordered) - 2) // 2, (len(ordered) - 1) // 2
+    for rank, length in lengths.items():
+        # The median of the others: the sorted lengths without the own one.
+        others = fmean(ordered[place + (length <= ordered[place])] for place in places)
+        waits = ranks.setdefault(rank, RankWaits())
+        waits.wait_ns += length - transfer
+        waits.transfer_ns += transfer
+        waits.last += rank == last
+        waits.late_ns.append(others - length)
+    return max(lengths.values()) - transfer

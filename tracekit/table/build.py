@@ -1,0 +1,200 @@
+"""Build an entry of the cache: the tables of one file as Parquet."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit import core
+from tracekit.errors import StorageError, TraceFormatError, TracekitError
+from tracekit.table.arrow import ColumnsTable, FileTables
+from tracekit.table.columns import FileFacts, TrackFacts, read_columns
+from tracekit.table.database import Database, Limits
+from tracekit.table.extend import TEXTS, extend_tables, rows_of
+from tracekit.table.growth import Growth, Part
+from tracekit.table.plain_columns import COLUMNS, PlainColumns
+from tracekit.table.steps import COUNTS, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ["FACTS", "build_args", "build_entry", "extend_entry", "read_facts"]
+
+FACTS: Final = "facts"
+_TABLES: Final = ("events", "counters", "flows")
+_LIMITS: Final = Limits(memory_bytes=300 * 10**6, threads=1)
+
+
+def build_entry(
+    path: str,
+    folder: Path,
+    *,
+    given_steps: Callable[[FileFacts], list[Step]] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Write the tables of a file.
+
+    Args:
+        path: File or URL.
+        folder: A private folder, in which scratch files are created too.
+        given_steps: Returns steps to use in place of those of the file; see `read_columns`.
+        progress: Called with the number of unpacked bytes read so far.
+
+    Raises:
+        StorageError: The file cannot be read, or the folder cannot be written.
+        TraceFormatError: It is not a trace.
+        QueryError: The engine has failed.
+    """
+    has_given = False
+
+    def given(facts: FileFacts) -> list[Step]:
+        nonlocal has_given
+        steps = [] if given_steps is None else given_steps(facts)
+        has_given = bool(steps)
+        return steps
+
+    with Database(folder, _LIMITS) as database:
+        if core.merge is None:
+            growth = Growth()
+            plain, facts = read_columns(path, given_steps=given, progress=progress, growth=growth)
+            assert isinstance(plain, PlainColumns)
+            for name in _TABLES:
+                _write_plain(database, plain, name, folder / f"{name}.parquet")
+        else:
+            tables = FileTables(path, folder=str(folder), given_steps=given, progress=progress)
+            facts = _reading(tables, folder)
+            for name in _TABLES:
+                database.write_arrow(tables.table(name), folder / f"{name}.parquet", facts.columns[name])
+            growth = tables.growth
+        if growth.rows and not has_given:
+            growth.parts = {name: [Part(f"{name}.parquet", 0, facts.rows[name])] for name in _TABLES}
+            growth.save(folder)
+        _write_dimensions(database, facts, folder)
+        # A column that is NULL in all rows is not in the file.
+        end = "start_ns + coalesce(duration_ns, 0)" if "duration_ns" in facts.columns["events"] else "start_ns"
+        span = database.run(
+            f"SELECT min(start_ns), max({end}) FROM " + database.read_parquet([folder / "events.parquet"])
+        )[0]
+    _write_facts(folder, facts, span=span, has_given_steps=has_given)
+
+
+def extend_entry(path: str, previous: Path, folder: Path, progress: Callable[[int], None] | None = None) -> bool:
+    """Write the tables of a file that has grown, from those of an earlier entry and its new bytes.
+
+    Args:
+        path: The file.
+        previous: The folder of the earlier entry.
+        folder: The folder of the new one.
+        progress: Called with the number of new bytes read so far.
+
+    Returns:
+        False if the file must be built anew; the folder is empty then.
+
+    Raises:
+        StorageError: The file cannot be read, or the folder cannot be written.
+        QueryError: The engine has failed.
+    """
+    with Database(folder, _LIMITS) as database:
+
+        def write(columns: Any, name: str, target: Path) -> None:
+            if isinstance(columns, PlainColumns):
+                _write_plain(database, columns, name, target)
+            else:
+                database.write_arrow(ColumnsTable(columns, name), target)
+
+        try:
+            found = extend_tables(database, path, previous, folder, write, progress)
+        except TraceFormatError:
+            found = None
+        if found is not None:
+            facts, growth = found
+            growth.save(folder)
+            _write_dimensions(database, facts, folder)
+            rows = rows_of("events", folder, growth.parts["events"])
+            span = database.run(f"SELECT min(start_ns), max(start_ns + coalesce(duration_ns, 0)) FROM ({rows})")[0]
+    if found is None:
+        for left in folder.iterdir():
+            left.unlink()
+        return False
+    _write_facts(folder, facts, span=span, has_given_steps=False, parts=growth.parts)
+    return True
+
+
+def _write_facts(
+    folder: Path, facts: FileFacts, *, span: Any, has_given_steps: bool, parts: dict[str, list[Part]] | None = None
+) -> None:
+    small = dataclasses.replace(facts, tracks=[], steps=[])
+    document = dataclasses.asdict(small) | {"span": span, "has_given_steps": has_given_steps}
+    # Name, first row and number of rows of each part.
+    document["parts"] = {name: [dataclasses.astuple(part) for part in own] for name, own in (parts or {}).items()}
+    (folder / FACTS).write_text(json.dumps(document), encoding="utf-8")
+
+
+def build_args(path: str, folder: Path, name: str) -> None:
+    """Write the arguments of the rows of a file, which is read again for them.
+
+    Raises:
+        StorageError: The file cannot be read, or the folder cannot be written.
+    """
+    target = folder / name
+    with Database(folder, _LIMITS) as database:
+        if core.merge is None:
+            plain, _ = read_columns(path, keeps_args=True)
+            assert isinstance(plain, PlainColumns)
+            _write_plain(database, plain, "args", target)
+        else:
+            tables = FileTables(path, folder=str(folder), keeps_args=True)
+            _reading(tables, folder)
+            database.write_arrow(tables.table("args"), target)
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """Return the facts of an entry: those of `FileFacts` but for tracks and steps, ``span``, ``has_given_steps``, ``parts``."""
+    found: dict[str, Any] = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    return found
+
+
+def _reading(tables: FileTables, folder: Path) -> FileFacts:
+    # Read here, so that errors keep their type: the engine would replace them.
+    try:
+        return tables.facts
+    except TracekitError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{folder}: the cache cannot be written: {error.strerror}") from error
+
+
+def _write_plain(database: Database, plain: PlainColumns, name: str, path: Path) -> None:
+    used = plain.used()[name] or COLUMNS[name]
+    places = [COLUMNS[name].index(column) for column in used]
+    types = {column: float if column == "value" else str if column in TEXTS[name] else int for column in used}
+    database.write_rows(([row[at] for at in places] for row in plain.rows(name)), types, path)
+
+
+def _write_dimensions(database: Database, facts: FileFacts, folder: Path) -> None:
+    tracks = {"track": int, "pid": int, "tid": int, "process": str, "thread": str, "rank": int}
+    rows = ((number, *dataclasses.astuple(track)) for number, track in enumerate(facts.tracks))
+    database.write_rows(rows, tracks, folder / "tracks.parquet")
+    steps: dict[str, type] = dict.fromkeys(("step_index", "rank", "step", "start_ns", "end_ns"), int)
+    steps |= {"evaluation": bool, **dict.fromkeys(COUNTS, int)}
+    database.write_rows(
+        (
+            (
+                index,
+                step.group if facts.is_merged else None,
+                step.step,
+                step.start_ns,
+                step.end_ns,
+                step.evaluation,
+                *step.counts,
+            )
+            for index, step in enumerate(facts.steps)
+        ),
+        steps,
+        folder / "steps.parquet",
+    )
+
+
+assert [field.name for field in dataclasses.fields(TrackFacts)] == ["pid", "tid", "process", "thread", "rank"]

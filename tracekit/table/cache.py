@@ -1,0 +1,206 @@
+"""The private cache of the event table: one folder for each version of a file."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tracekit.errors import ConfigError, StorageError
+from tracekit.storage import is_remote, open_read, remote_version
+from tracekit.table.schema import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["FOLDER_VARIABLE", "TableCache", "file_key", "open_cache"]
+
+FOLDER_VARIABLE: Final = "TRACEKIT_CACHE"
+"""The environment variable that names the folder of the cache."""
+_SIZE_VARIABLE: Final = "TRACEKIT_CACHE_BYTES"
+_MAX_BYTES: Final = 20 * 10**9
+_END_BYTES: Final = 64 * 1024
+_BUILDING: Final = "building-"
+_LATEST: Final = "latest-"
+_SUPERSEDED: Final = "superseded"
+_DONE: Final = "facts"  # no suffix: a folder of traces may hold the cache
+_IN_USE_S: Final = 3600  # an entry that was used since is never removed: a query may be reading it
+_STALE_S: Final = 24 * 3600
+
+
+class TableCache:
+    """Folders of tables, by key. Any number of processes may use and fill it at the same time.
+
+    Args:
+        folder: Created with mode 0700 if it is missing.
+        max_bytes: The maximum size of all entries. Those that were used last stay.
+
+    Raises:
+        StorageError: The folder cannot be created, or other users can write to it.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int = _MAX_BYTES) -> None:
+        self.folder = folder
+        self._max_bytes = max_bytes
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = folder.stat()
+            if found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) & 0o077:
+                folder.chmod(0o700)
+        except OSError as error:
+            raise StorageError(
+                f"{folder}: the cache cannot be created: {error.strerror}; name another folder with {FOLDER_VARIABLE}"
+            ) from error
+        if found.st_uid != os.getuid():
+            raise StorageError(
+                f"{folder}: the cache belongs to another user; name another folder with {FOLDER_VARIABLE}"
+            )
+
+    def find(self, key: str) -> Path | None:
+        """Return the folder of an entry, and note its use; None if there is none."""
+        folder = self.folder / key
+        if not (folder / _DONE).is_file():
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(folder)
+        return folder
+
+    def add(self, key: str, build: Callable[[Path], None]) -> Path:
+        """Build an entry, which appears whole or not at all, and return its folder.
+
+        Args:
+            key: Its key.
+            build: Fills the folder that it gets; the file ``facts`` must be in it.
+
+        Raises:
+            StorageError: The entry cannot be written.
+        """
+        folder = self.folder / key
+        try:
+            building = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=self.folder))
+        except OSError as error:
+            raise StorageError(f"{self.folder}: the cache cannot be written: {error.strerror}") from error
+        try:
+            build(building)
+            with contextlib.suppress(OSError):  # another process was faster
+                building.rename(folder)
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+        self.trim()
+        return folder
+
+    def latest(self, path: str) -> Path | None:
+        """Return the folder of the last entry of a local file, whatever its version; None if there is none."""
+        try:
+            key = self._pointer(path).read_text(encoding="ascii")
+        except (OSError, UnicodeDecodeError):
+            return None
+        return self.find(key) if re.fullmatch("[0-9a-f]{40}", key) else None
+
+    def set_latest(self, path: str, key: str) -> None:
+        """Note the last entry of a local file."""
+        with contextlib.suppress(OSError):
+            pointer = self._pointer(path)
+            handle, name = tempfile.mkstemp(prefix=_BUILDING, dir=self.folder)
+            with os.fdopen(handle, "w", encoding="ascii") as file:
+                file.write(key)
+            before = self.latest(path)
+            Path(name).replace(pointer)
+            if before is not None and before.name != key:
+                (before / _SUPERSEDED).touch()
+
+    def _pointer(self, path: str) -> Path:
+        found = Path(path).stat()
+        name = hashlib.blake2b(repr((VERSION, found.st_dev, found.st_ino)).encode(), digest_size=20).hexdigest()
+        return self.folder / f"{_LATEST}{name}"
+
+    def remove(self, key: str) -> None:
+        """Remove an entry."""
+        # A half removed entry must not be found.
+        with contextlib.suppress(OSError):
+            (self.folder / key / _DONE).unlink()
+        shutil.rmtree(self.folder / key, ignore_errors=True)
+
+    def trim(self) -> None:
+        """Remove the entries that were not used for longest, until the rest fits, and what killed processes left."""
+        now = time.time()
+        entries = []
+        for entry in self.folder.iterdir():
+            with contextlib.suppress(OSError):
+                used = entry.stat().st_mtime
+                if entry.name.startswith(_LATEST):
+                    if now - used > _STALE_S and not (self.folder / entry.read_text("ascii")).exists():
+                        entry.unlink()
+                    continue
+                if entry.name.startswith(_BUILDING):
+                    if now - used > _STALE_S:
+                        entry.unlink() if entry.is_file() else shutil.rmtree(entry, ignore_errors=True)
+                    continue
+                if now - used > _IN_USE_S and (entry / _SUPERSEDED).exists():
+                    self.remove(entry.name)
+                    continue
+                entries.append((used, sum(file.stat().st_size for file in entry.iterdir()), entry))
+        total = sum(size for _, size, _ in entries)
+        for used, size, entry in sorted(entries):
+            if total <= self._max_bytes or now - used < _IN_USE_S:
+                break
+            self.remove(entry.name)
+            total -= size
+
+
+@contextlib.contextmanager
+def open_cache(*, keep: bool = True) -> Iterator[TableCache]:
+    """Open the cache of the user, or one that is removed at the end of the block.
+
+    Args:
+        keep: False for the latter.
+
+    Raises:
+        ConfigError: A variable has no usable value.
+        StorageError: The folder cannot be created.
+    """
+    if not keep:
+        with tempfile.TemporaryDirectory(prefix="tracekit-table-") as folder:
+            yield TableCache(Path(folder))
+        return
+    named = os.environ.get(FOLDER_VARIABLE)
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tracekit"
+    limit = os.environ.get(_SIZE_VARIABLE, "")
+    if limit and not (limit.isascii() and limit.isdecimal()):
+        raise ConfigError(f"{_SIZE_VARIABLE}={limit!r} is not a number of bytes")
+    yield TableCache(Path(named) if named else default, int(limit) if limit else _MAX_BYTES)
+
+
+def file_key(path: str, *parts: bytes) -> str:
+    """Return the key of a file as it is now.
+
+    Args:
+        path: File or URL.
+        *parts: Anything else that the entry depends on.
+
+    Raises:
+        StorageError: The file cannot be read.
+    """
+    digest = hashlib.blake2b(digest_size=20)
+    facts: tuple[object, ...]
+    if is_remote(path):
+        facts = path, remote_version(path)
+        ends = b""
+    else:
+        with open_read(path) as file:
+            found = os.fstat(file.fileno())
+            ends = file.read(_END_BYTES)
+            file.seek(max(found.st_size - _END_BYTES, 0))
+            ends += file.read(_END_BYTES)
+        facts = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    for part in (repr((VERSION, facts)).encode(), ends, *parts):
+        digest.update(b"%d:" % len(part))
+        digest.update(part)
+    return digest.hexdigest()

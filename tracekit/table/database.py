@@ -1,0 +1,324 @@
+"""DuckDB, the engine of the event table: the only module that imports ``duckdb``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.errors import MissingExtraError, QueryError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+__all__ = ["Database", "Limits", "check_available"]
+
+# No comments: what follows must be the statement that the engine explains.
+_EXPLAIN: Final = re.compile(r"\s*explain\b(?:\s+analyze\b)?(?:\s*\([\w\s,]*\))?", re.IGNORECASE)
+_ALLOWED: Final = frozenset({"SELECT", "EXPLAIN"})
+_TYPES: Final = {int: "BIGINT", float: "DOUBLE", str: "VARCHAR", bool: "BOOLEAN"}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of a query.
+
+    Attributes:
+        seconds: The maximum time.
+        rows: The maximum number of rows of the result.
+        memory_bytes: The maximum memory of the engine; it uses the disk beyond it where it can.
+        threads: The maximum number of threads; None for all processors.
+    """
+
+    seconds: float = 600.0
+    rows: int = 1_000_000
+    memory_bytes: int = 2 * 10**9
+    threads: int | None = None
+
+
+def check_available() -> None:
+    """Check that the engine is installed.
+
+    Raises:
+        MissingExtraError: It is not.
+    """
+    try:
+        import duckdb  # noqa: F401 - found
+    except ImportError as error:
+        raise MissingExtraError("the package duckdb", "explain", "the event table") from error
+
+
+class Database:
+    """A connection to a database in memory that reads Parquet files. Use it as a context manager, from one thread at a time.
+
+    Args:
+        scratch: A private folder for what exceeds the memory.
+        limits: The limits of memory and threads, and of each query.
+
+    Raises:
+        MissingExtraError: The engine is not installed.
+    """
+
+    def __init__(self, scratch: Path, limits: Limits) -> None:
+        check_available()
+        import duckdb
+
+        self._limits = limits
+        self._errors: tuple[type[Exception], ...] = (duckdb.Error,)
+        config: dict[str, Any] = {
+            "memory_limit": f"{limits.memory_bytes // 10**6}MB",
+            "temp_directory": str(scratch),
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+            "allow_community_extensions": False,
+            "python_enable_replacements": False,
+        }
+        if limits.threads is not None:
+            config["threads"] = limits.threads
+        self._connection = duckdb.connect(":memory:", config=config)
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection, and wait for its threads."""
+        self._connection.close()
+
+    # Statements of tracekit itself.
+
+    def run(self, sql: str) -> list[tuple[Any, ...]]:
+        """Run a statement and return its rows.
+
+        Raises:
+            QueryError: The engine has failed.
+        """
+        try:
+            return list(self._connection.execute(sql).fetchall())
+        except self._errors as error:
+            raise QueryError(f"the event table cannot be used: {_first_line(error)}") from error
+
+    def columns(self, sql: str) -> dict[str, Any]:
+        """Run a statement and return its columns by name, as arrays of numpy, which must be installed.
+
+        Raises:
+            QueryError: The engine has failed.
+        """
+        try:
+            return dict(self._connection.execute(sql).fetchnumpy())
+        except self._errors as error:
+            raise QueryError(f"the event table cannot be used: {_first_line(error)}") from error
+
+    def iterate(self, sql: str) -> Iterator[tuple[Any, ...]]:
+        """Run a statement and yield its rows; only some of them are in memory.
+
+        Raises:
+            QueryError: The engine has failed.
+        """
+        try:
+            result = self._connection.execute(sql)
+            while rows := result.fetchmany(_BATCH_ROWS):
+                yield from rows
+        except self._errors as error:
+            raise QueryError(f"the event table cannot be used: {_first_line(error)}") from error
+
+    def write_parquet(self, sql: str, path: Path) -> None:
+        """Write the rows of a query as Parquet, in their order.
+
+        Raises:
+            QueryError: The engine has failed.
+        """
+        self.run(f"COPY ({sql}) TO {_quoted(path)} (FORMAT parquet, {_PARQUET})")
+
+    def write_arrow(self, table: object, path: Path, columns: Sequence[str] = ()) -> None:
+        """Write a table, which any object with ``__arrow_c_stream__`` is, as Parquet. Rows keep their order.
+
+        Args:
+            table: The table.
+            path: The file.
+            columns: The columns to write; all if none are named.
+
+        Raises:
+            QueryError: The engine has failed.
+        """
+        self._connection.register("arrow_table", table)
+        try:
+            self.write_parquet(f"SELECT {', '.join(columns) or '*'} FROM arrow_table", path)
+        finally:
+            self._connection.unregister("arrow_table")
+
+    def write_rows(self, rows: Iterator[Sequence[Any]], columns: Mapping[str, type], path: Path) -> None:
+        """Write rows as Parquet.
+
+        Args:
+            rows: The values, in the order of the columns.
+            columns: Names and types.
+            path: The file. A file of JSON is written next to it meanwhile.
+        """
+        source = path.with_suffix(".json")
+        with source.open("w", encoding="utf-8") as file:
+            for row in rows:
+                file.write(json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False) + "\n")
+        types = ", ".join(f"{name}: '{_TYPES[kind]}'" for name, kind in columns.items())
+        read = f"read_json({_quoted(source)}, format='newline_delimited', columns={{{types}}})"
+        self.write_parquet(f"SELECT * FROM {read}", path)
+        source.unlink()
+
+    def read_parquet(self, paths: Sequence[Path], *, by_name: bool = False) -> str:
+        """Return a table function that reads Parquet files, for a statement.
+
+        Args:
+            paths: The files.
+            by_name: Match columns by name, and return NULL for those that a file does not have.
+        """
+        return f"read_parquet([{', '.join(map(_quoted, paths))}]{', union_by_name=true' if by_name else ''})"
+
+    def lock(self, paths: Sequence[Path]) -> None:
+        """Refuse, from now on and for good, to open other files than some, to load extensions and to change settings."""
+        self.run(f"SET allowed_paths=[{', '.join(map(_quoted, paths))}]")
+        self.run("SET enable_external_access=false")
+        self.run("SET lock_configuration=true")
+
+    # Statements of users.
+
+    def check(self, sql: str) -> str:
+        """Return a statement of a user, which must be one SELECT, DESCRIBE or EXPLAIN of these.
+
+        Raises:
+            QueryError: It is something else.
+        """
+        statement = self._only_statement(sql)
+        if statement.type.name == "EXPLAIN":
+            match = _EXPLAIN.match(sql)
+            if match is None:
+                raise QueryError("the query has a comment before EXPLAIN; leave it out")
+            if self._only_statement(sql[match.end() :]).type.name != "SELECT":
+                raise QueryError("the query explains something else than a SELECT")
+        return str(statement.query)
+
+    def _only_statement(self, sql: str) -> Any:
+        try:
+            statements = self._connection.extract_statements(sql)
+        except self._errors as error:
+            raise QueryError(f"the query cannot be run: {_first_line(error)}") from error
+        if len(statements) != 1:
+            raise QueryError(f"the query holds {len(statements)} statements; give one SELECT, DESCRIBE or EXPLAIN")
+        if statements[0].type.name not in _ALLOWED:
+            raise QueryError(
+                f"the query is a statement of type {statements[0].type.name}; give one SELECT, DESCRIBE or EXPLAIN"
+            )
+        return statements[0]
+
+    def reads(self, sql: str, table: str, column: str) -> bool:
+        """Return True if the plan of a query reads a column of a table."""
+        if self._only_statement(sql).type.name != "SELECT":
+            return False
+        try:
+            plan = self._connection.execute(f"EXPLAIN (FORMAT json) {sql}").fetchall()
+        except self._errors:
+            return False  # DESCRIBE has no plan, and an error is reported when the query runs
+        return any(_scans(node, table, column) for _, text in plan for node in json.loads(text))
+
+    def query(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """Run a statement that was checked.
+
+        Returns:
+            The names of the columns, and the rows.
+
+        Raises:
+            QueryError: It is wrong, or exceeds a limit.
+        """
+        with self._limited():
+            result = self._connection.execute(sql)
+            names = [column[0] for column in result.description or ()]
+            rows = list(result.fetchmany(self._limits.rows + 1))
+        self._check_count(len(rows))
+        return names, rows
+
+    def write_query(self, sql: str, path: Path, scratch: Path) -> None:
+        """Run a statement that was checked, and write its rows as Parquet.
+
+        Args:
+            sql: The statement.
+            path: The file.
+            scratch: A private folder.
+
+        Raises:
+            QueryError: It is wrong, or exceeds a limit.
+        """
+        # This connection may be locked; the other one reads only the result.
+        with self._limited(), Database(scratch, self._limits) as writer:
+            writer.write_arrow(_Stream(self._connection, sql), path)
+            count = writer.run(f"SELECT count(*) FROM {self.read_parquet([path])}")
+        self._check_count(count[0][0])
+
+    @contextlib.contextmanager
+    def _limited(self) -> Iterator[None]:
+        """Interrupt a statement that takes too long, and give errors of the engine the words for a user."""
+        timer = threading.Timer(self._limits.seconds, self._connection.interrupt)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except self._errors as error:
+            if type(error).__name__ == "InterruptException":
+                raise QueryError(f"the query takes longer than {self._limits.seconds:g} s and was stopped") from error
+            raise QueryError(f"the query cannot be run: {_first_line(error)}") from error
+        finally:
+            timer.cancel()
+            timer.join()
+
+    def _check_count(self, rows: int) -> None:
+        if rows > self._limits.rows:
+            raise QueryError(f"the result has more than {self._limits.rows:,} rows; add LIMIT, or raise --max-rows")
+
+    def relation(self, sql: str) -> Any:
+        """Return a statement that was checked as a relation of DuckDB, which runs when it is read."""
+        try:
+            return self._connection.sql(sql)
+        except self._errors as error:
+            raise QueryError(f"the query cannot be run: {_first_line(error)}") from error
+
+
+class _Stream:
+    """The result of a query for another connection, which refuses relations of this one."""
+
+    def __init__(self, connection: Any, sql: str) -> None:
+        self._connection = connection
+        self._sql = sql
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Return the result as a stream; the query runs when that is read."""
+        return self._connection.sql(self._sql).__arrow_c_stream__(requested_schema)
+
+
+_BATCH_ROWS: Final = 10_000
+_PARQUET: Final = "COMPRESSION snappy, PARQUET_VERSION v2"
+
+
+def _quoted(path: Path) -> str:
+    return "'" + str(path).replace("'", "''") + "'"
+
+
+def _first_line(error: Exception) -> str:
+    # The rest shows the statement, with a caret below it.
+    text = str(error).strip()
+    return text.partition("\n\nLINE ")[0].replace("\n", " ")
+
+
+def _scans(node: dict[str, Any], table: str, column: str) -> bool:
+    info = node.get("extra_info", {})
+    if str(info.get("Table", "")).rpartition(".")[2] == table:
+        found = info.get("Projections", ())
+        if column in ([found] if isinstance(found, str) else found):
+            return True
+    return any(_scans(child, table, column) for child in node.get("children", ()))

@@ -1,0 +1,183 @@
+"""Build the entry of a rank trace that has grown from an earlier entry and the new bytes; see `tracekit.table.growth`."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.table.columns import FileFacts, new_columns, read_columns
+from tracekit.table.growth import Growth, Part, link_part, load_growth
+from tracekit.table.plain_columns import COLUMNS
+from tracekit.table.rows import NO_VALUE
+from tracekit.table.steps import step_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tracekit.table.database import Database
+
+__all__ = ["TEXTS", "extend_tables", "rows_of"]
+
+TEXTS: Final = {
+    "events": ("category", "name", "process_group"),
+    "counters": ("name", "series"),
+    "flows": ("phase", "category", "name"),
+    "args": ("args",),
+}
+"""The columns of each table that are texts."""
+
+_SLICE: Final = ord("X")
+_NESTED: Final = ("depth", "parent", "self_ns", "step_index")
+
+
+def rows_of(table: str, folder: Path, parts: list[Part]) -> str:
+    """Return a statement for the rows of parts, with the column ``id`` and all columns of the table."""
+    kinds = {name: "VARCHAR" if name in TEXTS[table] else "BIGINT" for name in COLUMNS[table]}
+    kinds |= {"value": "DOUBLE"} if table == "counters" else {}
+    number = "row_number" if table == "flows" else "id"  # flows have a column id
+    nulls = ", ".join(f"NULL::{kind} AS {name}" for name, kind in kinds.items())
+    pieces = [f"SELECT 0::BIGINT AS {number}, {nulls} WHERE false"]
+    for part in parts:
+        path = str(folder / part.name).replace("'", "''")
+        pieces.append(
+            f"SELECT file_row_number + {part.first_row} AS {number}, * FROM read_parquet('{path}') "
+            f"WHERE file_row_number < {part.rows}"
+        )
+    return " UNION ALL BY NAME ".join(pieces)
+
+
+def extend_tables(
+    database: Database,
+    path: str,
+    previous: Path,
+    folder: Path,
+    write: Callable[[Any, str, Path], None],
+    progress: Callable[[int], None] | None,
+) -> tuple[FileFacts, Growth] | None:
+    """Write the new parts of all tables, and link the other parts.
+
+    Args:
+        database: The engine.
+        path: The file.
+        previous: The folder of an earlier entry of the file.
+        folder: The folder of the new entry.
+        write: Writes a table of columns as Parquet.
+        progress: Called with the number of new bytes read so far.
+
+    Returns:
+        The facts and the state of the file; None if it must be built anew.
+
+    Raises:
+        StorageError: The file cannot be read.
+        QueryError: The engine has failed.
+    """
+    growth = load_growth(previous, path)
+    if growth is None:
+        return None
+    known, parts = growth.rows, growth.parts
+    columns, facts = read_columns(path, folder=str(folder), progress=progress, growth=growth)
+    if not growth.rows:
+        return None
+    growth.serial += 1
+    for table in ("events", "counters", "flows"):
+        new = folder / f"new-{table}.parquet"
+        write(columns, table, new)
+        base, count = known[table], facts.rows[table]
+        kept = [Part(part.name, part.first_row, min(part.rows, base - part.first_row)) for part in parts[table]]
+        database.run(f"CREATE OR REPLACE TEMP VIEW old AS {rows_of(table, previous, kept)}")
+        database.run(f"CREATE OR REPLACE TEMP VIEW new AS {rows_of(table, folder, [Part(new.name, base, count)])}")
+        first = base
+        if table == "events":
+            first = _nest_again(database, previous, folder, base, facts, growth, write)
+        # Parts are merged, so that their number stays small: each has at least twice the rows of the next one.
+        while kept and first - kept[-1].first_row <= 2 * (base + count - first):
+            first = min(first, kept.pop().first_row)
+        kept = [Part(part.name, part.first_row, min(part.rows, first - part.first_row)) for part in kept]
+        for part in kept:
+            link_part(previous / part.name, folder / part.name)
+        added = Part(f"{table}-{growth.serial}.parquet", first, base + count - first)
+        _write_part(database, table, first, folder / added.name)
+        growth.parts[table] = [*kept, added]
+        growth.rows[table] += base
+        facts.rows[table] += base
+        facts.columns[table] = list(COLUMNS[table])
+        new.unlink()
+    return facts, growth
+
+
+def _nest_again(
+    database: Database,
+    previous: Path,
+    folder: Path,
+    base: int,
+    facts: FileFacts,
+    growth: Growth,
+    write: Callable[[Any, str, Path], None],
+) -> int:
+    """Nest the new rows, with the old ones that they or new steps can change, into the table ``nested``; return the first row."""
+    times = dict(database.run(f"SELECT track, min(start_ns) FROM new WHERE phase = {_SLICE} GROUP BY track"))
+    changed_ns = _first_change_ns(database, previous, facts)
+    if changed_ns is not None:
+        times = {track: min(times.get(track, changed_ns), changed_ns) for track in range(len(growth.tracks))}
+    source = "(SELECT NULL::BIGINT, NULL::BIGINT WHERE false)"
+    crossing = list(times.items())
+    while crossing:
+        times.update(crossing)
+        source = f"(VALUES {', '.join(f'({track}, {time_ns})' for track, time_ns in times.items())})"
+        crossing = database.run(
+            f"SELECT o.track, min(o.start_ns) FROM old o JOIN {source} t(track, time_ns) ON t.track = o.track WHERE "
+            f"o.phase = {_SLICE} AND o.start_ns < t.time_ns AND o.start_ns + o.duration_ns > t.time_ns GROUP BY o.track"
+        )
+    database.run(
+        "CREATE TEMP TABLE again AS SELECT row_number() OVER (ORDER BY id) - 1 AS place, * FROM ("
+        f"SELECT o.id, o.track, phase, start_ns, duration_ns FROM old o JOIN {source} t(track, time_ns) "
+        "ON t.track = o.track WHERE o.start_ns >= t.time_ns "
+        "UNION ALL SELECT id, track, phase, start_ns, duration_ns FROM new)"
+    )
+    columns = new_columns(str(folder))
+    for pid, tid in growth.tracks:
+        columns.track(pid.encode("utf-8", "surrogateescape"), tid.encode("utf-8", "surrogateescape"))
+    none = (NO_VALUE,) * 5
+    for track, phase, start_ns, duration_ns in database.iterate(
+        "SELECT track, phase, start_ns, duration_ns FROM again ORDER BY place"
+    ):
+        duration = NO_VALUE if duration_ns is None else duration_ns
+        columns.add_event(track, None, b"", phase, start_ns, duration, *none, None, None, phase == _SLICE)
+    columns.finish(array("q", [0] * len(growth.tracks)).tobytes(), step_columns(facts.steps).tobytes())
+    late = folder / "late.parquet"
+    write(columns, "events", late)
+    rows = rows_of("events", folder, [Part(late.name, 0, 1 << 62)])
+    database.run(
+        f"CREATE TEMP TABLE nested AS SELECT a.id, l.depth, p.id AS parent, l.self_ns, l.step_index FROM ({rows}) l "
+        "JOIN again a ON a.place = l.id LEFT JOIN again p ON p.place = l.parent"
+    )
+    late.unlink()
+    first: int | None = database.run("SELECT min(id) FROM again")[0][0]
+    return base if first is None else min(first, base)
+
+
+def _first_change_ns(database: Database, previous: Path, facts: FileFacts) -> int | None:
+    """Return the start of the first step that is new or has changed; None if there is none."""
+    source = database.read_parquet([previous / "steps.parquet"])
+    old = database.run(f"SELECT start_ns, end_ns FROM {source} ORDER BY step_index")
+    new = [(step.start_ns, step.end_ns) for step in facts.steps]
+    same = next((at for at, (one, other) in enumerate(zip(old, new)) if one != other), min(len(old), len(new)))  # noqa: B905
+    return min((start for start, _ in [*old[same : same + 1], *new[same : same + 1]]), default=None)
+
+
+def _write_part(database: Database, table: str, first: int, path: Path) -> None:
+    number = "row_number" if table == "flows" else "id"
+    values = [f"u.{name}" for name in COLUMNS[table]]
+    join = ""
+    if table == "events":
+        join = " LEFT JOIN nested n ON n.id = u.id"
+        values = [
+            f"CASE WHEN n.id IS NULL THEN u.{name} ELSE n.{name} END AS {name}" if name in _NESTED else f"u.{name}"
+            for name in COLUMNS[table]
+        ]
+    database.write_parquet(
+        f"SELECT {', '.join(values)} FROM (SELECT * FROM old WHERE {number} >= {first} UNION ALL BY NAME "
+        f"SELECT * FROM new) u{join} ORDER BY u.{number}",
+        path,
+    )

@@ -1,0 +1,137 @@
+"""Build the missing entries of the cache, in several processes where that pays."""
+
+from __future__ import annotations
+
+import hashlib
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tracekit.errors import StorageError, TraceFormatError
+from tracekit.processors import start_method, usable_processors
+from tracekit.storage import basename, is_remote, size_bytes
+from tracekit.table.build import build_entry, extend_entry, read_facts
+from tracekit.table.cache import TableCache, file_key
+from tracekit.table.growth import is_extendable
+from tracekit.table.steps import Step
+from tracekit.worker_processes import process_pool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from tracekit.table.columns import FileFacts
+
+__all__ = ["Job", "build_all"]
+
+_MIN_BYTES: Final = 64 * 1024 * 1024  # a process takes as long to start as some MB to read
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A file, and the steps of its rank that other files state.
+
+    Attributes:
+        path: File or URL.
+        steps: The number, start, end (ns since the epoch), evaluation and counts of each step; empty for those of the file.
+    """
+
+    path: str
+    steps: tuple[tuple[int, ...], ...] = ()
+
+    def key(self) -> str:
+        """Return the key of the entry.
+
+        Raises:
+            StorageError: The file cannot be read.
+        """
+        return file_key(self.path, *([hashlib.blake2b(repr(self.steps).encode()).digest()] if self.steps else []))
+
+    def build(self, folder: Path, previous: Path | None, progress: Callable[[int], None] | None = None) -> None:
+        """Build the entry; extend an earlier one if the file has only grown."""
+        if previous is not None and extend_entry(self.path, previous, folder, progress):
+            return
+        build_entry(self.path, folder, given_steps=self._given, progress=progress)
+
+    def _given(self, facts: FileFacts) -> list[Step]:
+        if facts.is_merged or facts.has_batches:
+            return []
+        base = facts.base_ns
+        return [Step(0, row[0], row[1] - base, row[2] - base, bool(row[3]), tuple(row[4:])) for row in self.steps]
+
+
+def build_all(
+    cache: TableCache, jobs: Sequence[Job], progress: Callable[[float, str], None], workers: int | None = None
+) -> list[Path | TraceFormatError]:
+    """Return the folder of each entry, or why the file is not a trace; build those that are missing.
+
+    Args:
+        cache: The cache.
+        jobs: The files.
+        progress: Called with the completed share, 0 to 1, and a description of the current work.
+        workers: The maximum number of processes. None: one for each processor if they can be forked, else this one alone. Other
+            processes import the main module again, which must not start its work then.
+
+    Raises:
+        StorageError: A file cannot be read, or the cache cannot be written.
+        QueryError: The engine has failed.
+    """
+    keys = [job.key() for job in jobs]
+    found: list[Path | TraceFormatError | None] = [_find(cache, key) for key in keys]
+    missing = [number for number, folder in enumerate(found) if folder is None]
+    sizes = {number: size_bytes(jobs[number].path) or 0 for number in missing}
+    whole, done = sum(sizes.values()) or 1, 0
+    if workers is None:
+        workers = usable_processors() if start_method() == "fork" else 1
+    workers = min(workers, len(missing))
+    if workers > 1 and whole - max(sizes.values()) >= _MIN_BYTES:
+        # Large files first, so that none is left for the end.
+        order = sorted(missing, key=lambda number: -sizes[number])
+        # This process only waits.
+        with process_pool(workers + 1) as pool:
+            results = pool.map(_build, [(cache, jobs[number], keys[number]) for number in order])
+            try:
+                for number, result in zip(order, results, strict=True):
+                    done += sizes[number]
+                    progress(done / whole, f"reading {basename(jobs[number].path)}")
+                    found[number] = result
+            except BrokenProcessPool as error:
+                raise StorageError(
+                    "a process that read traces was killed, as when memory runs out; try again"
+                ) from error
+        missing = []
+    for number in missing:
+        name, size = basename(jobs[number].path), sizes[number]
+
+        def advance(bytes_read: int, name: str = name, size: int = size, done: int = done) -> None:
+            progress((done + min(bytes_read, size)) / whole, f"reading {name}")
+
+        found[number] = _build((cache, jobs[number], keys[number]), advance)
+        done += size
+    return [folder for folder in found if folder is not None]
+
+
+def _find(cache: TableCache, key: str) -> Path | None:
+    """Return the folder of an entry; None if it is missing, or damaged, as after a crash of the machine."""
+    folder = cache.find(key)
+    if folder is None:
+        return None
+    try:
+        read_facts(folder)
+    except (OSError, ValueError):
+        cache.remove(key)
+        return None
+    return folder
+
+
+def _build(work: tuple[TableCache, Job, str], progress: Callable[[int], None] | None = None) -> Path | TraceFormatError:
+    cache, job, key = work
+    has_versions = not (job.steps or is_remote(job.path))
+    previous = cache.latest(job.path) if has_versions else None
+    try:
+        found = cache.add(key, lambda folder: job.build(folder, previous, progress))
+    except TraceFormatError as error:
+        return error
+    if has_versions and is_extendable(found):
+        cache.set_latest(job.path, key)
+    return found

@@ -1,0 +1,389 @@
+"""The event table of some traces: their entries of the cache, and the views over them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.errors import ConfigError, StorageError, TraceFormatError
+from tracekit.storage import basename, without_secrets
+from tracekit.table.build import build_args, read_facts
+from tracekit.table.cache import open_cache
+from tracekit.table.columns import Head, peek_head
+from tracekit.table.database import Database, Limits, check_available
+from tracekit.table.jobs import Job, build_all
+from tracekit.table.plain_columns import COLUMNS
+from tracekit.table.schema import TABLES
+from tracekit.table.steps import COUNTS
+from tracekit.traces.inputs import find_traces
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import TracebackType
+
+__all__ = ["EventTables"]
+
+_ARGS: Final = "args.parquet"
+_PROBE: Final = "args_probe"
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A file with its tables.
+
+    Attributes:
+        path: File or URL.
+        job: Its entry, and the steps that it was given.
+        folder: The folder of the entry.
+        facts: See `read_facts`.
+        rank: Its rank, assumed where it states none; None for a merged trace.
+    """
+
+    path: str
+    job: Job
+    folder: Path
+    facts: dict[str, Any]
+    rank: int | None = None
+
+    def parts(self, table: str) -> list[tuple[str, int, int]]:
+        """Return the file name, first row and number of rows of each part of a table."""
+        found = self.facts["parts"].get(table)
+        return [tuple(part) for part in found] if found else [(f"{table}.parquet", 0, 1 << 62)]
+
+
+class EventTables:
+    """The tables of `tracekit.table.schema` over traces. Use it as a context manager, from one thread at a time.
+
+    Ranks are on the clock of their base times ("wall"): an event starts at the base time of its file plus its time in the
+    file. A merged trace keeps the clock of the merge. If tracekit has recorded batches of a rank, they are the steps in all
+    files of the rank.
+
+    Args:
+        patterns: Files, folders, globs or URLs.
+        cache: False to build the tables in a temporary folder.
+        progress: Called with the completed share, 0 to 1, and a description of the current work.
+        workers: See `build_all`.
+
+    Attributes:
+        notes: Sentences about files that are left out or have an assumed rank.
+
+    Raises:
+        MissingExtraError: The engine is not installed.
+        ConfigError: No trace is named.
+        StorageError: A file cannot be read, or the cache cannot be written.
+        TraceFormatError: A named file, or every file, is not a trace.
+    """
+
+    def __init__(
+        self,
+        patterns: Sequence[str],
+        *,
+        cache: bool = True,
+        progress: Callable[[float, str], None] | None = None,
+        workers: int | None = None,
+    ) -> None:
+        check_available()
+        self.notes: list[str] = []
+        self._workers = workers
+        self._progress = progress or (lambda share, what: None)
+        self._entries: list[_Entry] = []
+        self._stack = contextlib.ExitStack()
+        with contextlib.ExitStack() as stack:
+            self._cache = stack.enter_context(open_cache(keep=cache))
+            self._open(find_traces(patterns))
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> EventTables:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the temporary folder, if there is one."""
+        self._stack.close()
+
+    @property
+    def facts(self) -> list[dict[str, Any]]:
+        """The facts of each file by its number, with ``source``, as it is opened, and the rank that it has here."""
+        return [{**entry.facts, "source": entry.path, "rank": entry.rank} for entry in self._entries]
+
+    def query(self, sql: str, limits: Limits | None = None) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """Run one SELECT, DESCRIBE or EXPLAIN on a locked connection.
+
+        Returns:
+            The names of the columns, and the rows.
+
+        Raises:
+            QueryError: The query is wrong, or exceeds a limit.
+        """
+        with self.connection(sql, limits or Limits()) as (database, statement):
+            return database.query(statement)
+
+    @contextlib.contextmanager
+    def connection(self, sql: str, limits: Limits) -> Iterator[tuple[Database, str]]:
+        """Open a locked connection for a query, and yield it with the checked statement."""
+        with (
+            tempfile.TemporaryDirectory(prefix="tracekit-query-") as scratch,
+            Database(Path(scratch), limits) as database,
+        ):
+            yield database, self._prepare(database, sql)
+
+    @contextlib.contextmanager
+    def database(self, *, args: bool = False) -> Iterator[Database]:
+        """Open a connection with the views, for statements of tracekit itself.
+
+        Args:
+            args: True if the statements read arguments, for which each file is read once more.
+        """
+        with (
+            tempfile.TemporaryDirectory(prefix="tracekit-query-") as scratch,
+            Database(Path(scratch), Limits()) as database,
+        ):
+            self._create_views(database)
+            for entry in self._entries if args else ():
+                self._add_args(entry)
+            self._create_events(database, "files" if args else "none")
+            yield database
+
+    def _prepare(self, database: Database, sql: str) -> str:
+        """Create the views for a query, and lock the connection; return the statement."""
+        statement = database.check(sql)
+        self._create_views(database)
+        # Arguments are read from the traces only if the plan of the query has them.
+        has_args = database.reads(statement, _PROBE, "args")
+        if has_args:
+            for entry in self._entries:
+                self._add_args(entry)
+        self._create_events(database, "files" if has_args else "none")
+        tables = ("events", "counters", "flows")
+        paths = [entry.folder / part[0] for entry in self._entries for name in tables for part in entry.parts(name)]
+        database.lock([*paths, *([entry.folder / _ARGS for entry in self._entries] if has_args else [])])
+        return statement
+
+    # Entries.
+
+    def _open(self, found: list[tuple[str, bool]]) -> None:
+        heads: dict[str, Head] = {}
+        left_out: list[TraceFormatError] = []
+        for path, named in found:
+            try:
+                head = peek_head(path) if len(found) > 1 else Head()
+            except TraceFormatError as error:
+                if named:
+                    raise
+                left_out.append(error)
+                continue
+            if head.is_merged and not named:
+                shown = without_secrets(path)
+                self.notes.append(f"{shown} is left out: it is the result of a merge; name it to read it")
+                continue
+            heads[path] = head
+        # Rank traces first: the other traces of a rank take their steps.
+        own = [pair for pair in found if pair[0] in heads and heads[pair[0]].is_rank_trace]
+        others = [pair for pair in found if pair[0] in heads and not heads[pair[0]].is_rank_trace]
+        left_out += self._take(own, heads, {})
+        steps: dict[int, list[tuple[int, ...]]] = {}
+        for entry in self._entries:
+            rank = heads[entry.path].rank
+            if entry.facts["has_batches"] and rank is not None and others:
+                steps.setdefault(rank, []).extend(self._steps(entry))
+        left_out += self._take(others, heads, steps)
+        if not self._entries:
+            raise left_out[0] if left_out else ConfigError("the only traces there are results of a merge; name one")
+        self.notes += [f"{error.path} is left out: {error.reason}" for error in left_out]
+        self._entries.sort(key=lambda entry: entry.path)
+        self._assume_ranks()
+
+    def _take(
+        self, files: list[tuple[str, bool]], heads: dict[str, Head], steps: dict[int, list[tuple[int, ...]]]
+    ) -> list[TraceFormatError]:
+        """Add the entries of files, and return why others are left out.
+
+        Args:
+            files: The files, and True for those that were named.
+            heads: Their heads.
+            steps: The steps of ranks, to use in place of those of the files.
+        """
+        jobs = []
+        for path, _ in files:
+            rank = heads[path].rank
+            jobs.append(Job(path, () if rank is None else tuple(steps.get(rank, ()))))
+        errors = []
+        for (path, named), job, result in zip(
+            files, jobs, build_all(self._cache, jobs, self._progress, self._workers), strict=True
+        ):
+            if not isinstance(result, TraceFormatError):
+                self._entries.append(_Entry(path, job, result, read_facts(result)))
+            elif named:
+                raise result
+            else:
+                errors.append(result)
+        return errors
+
+    def _steps(self, entry: _Entry) -> list[tuple[int, ...]]:
+        """Return the steps of a file: number, start and end in ns since the epoch, evaluation, counts."""
+        base = entry.facts["base_ns"]
+        with self._scratch() as scratch, Database(scratch, Limits(threads=1)) as database:
+            source = database.read_parquet([entry.folder / "steps.parquet"])
+            columns = f"step, start_ns + {base}, end_ns + {base}, evaluation, {', '.join(COUNTS)}"
+            return database.run(f"SELECT {columns} FROM {source} ORDER BY step_index")
+
+    @contextlib.contextmanager
+    def _scratch(self) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(prefix="building-", dir=self._cache.folder) as folder:
+            yield Path(folder)
+
+    def _add_args(self, entry: _Entry) -> None:
+        """Add the arguments to an entry, if they are missing."""
+        if (entry.folder / _ARGS).exists():
+            return
+        if entry.job.key() != entry.folder.name:
+            raise StorageError(f"{entry.facts['path']}: the file changed while it was read; run the query again")
+        self._progress(0.0, f"reading arguments of {basename(entry.path)}")
+        with self._scratch() as scratch:
+            build_args(entry.path, scratch, _ARGS)
+            os.replace(scratch / _ARGS, entry.folder / _ARGS)
+
+    def _assume_ranks(self) -> None:
+        """Give a rank to each file that states none."""
+        taken = {entry.facts["rank"] for entry in self._entries}
+        free = 0
+        for entry in self._entries:
+            entry.rank = entry.facts["rank"]
+            if entry.rank is not None or entry.facts["is_merged"]:
+                continue
+            while free in taken:
+                free += 1
+            taken.add(free)
+            entry.rank = free
+            if len(self._entries) > 1:
+                self.notes.append(f"{entry.facts['path']} does not state its rank; it is called rank {free}")
+
+    # Views.
+
+    def _create_views(self, database: Database) -> None:
+        self._create_dimensions(database)
+        database.run(f"CREATE TABLE {_PROBE} AS SELECT 0 AS file, 0::BIGINT AS id, ''::VARCHAR AS args")
+        self._create_events(database, "probe")
+        for name, time in (("counters", "time_ns"), ("flows", "time_ns")):
+            own = {
+                "file": "r.file_index",
+                time: f"r.{time} + t.base_ns",
+                "rank": "t.rank",
+                "pid": "t.pid",
+                "tid": "t.tid",
+            }
+            columns = _columns(name, own, "r")
+            database.run(
+                f"CREATE VIEW {name} AS SELECT {columns} FROM {self._source(database, name)} r "
+                "JOIN tracks t ON t.file = r.file_index AND t.track = r.track"
+            )
+
+    def _create_events(self, database: Database, args: str) -> None:
+        """Create the view of events.
+
+        Args:
+            database: The connection.
+            args: The source of arguments: "probe", "files" or "none".
+        """
+        own = {
+            "file": "e.file_index",
+            "id": "e.file_row_number",
+            "start_ns": "e.start_ns + t.base_ns",
+            **{name: f"t.{name}" for name in ("rank", "pid", "tid", "process", "thread")},
+            **{name: f"s.{name}" for name in ("step", *COUNTS)},
+            "phase": "chr(e.phase::INTEGER)",
+            "args": "NULL::VARCHAR" if args == "none" else "a.args",
+        }
+        join = ""
+        if args == "probe":
+            join = f" LEFT JOIN {_PROBE} a ON a.file = e.file_index AND a.id = e.file_row_number"
+        elif args == "files":
+            source = database.read_parquet([entry.folder / _ARGS for entry in self._entries])
+            join = f" LEFT JOIN {source} a ON a.file_index = e.file_index AND a.id = e.file_row_number"
+        database.run(
+            f"CREATE OR REPLACE VIEW events AS SELECT {_columns('events', own, 'e')} FROM {self._source(database, 'events')} e "
+            "JOIN tracks t ON t.file = e.file_index AND t.track = e.track "
+            f"LEFT JOIN file_steps s ON s.file = e.file_index AND s.step_index = e.step_index{join}"
+        )
+
+    def _create_dimensions(self, database: Database) -> None:
+        """Create the small tables: files, tracks and steps of files, and with them the views ``ranks`` and ``steps``."""
+        values = []
+        for number, entry in enumerate(self._entries):
+            facts = entry.facts
+            start, end = facts["span"]
+            base = facts["base_ns"]
+            cells = (number, facts["path"], entry.rank, facts["host"], base, facts["rows"]["events"])
+            more = (
+                None if start is None else start + base,
+                None if end is None else end + base,
+                facts["damage"] or None,
+                facts["has_given_steps"],
+                facts["is_merged"],
+            )
+            values.append("(" + ", ".join(map(_literal, cells + more)) + ")")
+        names = "file, path, rank, host, base_ns, events, start_ns, end_ns, damage, has_given_steps, is_merged"
+        database.run(f"CREATE TABLE files AS SELECT * FROM (VALUES {', '.join(values)}) v({names})")
+        for table, order, name in (("tracks", "track", "tracks"), ("steps", "step_index", "file_steps")):
+            base = (
+                "f.base_ns"
+                if table == "tracks"
+                else "r.start_ns + f.base_ns AS start_ns, r.end_ns + f.base_ns AS end_ns"
+            )
+            hidden = "rank" if table == "tracks" else "rank, start_ns, end_ns"
+            database.run(
+                f"CREATE TABLE {name} AS SELECT f.file, r.* EXCLUDE ({hidden}), {base}, "
+                "CASE WHEN f.is_merged THEN r.rank ELSE f.rank END::INTEGER AS rank, f.has_given_steps "
+                f"FROM {self._source(database, table)} r JOIN files f ON f.file = r.file_index ORDER BY f.file, r.{order}"
+            )
+        database.run(
+            f"CREATE VIEW steps AS SELECT {_columns('steps', {'duration_ns': 's.end_ns - s.start_ns'}, 's')} "
+            "FROM file_steps s WHERE NOT s.has_given_steps"
+        )
+        # A merged trace has a row for each rank, with the span of the file.
+        database.run(
+            f"CREATE VIEW ranks AS SELECT {_columns('ranks', {'rank': 't.rank'}, 'f')} FROM files f "
+            "LEFT JOIN (SELECT DISTINCT file, rank FROM tracks) t ON t.file = f.file ORDER BY t.rank, f.file"
+        )
+
+    def _source(self, database: Database, name: str) -> str:
+        """Return a table function that reads a table of all files; columns that no file has are missing."""
+        found = {tuple(entry.facts["columns"].get(name, ())) for entry in self._entries}
+        parts = [(number, *part) for number, entry in enumerate(self._entries) for part in entry.parts(name)]
+        paths = [self._entries[number].folder / part for number, part, _, _ in parts]
+        read = database.read_parquet(paths, by_name=len(found) > 1 or len(parts) > len(self._entries))
+        absent = {column.name for column in TABLES.get(name, ("", ()))[1]} & set(COLUMNS.get(name, ()))
+        absent -= set().union(*found)
+        nulls = "".join(f", NULL AS {column}" for column in sorted(absent)) if any(found) else ""
+        if len(parts) == len(self._entries):
+            return f"(SELECT file_index, file_row_number, *{nulls} FROM {read})"
+        places = ", ".join(f"({at}, {part[0]}, {part[2]}, {part[3]})" for at, part in enumerate(parts))
+        return (
+            f"(SELECT p.file AS file_index, r.number + p.first_row AS file_row_number, r.* EXCLUDE (part, number){nulls} "
+            f"FROM (SELECT file_index AS part, file_row_number AS number, * FROM {read}) r "
+            f"JOIN (VALUES {places}) p(part, file, first_row, row_count) ON p.part = r.part AND r.number < p.row_count)"
+        )
+
+
+def _columns(table: str, own: dict[str, str], alias: str) -> str:
+    """Return the columns of a view: expressions for some, and those of a table for the others."""
+    return ", ".join(
+        f"({own.get(column.name, f'{alias}.{column.name}')})::{column.kind} AS {column.name}"
+        for column in TABLES[table][1]
+    )
+
+
+def _literal(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    return str(value)

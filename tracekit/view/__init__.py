@@ -1,0 +1,1 @@
+"""Show traces and results: live, pages, notebooks."""

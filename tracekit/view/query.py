@@ -1,0 +1,161 @@
+"""Query a trace in SQL with Perfetto's trace processor: the only module that imports ``perfetto``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.errors import MissingExtraError, QueryError, TraceFormatError, TracekitError
+from tracekit.formats.byte_stream import ByteStream
+from tracekit.formats.flight_dump import is_flight_dump
+from tracekit.formats.protobuf_wire import WireError, fields
+from tracekit.storage import basename, open_read, size_bytes, without_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Cell", "Rows", "query"]
+
+Cell = None | int | float | str | bytes
+_PIECE_BYTES: Final = 16 << 20
+_ERROR_OF_THE_END: Final = 1  # FinalizeDataResult.error
+_HOW_TO_GET_IT: Final = (
+    "give a trace_processor_shell with --trace-processor PATH or $TRACEKIT_TRACE_PROCESSOR (see "
+    "https://perfetto.dev/docs/analysis/trace-processor)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The result of a query: names of columns, which may repeat, and rows of values."""
+
+    columns: list[str]
+    rows: list[tuple[Cell, ...]]
+
+
+def query(
+    path: str,
+    sql: str,
+    *,
+    trace_processor: str | None = None,
+    progress: Callable[[float, str], None] | None = None,
+) -> Rows:
+    """Load a trace into a new trace processor and return the result of a query; of several statements, of the last.
+
+    Args:
+        path: A file or URL of any format that Perfetto knows.
+        sql: PerfettoSQL.
+        trace_processor: The program ``trace_processor_shell``; by default the package ``perfetto`` downloads it, some 10 MB.
+        progress: Called with the completed share, 0 to 1, and the current work.
+
+    Raises:
+        MissingExtraError: The package is not installed.
+        QueryError: The trace processor cannot be downloaded or started, has died, or the query is wrong.
+        StorageError: The trace cannot be read.
+        TraceFormatError: The trace processor does not take the trace, or it is a dump of torch's flight recorder.
+    """
+    tell = progress or (lambda share, what: None)
+    shown = without_secrets(path)
+    is_dump = False
+    with contextlib.suppress(TraceFormatError, MissingExtraError), ByteStream(path) as stream:  # not archives
+        is_dump = is_flight_dump(stream.peek())
+    if is_dump:
+        raise TraceFormatError(
+            shown,
+            "this is a dump of torch's flight recorder, which the trace processor does not know; tracekit convert "
+            f"{shown} OUTPUT.json makes a trace of it",
+        )
+    with open_read(path) as file:  # before a program is downloaded
+        tell(0.0, "starting the trace processor")
+        processor = _start(trace_processor)
+        try:
+            _load(processor.http, file, path, tell)
+            tell(1.0, "running the query")
+            answer = processor.http.execute_query(sql)
+        except TracekitError:
+            raise
+        except OSError as error:
+            raise QueryError(f"{shown}: the trace processor has ended: {error}") from error
+        except Exception as error:  # protobuf's errors, where the answer is cut off or missing
+            raise QueryError(
+                f"{shown}: what the trace processor answers cannot be read, as when it has run out of memory "
+                f"({type(error).__name__}: {error})"
+            ) from error
+        finally:
+            processor.close()
+    if answer.error:
+        raise QueryError(f"the query cannot be run: {answer.error.strip()}")
+    return Rows(list(answer.column_names), _rows(answer))
+
+
+def _start(program: str | None) -> Any:
+    """Return perfetto's ``TraceProcessor``, without a trace."""
+    try:
+        from perfetto.trace_processor import (  # type: ignore[import-untyped]
+            TraceProcessor,
+            TraceProcessorConfig,
+        )
+    except ImportError as error:
+        raise MissingExtraError("the package perfetto", "perfetto", "tracekit query") from error
+    if program is not None and not os.access(program, os.X_OK):
+        what = "cannot be run as a program" if Path(program).exists() else "is not there"
+        raise QueryError(f"the trace processor {program} {what}; {_HOW_TO_GET_IT}")
+    try:
+        # The package prints that it downloads the program, among the rows.
+        with contextlib.redirect_stdout(sys.stderr):
+            return TraceProcessor(config=TraceProcessorConfig(bin_path=program))
+    except subprocess.CalledProcessError as error:
+        raise QueryError(
+            f"the trace processor cannot be downloaded ({error.cmd[0]} ended with {error.returncode}); {_HOW_TO_GET_IT}"
+        ) from error
+    except Exception as error:
+        # The package raises many types of errors.
+        raise QueryError(f"the trace processor cannot be started: {error}; {_HOW_TO_GET_IT}") from error
+
+
+def _load(processor: Any, file: Any, path: str, tell: Callable[[float, str], None]) -> None:
+    total = size_bytes(path) or 1
+    done = 0
+    while piece := file.read(_PIECE_BYTES):
+        result = processor.parse(piece)
+        if result.error:
+            raise TraceFormatError(without_secrets(path), f"the trace processor does not take it: {result.error}")
+        done += len(piece)
+        tell(min(1.0, done / total), f"loading {basename(path)}")
+    # A file that ends too early is only noticed here, and the package itself does not look.
+    problem = _error_at_the_end(processor.notify_eof())
+    if problem:
+        raise TraceFormatError(without_secrets(path), f"the trace processor does not take it: {problem}")
+
+
+def _error_at_the_end(answer: bytes) -> str:
+    try:
+        texts = [value for number, value in fields(answer or b"") if number == _ERROR_OF_THE_END]
+    except WireError:
+        return ""
+    return "".join(text.decode("utf-8", "replace") for text in texts if isinstance(text, bytes))
+
+
+def _rows(answer: Any) -> list[tuple[Cell, ...]]:
+    """Return the rows of a ``QueryResult``, which has the values by batch and type."""
+    width = len(answer.column_names)
+    cells: list[Cell] = []
+    for batch in answer.batch:
+        kinds = type(batch)
+        # Strings of a batch lie in one text, each ended by a NUL.
+        strings = batch.string_cells
+        if isinstance(strings, bytes):
+            strings = strings.decode("utf-8", "replace")
+        sources: dict[int, Any] = {
+            kinds.CELL_VARINT: iter(batch.varint_cells),
+            kinds.CELL_FLOAT64: iter(batch.float64_cells),
+            kinds.CELL_STRING: iter(strings.split("\0")),
+            kinds.CELL_BLOB: iter(batch.blob_cells),
+        }
+        cells += [None if kind == kinds.CELL_NULL else next(sources[kind]) for kind in batch.cells]
+    return [tuple(cells[start : start + width]) for start in range(0, len(cells), width)] if width else []

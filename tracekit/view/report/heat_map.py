@@ -1,0 +1,195 @@
+"""A heat map: rows by columns, of which each cell has a shade."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tracekit.explain.text import shortened
+from tracekit.view.report.axes import TIMES, Units, round_ticks, words
+from tracekit.view.report.drawing import Drawing, cut
+from tracekit.view.report.plot_style import DIVERGING_LEVELS, LEVELS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["heat_map"]
+
+MOST_ROWS: Final = 64
+MOST_COLUMNS: Final = 250
+_MOST_TIPS: Final = 1000
+_LABEL_PX: Final = 14
+_MOST_LETTERS: Final = 16
+_LEAST_SPAN: Final = 0.1
+_LEAST: Final = 1e-9
+_LEAST_SHARE: Final = 0.005  # smaller differences between ranks are of no interest
+_BEYOND: Final = 2  # shades beyond the bulk of the values
+
+Cells = list[list[float | None]]
+
+
+def heat_map(
+    values: Sequence[Sequence[float | None]],
+    *,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    row_name: str,
+    column_name: str,
+    title: str,
+    about: str = "",
+    units: Units = TIMES,
+    diverging: bool = False,
+    wide_labels: bool = False,
+) -> str:
+    """Draw a heat map. Of more than 64 rows or 250 columns, neighbours are drawn as one that shows the largest of their values.
+
+    Args:
+        values: The values of each row; None where a value is missing.
+        rows: The label of each row.
+        columns: The label of each column.
+        row_name: The name of a row, such as "rank".
+        column_name: The name of a column, such as "step".
+        title: The title of the plot.
+        about: The description for screen readers.
+        units: The units of the values.
+        diverging: True for values around 0, which is the middle of the shades.
+        wide_labels: True if the names of rows need more room than a number.
+    """
+    row_name, column_name = cut(row_name, _MOST_LETTERS), cut(column_name, _MOST_LETTERS)
+    cells, by_rows = _grouped_rows(values)
+    cells, by_columns = _grouped_columns(cells)
+    known = sorted(value for row in cells for value in row if value is not None)
+    drawing = Drawing(
+        title,
+        " ".join(filter(None, (about, _grouping(by_rows, row_name), _grouping(by_columns, column_name)))),
+        wide_labels=wide_labels,
+    )
+    if not known:
+        drawing.note("there is nothing to draw")
+        return drawing.svg()
+    row_labels = [_together(rows, at, by_rows) for at in range(len(cells))]
+    column_labels = [_together(columns, at, by_columns) for at in range(len(cells[0]))]
+    limits = _limits_around_zero(known) if diverging else _limits(known)
+    shade = "d" if diverging else "s"
+    width, pixel = len(cells[0]), _row_height(len(cells))
+    if row_name:
+        drawing.text(0, drawing.top + 10, row_name, anchor="end", kind="tk-soft", shift=-8)
+        drawing.top += 18
+    paths: dict[str, list[str]] = {}
+    for y, row in enumerate(cells):
+        for x, length, level in _stretches(row, limits):
+            kind = "tk-cell tk-none" if level is None else f"tk-cell tk-{shade}{level}"
+            paths.setdefault(kind, []).append(f"M{x} {y * pixel}h{length}v{pixel}h-{length}z")
+    height = len(cells) * pixel
+    drawing.stretched(height, width, [(kind, "".join(data)) for kind, data in sorted(paths.items())])
+    every = -(-_LABEL_PX // pixel)
+    for y, label in enumerate(row_labels):
+        if not y % every:
+            drawing.text(
+                0,
+                drawing.top + y * pixel + min(pixel, _LABEL_PX) / 2 + 4,
+                shortened(cut(label, 500), 18 if wide_labels else 9),
+                anchor="end",
+                kind="tk-soft",
+                shift=-8,
+            )
+    single = width * len(cells) <= _MOST_TIPS
+    for y, (label, row) in enumerate(zip(row_labels, cells, strict=True)):
+        for x, value in enumerate(row if single else ()):
+            told = "nothing recorded" if value is None else words(value, units)
+            tip = f"{row_name} {cut(label, 60)}, {column_name} {cut(column_labels[x], 60)}: {told}"
+            drawing.box(100 * x / width, drawing.top + y * pixel, 100 / width, pixel, "tk-tip", tip=tip)
+        own = [(value, x) for x, value in enumerate(row) if value is not None]
+        if not single and own:
+            most, x = max(own)
+            tip = f"{row_name} {cut(label, 60)}: at most {words(most, units)}, at {column_name} {cut(column_labels[x], 60)}"
+            drawing.box(0, drawing.top + y * pixel, 100, pixel, "tk-tip", tip=tip)
+    drawing.top += height
+    every = max(1, int(round_ticks(0, width, 5)[0]))
+    ticks = [((at + 0.5) / width, cut(column_labels[at].partition("–")[0], 9)) for at in range(0, width, every)]
+    drawing.ticks(ticks, column_name)
+    _scale(drawing, limits, shade, units, any(value is None for row in cells for value in row))
+    for note in (_grouping(by_rows, row_name), _grouping(by_columns, column_name)):
+        if note:
+            drawing.note(note)
+    return drawing.svg()
+
+
+def _grouped_rows(values: Sequence[Sequence[float | None]]) -> tuple[Cells, int]:
+    size = max(1, -(-len(values) // MOST_ROWS))
+    groups = [values[start : start + size] for start in range(0, len(values), size)]
+    return [[_most(column) for column in zip(*group, strict=True)] for group in groups], size
+
+
+def _grouped_columns(cells: Cells) -> tuple[Cells, int]:
+    size = max(1, -(-len(cells[0]) // MOST_COLUMNS)) if cells else 1
+    return [[_most(row[start : start + size]) for start in range(0, len(row), size)] for row in cells], size
+
+
+def _most(values: Sequence[float | None]) -> float | None:
+    """Return the value that is furthest from 0, which for times is the longest; None of none."""
+    return max((value for value in values if value is not None), key=abs, default=None)
+
+
+def _grouping(size: int, name: str) -> str:
+    return "" if size == 1 else f"{size:,} {name}s are one cell: the largest of their values"
+
+
+def _together(labels: Sequence[str], at: int, size: int) -> str:
+    own = labels[at * size : (at + 1) * size]
+    return own[0] if len(own) == 1 else f"{own[0]}–{own[-1]}"
+
+
+def _row_height(rows: int) -> int:
+    return 22 if rows <= 12 else 14 if rows <= 24 else 8 if rows <= 48 else 6
+
+
+def _limits(known: Sequence[float]) -> list[float]:
+    """Return the limits of the shades: linear for the bulk of the values, then in equal ratios up to the largest.
+
+    The darkest shade is that of the largest values, and never of the bulk.
+    """
+    low, bulk, most = known[len(known) // 50], known[-1 - len(known) // 20], known[-1]
+    # Noise must not look like a pattern, and a single slow rank must.
+    bulk = max(bulk, low + max(abs(low) * _LEAST_SPAN, _LEAST))
+    linear = LEVELS - 1 - _BEYOND if most > bulk else LEVELS
+    limits = [low + (bulk - low) * at / linear for at in range(1, min(linear, LEVELS - 1) + 1)]
+    beyond = [
+        low + (bulk - low) * ((most - low) / (bulk - low)) ** (at / (_BEYOND + 1)) for at in range(1, _BEYOND + 1)
+    ]
+    return limits + beyond if most > bulk else limits
+
+
+def _limits_around_zero(known: Sequence[float]) -> list[float]:
+    """Return the limits of the shades in equal ratios, from the bulk of the values to the largest, on both sides of 0."""
+    sizes = sorted(map(abs, known))
+    most = max(sizes[-1], 4 * _LEAST_SHARE)
+    bulk = min(max(sizes[(len(sizes) - 1) * 9 // 10], _LEAST_SHARE), most / 4)
+    count = DIVERGING_LEVELS // 2
+    above = [bulk * (most / bulk) ** (at / count) for at in range(count)]
+    return [*(-limit for limit in reversed(above)), *above]
+
+
+def _stretches(row: Sequence[float | None], limits: Sequence[float]) -> list[tuple[int, int, int | None]]:
+    """Return where the cells of one shade begin, how many follow each other, and the shade."""
+    found: list[tuple[int, int, int | None]] = []
+    for x, value in enumerate(row):
+        level = None if value is None else sum(value >= limit for limit in limits)
+        if found and found[-1][2] == level:
+            found[-1] = found[-1][0], found[-1][1] + 1, level
+        else:
+            found.append((x, 1, level))
+    return found
+
+
+def _scale(drawing: Drawing, limits: Sequence[float], shade: str, units: Units, gaps: bool) -> None:
+    """Draw which shade is what; moves on."""
+    width = 100 / (len(limits) + 1)
+    for level in range(len(limits) + 1):
+        drawing.box(width * level, drawing.top + 4, width, 12, f"tk-cell tk-{shade}{level}")
+    if shade == "d":
+        drawing.text(50, drawing.top + 30, words(0, units), anchor="middle", kind="tk-soft")
+    for at in (0, len(limits) - 1) if shade == "d" else (1, 3, 5):
+        drawing.text(width * (at + 1), drawing.top + 30, words(limits[at], units), anchor="middle", kind="tk-soft")
+    drawing.top += 36
+    if gaps:
+        drawing.legend([("tk-none", "", "nothing recorded", "")])

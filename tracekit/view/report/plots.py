@@ -1,0 +1,314 @@
+"""Plots of a run as SVG, for a page of HTML with `PLOT_CSS` in its style sheet.
+
+Pure functions: data in, text out. Every name is escaped and cut, and no plot grows with its data beyond some 300 kB: what
+is too much is put together so that no peak is lost, and the plot says how. All of them work without scripts and without
+style attributes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+from tracekit.explain.step_times import reduced_steps
+from tracekit.explain.text import duration
+from tracekit.view.report.axes import TIMES, Units, axis, round_ticks, words
+from tracekit.view.report.drawing import Drawing, band_path, cut, line_path
+from tracekit.view.report.heat_map import heat_map
+from tracekit.view.report.plot_style import CATEGORIES, PLOT_CSS
+from tracekit.wording import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracekit.explain.step_times import StepPoint
+
+__all__ = ["PLOT_CSS", "Bar", "Line", "heat_map", "line_plot", "stacked_bars", "step_time_plot"]
+
+MOST_POINTS: Final = 300
+"""Points of one line; as many as a screen has room for."""
+MOST_BARS: Final = 32
+MOST_LINES: Final = 4
+_HEIGHT: Final = 220
+_WIDE: Final = 1000
+_LOG_FROM: Final = 8
+_MOST_VALUE: Final = 1e300
+_PEAK: Final = 1.5
+_BAR: Final = 26
+_LETTER_PERCENT: Final = 3.5
+_LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def step_time_plot(points: Sequence[StepPoint], *, ranks: int, title: str = "Step time") -> str:
+    """Draw how long each step took: a line for the median of the ranks, and a band from the fastest to the slowest.
+
+    Args:
+        points: A point for each step, or one of several steps, as `tracekit.explain.step_times` makes them.
+        ranks: The number of ranks.
+        title: The title of the plot.
+    """
+    shown = reduced_steps(points, MOST_POINTS)
+    if not shown:
+        return _empty(title, "no step was recorded")
+    slowest = max(shown, key=lambda point: point.slowest_ns)
+    middle = sorted(point.median_ns for point in shown)[len(shown) // 2]
+    lowest = min(point.fastest_ns for point in shown)
+    log = lowest > 0 and slowest.slowest_ns > _LOG_FROM * middle
+    scale = axis(lowest if log else 0, slowest.slowest_ns, TIMES, log=log)
+    together = len(shown) < len(points) or any(point.last > point.first for point in shown)
+    banded = ranks > 1 or together
+    about = (
+        f"{counted(ranks, 'rank')}, steps {shown[0].first:,} to {shown[-1].last:,}. The median step takes {duration(middle)}; "
+        f"the slowest is step {slowest.slowest_step:,} on rank {slowest.slowest_rank:,} with {duration(slowest.slowest_ns)}."
+    )
+    drawing = Drawing(title, about)
+    drawing.top = 12
+    drawing.grid(scale, _HEIGHT)
+
+    def place(at: int, value: float) -> tuple[float, float]:
+        return _WIDE * (at + 0.5) / len(shown), _HEIGHT * (1 - scale.at(value))
+
+    bands, slow, line = [], [], []
+    width = _WIDE / len(shown)
+    for first, last in _runs(shown):
+        upper = [place(at, shown[at].slowest_ns) for at in range(first, last)]
+        lower = [place(at, shown[at].fastest_ns) for at in range(first, last)]
+        line.append(line_path([place(at, shown[at].median_ns) for at in range(first, last)], width))
+        if banded:
+            bands.append(band_path(upper, lower, width))
+            slow.append(line_path(upper, width))
+    drawing.stretched(
+        _HEIGHT,
+        _WIDE,
+        [("tk-band", "".join(bands)), ("tk-line tk-second", "".join(slow)), ("tk-line", "".join(line))],
+    )
+    for at, point in enumerate(shown):
+        drawing.box(
+            100 * at / len(shown), drawing.top, 100 / len(shown), _HEIGHT, "tk-tip", tip=_step_tip(point, ranks)
+        )
+    if slowest.slowest_ns > _PEAK * sorted(point.slowest_ns for point in shown)[len(shown) // 2]:
+        x, y = place(shown.index(slowest), slowest.slowest_ns)
+        anchor, shift = ("start", 8) if x < _WIDE / 2 else ("end", -8)
+        where = f", rank {slowest.slowest_rank:,}" if ranks > 1 else ""
+        label = f"step {slowest.slowest_step:,}{where}: {duration(slowest.slowest_ns)}"
+        drawing.text(100 * x / _WIDE, drawing.top + y + 4, label, anchor=anchor, shift=shift)
+    drawing.top += _HEIGHT
+    drawing.ticks(_step_ticks(shown), "step")
+    many = "steps" if together and ranks == 1 else "rank"
+    entries = [
+        ("tk-line", "", f"median {'of the ranks' if ranks > 1 else 'step' if together else 'time of the step'}", "")
+    ]
+    if banded:
+        entries.append(("tk-line tk-second", "", "slowest " + ("step" if many == "steps" else "rank"), ""))
+        entries.append(("tk-band", "", f"from the fastest to the slowest {'step' if many == 'steps' else 'rank'}", ""))
+    drawing.legend(entries if banded else [])
+    if together:
+        each = -(-len(points) // len(shown))
+        drawing.note(f"each point: {each:,} steps" if each > 1 else "each point: several steps")
+    if log:
+        drawing.note("the scale of time is logarithmic")
+    return drawing.svg()
+
+
+def _runs(points: Sequence[StepPoint]) -> list[tuple[int, int]]:
+    """Return the runs of consecutive steps: between recording windows, no line is drawn."""
+    typical = sorted(after.first - before.last for before, after in pairwise(points))
+    gap = 2 * typical[len(typical) // 2] if typical else 1
+    cuts = [at for at in range(1, len(points)) if points[at].first - points[at - 1].last > gap]
+    return list(zip([0, *cuts], [*cuts, len(points)], strict=True))
+
+
+def _step_tip(point: StepPoint, ranks: int) -> str:
+    if point.first == point.last and ranks == 1:
+        return f"step {point.first:,}: {duration(point.slowest_ns)}"
+    which = f"step {point.first:,}" if point.first == point.last else f"steps {point.first:,} to {point.last:,}"
+    at = (
+        f"rank {point.slowest_rank:,}"
+        if point.first == point.last
+        else (f"step {point.slowest_step:,}" + (f" of rank {point.slowest_rank:,}" if ranks > 1 else ""))
+    )
+    return (
+        f"{which}: median {duration(point.median_ns)}, fastest {duration(point.fastest_ns)}, "
+        f"slowest {duration(point.slowest_ns)} ({at})"
+    )
+
+
+def _step_ticks(points: Sequence[StepPoint]) -> list[tuple[float, str]]:
+    """Return round step numbers where steps follow each other, else those of some points."""
+    first, last = points[0].first, points[-1].last
+    if len(_runs(points)) == 1 and last > first:
+        _, values = round_ticks(first, last, 5)
+        found = {}
+        for value in values:
+            at = next((at for at, point in enumerate(points) if point.first <= value <= point.last), None)
+            if at is not None:
+                found[at] = f"{value:,.0f}"
+        if len(found) > 1:
+            return [((at + 0.5) / len(points), label) for at, label in found.items()]
+    chosen = sorted({round(at * (len(points) - 1) / 4) for at in range(5)})
+    return [((at + 0.5) / len(points), f"{points[at].first:,}") for at in chosen]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A bar of `stacked_bars`.
+
+    Attributes:
+        label: Its label.
+        parts: One value for each name, 0 if it is missing.
+        rest: The remaining value.
+    """
+
+    label: str
+    parts: Sequence[float]
+    rest: float = 0
+
+
+def stacked_bars(
+    bars: Sequence[Bar], names: Sequence[str], *, title: str, units: Units = TIMES, rest: str = "not recorded"
+) -> str:
+    """Draw what sums consist of: a bar each, of parts with a letter and a colour; the legend has the values of the first bar.
+
+    Args:
+        bars: The bars; the first 32 are drawn.
+        names: The parts in order; beyond eight, those with the smallest sums are drawn as one.
+        title: The title of the plot.
+        units: The units of the values.
+        rest: The name of the rest of a bar.
+    """
+    shown = bars[:MOST_BARS]
+    whole = max((sum(bar.parts) + bar.rest for bar in shown), default=0)
+    if not whole > 0:
+        return _empty(title, "nothing was recorded that could be drawn")
+    sums = [sum(bar.parts[at] for bar in shown) for at in range(len(names))]
+    longest = sorted(range(len(names)), key=lambda at: (-sums[at], at))[: len(CATEGORIES)]
+    kept = [at for at in sorted(longest) if sums[at] > 0]
+    first = shown[0]
+    total = sum(first.parts) + first.rest or 1
+    others = len([at for at in range(len(names)) if at not in kept and sums[at] > 0])
+    # The class, the letter and the name of each part, and its value in each bar.
+    parts = [
+        (f"tk-c{number}", _LETTERS[number], names[at], [bar.parts[at] for bar in shown])
+        for number, at in enumerate(kept)
+    ]
+    if others:
+        values = [sum(bar.parts) - sum(bar.parts[at] for at in kept) for bar in shown]
+        parts.append(("tk-others", _LETTERS[len(kept)], f"{counted(others, 'other')}, together", values))
+    if any(bar.rest > 0 for bar in shown):
+        parts.append(("tk-rest", "", rest, [max(0.0, bar.rest) for bar in shown]))
+    about = f"{first.label}: " + ", ".join(f"{cut(name, 60)} {words(values[0], units)}" for _, _, name, values in parts)
+    drawing = Drawing(title, about)
+    for at, bar in enumerate(shown):
+        drawing.text(0, drawing.top + _BAR / 2 + 4, cut(bar.label, 9), anchor="end", kind="tk-soft", shift=-8)
+        x = 0.0
+        for kind, letter, name, values in parts:
+            width = 100 * values[at] / whole
+            if width > 0:
+                tip = f"{cut(bar.label, 60)}: {cut(name, 120)} {words(values[at], units)}"
+                drawing.box(
+                    x, drawing.top, width, _BAR - 4, kind, tip=tip, label=letter if width > _LETTER_PERCENT else ""
+                )
+            x += width
+        drawing.top += _BAR
+    scale = axis(0, whole, units)
+    drawing.ticks([(value / whole, label) for value, label in scale.ticks if value <= whole * 1.0001], "time")
+    drawing.legend(
+        (kind, letter, cut(name, 120), f"{words(values[0], units)} · {values[0] / total:.1%}")
+        for kind, letter, name, values in parts
+    )
+    return drawing.svg()
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of `line_plot`.
+
+    Attributes:
+        label: Its label.
+        places: The position of each point along the width, in order.
+        values: The value there; what is not finite is left out.
+        low, high: The least and most there; empty where there is no such band.
+    """
+
+    label: str
+    places: Sequence[float]
+    values: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+
+
+def line_plot(
+    lines: Sequence[Line], *, title: str, units: Units, across: Units = TIMES, across_name: str = "time"
+) -> str:
+    """Draw values over time, with the band from the least to the most where it is known.
+
+    Args:
+        lines: The lines; the first four are drawn.
+        title: The title of the plot.
+        units: The units of the values.
+        across: Of the places.
+        across_name: The name of the positions; a word.
+    """
+    shown = [line for line in map(_reduced, lines[:MOST_LINES]) if line.places]
+    if not shown:
+        return _empty(title, "no value of it can be drawn")
+    places = [place for line in shown for place in (line.places[0], line.places[-1])]
+    low = min(min(line.low) for line in shown)
+    high = max(max(line.high) for line in shown)
+    # A scale from 0 shows sizes; without 0, a nearly constant value is not a flat line.
+    scale = axis(low if low < 0 or low > 0.8 * high else 0, high, units)
+    start, end = min(places), max(places)
+    length = (end - start) or 1
+    about = "; ".join(
+        f"{cut(line.label, 80)}: from {words(min(line.low), units)} to {words(max(line.high), units)}, "
+        f"{words(line.values[-1], units)} at the end"
+        for line in shown
+    )
+    drawing = Drawing(title, about)
+    drawing.top = 12
+    height = _HEIGHT * 0.7
+    drawing.grid(scale, height)
+    paths = []
+    for number, line in enumerate(shown):
+        xs = [_WIDE * (place - start) / length for place in line.places]
+        upper, lower, middle = (
+            [(x, height * (1 - scale.at(value))) for x, value in zip(xs, values, strict=True)]
+            for values in (line.high, line.low, line.values)
+        )
+        paths.append((f"tk-band tk-b{number}", band_path(upper, lower, 4) if upper != lower else ""))
+        paths.append((f"tk-line tk-l{number}", line_path(middle, 8)))
+    drawing.stretched(height, _WIDE, paths)
+    drawing.top += height
+    time = axis(0, length, across)
+    drawing.ticks([(value / length, label) for value, label in time.ticks if value <= length * 1.0001], across_name)
+    drawing.legend((f"tk-line tk-l{number}", "", cut(line.label, 120), "") for number, line in enumerate(shown))
+    if len(lines) > len(shown):
+        drawing.note(f"and {len(lines) - len(shown):,} more, not drawn")
+    return drawing.svg()
+
+
+def _reduced(line: Line) -> Line:
+    """Return a line of finite points, no more than a plot has room for."""
+    lows, highs = line.low or line.values, line.high or line.values
+    points = [
+        point
+        for point in zip(line.places, line.values, lows, highs, strict=True)
+        if all(abs(value) < _MOST_VALUE for value in point)
+    ]
+    size = max(1, -(-len(points) // MOST_POINTS))
+    groups = [points[start : start + size] for start in range(0, len(points), size)]
+    return Line(
+        line.label,
+        [group[0][0] for group in groups],
+        [math.fsum(point[1] / len(group) for point in group) for group in groups],
+        [min(point[2] for point in group) for group in groups],
+        [max(point[3] for point in group) for group in groups],
+    )
+
+
+def _empty(title: str, why: str) -> str:
+    drawing = Drawing(title, why)
+    drawing.note(why)
+    return drawing.svg()

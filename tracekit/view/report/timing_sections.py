@@ -1,0 +1,260 @@
+"""The parts of the page on steps: over time, rank by rank, stage by stage, and the slow ranks."""
+
+from __future__ import annotations
+
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Final
+
+from tracekit.explain.cells import member_cells, spread_words, step_cells
+from tracekit.explain.step_times import reduced_steps
+from tracekit.explain.stragglers_text import negative_sentence, outlier_parts
+from tracekit.explain.text import certainty, duration, share
+from tracekit.view.report.answers import mean_stages
+from tracekit.view.report.axes import PERCENTS
+from tracekit.view.report.content import Figure, Name, Section, Table, bounded, more
+from tracekit.view.report.plots import Bar, heat_map, stacked_bars, step_time_plot
+from tracekit.wording import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracekit.explain.run_report import RunReport
+    from tracekit.explain.stragglers_results import CollectiveReport, Straggler
+    from tracekit.explain.summary_results import RankSummary
+
+__all__ = ["rank_bar", "rank_section", "stage_section", "step_section", "straggler_section"]
+
+_MOST_STEP_ROWS: Final = 100
+_MOST_RANK_ROWS: Final = 64
+_MOST_STAGES: Final = 24
+_MOST_BARS: Final = 12
+_MOST_STRAGGLERS: Final = 20
+_MOST_MEMBERS: Final = 64
+_MOST_NOTES: Final = 10
+_NO_STEPS: Final = (
+    "The traces hold neither batches of tracekit nor ProfilerStep#N of torch.profiler. Call profiler.step() after each step, "
+    "or use profiler.iterate(loader), and record again."
+)
+
+
+def step_section(report: RunReport) -> Section:
+    """Return the section on step times."""
+    title = "Step time"
+    timed = report.summary.timed
+    if not report.points:
+        return Section("steps", title, [_NO_STEPS])
+    rows = [
+        (
+            f"{point.first:,}" if point.first == point.last else f"{point.first:,}–{point.last:,}",
+            duration(point.median_ns),
+            duration(point.fastest_ns),
+            duration(point.slowest_ns),
+            f"{point.slowest_rank:,}",
+            f"{point.slowest_step:,}",
+        )
+        for point in reduced_steps(report.points, _MOST_STEP_ROWS)
+    ]
+    table = Table("Step times, as plotted", ("step", "median", "fastest", "slowest", "on rank", "in step"), rows)
+    svg = step_time_plot(report.points, ranks=len(timed))
+    words = f"How long each step took, on {counted(len(timed), 'rank')}."
+    if len(timed) > 1:
+        words += " Ranks that wait for each other all take the time of the slowest."
+    return Section("steps", title, [words], [Figure("Time of each step", svg, table)])
+
+
+def rank_section(report: RunReport) -> Section:
+    """Return the section on ranks."""
+    title = "Ranks"
+    timed = report.summary.timed
+    if not timed:
+        return Section("ranks", title, [_NO_STEPS])
+    figures = [
+        Figure(
+            "Time of each step on each rank",
+            heat_map(
+                report.grid.longest_ns,
+                rows=[f"{rank:,}" for rank in report.grid.ranks],
+                columns=[
+                    f"{first:,}" if first == last else f"{first:,}–{last:,}" for first, last in report.grid.columns
+                ],
+                row_name="rank",
+                column_name="step",
+                title="Time of each step on each rank",
+                about=f"{counted(len(timed), 'rank')}; the table below has the figures of each rank.",
+            ),
+        )
+    ]
+    if len(timed) > 1 and any(rank.stages for rank in timed):
+        figures.append(_stages_of_ranks(timed))
+    rows = [
+        (
+            str(rank.rank),
+            *step_cells(rank),
+            "–" if rank.loading is None else share(rank.loading.share_of_steps),
+            share(rank.unrecorded_share),
+        )
+        for rank in report.summary.longest_timed(_MOST_RANK_ROWS)
+    ]
+    head = ("rank", "steps", "mean", "p50", "p95", "p99", "longest", "waiting for data", "in no marker")
+    left = bounded(timed, _MOST_RANK_ROWS, "rank")
+    table = Table(
+        "Step times of each rank", head, rows, left and f"{left}. These are the ranks with the longest steps."
+    )
+    return Section("ranks", title, [], figures, [table])
+
+
+def _stages_of_ranks(timed: list[RankSummary]) -> Figure:
+    whole = fmean(rank.steps.mean_ns for rank in timed) or 1.0
+    means = mean_stages(timed)
+    shown = [name for name in means if name in set(sorted(means, key=lambda name: -means[name])[:_MOST_STAGES])]
+    each = [rank.stage_means_ns for rank in timed]
+    rows, values = [], []
+    for name in shown:
+        own = [stages.get(name, 0.0) for stages in each]
+        middle = median(own)
+        values.append([(value - middle) / whole for value in own])
+        fastest, slowest = own.index(min(own)), own.index(max(own))
+        rows.append(
+            (
+                Name(name),
+                duration(middle),
+                duration(own[fastest]),
+                str(timed[fastest].rank),
+                duration(own[slowest]),
+                str(timed[slowest].rank),
+                share((own[slowest] - middle) / whole),
+            )
+        )
+    head = ("stage", "median rank", "fastest", "on rank", "slowest", "on rank", "more, of a step")
+    title = "Time of each stage on each rank, against the median rank"
+    svg = heat_map(
+        values,
+        rows=shown,
+        columns=[f"{rank.rank:,}" for rank in timed],
+        row_name="stage",
+        column_name="rank",
+        title=title,
+        about="As a share of a step; more than 0 is longer than on the median rank.",
+        units=PERCENTS,
+        diverging=True,
+        wide_labels=True,
+    )
+    table = Table("Time of each stage in a step", head, rows, more(len(means) - len(shown), "shorter stage"))
+    return Figure(f"{title}, as a share of a step", svg, table)
+
+
+def stage_section(report: RunReport) -> Section:
+    """Return the section on stages."""
+    title = "Stages of a step"
+    timed = report.summary.timed
+    if not timed:
+        return Section("stages", title, [_NO_STEPS])
+    means = mean_stages(timed)
+    if not means:
+        words = (
+            'Nothing is recorded within the steps. Put markers around their stages, such as profiler.marker("forward").'
+        )
+        return Section("stages", title, [words])
+    names = list(means)
+    unrecorded = fmean(rank.unrecorded_ns / rank.steps.count for rank in timed)
+    bars = [rank_bar(rank, names) for rank in report.summary.longest_timed(_MOST_BARS)]
+    if len(timed) > 1:
+        bars.insert(0, Bar("all ranks", list(means.values()), unrecorded))
+    whole = fmean(rank.steps.mean_ns for rank in timed)
+    exposed = {stage.name: stage.exposed_ns for stage in report.stragglers.stages}
+    each = [(rank.stage_means_ns, rank.rank) for rank in timed]
+    kept = set(sorted(names, key=lambda name: -means[name])[: 2 * _MOST_STAGES])
+    rows: list[tuple[str | Name, ...]] = []
+    for name in names:
+        if name in kept:
+            slowest_ns, minus_rank = max((own.get(name, 0.0), -rank) for own, rank in each)
+            rows.append(
+                (
+                    Name(name),
+                    duration(means[name]),
+                    share(means[name] / whole if whole else None),
+                    duration(slowest_ns),
+                    str(-minus_rank),
+                    duration(exposed[name]) if name in exposed else "–",
+                )
+            )
+    rows.append(("in no marker", duration(unrecorded), share(unrecorded / whole if whole else None), "–", "–", "–"))
+    words = "What the training thread does in a step, one after the other; the mean of all steps."
+    if len(timed) > _MOST_BARS:
+        words += f" Drawn are the mean of all ranks, and the {_MOST_BARS} ranks with the longest steps."
+    head = ("stage", "mean", "of step", "longest", "on rank", "exposed")
+    table = Table(
+        "Stages of a step; exposed is what a stage adds to the step of all, waiting adds nothing",
+        head,
+        rows,
+        more(len(names) - len(kept), "shorter stage"),
+    )
+    svg = stacked_bars(bars, names, title="What a step consists of", rest="in no marker")
+    return Section("stages", title, [words], [Figure("What a step consists of", svg)], [table])
+
+
+def rank_bar(rank: RankSummary, stages: Sequence[str]) -> Bar:
+    """Return the bar of a step of a rank: these stages, in this order, and the rest."""
+    means = rank.stage_means_ns
+    rest_ns = rank.unrecorded_ns / rank.steps.count
+    return Bar(f"rank {rank.rank}", [means.get(name, 0.0) for name in stages], rest_ns)
+
+
+def straggler_section(report: RunReport) -> Section:
+    """Return the section on slow ranks and long steps."""
+    found = report.stragglers
+    words: list[str | Name | list[str | Name]] = []
+    if found.steps:
+        compared = (
+            f"{counted(found.steps, 'step')} of {counted(len(found.ranks), 'rank')} were compared, by durations alone, "
+        )
+        clocks = "so that clocks do not matter."
+        together = [" The ranks are together at the end of ", Name(found.together_after or ""), "."]
+        words.append([compared + clocks, *(together if found.others_wait else ())])
+    if not found.stragglers:
+        words.append(negative_sentence(found))
+    for outlier in found.outliers[:_MOST_STRAGGLERS]:
+        before, name, after = outlier_parts(outlier, found)
+        words.append([f"{before[:1].upper()}{before[1:]}", Name(name), f"{after}."])
+    tables = []
+    if found.stragglers:
+        rows = [_straggler(one) for one in found.stragglers[:_MOST_STRAGGLERS]]
+        head = ("rank", "stage", "a step", "of step", "median", "behind in", "how sure", "look closer at steps")
+        tables.append(
+            Table(
+                "Slow ranks",
+                head,
+                rows,
+                bounded(found.stragglers, _MOST_STRAGGLERS, "case"),
+                text=(1, 2),
+            )
+        )
+    if found.collectives is not None:
+        tables.append(_collectives(found.collectives))
+    return Section(
+        "stragglers",
+        "Stragglers",
+        [*words, *(Name(f"Note: {note}", 300, stands_out=False) for note in found.notes[:10])],
+        (),
+        tables,
+    )
+
+
+def _straggler(one: Straggler) -> tuple[str | Name, ...]:
+    return (
+        str(one.rank),
+        Name(one.stage or "no single stage"),
+        duration(one.mean_ns),
+        share(one.share_of_step),
+        duration(one.median_ns),
+        f"{one.late:,} of {one.of:,}",
+        f"{certainty(one.sure)} sure",
+        ", ".join(map(str, one.look_at)) or "–",
+    )
+
+
+def _collectives(found: CollectiveReport) -> Table:
+    members = sorted(found.members, key=lambda one: (-one.mean_late_ns, one.rank))[:_MOST_MEMBERS]
+    rows = [(str(one.rank), *member_cells(one)) for one in sorted(members, key=lambda one: one.rank)]
+    head = ("rank", "collectives", "wait", "transfer", "came last", "later than median")
+    return Table(spread_words(found), head, rows, bounded(found.members, _MOST_MEMBERS, "rank"))

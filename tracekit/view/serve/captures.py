@@ -1,0 +1,194 @@
+"""Runs that wait for a request to record, and the captures that pages have asked for, each followed by a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from tracekit.capture.documents import Request, new_id
+from tracekit.capture.drive import Drive, is_gone
+from tracekit.capture.folder import RANKS, ControlFolder
+from tracekit.capture.press import fit_for, progress_words, result_lines, result_of
+from tracekit.clock import SYSTEM_CLOCK
+from tracekit.errors import TracekitError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tracekit.capture.documents import RankStatus
+
+__all__ = ["Capture", "Captures", "ListeningRun", "listening_runs"]
+
+RUNNING: Final = "running"
+ENDED: Final = "ended"
+
+_LOOK_S: Final = 0.1
+_PATIENCE_S: Final = 30.0
+_END_S: Final = 5.0
+_MAX_AT_ONCE: Final = 8
+_MAX_KEPT: Final = 20
+_MAX_FOLDERS: Final = 20_000
+_MAX_DEPTH: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class ListeningRun:
+    """A run with a control folder, the status of each rank and whether it listens, and the time of the last status."""
+
+    run_id: str
+    control: Path
+    ranks: tuple[tuple[RankStatus, bool], ...]
+    changed_s: float
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return self.control.parent
+
+    @property
+    def listens(self) -> bool:
+        """True if any rank listens."""
+        return any(listens for _, listens in self.ranks)
+
+
+def listening_runs(root: Path) -> list[ListeningRun]:
+    """Return the runs with a control folder at or below a folder; links are not followed."""
+    found = []
+    folders = deque([(root, 0)])
+    seen = 0
+    while folders and seen < _MAX_FOLDERS:
+        folder, depth = folders.popleft()
+        seen += 1
+        with contextlib.suppress(OSError):
+            run = _listening_run(folder) if folder.name == RANKS and folder != root else None
+            if run is not None:
+                found.append(run)
+                continue
+            with os.scandir(folder) as entries:
+                folders.extend(
+                    (folder / entry.name, depth + 1)
+                    for entry in entries
+                    if depth < _MAX_DEPTH and not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
+                )
+    return found
+
+
+def _listening_run(ranks: Path) -> ListeningRun | None:
+    statuses = [status for _, status in sorted(ControlFolder(ranks.parent).statuses().items())]
+    if not statuses:
+        return None
+    # A rank that starts again replaces its status; those of an earlier run with more ranks stay.
+    listening = [(status, status.listening and not is_gone(status)) for status in statuses]
+    run_id = next((status.run_id for status, listens in listening if listens), statuses[0].run_id)
+    own = tuple((status, listens) for status, listens in listening if status.run_id == run_id)
+    return ListeningRun(run_id, ranks.parent, own, ranks.stat().st_mtime)
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """The state of a capture at one moment; the times are seconds since the epoch."""
+
+    id: str
+    began_s: float
+    state: str = RUNNING
+    doing: str = "asking the ranks"
+    lines: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    error: str = ""
+
+
+class Captures:
+    """Asks running jobs to record, and watches them do it. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._of_run: dict[str, list[Capture]] = {}
+        self._threads: list[threading.Thread] = []
+
+    def of(self, run_id: str) -> list[Capture]:
+        """Return the captures of a run as they are now, the newest first."""
+        with self._lock:
+            return list(reversed(self._of_run.get(run_id, ())))
+
+    def start(self, run_id: str, control: Path, *, steps: int, ranks: tuple[int, ...] | None) -> Capture:
+        """Ask ranks (None: all) of a run to record some batches, and follow them in the background.
+
+        Raises:
+            ConfigError: No rank would take the request.
+            TracekitError: Nobody listens, or a capture is under way.
+        """
+        written = Request(id=new_id(), ranks=ranks, steps=steps, together=True)
+        request = Request.from_bytes(written.to_bytes())  # refused here as a rank would refuse it
+        folder = ControlFolder(control)
+        with self._lock:
+            running = [one for captures in self._of_run.values() for one in captures if one.state == RUNNING]
+            if any(one.state == RUNNING for one in self._of_run.get(run_id, ())):
+                raise TracekitError("a capture of this run is under way already")
+            if len(running) >= _MAX_AT_ONCE or self._closing.is_set():
+                raise TracekitError("too many captures are under way; try again in a while")
+            try:
+                request = fit_for(folder, request)
+                drive = Drive(folder, request, timeout_s=_PATIENCE_S)
+                drive.begin()
+            except OSError as error:
+                raise TracekitError(f"the run cannot be asked: {error.strerror or error}") from None
+            capture = Capture(request.id, SYSTEM_CLOCK.wall_ns() / 1e9)
+            thread = threading.Thread(
+                target=self._watch, args=(run_id, capture, drive), name="tracekit serve capture", daemon=True
+            )
+            thread.start()  # it says how far it is once the lock is free, and so after it is in the list
+            self._threads = [*(other for other in self._threads if other.is_alive()), thread]
+            captures = self._of_run.setdefault(run_id, [])
+            captures.append(capture)
+            del captures[:-_MAX_KEPT]
+            return capture
+
+    def close(self) -> None:
+        """Follow captures no more, and wait for their threads at most 5 s; the ranks go on."""
+        self._closing.set()
+        with self._lock:
+            threads = list(self._threads)
+        deadline_s = time.monotonic() + _END_S
+        for thread in threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+
+    def _watch(self, run_id: str, capture: Capture, drive: Drive) -> None:
+        try:
+            ended = self._follow(run_id, capture, drive)
+        except Exception as error:  # noqa: BLE001 - the page shows it
+            ended = replace(capture, error=f"unexpected {type(error).__name__}: {error}; please report this")
+        self._replace(run_id, replace(ended, state=ENDED))
+
+    def _replace(self, run_id: str, capture: Capture) -> None:
+        with self._lock:
+            captures = self._of_run[run_id]
+            captures[:] = [capture if one.id == capture.id else one for one in captures]
+
+    def _follow(self, run_id: str, capture: Capture, drive: Drive) -> Capture:
+        """Follow a capture until every rank is done, and return its last state."""
+        problem = ""
+        try:
+            while not drive.finished:
+                began_s = time.monotonic()
+                drive.look()
+                self._replace(run_id, replace(capture, doing=progress_words(drive)))
+                # A folder that is slow to read is looked at less often.
+                if not drive.finished and self._closing.wait(_LOOK_S + 2 * (time.monotonic() - began_s)):
+                    problem = "it was not followed to its end; the ranks have gone on"
+                    break
+            else:
+                silent = tuple(rank for rank, view in drive.ranks.items() if view.lost is not None)
+                if silent:
+                    drive.stop(silent)  # so that they do not begin when nobody waits for them any more
+        except OSError as error:
+            problem = f"the run cannot be looked at any more: {error.strerror or error}"
+        results = [result_of(drive, drive.ranks[rank]) for rank in sorted(drive.ranks)]
+        files = tuple(dict.fromkeys(file for result in results for file in result["files"]))
+        lines = tuple(result_lines(results)) or ("no rank has answered",)
+        return replace(capture, lines=lines, files=files, error=problem)

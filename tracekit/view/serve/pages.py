@@ -1,0 +1,75 @@
+"""Render pages from the templates of this folder: the only module that imports ``jinja2``."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from tracekit.errors import MissingExtraError
+from tracekit.explain.text import duration
+from tracekit.markup import visible
+from tracekit.wording import counted, size_words
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Pages"]
+
+
+class Pages:
+    """Renders templates and escapes all values. Any thread may use it.
+
+    Args:
+        **common: Values for every template.
+
+    Raises:
+        MissingExtraError: jinja2 is not installed.
+    """
+
+    def __init__(self, **common: Any) -> None:
+        try:
+            import jinja2
+        except ImportError as error:
+            raise MissingExtraError("jinja2", "serve", "tracekit serve") from error
+        self._environment = jinja2.Environment(
+            loader=jinja2.PackageLoader("tracekit.view.serve"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            # Markup is a subclass of str, which stays as it is.
+            finalize=lambda value: visible(value) if type(value) is str else value,
+        )
+        self._environment.filters.update(
+            counted=counted,
+            duration=duration,
+            size=size_words,
+            ago=_ago,
+            moment=_moment,
+            iso=_iso,
+            number="{:,}".format,
+        )
+        self._environment.globals.update(common)
+
+    def render(self, template: str, values: Mapping[str, Any]) -> str:
+        """Return a page."""
+        return self._environment.get_template(template).render(**values)
+
+
+def _ago(seconds: float) -> str:
+    """Return a time in the past: "3 min ago"."""
+    if seconds < 2:
+        return "now"
+    for length, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+def _moment(seconds: float) -> str:
+    """Return a local time: "2026-11-21 20:15"."""
+    return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M}"
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,208 @@
+"""Runs and their ranks as the pages show them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from statistics import median_high
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.formats.kineto import rank_in_name
+from tracekit.storage import basename
+from tracekit.wording import counted, number_spans
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from tracekit.traces.rank_head import OtherTrace
+    from tracekit.traces.trace_store import Entry
+    from tracekit.view.live import RunState
+    from tracekit.view.serve.captures import ListeningRun
+
+__all__ = ["RankRow", "Run", "folder_run", "waiting_run", "watched_run"]
+
+_ORDER: Final = ("recording", "listening", "finished", "cut", "lost")
+_UNFIT: Final = re.compile(r"[^A-Za-z0-9._-]+")
+_MAX_SLUG: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """A rank, or several that are not there: state "recording", "listening", "finished", "cut" or "lost"."""
+
+    name: str
+    state: str
+    why: str
+    step: int | None = None
+    step_time_ns: int | None = None
+    changed_s: float = 0.0
+    host: str = ""
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run.
+
+    Attributes:
+        id: Its unique name in addresses: letters, digits, dots and dashes.
+        folder: The folder of its files; empty before the first file.
+        states: The number of ranks in each state.
+        shared: True if files of other runs are below the same folder.
+        watched: The state that was read from its files; None before it has written anything, and for other tools.
+        control: Its control folder; None if no rank has listened.
+        listens: True if a rank waits for a request to record.
+        problem: A sentence on damage and losses; empty for none.
+    """
+
+    id: str
+    name: str
+    folder: str
+    ranks: tuple[RankRow, ...]
+    states: tuple[tuple[str, int], ...]
+    rank_words: str
+    changed_s: float
+    start_s: float
+    files: tuple[str, ...] = ()
+    step: int | None = None
+    step_time_ns: int | None = None
+    bytes: int = 0
+    shared: bool = False
+    watched: RunState | None = None
+    control: Path | None = None
+    listens: bool = False
+    problem: str = ""
+
+    @property
+    def link(self) -> str:
+        """Its address."""
+        return f"/runs/{self.id}"
+
+    @property
+    def lives(self) -> bool:
+        """True if it may change by itself."""
+        return self.listens or any(name == "recording" for name, _ in self.states)
+
+
+def watched_run(state: RunState, name: str, *, shared: bool, listening: ListeningRun | None) -> Run:
+    """Return a run that has written something; ``listening`` is its control folder, if there is one."""
+    rows = [
+        RankRow(
+            name=f"{rank.rank:,}",
+            state=rank.state,
+            why=rank.reason,
+            step=rank.batch,
+            step_time_ns=rank.median_step_ns,
+            changed_s=rank.written_ns / 1e9,
+            host=rank.host,
+            lost=rank.lost_events,
+        )
+        for rank in state.ranks
+    ]
+    counts = Counter(row.state for row in rows)
+    if state.missing_count:
+        counts["lost"] += state.missing_count
+        ranks = f"{number_spans(state.missing)}{' …' if state.missing_count > len(state.missing) else ''}"
+        rows.append(RankRow(ranks, "lost", "no file of it is there"))
+    problems = [f"{state.lost_events:,} events were lost while it was recorded"] if state.lost_events else []
+    if unreadable := sum(rank.unreadable for rank in state.ranks):
+        problems.append(f"{counted(unreadable, 'place')} in its files cannot be read")
+    return _run(
+        name,
+        state.run_id,
+        state.folder,
+        rows,
+        counts,
+        files=state.paths,
+        rank_words=_rank_words(len(state.ranks), state.world_size),
+        step=state.step,
+        step_time_ns=state.median_step_ns,
+        start_s=state.start_ns / 1e9,
+        bytes=sum(rank.size_bytes for rank in state.ranks),
+        shared=shared,
+        watched=state,
+        control=None if listening is None else listening.control,
+        listens=listening is not None and listening.listens,
+        problem="; ".join(problems),
+    )
+
+
+def waiting_run(one: ListeningRun, name: str) -> Run:
+    """Return a run that waits for a request to record, and has written nothing."""
+    rows = [
+        RankRow(
+            name=f"{status.rank:,}",
+            state="listening" if listens else "lost",
+            why="it records when it is asked to" if listens else "it has ended, and recorded nothing",
+            step=status.batch,
+            step_time_ns=None if status.step_seconds is None else round(status.step_seconds * 1e9),
+            host=status.host,
+        )
+        for status, listens in one.ranks
+    ]
+    run = _run(
+        name,
+        one.run_id,
+        os.fspath(one.folder),
+        rows,
+        Counter(row.state for row in rows),
+        rank_words=_rank_words(len(rows), max((status.world_size for status, _ in one.ranks), default=0)),
+        step=max((row.step or 0 for row in rows), default=None),
+        step_time_ns=median_high([row.step_time_ns for row in rows if row.step_time_ns] or [0]) or None,
+        start_s=one.changed_s,
+        control=one.control,
+        listens=one.listens,
+    )
+    return replace(run, folder="", changed_s=one.changed_s)
+
+
+def folder_run(folder: str, name: str, traces: Sequence[tuple[Entry, OtherTrace]], *, shared: bool) -> Run:
+    """Return the traces of other tools in one folder as a run: torch.profiler, vLLM, sglang, JAX, or merged ones."""
+    ranked = [
+        (trace.rank if trace.rank is not None else rank_in_name(basename(entry.path)), entry) for entry, trace in traces
+    ]
+    ranked.sort(key=lambda pair: (pair[0] is None, pair[0] or 0, pair[1].path))
+    ranks = {rank for rank, _ in ranked if rank is not None}
+    rows = [
+        RankRow(
+            name=basename(entry.path) if rank is None else f"{rank:,}",
+            state="finished",
+            why=f"{basename(entry.path)}, a trace of another tool or an earlier merge",
+            changed_s=entry.written_ns / 1e9,
+        )
+        for rank, entry in ranked
+    ]
+    return _run(
+        name,
+        "",
+        folder,
+        rows,
+        Counter(finished=len(ranked)),
+        files=tuple(entry.path for _, entry in ranked),
+        rank_words=counted(len(ranks) or len(ranked), "rank" if ranks else "trace"),
+        start_s=min(row.changed_s for row in rows),
+        bytes=sum(entry.size_bytes for _, entry in ranked),
+        shared=shared,
+    )
+
+
+def _run(name: str, run_id: str, folder: str, rows: Sequence[RankRow], counts: Counter[str], **values: Any) -> Run:
+    slug = _UNFIT.sub("-", name).strip("-.")[:_MAX_SLUG]
+    digest = hashlib.sha256(f"{run_id}\0{folder}".encode("utf-8", "replace")).hexdigest()[:8]
+    return Run(
+        id=f"{slug}-{digest}" if slug else digest,
+        name=name,
+        folder=folder,
+        ranks=tuple(rows),
+        states=tuple((state, counts[state]) for state in _ORDER if counts[state]),
+        changed_s=max((row.changed_s for row in rows), default=0.0),
+        **values,
+    )
+
+
+def _rank_words(count: int, world_size: int) -> str:
+    return f"{count:,} of {world_size:,} ranks" if count != world_size else counted(count, "rank")

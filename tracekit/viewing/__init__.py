@@ -1,1 +1,0 @@
-"""Looking at a trace: in Perfetto's UI in a browser, and through Perfetto's SQL."""
