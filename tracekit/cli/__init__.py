@@ -7,34 +7,46 @@ code: 0 done, 1 failed, 2 wrong usage, 3 problems found.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import os
+import re
 import sys
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol, cast
 
+from tracekit.cli.named_runs import with_named_runs
+from tracekit.cli.piped_inputs import copied_pipes
 from tracekit.cli.terminal import message_of, printable
 from tracekit.errors import CommandError, ConfigError, TracekitError
 from tracekit.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
-__all__ = ["Verb", "entry_point", "main"]
+__all__ = ["Parser", "Verb", "entry_point", "main", "make_parser"]
 
 VERBS: Final = {
     "anonymise": ("replace the names of people, machines and files in traces", "merged.json.gz -o shared.json.gz"),
     "capture": ("record a few batches of a running job", "traces/RUN/control --steps 5 -o merged.json.gz"),
+    "completion": ("print a script that completes commands and options in your shell", "bash"),
     "convert": ("write a trace in another format", "merged.json.gz merged.pftrace"),
     "diff": (
         "compare two runs or two ranks and name what became slower",
         "before.json.gz after.json.gz --fail-above 5%",
     ),
     "doctor": ("check this machine and report problems", "traces/ s3://bucket/traces"),
+    "gpu": ("show where the time of the GPUs goes: idle time, kernels, launches, copies, memory", "traces/RUN/"),
+    "link": (
+        "print a link that opens a trace of an object store in Perfetto, for somebody else",
+        "s3://bucket/merged.pftrace",
+    ),
+    "mcp": ("answer coding agents about the runs in folders, over the Model Context Protocol", "traces/"),
     "merge": ("merge the traces of all ranks into one for Perfetto", "-o merged.json.gz traces/RUN/"),
     "open": ("show traces in Perfetto in a browser", "merged.json.gz"),
-    "query": ("run a query in Perfetto's SQL on a trace", "merged.json.gz 'select name, dur from slice'"),
+    "query": ("ask traces in SQL", "traces/RUN/ 'select name, sum(self_ns) from events group by name'"),
     "recover": ("repair cut or damaged traces", "traces/RUN/rank3.json"),
     "report": ("write a report of a run as one HTML file", "traces/RUN/ -o report.html"),
+    "run": ("record an unmodified training script on all ranks", "-- torchrun --nproc-per-node 8 train.py"),
     "serve": ("show the runs of a folder or bucket in a browser, for a team", "traces/"),
     "split": ("split a trace by time or by rank", "merged.json.gz --seconds 60"),
     "stragglers": ("find the ranks that delay the others, and the stage", "traces/RUN/"),
@@ -102,25 +114,71 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def entry_point() -> None:
     """Run the command line as a program."""
+    # Loading modules makes thousands of objects that all stay, which a collection at each 700 would look through again.
+    gc.set_threshold(50_000)
     sys.exit(main())
 
 
-def _run(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="tracekit", description="Record, merge and check traces of ML training.", allow_abbrev=False
+class Parser(argparse.ArgumentParser):
+    """Suggests the nearest word where a verb, a choice or an option is misspelt."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the message, and exit with 2."""
+        misspelt = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
+        if misspelt is not None:
+            message += _suggestion(misspelt[1], re.findall(r"[\w-]+", misspelt[2]))
+        super().error(message)
+
+    @property
+    def actions(self) -> Sequence[argparse.Action]:
+        """The arguments that this parser knows."""
+        return self._actions
+
+    def refuse_unknown(self, unknown: Sequence[str]) -> NoReturn:
+        """Exit with 2 because of arguments that this parser does not know."""
+        known = [option for action in self.actions for option in action.option_strings]
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{_suggestion(unknown[0].partition('=')[0], known)}")
+
+
+def _suggestion(word: str, known: Sequence[str]) -> str:
+    import difflib  # only a wrong command needs it
+
+    nearest = difflib.get_close_matches(word, known, 1)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
+
+
+def make_parser(loaded: Collection[str] = VERBS) -> tuple[Parser, dict[str, Parser]]:
+    """Return the parser of the command line, and that of each verb.
+
+    Args:
+        loaded: The verbs whose arguments are needed. Those of the others cost the time to load their modules.
+    """
+    parser = Parser(prog="tracekit", description="Record, merge and check traces of ML training.", allow_abbrev=False)
+    parser.epilog = (
+        "In every command, --run NAME or --run latest stands for a run in the folder traces (or TRACEKIT_TRACES)."
     )
     parser.add_argument("--version", action="version", version=f"tracekit {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    wanted = next((argument for argument in arguments if not argument.startswith("-")), None)
+    parsers: dict[str, Parser] = {}
     for name, (summary, example) in VERBS.items():
         # Not str.capitalize, which writes "perfetto".
         description = f"{summary[0].upper()}{summary[1:]}. Example: tracekit {name} {example}"
-        verb_parser = verbs.add_parser(name, help=summary, description=description, allow_abbrev=False)
-        if name == wanted:
-            _load(name).prepare_parser(verb_parser)
-            verb_parser.set_defaults(verb_parser=verb_parser)
-    args = parser.parse_args(arguments)
-    code = _load(args.verb).run(args, args.verb_parser)
+        parsers[name] = verbs.add_parser(name, help=summary, description=description, allow_abbrev=False)
+        if name in loaded:
+            _load(name).prepare_parser(parsers[name])
+    return parser, parsers
+
+
+def _run(arguments: list[str]) -> int:
+    wanted = next((argument for argument in arguments if not argument.startswith("-")), "")
+    parser, parsers = make_parser({wanted})
+    arguments = with_named_runs(arguments, wanted)
+    args, unknown = parser.parse_known_args(arguments)
+    verb_parser = parsers[args.verb]
+    if unknown:
+        verb_parser.refuse_unknown(unknown)
+    with copied_pipes(args):
+        code = _load(args.verb).run(args, verb_parser)
     # Here, where a reader that has stopped listening is handled; not at the interpreter's end, where it is not.
     sys.stdout.flush()
     return code

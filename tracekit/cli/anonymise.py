@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
-from tracekit.anonymising import anonymise_traces
 from tracekit.arguments import resolve_path
+from tracekit.check.anonymise import anonymise_traces
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import print_json, printable
 from tracekit.errors import CommandError
-from tracekit.formats.trace_files import trace_files
-from tracekit.merge.inputs import SUFFIXES
+from tracekit.formats.trace_files import TRACE_SUFFIXES, trace_files
 
 if TYPE_CHECKING:
     import argparse
@@ -52,6 +51,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run ``tracekit anonymise``; return its exit code."""
     del parser
+    if args.piped and args.output is None:
+        raise CommandError(f"{args.piped[0]}: name the output with -o", 2)
     files = list(dict.fromkeys(file for pattern in args.inputs for file in trace_files(pattern)))
     files = [file for file in files if ".anonymous.json" not in file or file in args.inputs]
     if args.output is not None and len(files) != 1:
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _beside(path: str) -> str:
-    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+    for suffix in sorted(TRACE_SUFFIXES, key=len, reverse=True):
         if path.endswith(suffix):
             return f"{path.removesuffix(suffix)}.anonymous.json.gz"
     return f"{path}.anonymous.json.gz"

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 from tracekit.arguments import resolve_path
 
-__all__ = ["add_common", "add_inputs", "add_inside", "local_path", "percentage", "port", "positive"]
+__all__ = [
+    "add_common",
+    "add_inputs",
+    "add_inside",
+    "keeps_cache",
+    "local_path",
+    "microseconds",
+    "percentage",
+    "port",
+    "positive",
+    "seconds",
+]
+
+_MAX_US = 1_000_000
 
 
 def add_inputs(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +32,7 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="INPUT",
         help="merged traces, or those of single ranks, of tracekit, torch.profiler or other tools: files, folders, globs or "
-        "URLs, in JSON or Perfetto's own format, plain or gzip",
+        "URLs, in JSON or Perfetto's own format, plain or packed; - for standard input",
     )
     add_common(parser)
 
@@ -26,7 +40,13 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
 def add_common(parser: argparse.ArgumentParser) -> None:
     """Add what all verbs that analyse take beside their traces."""
     add_inside(parser)
+    parser.add_argument("--no-cache", action="store_true", help="read the traces, and keep nothing of them")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def keeps_cache(args: argparse.Namespace) -> bool:
+    """Return True if the tables of the inputs are to be kept: copies of pipes are gone when the command ends."""
+    return not args.no_cache and not args.piped
 
 
 def add_inside(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +70,17 @@ def positive(text: str) -> int:
     return _whole(text, 10**9 - 1, "whole number from 1 on")
 
 
+def microseconds(text: str) -> int:
+    """Return a number of microseconds from 0 on, in ns."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= _MAX_US:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of microseconds from 0 to {_MAX_US:,}")
+    return round(value * 1000)
+
+
 def port(text: str) -> int:
     """Return the number of a port, from 1 on."""
     return _whole(text, 65535, "port from 1 to 65535")
@@ -63,6 +94,17 @@ def percentage(text: str) -> float:
         value = -1.0
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no share from 0 to below 100%, such as 5% or 0.05")
+    return value
+
+
+def seconds(text: str) -> float:
+    """Return a number of seconds from 0 on."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 on")
     return value
 
 

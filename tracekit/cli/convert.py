@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from tracekit.arguments import resolve_path
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.report_of_merge import show
+from tracekit.cli.selecting import add_args_option
 from tracekit.errors import CommandError
-from tracekit.formats.archive_file import archive_format
 from tracekit.merge import merge_traces
+from tracekit.merge.engine import ARCHIVES
 
 if TYPE_CHECKING:
     import argparse
@@ -23,7 +24,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "input",
         type=resolve_path,
         metavar="INPUT",
-        help="a trace: JSON, Perfetto's own format, a flight-recorder dump of torch; plain or gzip",
+        help="a trace: JSON, JSON lines, Perfetto's own format, a flight-recorder dump of torch; plain or packed (gzip, zstd, "
+        "a zip of one trace); - for standard input",
     )
     parser.add_argument(
         "output",
@@ -32,6 +34,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="the file or URL to write: .json or .pftrace, with .gz after it packed",
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace the output if it exists")
+    add_args_option(parser)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("-q", "--quiet", action="store_true", help="print problems only")
     parser.epilog = (
@@ -43,8 +46,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run ``tracekit convert``; return its exit code."""
     del parser
-    if archive_format(args.output) is not None:
+    if args.output.endswith(ARCHIVES):
         raise CommandError(f"{args.output}: an archive is made of several traces, by tracekit merge", exit_code=2)
     with ProgressBar(enabled=not (args.json or args.quiet)) as bar:
-        report = merge_traces(args.output, [args.input], overwrite=args.force, progress=bar.update)
+        report = merge_traces(
+            args.output, [args.input], overwrite=args.force, args=args.event_args, progress=bar.update
+        )
     return show(report, as_json=args.json, quiet=args.quiet, action="converted")

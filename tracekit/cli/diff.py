@@ -1,19 +1,20 @@
-"""``tracekit diff BEFORE AFTER``: says what became slower."""
+"""``tracekit diff BEFORE AFTER``: finds what became slower."""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from typing import TYPE_CHECKING, Final
 
-from tracekit.analysis.diff import diff_traces
-from tracekit.analysis.diff_text import diff_lines
 from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import add_common, percentage, positive
+from tracekit.cli.arguments import add_common, keeps_cache, percentage, positive
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import print_json, printable
 from tracekit.errors import CommandError
+from tracekit.explain import CONFIDENCE, MIN_SHARE
 
 if TYPE_CHECKING:
-    import argparse
+    from tracekit.explain.diff_results import Change, TraceDiff
 
 __all__ = ["prepare_parser", "run"]
 
@@ -23,30 +24,55 @@ _SLOWER: Final = 3
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit diff``."""
     parser.add_argument(
-        "before", type=resolve_path, metavar="BEFORE", help="the run to compare with: a file, folder, glob or URL"
+        "before",
+        type=resolve_path,
+        metavar="BEFORE",
+        nargs="?",
+        help="the earlier run: a file, folder, glob or URL; with --baseline, it may be left out",
     )
     parser.add_argument(
-        "after", type=resolve_path, metavar="AFTER", nargs="?", help="the other run; without it, two ranks of the first"
+        "after", type=resolve_path, metavar="AFTER", nargs="?", help="the later run; without it, two ranks of the first"
     )
-    parser.add_argument("--rank-a", type=_rank, metavar="N", help="only this rank of the first run")
-    parser.add_argument("--rank-b", type=_rank, metavar="N", help="only this rank of the second run")
+    parser.add_argument(
+        "--baseline",
+        type=resolve_path,
+        metavar="RUN",
+        nargs="+",
+        default=[],
+        help="further earlier runs, after the later one: tracekit diff AFTER --baseline A B C; their variation widens the limits",
+    )
+    parser.add_argument("--rank-a", type=_rank, metavar="N", help="only this rank of the earlier runs")
+    parser.add_argument("--rank-b", type=_rank, metavar="N", help="only this rank of the later run")
     parser.add_argument(
         "--fail-above",
         type=percentage,
         metavar="SHARE",
-        help="exit with 3 if anything became slower by more than this, such as 5%%",
+        help="exit with 3 if the step became slower by more than this, such as 5%%, and slower at all with 99%% confidence",
+    )
+    parser.add_argument(
+        "--fail-stage",
+        type=_stage_gate,
+        metavar="NAME:SHARE",
+        action="append",
+        default=[],
+        help="the same for the time of a marker, such as forward:5%%; may be repeated",
+    )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="also exit with 3 if the noise hides a slow-down of --fail-above or --fail-stage",
     )
     parser.add_argument(
         "--at-least",
         type=percentage,
-        default=0.02,
+        default=MIN_SHARE,
         metavar="SHARE",
-        help="smallest change to report (default: 2%%, or less if --fail-above is less)",
+        help="smallest change to report, as a share of the step (default: 2%%)",
     )
     parser.add_argument(
         "--sure",
         type=percentage,
-        default=0.99,
+        default=CONFIDENCE,
         metavar="SHARE",
         help="confidence required to report a change (default: 99%%)",
     )
@@ -59,23 +85,32 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     add_common(parser)
     parser.epilog = (
-        "Exit code: 0 done, 1 failed, or nothing could be compared for --fail-above, 2 wrong usage, 3 something became slower "
-        "by more than --fail-above."
+        "Exit code: 0 done, 1 failed, or nothing could be compared for --fail-above or --fail-stage, 2 wrong usage, 3 slower "
+        "than --fail-above or --fail-stage accepts."
     )
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run ``tracekit diff``; return its exit code."""
-    del parser
+    from tracekit.explain.diff import diff_traces
+    from tracekit.explain.diff_text import diff_lines, gate_line
+
+    before: list[str] = [path for path in (args.before, args.after) if path is not None]
+    after = before.pop() if len(before) == 2 or (args.baseline and before) else None
+    before += args.baseline
+    if not before or (args.baseline and after is None):
+        parser.error("name the earlier and the later run: BEFORE AFTER, or AFTER --baseline A B C")
     with ProgressBar(enabled=True) as bar:
         diff = diff_traces(
-            [args.before],
-            None if args.after is None else [args.after],
+            [before[0]],
+            None if after is None else [after],
+            baselines=[[path] for path in before[1:]],
             rank_a=args.rank_a,
             rank_b=args.rank_b,
             inside=args.inside,
-            at_least=args.at_least if args.fail_above is None else min(args.at_least, args.fail_above),
+            at_least=args.at_least,
             sure=args.sure,
+            cache=keeps_cache(args),
             progress=bar.update,
         )
     if args.json:
@@ -83,13 +118,43 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     else:
         for line in diff_lines(diff, args.top):
             print(printable(line))
-    if args.fail_above is not None and not diff.compared:
-        # A gate that has measured nothing must not be passed.
-        raise CommandError(
-            "--fail-above: nothing could be compared, since no marker has five values or more on both sides: record more "
-            "steps, and compare runs that have the same markers"
-        )
-    return _SLOWER if args.fail_above is not None and diff.slower_by(args.fail_above) else 0
+    code = 0
+    for option, share, change in _gates(diff, args):
+        failed = gate_line(option, change, share)
+        if failed is not None:
+            print(printable(failed), file=sys.stderr if args.json else sys.stdout)
+            if args.strict or change.is_slower_by(share):
+                code = _SLOWER
+    return code
+
+
+def _gates(diff: TraceDiff, args: argparse.Namespace) -> list[tuple[str, float, Change]]:
+    """Return the option, the accepted share and the marker of each gate.
+
+    Raises:
+        CommandError: There is nothing to compare. A gate that has measured nothing must not be passed.
+    """
+    gates = []
+    if args.fail_above is not None:
+        if diff.step is None:
+            raise CommandError(
+                "--fail-above: steps could not be compared, since a run has fewer than five: record more steps, or use "
+                "--fail-stage NAME:SHARE"
+            )
+        gates.append(("--fail-above", args.fail_above, diff.step))
+    for name, share in args.fail_stage:
+        found = diff.named(name)
+        if not found:
+            raise CommandError(f"--fail-stage: no marker {name!r} has five values or more in all runs")
+        gates += [("--fail-stage", share, change) for change in found]
+    return gates
+
+
+def _stage_gate(text: str) -> tuple[str, float]:
+    name, colon, share = text.rpartition(":")
+    if not colon or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME:SHARE, such as forward:5%")
+    return name, percentage(share)
 
 
 def _rank(text: str) -> int:

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
+import zipfile
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.arguments import resolve_path
+from tracekit.check.doctor import (
+    examine_clocks,
+    examine_environment,
+    examine_packages,
+    examine_place,
+    examine_rank,
+)
+from tracekit.check.validation import validate_file
 from tracekit.cli.terminal import print_json, printable
-from tracekit.diagnosis.clocks import examine_clocks
-from tracekit.diagnosis.environment import examine_environment, examine_packages, examine_rank
-from tracekit.diagnosis.places import examine_place
+from tracekit.errors import TracekitError
+from tracekit.formats.trace_files import trace_files
 from tracekit.outbox.spool import default_root
+from tracekit.storage import atomic_write, basename, refuse_existing, without_secrets
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
 __all__ = ["prepare_parser", "run"]
 
 OK: Final = 0
 PROBLEMS: Final = 3
+_COUNTED: Final = ("kind", "form", "events", "errors", "warnings", "counts", "not_checked")
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +45,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="folders and URLs that traces will be written to (default: this folder); writes a small file to each and "
         "removes it",
     )
+    parser.add_argument(
+        "--bundle",
+        type=resolve_path,
+        metavar="FILE",
+        help="also write a zip for a bug report: these findings, the versions of all packages, and the counts of tracekit "
+        "validate for the traces in the places; it holds no event and no secret",
+    )
     parser.add_argument("--json", action="store_true", help="print what was found as JSON")
     parser.add_argument("-q", "--quiet", action="store_true", help="print problems only")
     parser.epilog = "Exit code: 0 no problems, 2 wrong usage, 3 problems found."
@@ -39,6 +60,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run ``tracekit doctor``; return its exit code."""
     del parser
+    if args.bundle is not None:
+        refuse_existing(args.bundle)
     places = [*(args.places or ["."]), str(default_root())]
     sections = [
         examine_environment(),
@@ -48,8 +71,11 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         examine_packages(),
     ]
     problems = [problem for section in sections for problem in section.problems]
+    document = {"sections": [asdict(section) for section in sections], "problems": problems}
+    if args.bundle is not None:
+        _write_bundle(args.bundle, document, args.places)
     if args.json:
-        print_json({"sections": [section.to_json() for section in sections], "problems": problems})
+        print_json(document)
         return PROBLEMS if problems else OK
     for section in [] if args.quiet else sections:
         print(printable(section.title))
@@ -60,9 +86,37 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             print(printable(f"  note: {note}"))
     for problem in problems:
         print(printable(f"WRONG: {problem}"))
+    if args.bundle is not None and not args.quiet:
+        print(printable(f"wrote {args.bundle}: attach it to the bug report"))
     if not args.quiet:
         print(f"{counted(len(problems), 'problem')} found" if problems else "no problems found")
     return PROBLEMS if problems else OK
+
+
+def _write_bundle(path: str, document: dict[str, Any], places: Sequence[str]) -> None:
+    """Write the zip of a bug report."""
+    packages = sorted({f"{found.name}=={found.version}" for found in importlib.metadata.distributions()}, key=str.lower)
+    traces = [_described(trace) for place in places for trace in _traces(place)]
+    with atomic_write(path, overwrite=False) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("doctor.json", json.dumps(document, indent=2))
+        archive.writestr("packages.txt", "\n".join(packages) + "\n")
+        archive.writestr("traces.json", json.dumps(traces, indent=2))
+
+
+def _traces(place: str) -> list[str]:
+    try:
+        return trace_files(place)
+    except TracekitError:
+        return []  # a place to write to, without a trace yet
+
+
+def _described(trace: str) -> dict[str, Any]:
+    """Return the counts of `tracekit validate` for a trace. Its sentences quote events, and are left out."""
+    try:
+        reports = [report.as_dict() for report in validate_file(trace)]
+        return {"file": basename(trace), "checks": [{key: report[key] for key in _COUNTED} for report in reports]}
+    except TracekitError as error:
+        return {"file": basename(trace), "error": without_secrets(str(error))}
 
 
 def _words(value: Any) -> str:

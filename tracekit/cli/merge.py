@@ -8,23 +8,28 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import positive
+from tracekit.cli.arguments import microseconds, positive, seconds
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.report_of_merge import INCOMPLETE, show
-from tracekit.cli.selecting import add_selection, selection_of
+from tracekit.cli.selecting import add_args_option, add_selection, selection_of
+from tracekit.cli.terminal import printable
 from tracekit.errors import CommandError
 from tracekit.merge import merge_traces
-from tracekit.merge.clocks.placement import ALIGN
-from tracekit.merge.dask_cluster import DaskExecutor
-from tracekit.merge.workers import fitting_pool, process_pool
+from tracekit.merge.align.placement import ALIGN
+from tracekit.merge.execute.executor import fitting_pool
+from tracekit.merge.rank_order import GROUP_BY
+from tracekit.storage import refuse_existing
 from tracekit.wording import rank_spans
 
 if TYPE_CHECKING:
     import argparse
     from concurrent.futures import Executor
 
+    from tracekit.traces.rank_ends import RankEnds
+
 __all__ = ["prepare_parser", "run"]
 
+_DEFAULT_TIMEOUT_S: Final = 60.0
 _OFFSET: Final = re.compile(r"(\d{1,9})=([+-]?\d{1,18})", re.ASCII)
 
 
@@ -35,8 +40,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         type=resolve_path,
         nargs="+",
         metavar="INPUT",
-        help="rank traces of tracekit, and traces of torch.profiler or other tools: files, folders, globs or URLs, in JSON "
-        "or Perfetto's own format, plain or gzip",
+        help="rank traces of tracekit, and traces of torch.profiler or other tools: files, folders, globs or URLs, in JSON, "
+        "JSON lines or Perfetto's own format, plain or packed (gzip, zstd, a zip of one trace); - for standard input",
     )
     parser.add_argument(
         "-o",
@@ -72,13 +77,15 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "output by the same names, best on S3",
     )
     add_selection(parser, names=False)
+    add_args_option(parser)
     clocks = parser.add_argument_group("clocks")
     clocks.add_argument(
         "--align",
         choices=ALIGN,
         default="auto",
         help="how the clocks of different hosts are compared: the exchanges of ClockSync, the ends of collectives in torch's "
-        "traces, wall clocks that are trusted, or not at all (default: %(default)s: the best there is for each rank)",
+        "traces, wall clocks that are trusted, or not at all (default: %(default)s: the best there is for each rank; of "
+        "large traces it reads samples, collectives reads all)",
     )
     clocks.add_argument(
         "--offset",
@@ -92,11 +99,51 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="add arrows between the members of each collective, from the first to come to the last, and how far apart they came",
     )
+    clocks.add_argument(
+        "--snap-overlaps",
+        type=microseconds,
+        default=0,
+        metavar="US",
+        help="if two slices of a GPU stream overlap by at most US microseconds, shorten the earlier one instead of moving one to "
+        "another track; 2.5 removes the clock noise of CUPTI (default: 0, times stay exact)",
+    )
+    parser.add_argument(
+        "--group-by",
+        choices=GROUP_BY,
+        help="sort ranks by their place in tensor, data, pipeline or expert parallelism, or by node (default: by rank)",
+    )
+    waiting = parser.add_argument_group("waiting for the end of a run")
+    waiting.add_argument(
+        "--wait-for-ranks",
+        type=positive,
+        metavar="N",
+        help="wait until the rank traces of ranks 0 to N-1 have an end record and the torch traces that they name exist; "
+        "INPUT must name rank traces, and the torch traces are merged with them",
+    )
+    waiting.add_argument(
+        "--timeout",
+        type=seconds,
+        metavar="S",
+        help=f"wait for S seconds at most, then merge the existing traces; 0 looks once (default: {_DEFAULT_TIMEOUT_S:g})",
+    )
+    waiting.add_argument("--run", metavar="ID", help="use only rank traces of this run")
+    waiting.add_argument(
+        "--window",
+        action="store_true",
+        help="wait until the rank traces of one recording window are closed, instead of for end records",
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="also print which ranks were written twice, since slices overlap in an output that cannot be patched",
+    )
     parser.add_argument("-q", "--quiet", action="store_true", help="print problems only")
     parser.epilog = (
         "Exit code: 0 everything is merged, 1 failed and nothing written, 2 wrong usage, "
-        "3 merged, but events were lost, inputs left out, or ranks not aligned by --align sync or collectives."
+        "3 merged, but events were lost, inputs left out, ranks not aligned by --align sync or collectives, or ranks missing "
+        "that were waited for."
     )
 
 
@@ -108,13 +155,20 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     ranks = dict(_rank(text) for text in args.rank)
     select = selection_of(args)
     offsets_ns = dict(_offset(text) for text in args.offset)
+    ends = _wait(args)
+    if ends is not None:
+        args.inputs = ends.traces
     with ExitStack() as stack:
         executor: Executor | None = None
         if args.dask is not None:
+            from tracekit.merge.execute.dask_cluster import DaskExecutor
+
             executor = stack.enter_context(DaskExecutor(args.dask))
         elif args.workers is None:
             executor = stack.enter_context(fitting_pool(args.output, args.inputs))
         elif args.workers > 1:
+            from tracekit.worker_processes import process_pool
+
             executor = stack.enter_context(process_pool(args.workers))
         bar = stack.enter_context(ProgressBar(enabled=not (args.json or args.quiet)))
         report = merge_traces(
@@ -127,16 +181,56 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             align=args.align,
             offsets_ns=offsets_ns,
             collective_flows=args.collective_flows,
+            group_by=args.group_by,
+            args=args.event_args,
+            snap_overlaps_ns=args.snap_overlaps,
             progress=bar.update,
             executor=executor,
         )
-    code = show(report, as_json=args.json, quiet=args.quiet)
+    missing = [] if ends is None else ends.missing()
+    if args.json:
+        report.warnings.extend(missing)
+    code = show(report, as_json=args.json, quiet=args.quiet, verbose=args.verbose)
+    if missing:
+        _complain(f"{'; '.join(missing)}; {report.output} holds what is there")
+        return INCOMPLETE
     unaligned = [rank.rank for rank in report.ranks if not rank.aligned]
     if args.align in ("sync", "collectives") and unaligned and len(report.ranks) > 1:
         what = f"--align {args.align}: {rank_spans(unaligned)} {'is' if len(unaligned) == 1 else 'are'} not aligned"
-        print(f"tracekit merge: {what}", file=sys.stderr)
+        _complain(what)
         return INCOMPLETE
     return code
+
+
+def _wait(args: argparse.Namespace) -> RankEnds | None:
+    """Wait for the end of the run and return its traces; return None without ``--wait-for-ranks``."""
+    if args.wait_for_ranks is None:
+        for option, value in (("--timeout", args.timeout), ("--run", args.run), ("--window", args.window or None)):
+            if value is not None:
+                raise CommandError(f"{option} needs --wait-for-ranks", exit_code=2)
+        return None
+
+    if not args.force:
+        refuse_existing(args.output)
+
+    from tracekit.traces.rank_ends import wait_for_ranks  # imports twice as much as a merge needs
+
+    timeout_s = _DEFAULT_TIMEOUT_S if args.timeout is None else args.timeout
+
+    def report(ends: RankEnds) -> None:
+        if not args.quiet:
+            _complain(f"waiting up to {timeout_s:g} s: {'; '.join(ends.missing())}")
+
+    ends = wait_for_ranks(
+        args.inputs, args.wait_for_ranks, timeout_s, run_id=args.run, window=args.window, report=report
+    )
+    if not ends.traces or (args.strict and not ends.complete):
+        raise CommandError(f"nothing is merged: {'; '.join(ends.missing())}")
+    return ends
+
+
+def _complain(what: str) -> None:
+    print(printable(f"tracekit merge: {what}", sys.stderr), file=sys.stderr, flush=True)
 
 
 def _rank(text: str) -> tuple[str, int]:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.arguments import check_seconds, resolve_path
 from tracekit.cli.arguments import port
 from tracekit.cli.progress import ProgressBar
+from tracekit.cli.selecting import add_args_option
 from tracekit.cli.terminal import print_json, printable
 from tracekit.errors import CommandError
-from tracekit.viewing.prepare import Prepared, mended, prepare
-from tracekit.viewing.server import PERFETTO_PORT, OneFileServer
-from tracekit.viewing.size import counted_bytes, too_big
-from tracekit.viewing.ui import PERFETTO_UI, PerfettoUI, bundled_ui
+from tracekit.view.open.prepare import Prepared, mended, prepare
+from tracekit.view.open.server import PERFETTO_PORT, OneFileServer
+from tracekit.view.open.size import counted_bytes, loading_advice, too_big
+from tracekit.view.open.ui import PERFETTO_UI, PerfettoUI, bundled_ui
 
 if TYPE_CHECKING:
     import argparse
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["prepare_parser", "run"]
 
 OK: Final = 0
-NOT_OPENED: Final = 1
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +52,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="replace the output, and open a trace as it is even if it is too big for a browser or broken",
     )
+    add_args_option(parser)
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--ui",
@@ -94,15 +95,26 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     ui = bundled_ui() if args.offline else PerfettoUI.at(args.ui or os.environ.get("TRACEKIT_UI") or PERFETTO_UI)
     with tempfile.TemporaryDirectory(prefix="tracekit-open-") as folder:
         with ProgressBar(enabled=not (args.json or args.quiet)) as bar:
-            prepared = prepare(args.files, Path(folder), args.output, overwrite=args.force, progress=bar.update)
+            prepared = prepare(
+                args.files,
+                Path(folder),
+                args.output,
+                overwrite=args.force,
+                event_args=args.event_args,
+                progress=bar.update,
+            )
             bar.update(1.0, "measuring the trace")
-            problem = None if args.force else too_big(str(prepared.path), counted_bytes(str(prepared.path)))
+            unpacked_bytes = counted_bytes(str(prepared.path))
+            problem = None if args.force else too_big(str(prepared.path), unpacked_bytes)
             if problem is not None:
                 raise CommandError(problem)
             if not args.force:
                 prepared = mended(prepared, Path(folder), bar.update)
         with OneFileServer(prepared.path, ui, port=args.port) as server:
             _announce(args, prepared, server)
+            advice = loading_advice(unpacked_bytes, args.event_args)
+            if advice is not None and not args.quiet:
+                print(advice, file=sys.stderr, flush=True)
             if not args.no_browser and not _open_browser(server.address) and not args.json:
                 print("no browser can be started here: open the address above in one", file=sys.stderr)
             try:

@@ -1,22 +1,29 @@
-"""``tracekit query FILE SQL``: asks a trace a question in Perfetto's SQL."""
+"""``tracekit query TRACES SQL``: asks traces in SQL, with the event table or with Perfetto's trace processor."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING, Final
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.arguments import resolve_path
+from tracekit.cli.arguments import positive, seconds
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import printable
 from tracekit.errors import CommandError
+from tracekit.processors import usable_processors
 from tracekit.storage import atomic_write, refuse_existing
-from tracekit.viewing.query import query
-from tracekit.viewing.tables import FORMATS
+from tracekit.table.database import Limits
+from tracekit.table.schema import schema_text
+from tracekit.view.query import Cell, Rows, query
+from tracekit.view.tables import FORMATS
 
 if TYPE_CHECKING:
-    import argparse
+    from collections.abc import Sequence
 
 __all__ = ["prepare_parser", "run"]
 
@@ -24,30 +31,77 @@ OK: Final = 0
 _USAGE: Final = 2
 
 
+class _SchemaAction(argparse.Action):
+    """Prints the tables and columns, and ends the command."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **_: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help="print the tables and columns")
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Print the schema."""
+        print(schema_text())
+        parser.exit()
+
+
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit query``."""
     parser.add_argument(
-        "file", type=resolve_path, metavar="FILE", help="a trace: a file or URL of any format that Perfetto knows"
+        "inputs",
+        type=resolve_path,
+        nargs="+",
+        metavar="TRACE",
+        help="traces: files, folders, globs or URLs; for --engine perfetto, one file of any format that Perfetto knows",
     )
     parser.add_argument(
-        "sql", metavar="SQL", help="such as 'select name, sum(dur) from slice group by name'; - reads standard input"
+        "sql",
+        metavar="SQL",
+        help="one SELECT, DESCRIBE or EXPLAIN, such as 'select name, sum(self_ns) from events group by name'; "
+        "- reads standard input",
+    )
+    parser.add_argument("--schema", action=_SchemaAction)
+    parser.add_argument(
+        "--engine",
+        choices=("table", "perfetto"),
+        default="table",
+        help="table: DuckDB's SQL on the event table; perfetto: Perfetto's SQL (default: table)",
     )
     parser.add_argument(
         "-o",
         "--output",
         type=resolve_path,
         metavar="FILE",
-        help="write the rows here; .csv, .json and .parquet say the format as well",
+        help="write the rows to this file; .csv, .json and .parquet select the format",
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace the output if it exists")
-    parser.add_argument("--format", choices=sorted(FORMATS), help="how to write the rows (default: table)")
+    parser.add_argument("--format", choices=sorted(FORMATS), help="the format of the rows (default: table)")
     parser.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
+    parser.add_argument("--no-cache", action="store_true", help="read the traces, and keep nothing of them")
+    limits = Limits()
+    parser.add_argument(
+        "--max-seconds", type=seconds, default=limits.seconds, metavar="N", help="time limit (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--max-rows", type=positive, default=limits.rows, metavar="N", help="limit of rows (default: %(default)d)"
+    )
+    parser.add_argument(
+        "--max-memory",
+        type=positive,
+        default=limits.memory_bytes // 10**6,
+        metavar="MB",
+        help="memory limit of the engine (default: %(default)d)",
+    )
     parser.add_argument(
         "--trace-processor",
         type=resolve_path,
         metavar="PATH",
-        help="the program trace_processor_shell (default: $TRACEKIT_TRACE_PROCESSOR, else the one in the PATH, else the one that "
-        "the package perfetto downloads when it is first used)",
+        help="for --engine perfetto: the program trace_processor_shell (default: $TRACEKIT_TRACE_PROCESSOR, else the one in the "
+        "PATH, else the one that the package perfetto downloads when it is first used)",
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="show no progress")
     parser.epilog = "Exit code: 0 there are the rows, if any; 1 failed; 2 wrong usage."
@@ -65,16 +119,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     sql = sys.stdin.read() if args.sql == "-" else args.sql
     if not sql.strip():
         raise CommandError("the query is empty", _USAGE)
-    with ProgressBar(enabled=not args.quiet) as bar:
-        rows = query(
-            args.file,
-            sql,
-            trace_processor=args.trace_processor
-            or resolve_path(os.environ.get("TRACEKIT_TRACE_PROCESSOR", ""))
-            or shutil.which("trace_processor_shell"),
-            progress=bar.update,
-        )
-    content = FORMATS[form](rows)
+    content = _perfetto(args, sql, form) if args.engine == "perfetto" else _table(args, sql, form)
     if args.output is not None:
         with atomic_write(args.output, overwrite=args.force) as file:
             file.write(content.encode("utf-8", "replace") if isinstance(content, str) else content)
@@ -85,3 +130,53 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         else:
             sys.stdout.write(content.encode(sys.stdout.encoding, "replace").decode(sys.stdout.encoding))
     return OK
+
+
+def _table(args: argparse.Namespace, sql: str, form: str) -> str | bytes:
+    """Return the result of a query of the event table in a format."""
+    from tracekit.table.tables import EventTables
+
+    limits = Limits(seconds=args.max_seconds, rows=args.max_rows, memory_bytes=args.max_memory * 10**6)
+    with (
+        ProgressBar(enabled=not args.quiet) as bar,
+        EventTables(args.inputs, cache=not args.no_cache, progress=bar.update, workers=usable_processors()) as tables,
+    ):
+        if not args.quiet:
+            for note in tables.notes:
+                print(printable(f"tracekit: {note}", sys.stderr), file=sys.stderr)
+        if form == "parquet":
+            with tempfile.TemporaryDirectory(prefix="tracekit-query-") as folder:
+                path = Path(folder) / "rows.parquet"
+                with tables.connection(sql, limits) as (database, statement):
+                    database.write_query(statement, path, Path(folder))
+                return path.read_bytes()
+        names, rows = tables.query(sql, limits)
+    return FORMATS[form](Rows(names, [tuple(map(_cell, row)) for row in rows]))
+
+
+def _cell(value: Any) -> Cell:
+    """Return a value of DuckDB as a cell; times, lists and structs as text."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None or isinstance(value, (int, str, bytes)):
+        return value
+    try:
+        return float(value)  # decimals too
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def _perfetto(args: argparse.Namespace, sql: str, form: str) -> str | bytes:
+    """Return the result of a query in Perfetto's SQL in a format."""
+    if len(args.inputs) > 1:
+        raise CommandError("--engine perfetto takes one trace; merge the others into one with tracekit merge", _USAGE)
+    with ProgressBar(enabled=not args.quiet) as bar:
+        rows = query(
+            args.inputs[0],
+            sql,
+            trace_processor=args.trace_processor
+            or resolve_path(os.environ.get("TRACEKIT_TRACE_PROCESSOR", ""))
+            or shutil.which("trace_processor_shell"),
+            progress=bar.update,
+        )
+    return FORMATS[form](rows)

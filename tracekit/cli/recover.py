@@ -6,16 +6,16 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.arguments import resolve_path
+from tracekit.check.recovery import SUFFIXES, recover_trace
 from tracekit.cli.terminal import message_of, print_json, printable
 from tracekit.errors import CommandError, StorageError, TraceFormatError
-from tracekit.formats.trace_files import trace_files
-from tracekit.recovery import SUFFIXES, is_other_json, recover_trace
+from tracekit.formats.trace_files import is_other_json, trace_files
 from tracekit.storage import same_file, without_secrets
 
 if TYPE_CHECKING:
     import argparse
 
-    from tracekit.recovery import RecoveryReport
+    from tracekit.check.recovery import RecoveryReport
 
 __all__ = ["prepare_parser", "run"]
 
@@ -31,7 +31,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         type=resolve_path,
         nargs="+",
         metavar="INPUT",
-        help="traces: files, folders, globs or URLs, .json or .json.gz; whole ones are passed over",
+        help="traces: files, folders, globs or URLs, .json, .json.gz or .json.zst; "
+        "whole ones are passed over; - for standard input, with -o",
     )
     parser.add_argument(
         "-o",
@@ -65,6 +66,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run ``tracekit recover``; return its exit code."""
     del parser
+    if args.piped and args.output is None:
+        raise CommandError(f"{args.piped[0]}: name the recovered trace with -o", 2)
     files = _files(args.inputs)
     if args.output is not None and len(files) != 1:
         raise CommandError(f"-o names one file, and there are {len(files)} inputs; leave it out, or name one input", 2)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from tracekit.analysis.inputs import find_traces
-from tracekit.analysis.run_report import report_run
 from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import add_inputs
+from tracekit.cli.arguments import add_inputs, keeps_cache
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import print_json, printable
 from tracekit.errors import CommandError
-from tracekit.reporting.page import report_page
 from tracekit.storage import atomic_write, refuse_existing, same_file, without_secrets
+from tracekit.traces.inputs import find_traces
 from tracekit.wording import size_words
 
 if TYPE_CHECKING:
@@ -45,19 +43,21 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run ``tracekit report``; return its exit code."""
     del parser
+    from tracekit.explain.run_report import WrittenReport, report_run
+    from tracekit.view.report.page import report_page
+
     shown = without_secrets(args.output)
     if not args.force:
         refuse_existing(args.output)
     if any(same_file(path, args.output) for path, _ in find_traces(args.inputs)):
         raise CommandError(f"{shown} is one of the traces; choose another name for the report", _USAGE)
     with ProgressBar(enabled=True) as bar:
-        report = report_run(args.inputs, inside=args.inside, progress=bar.update)
+        report = report_run(args.inputs, inside=args.inside, cache=keeps_cache(args), progress=bar.update)
     page = report_page(report, args.title).encode()
     with atomic_write(args.output, overwrite=args.force) as file:
         file.write(page)
     if args.json:
-        document: dict[str, Any] = {"output": shown, "output_bytes": len(page), **report.as_dict()}
-        print_json(document)
+        print_json(WrittenReport.of(report, shown, len(page)).as_dict())
     else:
         print(printable(f"wrote {shown} ({size_words(len(page))}); open it in any browser, or send it as it is"))
     return _INCOMPLETE if report.summary.incomplete else 0

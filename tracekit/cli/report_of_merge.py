@@ -16,12 +16,12 @@ OK: Final = 0
 INCOMPLETE: Final = 3
 
 
-def show(report: MergeReport, *, as_json: bool, quiet: bool, action: str = "merged") -> int:
-    """Print a report as text or JSON; return its exit code. See `MergeReport.lines` for ``action``."""
+def show(report: MergeReport, *, as_json: bool, quiet: bool, action: str = "merged", verbose: bool = False) -> int:
+    """Print a report as text or JSON; return its exit code. See `MergeReport.lines` for ``action`` and ``verbose``."""
     if as_json:
         print_json(report.to_json())
     elif not quiet or not report.complete:
         stream = sys.stderr if quiet else sys.stdout
-        for line in report.lines(action):
+        for line in report.lines(action, verbose=verbose):
             print(printable(line, stream), file=stream)
     return OK if report.complete else INCOMPLETE

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracekit.merge import Selection
+from tracekit.merge.engine import ARGS
 
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add_selection", "selection_of"]
+__all__ = ["add_args_option", "add_selection", "selection_of"]
 
 
 def add_selection(parser: argparse.ArgumentParser, *, names: bool) -> None:
@@ -39,6 +40,18 @@ def add_selection(parser: argparse.ArgumentParser, *, names: bool) -> None:
             metavar="PATTERN",
             help="only events of this name, such as 'gloo:*', and the slices that enclose them (repeat for several)",
         )
+
+
+def add_args_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--args``."""
+    parser.add_argument(
+        "--args",
+        dest="event_args",
+        choices=ARGS,
+        default="all",
+        help="arguments of events to keep: all, only the ids that tie events together, or none, which loads several times as "
+        "fast in Perfetto (default: %(default)s)",
+    )
 
 
 def selection_of(args: argparse.Namespace) -> Selection:

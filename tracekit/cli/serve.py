@@ -15,7 +15,7 @@ from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import local_path, port
 from tracekit.cli.terminal import print_json, printable
 from tracekit.errors import ConfigError, MissingExtraError
-from tracekit.viewing.ui import PERFETTO_UI, PerfettoUI, bundled_ui
+from tracekit.view.open.ui import PERFETTO_UI, PerfettoUI, bundled_ui
 
 __all__ = ["prepare_parser", "run"]
 
@@ -89,12 +89,12 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     for package in ("jinja2", "starlette", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "serve", "tracekit serve")
-    from tracekit.serving.access import Access, is_loopback, read_token
-    from tracekit.serving.app import make_application
-    from tracekit.serving.server import listen, serve
-    from tracekit.serving.service import Service
-    from tracekit.serving.store import Store
-    from tracekit.viewing.server import new_token
+    from tracekit.view.open.server import new_token
+    from tracekit.view.serve.app import make_application
+    from tracekit.view.serve.security import Access, is_loopback, read_token
+    from tracekit.view.serve.server import listen, serve
+    from tracekit.view.serve.service import Service
+    from tracekit.view.serve.store import Store
 
     ui = bundled_ui() if args.offline else PerfettoUI.at(args.ui or os.environ.get("TRACEKIT_UI") or PERFETTO_UI)
     own = is_loopback(args.host)
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 def _announce(args: argparse.Namespace, listener: socket.socket, access: Any, service: Any, token: str) -> None:
     """Say where it is, once it answers."""
-    from tracekit.serving.access import is_loopback
+    from tracekit.view.serve.security import is_loopback
 
     host, port = listener.getsockname()[:2]
     wide = host in ("0.0.0.0", "::")  # noqa: S104 - it is compared, not listened at
@@ -151,5 +151,5 @@ def _gigabytes(text: str) -> int:
     except ValueError:
         number = 0.0
     if not 0 < number < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of gigabytes above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of gigabytes above 0")
     return round(number * _GB)

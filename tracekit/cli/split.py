@@ -13,10 +13,10 @@ from tracekit.cli.progress import ProgressBar
 from tracekit.cli.report_of_merge import INCOMPLETE, OK
 from tracekit.cli.terminal import print_json, printable
 from tracekit.errors import CommandError
-from tracekit.merge.inputs import SUFFIXES
+from tracekit.formats.trace_files import TRACE_SUFFIXES
+from tracekit.merge.split import Part, split
 from tracekit.storage import basename, expand
-from tracekit.viewing.prepare import prepare
-from tracekit.viewing.split import Part, split
+from tracekit.view.open.prepare import prepare
 
 if TYPE_CHECKING:
     import argparse
@@ -88,9 +88,9 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 def _stem(inputs: list[str]) -> str:
     name = basename(inputs[0].rstrip("/")) if len(inputs) == 1 else "merged"
     if _WILD.search(name):
-        files = expand(inputs[0], SUFFIXES)
+        files = expand(inputs[0], TRACE_SUFFIXES)
         name = basename(files[0]) if len(files) == 1 else "merged"
-    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+    for suffix in sorted(TRACE_SUFFIXES, key=len, reverse=True):
         name = name.removesuffix(suffix)
     # Of the holes in the name of a part only that for its number is one.
     return name.replace("{part}", "part") or "trace"

@@ -1,14 +1,13 @@
-"""``tracekit stragglers INPUT...``: says which rank holds the others up."""
+"""``tracekit stragglers INPUT...``: finds the ranks that are slower, and long steps."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tracekit.analysis.stragglers import find_stragglers
-from tracekit.analysis.stragglers_text import straggler_lines
-from tracekit.cli.arguments import add_inputs, percentage
+from tracekit.cli.arguments import add_inputs, keeps_cache, percentage
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import print_json, printable
+from tracekit.explain import CONFIDENCE, MIN_SHARE
 
 if TYPE_CHECKING:
     import argparse
@@ -24,30 +23,41 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--at-least",
         type=percentage,
-        default=0.01,
+        default=MIN_SHARE,
         metavar="SHARE",
-        help="smallest delay to report, as a share of a step, such as 2%% (default: 1%%)",
+        help="smallest delay to report, as a share of a step, such as 5%% (default: 2%%)",
     )
     parser.add_argument(
         "--sure",
         type=percentage,
-        default=0.99,
+        default=CONFIDENCE,
         metavar="SHARE",
         help="confidence required to report a delay (default: 99%%)",
     )
-    parser.epilog = "Exit code: 0 no straggler found, 1 failed, 2 wrong usage, 3 stragglers found."
+    parser.epilog = (
+        "Exit code: 0 no rank is slower than the others, 1 failed, 2 wrong usage, 3 a rank is slower, always or again and "
+        "again."
+    )
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run ``tracekit stragglers``; return its exit code."""
     del parser
+    from tracekit.explain.stragglers import find_stragglers
+    from tracekit.explain.stragglers_text import straggler_lines
+
     with ProgressBar(enabled=True) as bar:
         report = find_stragglers(
-            args.inputs, inside=args.inside, at_least=args.at_least, sure=args.sure, progress=bar.update
+            args.inputs,
+            inside=args.inside,
+            at_least=args.at_least,
+            sure=args.sure,
+            cache=keeps_cache(args),
+            progress=bar.update,
         )
     if args.json:
         print_json(report.as_dict())
     else:
         for line in straggler_lines(report):
             print(printable(line))
-    return _FOUND if report.stragglers else 0
+    return _FOUND if report.blames else 0

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tracekit.analysis.summary import summarize_traces
-from tracekit.analysis.summary_text import summary_lines
-from tracekit.cli.arguments import add_inputs, positive
+from tracekit.cli.arguments import add_inputs, keeps_cache, positive
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import print_json, printable
 
@@ -28,6 +26,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of markers and stages to show (default: %(default)s)",
     )
+    parser.add_argument("--per-rank", action="store_true", help="show each rank")
     parser.epilog = (
         "Exit code: 0 done, 1 failed, 2 wrong usage, 3 done, but something in the traces cannot be read or counted."
     )
@@ -36,11 +35,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run ``tracekit summary``; return its exit code."""
     del parser
+    from tracekit.explain.summary import summarize_traces
+    from tracekit.explain.summary_text import summary_lines
+
     with ProgressBar(enabled=True) as bar:
-        summary = summarize_traces(args.inputs, inside=args.inside, progress=bar.update)
+        summary = summarize_traces(args.inputs, inside=args.inside, cache=keeps_cache(args), progress=bar.update)
     if args.json:
         print_json(summary.as_dict())
     else:
-        for line in summary_lines(summary, args.top):
+        for line in summary_lines(summary, args.top, per_rank=args.per_rank):
             print(printable(line))
     return _INCOMPLETE if summary.incomplete else 0

@@ -1,48 +1,49 @@
-"""``tracekit top DIR``: shows a running job from its rank traces."""
+"""``tracekit top DIR``: show a running job from its rank traces."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
+import importlib
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.analysis.text import table
 from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import add_inside
-from tracekit.cli.live_table import LiveTable
 from tracekit.cli.terminal import print_json, printable
 from tracekit.errors import ConfigError, StorageError
+from tracekit.explain.text import table
 from tracekit.storage import without_secrets
-from tracekit.watching import Look, Watch
-from tracekit.watching.documents import look_document
-from tracekit.watching.states import CUT_AFTER_NS
-from tracekit.watching.table import ORDERS, RunTable, run_table
+from tracekit.view.live import Look, Watch
+from tracekit.view.live.screen import ORDERS, RunTable, run_table
+from tracekit.view.live.states import CUT_AFTER_NS, look_document
 
 if TYPE_CHECKING:
-    from tracekit.watching import RunState
+    from tracekit.view.live import RunState
 
 __all__ = ["prepare_parser", "run"]
 
 _UNHEALTHY: Final = 3
-_LEAST_WIDTH: Final = 40
-_LEAST_INTERVAL_S: Final = 0.1
-_MOST_NAMED: Final = 5
+_MIN_WIDTH: Final = 40
+_MIN_INTERVAL_S: Final = 0.1
+_MAX_NAMED: Final = 5
+_STYLES: Final = {"bad": "bold red", "slow": "yellow", "done": "dim", "": ""}
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit top``."""
     parser.add_argument(
-        "root", type=resolve_path, metavar="DIR", help="the folder or URL of a run's rank traces, or of many runs"
+        "root", type=resolve_path, metavar="DIR", help="folder or URL of the rank traces of one run or many"
     )
     parser.add_argument(
         "--interval",
         type=_interval,
         default=1.0,
         metavar="SECONDS",
-        help="how often to look (default: %(default)s; an object store is listed every 5 s at most)",
+        help="time between two looks (default: %(default)s; an object store is listed every 5 s at most)",
     )
     parser.add_argument("--once", action="store_true", help="print the state once and exit")
     parser.add_argument("--json", action="store_true", help="print one JSON document on a line for each update")
@@ -53,17 +54,25 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="the order of the ranks (default: by rank if all fit, else the worst)",
     )
+    parser.add_argument(
+        "--counter",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="show the last value of this counter (repeat for several; default: the first with 'loss' in its name)",
+    )
     add_inside(parser)
     parser.add_argument(
         "--cut-after",
         type=_interval,
         default=CUT_AFTER_NS / 1e9,
         metavar="SECONDS",
-        help="take a rank for cut when nothing has come for so long; one whose process is seen to run, or to be gone, is "
-        "not waited for (default: %(default)s)",
+        help="report a rank as cut after this time without a change, unless its process is on this machine "
+        "(default: %(default)s)",
     )
     parser.epilog = (
-        "Ctrl-C ends it. Exit code: 0 done, 1 failed, 2 wrong usage, 3 with --once: ranks are cut or lost, or data is."
+        "Example: tracekit top traces/ --counter loss. Ctrl-C ends it. Exit code: 0 done, 1 failed, 2 wrong usage, "
+        "3 with --once: ranks are cut or lost, or data is lost."
     )
 
 
@@ -85,7 +94,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 def _watch(args: argparse.Namespace, watcher: _Watcher) -> None:
     """Look until Ctrl-C."""
     look, shown = watcher.look()
-    screen = None if args.json or not sys.stdout.isatty() else LiveTable.open()
+    screen = None if args.json or not sys.stdout.isatty() else Screen.open()
     last = None
     try:
         while True:
@@ -96,17 +105,17 @@ def _watch(args: argparse.Namespace, watcher: _Watcher) -> None:
                 width, height = screen.size
                 last = _table(args, look, shown, width, height)
                 screen.show(last)
-            time.sleep(max(_LEAST_INTERVAL_S, args.interval - (time.monotonic() - begun_s)))
+            time.sleep(max(_MIN_INTERVAL_S, args.interval - (time.monotonic() - begun_s)))
             look, shown = watcher.look_or_note()
     finally:
         if screen is not None:
             screen.close()
-            if last is not None:  # what was seen last stays, where the shell goes on
+            if last is not None:  # the last table stays above the prompt
                 _print_table(last)
 
 
 class _Watcher:
-    """Looks at the run that is to be shown, and of others at what they are."""
+    """Looks at the shown run, and at the ends of others."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._watch = Watch(args.root, inside=args.inside, cut_after_s=args.cut_after)
@@ -115,10 +124,10 @@ class _Watcher:
         self._last: tuple[Look, RunState | None] | None = None
 
     def look(self) -> tuple[Look, RunState | None]:
-        """Look; return that, and the run to show.
+        """Return a look and the run to show.
 
         Raises:
-            ConfigError: The run that was asked for is not there, and others are.
+            ConfigError: There are runs, but not the one of ``--run``.
         """
         look = self._watch.look(() if self._shown is None else (self._shown[0],))
         shown = self._choose(look)
@@ -130,19 +139,19 @@ class _Watcher:
         return self._last
 
     def look_or_note(self) -> tuple[Look, RunState | None]:
-        """Look; where the storage fails for a moment, return the last look with a note of that."""
+        """Return a look; if the storage fails, the last one with a note."""
         try:
             return self.look()
         except StorageError as error:
             assert self._last is not None
             look, shown = self._last
-            return Look(look.time_ns, look.runs, (str(error), *look.notes)), shown
+            return dataclasses.replace(look, notes=(str(error), *look.notes)), shown
 
     def _choose(self, look: Look) -> RunState | None:
         runs = [run for run in look.runs if self._wanted in (None, run.run_id)]
         if not runs:
             if self._wanted is not None and look.runs:
-                named = ", ".join(repr(run.run_id) for run in look.runs[:_MOST_NAMED])
+                named = ", ".join(repr(run.run_id) for run in look.runs[:_MAX_NAMED])
                 raise ConfigError(f"--run: no run is named {self._wanted!r}; there are: {named}")
             return None
         before = next((run for run in runs if (run.run_id, run.folder) == self._shown), None)
@@ -156,7 +165,7 @@ def _table(args: argparse.Namespace, look: Look, shown: RunState | None, width: 
     if shown is None:
         waiting = f"{without_secrets(args.root)}: no rank trace yet"
         return RunTable([waiting], (), [], [], [f"note: {note}" for note in look.notes])
-    return run_table(look, shown, width=max(width, _LEAST_WIDTH), height=height, order=args.sort)
+    return run_table(look, shown, width=max(width, _MIN_WIDTH), height=height, order=args.sort, counters=args.counter)
 
 
 def _print(args: argparse.Namespace, look: Look, shown: RunState | None) -> None:
@@ -185,6 +194,56 @@ def _interval(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not _LEAST_INTERVAL_S <= value <= 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from {_LEAST_INTERVAL_S} on")
+    if not _MIN_INTERVAL_S <= value <= 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from {_MIN_INTERVAL_S} on")
     return value
+
+
+class Screen:
+    """Draws tables on the whole screen of a terminal, which `close` restores. Needs rich."""
+
+    def __init__(self, live: Any) -> None:
+        self._live = live
+
+    @classmethod
+    def open(cls) -> Screen | None:
+        """Take the screen; return None if rich is not installed or the terminal cannot be drawn on."""
+        try:
+            console = importlib.import_module("rich.console").Console()
+            live = importlib.import_module("rich.live").Live(console=console, screen=True, auto_refresh=False)
+        except ImportError:
+            return None
+        if not console.is_terminal or console.is_dumb_terminal:
+            return None
+        live.start()
+        return cls(live)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The current number of characters in a line, and of lines."""
+        size = self._live.console.size
+        return size.width, size.height
+
+    def show(self, table: RunTable) -> None:
+        """Replace the table."""
+        text = importlib.import_module("rich.text").Text
+        group = importlib.import_module("rich.console").Group
+        grid = importlib.import_module("rich.table").Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for heading in table.head:
+            grid.add_column(
+                printable(heading),
+                justify="left" if heading == table.head[-1] else "right",
+                no_wrap=True,
+                overflow="ellipsis",
+                header_style="bold",
+            )
+        for row, mark in zip(table.rows, table.marks, strict=True):
+            # A Text is not searched for markup.
+            grid.add_row(*(text(printable(cell)) for cell in row), style=_STYLES[mark])
+        lines = [text(printable(line), no_wrap=True, overflow="ellipsis") for line in table.title]
+        below = [text(printable(line), no_wrap=True, overflow="ellipsis", style="dim") for line in table.below]
+        self._live.update(group(*lines, *([grid] if table.rows else ()), *below), refresh=True)
+
+    def close(self) -> None:
+        """Restore the screen."""
+        self._live.stop()

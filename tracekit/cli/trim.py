@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from tracekit.arguments import resolve_path
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.report_of_merge import INCOMPLETE, show
-from tracekit.cli.selecting import add_selection, selection_of
+from tracekit.cli.selecting import add_args_option, add_selection, selection_of
 from tracekit.errors import CommandError
 from tracekit.merge import Selection, merge_traces
-from tracekit.merge.workers import fitting_pool
+from tracekit.merge.execute.executor import fitting_pool
 
 if TYPE_CHECKING:
     import argparse
@@ -22,7 +22,11 @@ __all__ = ["prepare_parser", "run"]
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit trim``."""
     parser.add_argument(
-        "inputs", type=resolve_path, nargs="+", metavar="INPUT", help="a trace; or several, which are merged"
+        "inputs",
+        type=resolve_path,
+        nargs="+",
+        metavar="INPUT",
+        help="a trace; or several, which are merged; - for standard input",
     )
     parser.add_argument(
         "-o",
@@ -33,6 +37,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace the output if it exists")
     add_selection(parser, names=True)
+    add_args_option(parser)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("-q", "--quiet", action="store_true", help="print problems only")
     parser.epilog = (
@@ -45,11 +50,19 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run ``tracekit trim``; return its exit code."""
     del parser
     select = selection_of(args)
-    if select == Selection():
-        raise CommandError("say what to take: --steps, --time-window, --ranks, --categories or --name", exit_code=2)
+    if select == Selection() and args.event_args == "all":
+        raise CommandError(
+            "say what to take: --steps, --time-window, --ranks, --categories, --name or --args", exit_code=2
+        )
     with fitting_pool(args.output, args.inputs) as executor, ProgressBar(enabled=not (args.json or args.quiet)) as bar:
         report = merge_traces(
-            args.output, args.inputs, overwrite=args.force, select=select, progress=bar.update, executor=executor
+            args.output,
+            args.inputs,
+            overwrite=args.force,
+            select=select,
+            args=args.event_args,
+            progress=bar.update,
+            executor=executor,
         )
     code = show(report, as_json=args.json, quiet=args.quiet, action="trimmed")
     if any(count for phase, count in report.events_out.items() if phase != "M"):

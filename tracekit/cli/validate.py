@@ -6,15 +6,15 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from tracekit.arguments import resolve_path
+from tracekit.check.validation import validate_file
 from tracekit.cli.terminal import print_json, printable
 from tracekit.errors import StorageError, TraceFormatError
 from tracekit.storage import without_secrets
-from tracekit.validation import validate_file
 
 if TYPE_CHECKING:
     import argparse
 
-    from tracekit.validation import ValidationReport
+    from tracekit.check.validation import ValidationReport
 
 __all__ = ["prepare_parser", "run"]
 
@@ -22,8 +22,6 @@ _COUNTED: Final = {"archive": "trace", "manifest": "file"}
 OK: Final = 0
 UNREADABLE: Final = 1
 PROBLEMS: Final = 3
-
-# What is printed may come from a trace, and a terminal obeys control characters (C0, DEL and C1), and text that turns
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +31,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         type=resolve_path,
         nargs="+",
         metavar="FILE",
-        help="trace: a file or URL, .json or .json.gz; or an archive of traces, .tar or .zip, or its perfetto_manifest.json",
+        help="trace: a file or URL, .json or .json.gz; or an archive of traces, .tar or .zip, or its perfetto_manifest.json; "
+        "- for standard input",
     )
     parser.add_argument("--strict", action="store_true", help="take warnings for problems too")
     parser.add_argument("--no-schema", action="store_true", help="do not apply the JSON Schemas")

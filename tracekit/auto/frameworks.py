@@ -1,0 +1,109 @@
+"""The Trainers of transformers and Lightning: record them by their callbacks instead of the hooks of torch."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tracekit.imports import when_imported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from tracekit.auto.recorder import AutoRecorder
+
+__all__ = ["hook_frameworks"]
+
+
+def hook_frameworks(recorder: AutoRecorder) -> None:
+    """Add a callback to each Trainer while it works."""
+    when_imported("transformers.trainer", functools.partial(_hook_transformers, recorder))
+    for name in ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"):
+        when_imported(name, functools.partial(_hook_lightning, recorder))
+
+
+def _hook_transformers(recorder: AutoRecorder, module: ModuleType) -> None:
+    train = module.Trainer.train
+
+    @functools.wraps(train)
+    def trained(self: Any, *args: Any, **kwargs: Any) -> Any:
+        callback = _in_framework(recorder, lambda: _transformers_callback(recorder), self.callback_handler.callbacks)
+        if callback is None:
+            return train(self, *args, **kwargs)
+        try:
+            return train(self, *args, **kwargs)
+        finally:
+            recorder.framework -= 1
+            if callback in self.callback_handler.callbacks:
+                self.callback_handler.callbacks.remove(callback)
+
+    module.Trainer.train = trained
+
+
+def _hook_lightning(recorder: AutoRecorder, module: ModuleType) -> None:
+    for name in ("fit", "validate", "test", "predict"):
+        _hook_lightning_method(recorder, module.Trainer, name)
+
+
+def _hook_lightning_method(recorder: AutoRecorder, trainer: Any, name: str) -> None:
+    original = getattr(trainer, name)
+
+    @functools.wraps(original)
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        callback = _in_framework(recorder, lambda: _lightning_callback(recorder), self.callbacks)
+        if callback is None:
+            return original(self, *args, **kwargs)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            recorder.framework -= 1
+            if callback in self.callbacks:
+                self.callbacks.remove(callback)
+
+    setattr(trainer, name, called)
+
+
+def _in_framework(recorder: AutoRecorder, make: Callable[[], Any], callbacks: list[Any]) -> Any:
+    """Add a callback; return None if the script has one, or if nothing can be recorded."""
+    if recorder.framework or any(type(found).__name__ == "TracekitCallback" for found in callbacks):
+        return None
+    if recorder.running(start=True) is None:
+        return None
+    try:
+        callback = make()
+    except Exception:  # noqa: BLE001 - then the hooks of torch record
+        return None
+    callbacks.append(callback)
+    recorder.framework += 1
+    return callback
+
+
+def _transformers_callback(recorder: AutoRecorder) -> Any:
+    integration = importlib.import_module("tracekit.integrations.transformers")
+
+    class Callback(integration.TracekitCallback):  # type: ignore[misc, name-defined]
+        """Leaves nothing in checkpoints, which are to be those of a run without tracekit."""
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+            super().on_step_end(args, state, control, **named)
+            state.stateful_callbacks.pop("tracekit", None)
+
+    return Callback(recorder.running())
+
+
+def _lightning_callback(recorder: AutoRecorder) -> Any:
+    integration = importlib.import_module("tracekit.integrations.lightning")
+
+    class Callback(integration.TracekitCallback):  # type: ignore[misc, name-defined]
+        """Leaves nothing in checkpoints, and starts the recording in a process that Lightning has spawned."""
+
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            if recorder.running(start=True) is not None:
+                super().setup(trainer, pl_module, stage)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+    return Callback()

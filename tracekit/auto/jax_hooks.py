@@ -1,0 +1,50 @@
+"""Hooks of JAX: the annotations of the script are slices, and each step annotation is a step."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from tracekit.auto.recorder import auto_recorder
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ["instrument"]
+
+
+def instrument(profiler_module: ModuleType) -> None:
+    """Install the hooks. Called once, at the end of the import of ``jax.profiler``.
+
+    Args:
+        profiler_module: ``jax.profiler``.
+    """
+    recorder = auto_recorder()
+    annotation, step_annotation = profiler_module.TraceAnnotation, profiler_module.StepTraceAnnotation
+    make, enter, leave = annotation.__init__, annotation.__enter__, annotation.__exit__
+
+    @functools.wraps(make)
+    def made(self: Any, name: str, *args: Any, **kwargs: Any) -> None:
+        make(self, name, *args, **kwargs)
+        self._tracekit_name = name
+
+    @functools.wraps(enter)
+    def entered(self: Any) -> Any:
+        profiler = recorder.running(start=isinstance(self, step_annotation))
+        self._tracekit_slice = None if profiler is None else profiler.marker(self._tracekit_name)
+        if profiler is not None:
+            self._tracekit_slice.__enter__()
+        return enter(self)
+
+    @functools.wraps(leave)
+    def left(self: Any, *error: Any) -> Any:
+        result = leave(self, *error)
+        if self._tracekit_slice is not None:
+            self._tracekit_slice.__exit__(None, None, None)
+            if isinstance(self, step_annotation):
+                recorder.step()
+        return result
+
+    annotation.__init__ = made
+    annotation.__enter__ = entered
+    annotation.__exit__ = left

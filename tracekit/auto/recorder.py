@@ -1,0 +1,248 @@
+"""The profiler of a process that ``tracekit run`` records: started at the first recorded event, stepped by the optimizers."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import importlib.util
+import logging
+import os
+import sys
+import threading
+import weakref
+from pathlib import Path
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit import storage
+from tracekit.auto.notes import note
+from tracekit.auto.options import RunOptions
+from tracekit.auto.step_window import StepWindow
+from tracekit.distributed import ProcessInfo, detect_process
+from tracekit.handlers.chrome_json import JSONTraceHandler
+from tracekit.handlers.flight_recorder import FlightRecorder
+from tracekit.recording.lifecycle import active_profiler
+from tracekit.recording.on_demand import on_demand
+from tracekit.recording.profiler import Profiler
+from tracekit.sources.clock_sync import ClockSync
+from tracekit.sources.gpu import GPUProfiler
+from tracekit.sources.system import SystemProfiler
+from tracekit.sources.torch_profiler import TorchProfiler
+
+if TYPE_CHECKING:
+    from tracekit.handlers.base import TraceHandler
+    from tracekit.recording.source import Source
+
+__all__ = ["AutoRecorder", "auto_recorder"]
+
+logger = logging.getLogger("tracekit")
+
+_SEGMENT_BYTES: Final = 64 << 20
+_GPU_DRIVER: Final = "/dev/nvidiactl"
+
+
+class AutoRecorder:
+    """Owns the profiler of this process. If the script starts a profiler, that one wins: nothing is recorded here.
+
+    A step ends with the next request for data if the loop reads a DataLoader, so that everything up to then belongs to it; else
+    after the optimizer. Gradient accumulation and further optimizers make no additional steps.
+
+    Attributes:
+        framework: A callback of a framework records the loop: the hooks of torch leave it alone.
+        thread: The thread that trains.
+    """
+
+    def __init__(self) -> None:
+        self.framework = 0
+        self.thread: int | None = None
+        self._profiler: Profiler | None = None
+        self._off = False
+        self._parent: ProcessInfo | None = None
+        self._fetched = self._pending = self._steps_early = False
+        self._leader: weakref.ref[Any] | None = None
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    # ---- the profiler -------------------------------------------------------------------------------------------------
+
+    def running(self, *, start: bool = False) -> Profiler | None:
+        """Return the profiler, or None if this process records nothing.
+
+        Args:
+            start: Start it if it does not run.
+        """
+        found = active_profiler()
+        if found is self._profiler and (found is not None or not start):
+            return found
+        return self._settle(found, start=start)
+
+    def of_loop(self, *, start: bool = False) -> Profiler | None:
+        """Return the same for the events of a training loop, on its thread and outside of frameworks with a callback."""
+        if self.framework or (self.thread is not None and self.thread != get_ident()):
+            return None
+        profiler = self._profiler
+        if profiler is not None and active_profiler() is profiler:
+            return profiler
+        return self.running(start=start)
+
+    def _settle(self, found: Profiler | None, *, start: bool) -> Profiler | None:
+        if found is not None:
+            if not self._off:
+                note(f"recorded-{os.getpid()}", {"own_profiler": True})
+            self._off = True
+            if self._profiler is not None:
+                self._give_way(self._profiler)
+            return None
+        if not start or self._off or self._profiler is not None:
+            return None
+        self._off = True  # an event while it starts, or a failure
+        try:
+            self._profiler = self._start()
+        except Exception as error:  # noqa: BLE001 - training goes on
+            logger.warning("tracekit: this process is not recorded: %s", error)
+            note(f"failed-{os.getpid()}", {"error": f"{type(error).__name__}: {error}"})
+        return self._profiler
+
+    def _give_way(self, profiler: Profiler) -> None:
+        """Remove the recording: the script records by itself."""
+        self._profiler = None
+        profiler.stop()
+        for handler in profiler.trace_handlers:
+            for path in getattr(handler, "paths", ()):
+                if not storage.is_remote(path):
+                    Path(path).unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):  # not empty
+                        Path(path).parent.rmdir()
+        note(f"recorded-{os.getpid()}", {"own_profiler": True})
+
+    def _start(self) -> Profiler | None:
+        data = sys.modules.get("torch.utils.data")
+        if data is not None and data.get_worker_info() is not None:
+            return None  # a worker records by its parent
+        options = RunOptions.from_environment()
+        process = self._identity()
+        profiler = Profiler(
+            _handlers(options),
+            on_demand(f"{options.folder}/control") if options.on_demand else None,
+            sources=_sources(options, process),
+            process=process,
+            sigterm_grace=5.0 if options.flight_recorder_s and _on_main_thread() else None,
+        )
+        profiler.start()
+        self.thread = get_ident()
+        atexit.register(self.stop)
+        utilities: Any = sys.modules.get("multiprocessing.util")
+        if utilities is not None:  # a child of multiprocessing runs these only
+            utilities.Finalize(None, self.stop, exitpriority=0)
+        content = {"rank": process.rank, "world_size": process.world_size, "run_id": process.run_id}
+        note(f"recorded-{os.getpid()}", content)
+        return profiler
+
+    def _identity(self) -> ProcessInfo:
+        """Return who this process is. Only one process can be a rank: others with the same number are its children."""
+        process = detect_process()
+        owner = self._parent
+        if owner is not None and owner.rank != process.rank:
+            owner = None
+        claim = f"rank-{process.rank}-{process.attempt}"
+        if owner is None and not note(claim, {"pid": process.pid}, exclusive=True):
+            owner = process
+        return process if owner is None else owner.as_child(f"process {process.pid}")
+
+    def stop(self) -> None:
+        """End the last step, complete the files and report to ``tracekit run``."""
+        profiler, self._profiler = self._profiler, None
+        self._off = True
+        if profiler is None or not profiler.started:
+            return
+        if self._pending:
+            profiler.step()
+        profiler.stop()
+        process, stats, handlers = profiler.process, profiler.stats, profiler.trace_handlers
+        content = {"rank": process.rank, "world_size": process.world_size, "run_id": process.run_id}
+        content |= {"steps": int(profiler.timestamp.batch), "lost": {**stats.dropped, **stats.failures}}
+        content["removed_bytes"] = sum(getattr(handler, "removed", {}).get("bytes", 0) for handler in handlers)
+        note(f"recorded-{os.getpid()}", content)
+
+    def _after_fork(self) -> None:
+        if self._profiler is not None:
+            with contextlib.suppress(Exception):
+                self._parent = self._profiler.process
+        self._profiler = None
+        self._off = self._fetched = self._pending = False
+        self.framework = 0
+        self.thread = None
+
+    # ---- steps --------------------------------------------------------------------------------------------------------
+
+    def fetching(self) -> None:
+        """Note that the loop asks for data: the step before is over."""
+        if self._pending:
+            self.step()
+        self._fetched = True
+
+    def optimizer_starts(self, optimizer: object) -> None:
+        """Note that an optimizer begins its step."""
+        leader = None if self._leader is None else self._leader()
+        if leader is None:
+            self._leader = weakref.ref(optimizer)
+        elif self._pending and leader is optimizer:
+            self._steps_early = True  # several steps for one request: requests do not separate them
+            self.step()
+
+    def optimizer_ended(self, optimizer: object) -> None:
+        """Note that an optimizer has made its step."""
+        if self._fetched and not self._steps_early:
+            self._pending = True
+        elif self._leader is not None and self._leader() is optimizer:
+            self.step()
+
+    def step(self) -> None:
+        """End the step."""
+        self._pending = self._fetched = False
+        if self._profiler is not None and self.thread == get_ident():
+            self._profiler.step()
+
+
+@functools.cache
+def auto_recorder() -> AutoRecorder:
+    """Return the recorder of this process."""
+    return AutoRecorder()
+
+
+def _handlers(options: RunOptions) -> list[TraceHandler]:
+    name = f"{options.folder}/rank{{rank}}-attempt{{attempt}}-pid{{pid}}"
+    if options.flight_recorder_s:
+        return [
+            FlightRecorder(f"{name}-{{dump}}.json", seconds=options.flight_recorder_s, on_close=True, excepthooks=True)
+        ]
+    limits: dict[str, Any] = {}
+    if not storage.is_remote(options.folder):
+        limits = {"rotate_bytes": min(_SEGMENT_BYTES, options.limit_bytes // 2), "max_total_bytes": options.limit_bytes}
+    if options.merged:
+        limits["merged_filename"] = options.merged
+    return [JSONTraceHandler(f"{name}-part{{part:04d}}.json", **limits)]
+
+
+def _sources(options: RunOptions, process: ProcessInfo) -> list[Source]:
+    sources: list[Source] = []
+    if importlib.util.find_spec("psutil") is not None:
+        sources.append(SystemProfiler())
+    if Path(_GPU_DRIVER).exists() and importlib.util.find_spec("pynvml") is not None:
+        sources.append(GPUProfiler())
+    if int(os.environ.get("LOCAL_WORLD_SIZE") or process.world_size) < process.world_size:  # several hosts
+        sources.append(ClockSync())
+    chosen = options.ranks is None or process.rank in options.ranks
+    if (options.steps or options.on_demand) and chosen and "torch" in sys.modules:
+        torch_profiler = TorchProfiler(
+            f"{options.folder}/torch-rank{{rank}}-pid{{pid}}-{{batch}}.json.gz",
+            record_shapes=options.shapes,
+            profile_memory=options.memory,
+            with_stack=options.with_stack,
+        )
+        sources.append(torch_profiler if options.steps is None else StepWindow(torch_profiler, *options.steps))
+    return sources
+
+
+def _on_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -1,0 +1,43 @@
+"""``tracekit completion SHELL``: prints a script that completes commands and options."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tracekit.arguments import resolve_path
+from tracekit.cli.arguments import local_path
+from tracekit.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["prepare_parser", "run"]
+
+_SHELLS: Final = ("bash", "zsh", "tcsh")
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``tracekit completion``."""
+    parser.add_argument("shell", choices=_SHELLS, help="the shell")
+    parser.epilog = (
+        'Put eval "$(tracekit completion bash)" into ~/.bashrc. For zsh, write the script to a file named _tracekit in a folder '
+        "of $fpath. Exit code: 0 done, 1 failed, 2 wrong usage."
+    )
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Run ``tracekit completion``; return its exit code."""
+    del parser
+    try:
+        import shtab
+    except ImportError as error:
+        raise MissingExtraError("shtab", "completion", "Completion") from error
+    from tracekit.cli import make_parser
+
+    whole, parsers = make_parser()
+    for verb in parsers.values():
+        for action in verb.actions:
+            if action.type in (resolve_path, local_path):
+                action.complete = shtab.FILE  # type: ignore[attr-defined]  # shtab looks for this attribute
+    print(shtab.complete(whole, args.shell))
+    return 0

@@ -1,0 +1,58 @@
+"""``tracekit gpu INPUT...``: shows where the time of the GPUs goes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracekit.arguments import resolve_path
+from tracekit.cli.arguments import positive
+from tracekit.cli.progress import ProgressBar
+from tracekit.cli.terminal import print_json, printable
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["prepare_parser", "run"]
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``tracekit gpu``."""
+    parser.add_argument(
+        "inputs",
+        type=resolve_path,
+        nargs="+",
+        metavar="INPUT",
+        help="traces of torch.profiler or tracekit, merged or of single ranks: files, folders, globs or URLs",
+    )
+    parser.add_argument(
+        "--top",
+        type=positive,
+        default=10,
+        metavar="N",
+        help="number of kernels and collectives to show (default: %(default)s)",
+    )
+    parser.add_argument("--per-rank", action="store_true", help="show each GPU and stream")
+    parser.add_argument("--no-cache", action="store_true", help="read the traces, and keep nothing of them")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.epilog = "Exit code: 0 done, 1 failed, 2 wrong usage."
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Run ``tracekit gpu``; return its exit code."""
+    del parser
+    from tracekit.explain.gpu import explain_gpu
+    from tracekit.explain.gpu_text import gpu_lines
+    from tracekit.table.tables import EventTables
+
+    with (
+        ProgressBar(enabled=True) as bar,
+        EventTables(args.inputs, cache=not args.no_cache, progress=bar.update) as tables,
+        tables.database(args=True) as database,
+    ):
+        report = explain_gpu(database)
+    if args.json:
+        print_json(report.as_dict())
+    else:
+        for line in gpu_lines(report, args.top, per_rank=args.per_rank):
+            print(printable(line))
+    return 0

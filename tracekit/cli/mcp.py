@@ -1,0 +1,36 @@
+"""``tracekit mcp FOLDER...``: answers coding agents over the Model Context Protocol."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracekit.cli.arguments import local_path
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["prepare_parser", "run"]
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``tracekit mcp``."""
+    parser.add_argument(
+        "folders",
+        type=local_path,
+        nargs="+",
+        metavar="FOLDER",
+        help="a folder of runs; the agent reads nothing outside",
+    )
+    parser.epilog = (
+        "An agent starts this command and speaks with it on stdin and stdout; README shows the configuration. Exit code: 0 the "
+        "agent has closed it, 1 failed, 2 wrong usage."
+    )
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Run ``tracekit mcp``; return its exit code."""
+    del parser
+    from tracekit.view.mcp_server import AgentServer
+
+    AgentServer(args.folders).run()
+    return 0

@@ -1,0 +1,73 @@
+"""The option ``--run NAME`` of every command: a run of the folder ``traces`` instead of a path."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tracekit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["LATEST", "with_named_runs"]
+
+LATEST: Final = "latest"
+ROOT_VARIABLE: Final = "TRACEKIT_TRACES"
+_ROOT: Final = "traces"
+_OWN_OPTION: Final = {"merge", "top"}
+"""Verbs with another ``--run``, which selects among their inputs. Of these, only the latest run is a path."""
+
+_MOST_NAMED: Final = 5
+
+
+def with_named_runs(arguments: Sequence[str], verb: str) -> list[str]:
+    """Return the arguments of a command with each ``--run NAME`` replaced by the path of the run.
+
+    Args:
+        arguments: The arguments.
+        verb: The verb among them.
+
+    Raises:
+        ConfigError: There is no such run.
+    """
+    replaced: list[str] = []
+    waiting = iter(arguments)
+    for argument in waiting:
+        option, equals, name = argument.partition("=")
+        if option != "--run" or argument == "--":
+            replaced.append(argument)
+            if argument == "--":
+                return [*replaced, *waiting]
+            continue
+        name = name if equals else next(waiting, "")
+        if not name or (verb in _OWN_OPTION and name != LATEST):
+            replaced += [argument] if equals or not name else [argument, name]
+        else:
+            replaced.append(_find(name))
+    return replaced
+
+
+def _find(name: str) -> str:
+    """Return the folder of a run below `ROOT_VARIABLE` or ``traces``."""
+    root = Path(os.environ.get(ROOT_VARIABLE) or _ROOT)
+    if name != LATEST and (root / name).is_dir():
+        return str(root / name)
+    runs = sorted(_runs(root), reverse=True)
+    if name == LATEST and runs:
+        return str(runs[0][1])
+    known = ", ".join(run.name for _, run in runs[:_MOST_NAMED])
+    there = f"the newest are {known}" if runs else "it holds no run"
+    raise ConfigError(f"--run {name}: no such run in {root} ({there}); {ROOT_VARIABLE} names another folder")
+
+
+def _runs(root: Path) -> Iterator[tuple[float, Path]]:
+    """Yield when each run was last written to (s since the epoch), and its folder."""
+    from tracekit.formats.trace_files import TRACE_SUFFIXES  # only --run needs it
+
+    for folder in [*root.iterdir()] if root.is_dir() else []:
+        if folder.is_dir():
+            times_s = [path.stat().st_mtime for path in folder.iterdir() if path.name.endswith(TRACE_SUFFIXES)]
+            if times_s:
+                yield max(times_s), folder

@@ -1,0 +1,237 @@
+"""``tracekit run -- COMMAND``: record an unmodified training script on all ranks, merge and summarize it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tracekit import storage
+from tracekit.arguments import resolve_path
+from tracekit.auto import bootstrap
+from tracekit.auto.notes import OPTIONS_VARIABLE, read_notes
+from tracekit.auto.options import RunOptions
+from tracekit.auto.start import AUTO_VARIABLE
+from tracekit.cli.arguments import seconds
+from tracekit.cli.run_process import end_like, run_command
+from tracekit.cli.run_result import RecordedRun, merge_run, summary_sentences
+from tracekit.cli.terminal import message_of, printable
+from tracekit.distributed import RUN_ID_VARIABLE, detect_process
+from tracekit.errors import CommandError, TracekitError
+from tracekit.merge.selection.selection import Selection
+from tracekit.naming import safe_text
+from tracekit.wording import rank_spans
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["prepare_parser", "run"]
+
+_USAGE: Final = 2
+_SIZE: Final = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)(MB|GB|TB)")
+_UNIT_BYTES: Final = {"MB": 10**6, "GB": 10**9, "TB": 10**12}
+_MIN_BYTES: Final = 10**6
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``tracekit run``."""
+    parser.usage = "tracekit run [options] -- COMMAND ..."
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="COMMAND",
+        help="the command that starts the training, behind --: python, torchrun, accelerate, deepspeed, mpirun, srun ...",
+    )
+    output = parser.add_argument_group("where to")
+    output.add_argument(
+        "-o",
+        "--output",
+        type=resolve_path,
+        metavar="FILE",
+        help="the merged trace (default: merged.json.gz in the folder)",
+    )
+    output.add_argument("-f", "--force", action="store_true", help="replace the merged trace if it exists")
+    output.add_argument(
+        "--folder",
+        type=resolve_path,
+        default="traces/{run_id}",
+        metavar="FOLDER",
+        help="folder or URL of the rank traces; several nodes need one that all of them reach (default: %(default)s)",
+    )
+    output.add_argument(
+        "--run-id",
+        metavar="ID",
+        help="name of the run, the same on each node (default: the id of the job, else the time)",
+    )
+    output.add_argument("--no-merge", action="store_true", help="leave the rank traces as they are")
+    output.add_argument(
+        "--timeout",
+        type=seconds,
+        default=60.0,
+        metavar="S",
+        help="seconds to wait for the ranks of other nodes before the merge (default: %(default)g)",
+    )
+    output.add_argument(
+        "--limit",
+        type=_size,
+        default=2 * 10**9,
+        metavar="SIZE",
+        help="maximum size of the traces of a rank, such as 500MB; the oldest segments are removed (default: 2GB)",
+    )
+    window = parser.add_argument_group("torch.profiler")
+    window.add_argument("--steps", metavar="A:B", help="run it in the steps from A up to B, B not included")
+    window.add_argument("--ranks", metavar="LIST", help="on these ranks only, such as 0,1 (default: all)")
+    window.add_argument("--with-stack", action="store_true", help="record Python stacks")
+    window.add_argument("--memory", action="store_true", help="record allocations")
+    window.add_argument("--shapes", action="store_true", help="record the shapes of the inputs of operators")
+    when = parser.add_mutually_exclusive_group()
+    when.add_argument(
+        "--on-demand", action="store_true", help="record nothing until tracekit capture FOLDER asks for steps"
+    )
+    when.add_argument(
+        "--flight-recorder",
+        type=seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="keep the last seconds in memory, and write them at the end or at an exception",
+    )
+    parser.epilog = (
+        "Examples:\n"
+        "  tracekit run -- torchrun --nproc-per-node 8 train.py\n"
+        "  tracekit run --steps 20:25 --ranks 0,1 -o merged.json.gz -- accelerate launch train.py --epochs 3\n"
+        "  tracekit run --folder s3://bucket/traces/{run_id} --run-id job7 -- torchrun --nnodes 2 ... train.py\n"
+        "\n"
+        "Output of tracekit goes to standard error. Exit code: that of the command, also where the merge fails; 126 or 127 if\n"
+        "it cannot be started, 2 wrong usage."
+    )
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Run ``tracekit run``; return the exit code of the command."""
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
+        parser.error(
+            "name the command to run behind --, for example: tracekit run -- torchrun --nproc-per-node 8 train.py"
+        )
+    run_id = args.run_id or detect_process(rank=0, world_size=1).run_id
+    folder = _absolute(args.folder.replace("{run_id}", safe_text(run_id)))
+    if "{" in args.folder.replace("{run_id}", ""):
+        raise CommandError(f"--folder {args.folder}: {{run_id}} is the only field it can have", _USAGE)
+    output = args.output or f"{folder}/merged.json.gz"
+    if not args.no_merge and not args.force:
+        storage.refuse_existing(output)
+    with tempfile.TemporaryDirectory(prefix="tracekit-run-") as notes:
+        options = _options(args, _escaped(folder), notes)
+        if args.on_demand:
+            _say(f"recording starts with: tracekit capture {storage.shell_word(folder)}/control --steps 5")
+        code = run_command(command, _environment(options, run_id))
+        recorded = RecordedRun(read_notes(Path(notes)))
+    try:
+        _conclude(args, recorded, folder, output, command)
+    except KeyboardInterrupt:
+        _say(f"interrupted; the rank traces are in {folder}")
+    except (TracekitError, OSError) as error:
+        _say(f"{message_of(error)}. The rank traces are in {folder}.")
+    return end_like(code)
+
+
+def _conclude(args: argparse.Namespace, recorded: RecordedRun, folder: str, output: str, command: list[str]) -> None:
+    ranks = recorded.ranks
+    if not ranks:
+        _say(f"no process of this run was recorded: {recorded.why_nothing(command)}.")
+        return
+    for line in recorded.losses():
+        _say(line)
+    where = storage.without_secrets(folder)
+    merge_command = f"tracekit merge -o {storage.shell_word(output)} {storage.shell_word(where)}"
+    if args.no_merge:
+        _say(f"recorded {rank_spans(ranks)} of {recorded.world_size} in {where}. Next: {merge_command}")
+        return
+    if 0 not in ranks:
+        _say(f"recorded {rank_spans(ranks)} of {recorded.world_size} in {where}; the node of rank 0 merges them.")
+        return
+    for line in merge_run(recorded, folder, output, args.timeout, overwrite=args.force):
+        _say(line)
+    for sentence in summary_sentences(output):
+        _say(sentence)
+    _say(f"Next: tracekit open {storage.shell_word(_short(output))}")
+
+
+def _options(args: argparse.Namespace, folder: str, notes: str) -> RunOptions:
+    chosen = Selection.parse(steps=args.steps, ranks=args.ranks)
+    steps: tuple[int, int] | None = None
+    if chosen.steps is not None:
+        first, end = chosen.steps
+        if end is None:
+            raise CommandError(f"--steps {args.steps}: name the end as well, such as 20:25", _USAGE)
+        steps = (first or 0, end)
+    needs_window = {
+        "--ranks": args.ranks,
+        "--with-stack": args.with_stack,
+        "--memory": args.memory,
+        "--shapes": args.shapes,
+    }
+    if steps is None and not args.on_demand:
+        for option, given in needs_window.items():
+            if given:
+                raise CommandError(f"{option} is for torch.profiler; add --steps A:B or --on-demand", _USAGE)
+    return RunOptions(
+        folder=folder,
+        notes=notes,
+        steps=steps,
+        ranks=None if chosen.ranks is None else tuple(sorted(chosen.ranks)),
+        with_stack=args.with_stack,
+        memory=args.memory,
+        shapes=args.shapes,
+        on_demand=args.on_demand,
+        flight_recorder_s=args.flight_recorder,
+        limit_bytes=args.limit,
+    )
+
+
+def _environment(options: RunOptions, run_id: str) -> Mapping[str, str]:
+    """Return the environment of the command: it imports this package and its ``sitecustomize``."""
+    hooks = Path(bootstrap.__file__).resolve().parent
+    path = [os.fspath(hooks), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    root = hooks.parents[2]
+    if root.name not in ("site-packages", "dist-packages") and os.fspath(root) not in path:
+        path.append(os.fspath(root))
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path),
+        AUTO_VARIABLE: "1",
+        OPTIONS_VARIABLE: options.to_json(),
+        RUN_ID_VARIABLE: run_id,
+        "TRACEKIT_QUIET": os.environ.get("TRACEKIT_QUIET", "1"),
+    }
+
+
+def _absolute(folder: str) -> str:
+    return folder if storage.is_remote(folder) else os.fspath(Path.cwd() / folder)
+
+
+def _escaped(folder: str) -> str:
+    return folder.replace("{", "{{").replace("}", "}}")
+
+
+def _short(path: str) -> str:
+    if not storage.is_remote(path) and Path(path).is_relative_to(Path.cwd()):
+        return os.fspath(Path(path).relative_to(Path.cwd()))
+    return storage.without_secrets(path)
+
+
+def _size(text: str) -> int:
+    match = _SIZE.fullmatch(text)
+    size = round(float(match[1]) * _UNIT_BYTES[match[2]]) if match else 0
+    if size < _MIN_BYTES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size from 1MB on, such as 500MB or 2GB")
+    return size
+
+
+def _say(line: str) -> None:
+    print(printable(f"tracekit: {line}", sys.stderr), file=sys.stderr, flush=True)
