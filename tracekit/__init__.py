@@ -21,14 +21,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tracekit.analysis import (
-        StragglerReport,
-        TraceDiff,
-        TraceSummary,
-        diff_traces,
-        find_stragglers,
-        summarize_traces,
-    )
+    from tracekit.check.recovery import RecoveryReport, recover_trace
+    from tracekit.check.validation import ValidationReport, validate_trace
     from tracekit.clock import ClockOffset
     from tracekit.errors import (
         CommandError,
@@ -36,6 +30,7 @@ if TYPE_CHECKING:
         HandlerError,
         MergeError,
         MissingExtraError,
+        QueryError,
         StorageError,
         TimeError,
         TimerError,
@@ -43,6 +38,12 @@ if TYPE_CHECKING:
         TracekitError,
     )
     from tracekit.events import Counter, EventBatch, Instant, SliceBegin, SliceEnd
+    from tracekit.explain.diff import diff_traces
+    from tracekit.explain.diff_results import TraceDiff
+    from tracekit.explain.stragglers import find_stragglers
+    from tracekit.explain.stragglers_results import StragglerReport
+    from tracekit.explain.summary import summarize_traces
+    from tracekit.explain.summary_results import TraceSummary
     from tracekit.handlers.base import Recording, Summary, TraceHandler
     from tracekit.handlers.chrome_json import JSONTraceHandler
     from tracekit.handlers.flight_recorder import FlightRecorder
@@ -58,15 +59,14 @@ if TYPE_CHECKING:
     from tracekit.recording.profiler import Profiler
     from tracekit.recording.schedule import ProfilerAction, cyclic_schedule
     from tracekit.recording.source import Source
-    from tracekit.recovery import RecoveryReport, recover_trace
     from tracekit.sources.clock_sync import ClockSync
     from tracekit.sources.gpu import GPUProfiler
     from tracekit.sources.system import SystemProfiler
     from tracekit.sources.torch_memory import TorchMemoryProfiler
     from tracekit.sources.torch_profiler import TorchProfiler
+    from tracekit.table.relation import Relation, read_events
     from tracekit.timers.timers import Timers
     from tracekit.timestamp import Time, Timestamp, TimeUnit, ensure_time
-    from tracekit.validation import ValidationReport, validate_trace
     from tracekit.version import __version__
 
 __all__ = [
@@ -92,9 +92,11 @@ __all__ = [
     "OpenTelemetryMirror",
     "Profiler",
     "ProfilerAction",
+    "QueryError",
     "RecordFunctionMirror",
     "Recording",
     "RecoveryReport",
+    "Relation",
     "SliceBegin",
     "SliceEnd",
     "Source",
@@ -125,20 +127,13 @@ __all__ = [
     "marker",
     "merge_traces",
     "on_demand",
+    "read_events",
     "recover_trace",
     "summarize_traces",
     "validate_trace",
 ]
 
 _HOME = {
-    "tracekit.analysis": (
-        "StragglerReport",
-        "TraceDiff",
-        "TraceSummary",
-        "diff_traces",
-        "find_stragglers",
-        "summarize_traces",
-    ),
     "tracekit.clock": ("ClockOffset",),
     "tracekit.errors": (
         "CommandError",
@@ -146,6 +141,7 @@ _HOME = {
         "HandlerError",
         "MergeError",
         "MissingExtraError",
+        "QueryError",
         "StorageError",
         "TimeError",
         "TimerError",
@@ -153,6 +149,12 @@ _HOME = {
         "TracekitError",
     ),
     "tracekit.events": ("Counter", "EventBatch", "Instant", "SliceBegin", "SliceEnd"),
+    "tracekit.explain.diff": ("diff_traces",),
+    "tracekit.explain.diff_results": ("TraceDiff",),
+    "tracekit.explain.stragglers": ("find_stragglers",),
+    "tracekit.explain.stragglers_results": ("StragglerReport",),
+    "tracekit.explain.summary": ("summarize_traces",),
+    "tracekit.explain.summary_results": ("TraceSummary",),
     "tracekit.handlers.base": ("Recording", "Summary", "TraceHandler"),
     "tracekit.handlers.chrome_json": ("JSONTraceHandler",),
     "tracekit.handlers.flight_recorder": ("FlightRecorder",),
@@ -162,7 +164,7 @@ _HOME = {
     "tracekit.handlers.mirrors.record_function": ("RecordFunctionMirror",),
     "tracekit.merge": ("MergeReport", "merge_traces"),
     # Hooks that IPython looks for here, no names for people.
-    "tracekit.notebook": ("load_ipython_extension", "unload_ipython_extension"),
+    "tracekit.view.notebook": ("load_ipython_extension", "unload_ipython_extension"),
     "tracekit.recording.children": ("ChildRecording",),
     "tracekit.recording.lifecycle": ("active_profiler", "marker"),
     "tracekit.recording.marker": ("Marker",),
@@ -170,15 +172,16 @@ _HOME = {
     "tracekit.recording.profiler": ("Profiler",),
     "tracekit.recording.schedule": ("ProfilerAction", "cyclic_schedule"),
     "tracekit.recording.source": ("Source",),
-    "tracekit.recovery": ("RecoveryReport", "recover_trace"),
+    "tracekit.check.recovery": ("RecoveryReport", "recover_trace"),
     "tracekit.sources.clock_sync": ("ClockSync",),
     "tracekit.sources.gpu": ("GPUProfiler",),
     "tracekit.sources.system": ("SystemProfiler",),
     "tracekit.sources.torch_memory": ("TorchMemoryProfiler",),
     "tracekit.sources.torch_profiler": ("TorchProfiler",),
+    "tracekit.table.relation": ("Relation", "read_events"),
     "tracekit.timers.timers": ("Timers",),
     "tracekit.timestamp": ("Time", "TimeUnit", "Timestamp", "ensure_time"),
-    "tracekit.validation": ("ValidationReport", "validate_trace"),
+    "tracekit.check.validation": ("ValidationReport", "validate_trace"),
     "tracekit.version": ("__version__",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -134,7 +134,7 @@ def detect_process(
         environ: Environment variables; those of the process if None.
 
     Raises:
-        ConfigError: A variable or an argument is no number, or the rank is not below the world size.
+        ConfigError: A variable or an argument is not a number, or the rank is not below the world size.
     """
     environ = os.environ if environ is None else environ
     for launcher in _LAUNCHERS:

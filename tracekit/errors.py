@@ -10,6 +10,7 @@
     ├── TraceFormatError       a trace file cannot be read as what it claims to be
     ├── MergeError             the inputs of a merge do not fit together
     ├── TimerError             a timer is used in an order that makes no sense, or a rank's timers are missing
+    ├── QueryError             a query is wrong, or exceeds its limits
     ├── MissingExtraError      an optional dependency is not installed  (also an ImportError)
     └── CommandError           a command line run ends with this message and exit code
 
@@ -21,6 +22,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracekit.version import DISTRIBUTION
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -30,6 +33,7 @@ __all__ = [
     "HandlerError",
     "MergeError",
     "MissingExtraError",
+    "QueryError",
     "StorageError",
     "TimeError",
     "TimerError",
@@ -91,6 +95,10 @@ class TimerError(TracekitError):
     """A timer is started twice, stopped without a start or read while it is off, or a report lacks ranks, a writer or a step."""
 
 
+class QueryError(TracekitError):
+    """A query is wrong, exceeds its limits, or the engine that runs it has failed."""
+
+
 class MissingExtraError(TracekitError, ImportError):
     """An optional dependency is missing; the message names the extra to install.
 
@@ -101,7 +109,7 @@ class MissingExtraError(TracekitError, ImportError):
     """
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs {package}: pip install 'tracekit[{extra}]'")
+        super().__init__(f"{purpose} needs {package}: pip install '{DISTRIBUTION}[{extra}]'")
 
 
 class CommandError(TracekitError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import re
 import string
@@ -10,19 +11,23 @@ from typing import TYPE_CHECKING, Final
 from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tracekit.distributed import ProcessInfo
     from tracekit.timestamp import Timestamp
 
-__all__ = ["FileName", "child_file_name", "following_names", "safe_text", "shown"]
+__all__ = ["FileName", "child_file_name", "following_names", "safe_text", "shown", "split_suffix"]
 
 _FIELDS: Final = ("run_id", "rank", "local_rank", "world_size", "node", "host", "pid", "attempt", "epoch", "batch")
 _MAX_ALTERNATIVES: Final = 100_000
+_REGEX_OF: Final = {"host": r"[^/]+"}  # the other fields are numbers
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _SECRETS: Final = re.compile(r"(?<=://)[^/@]*@|\?.*")
 _MOST_CHARACTERS: Final = 100
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._+@=-]+")
+_SUFFIX: Final = re.compile(r"\.(?:json|pftrace|tar|zip)(?:\.gz)?\Z")
+_RUN_FIELDS: Final = ("run_id", "world_size", "attempt")
+_WINDOW_FIELDS: Final = ("epoch", "batch")
 
 
 class FileName:
@@ -67,7 +72,7 @@ class FileName:
     @property
     def per_window(self) -> bool:
         """Whether the name differs from one recording window to the next."""
-        return bool(self.fields & {"batch", "epoch"})
+        return bool(self.fields & set(_WINDOW_FIELDS))
 
     def check(self, process: ProcessInfo) -> None:
         """Refuse a template that would let two ranks, or two attempts of one rank, share a file.
@@ -111,6 +116,45 @@ class FileName:
         except (ValueError, IndexError, AttributeError, TypeError) as error:
             raise ConfigError(f"file name {shown(self.template)}: {error}") from None
 
+    def globs(self, process: ProcessInfo, timestamp: Timestamp, *, window: bool = False, folder: str = "") -> list[str]:
+        """Return globs for the files of all ranks of an attempt, with their children and alternative names.
+
+        Args:
+            process: Any process of the attempt.
+            timestamp: The training time that a window began with.
+            window: Return globs for the files of that window only.
+            folder: The folder of a relative local name, with a slash at its end.
+        """
+        known = (*_RUN_FIELDS, *_WINDOW_FIELDS) if window else _RUN_FIELDS
+        found = glob.escape(folder) + self._filled(process, timestamp, known, glob.escape, lambda _: "*")
+        found = re.sub(r"\*+", "*", found)  # ** would match folders
+        stem, suffix = split_suffix(found)
+        return [found] if stem.endswith("*") else [found, f"{stem}-*{suffix}"]
+
+    def can_be(self, name: str, process: ProcessInfo, timestamp: Timestamp) -> bool:
+        """Return True if a process of the run can have a file of this name."""
+        pattern = self._filled(process, timestamp, _RUN_FIELDS, re.escape, lambda field: _REGEX_OF.get(field, r"\d+"))
+        return re.fullmatch(pattern, name) is not None
+
+    def _filled(
+        self,
+        process: ProcessInfo,
+        timestamp: Timestamp,
+        known: tuple[str, ...],
+        escape: Callable[[str], str],
+        other: Callable[[str], str],
+    ) -> str:
+        """Fill in the known fields; replace each other field by ``other(field)``."""
+        pieces = []
+        for literal, field, form, conversion in string.Formatter().parse(self.template):
+            pieces.append(escape(literal))
+            if field in known:
+                template = f"{{{field}{f'!{conversion}' if conversion else ''}{f':{form}' if form else ''}}}"
+                pieces.append(escape(FileName(template).format(process, timestamp)))
+            elif field is not None:
+                pieces.append(other(field))
+        return "".join(pieces)
+
     def alternatives(self, process: ProcessInfo, timestamp: Timestamp, number: int = 0) -> Iterator[tuple[int, str]]:
         """Yield the name, and what to take instead where it is taken, each with its number.
 
@@ -127,10 +171,15 @@ class FileName:
 def following_names(path: str) -> Iterator[str]:
     """Yield a path, and what to take instead where it is taken: ``-2``, ``-3`` ... in front of its suffix."""
     yield path
-    folder, slash, name = path.rpartition("/")
-    stem, dot, suffix = name.partition(".json")
+    stem, suffix = split_suffix(path)
     for following in range(2, _MAX_ALTERNATIVES):
-        yield f"{folder}{slash}{stem}-{following}{dot}{suffix}"
+        yield f"{stem}-{following}{suffix}"
+
+
+def split_suffix(path: str) -> tuple[str, str]:
+    """Return a path or template without its suffix, and the suffix: ``.json``, ``.json.gz``, ``.pftrace``, ``.zip`` ..."""
+    found = _SUFFIX.search(path)
+    return (path, "") if found is None else (path[: found.start()], found[0])
 
 
 def child_file_name(template: str, child: str) -> str:
@@ -140,10 +189,9 @@ def child_file_name(template: str, child: str) -> str:
         template: A template that `FileName` takes.
         child: What the child is called, such as "worker 0".
     """
-    folder, slash, name = template.rpartition("/")
-    stem, dot, suffix = name.partition(".json")
+    stem, suffix = split_suffix(template)
     # The pid, since workers of the same number come and go: at every epoch, for each of several loaders.
-    return f"{folder}{slash}{stem}-{safe_text(child.replace(' ', ''))}-{{pid}}{dot}{suffix}"
+    return f"{stem}-{safe_text(child.replace(' ', ''))}-{{pid}}{suffix}"
 
 
 def safe_text(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Notices: warnings about what goes on being wrong, at most one a minute each."""
+"""Warnings that do not fill the log: at most one a minute of a kind, or one for each subject."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tracekit.clock import SYSTEM_CLOCK
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Notices"]
+__all__ = ["Notices", "WarnOnce"]
 
 logger = logging.getLogger("tracekit")
 
@@ -34,3 +34,21 @@ class Notices:
         if now_ns >= self._next_ns.get(kind, now_ns):
             self._next_ns[kind] = now_ns + _EVERY_NS
             logger.warning(message, *args)
+
+
+class WarnOnce:
+    """Logs a warning once for each subject.
+
+    Args:
+        prefix: Start of every message.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._warned: set[object] = set()
+
+    def __call__(self, subject: object, message: str) -> None:
+        """Log a warning, unless one about this subject was logged before."""
+        if subject not in self._warned:
+            self._warned.add(subject)
+            logger.warning("%s%s", self._prefix, message)

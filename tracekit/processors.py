@@ -1,13 +1,14 @@
-"""How many processors this process may use."""
+"""How many processors this process may use, and how it starts further processes."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
-__all__ = ["usable_processors"]
+__all__ = ["start_method", "usable_processors"]
 
 _CPU_MAX: Final = Path("/sys/fs/cgroup/cpu.max")
 
@@ -22,3 +23,14 @@ def usable_processors() -> int:
         quota, period = map(int, _CPU_MAX.read_text(encoding="ascii").split())
         found = min(found, max(1, -(-quota // period)))
     return found
+
+
+def start_method() -> Literal["fork", "spawn"]:
+    """Return "fork" if this process has no other thread, not even one unknown to Python."""
+    # Before 3.11 the executor forks some processes later, when this one has threads.
+    if sys.platform != "linux" or sys.version_info < (3, 11):
+        return "spawn"
+    try:
+        return "fork" if len([*Path("/proc/self/task").iterdir()]) == 1 else "spawn"
+    except OSError:
+        return "spawn"

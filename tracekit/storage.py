@@ -8,10 +8,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob as _glob
-import hashlib
 import inspect
-import mimetypes
 import os
+import shlex
 import stat
 import tempfile
 from itertools import takewhile
@@ -49,8 +48,10 @@ __all__ = [
     "read",
     "refuse_existing",
     "refuse_pipe",
+    "remote_version",
     "remove_all",
     "same_file",
+    "shell_word",
     "size_bytes",
     "upload",
     "without_secrets",
@@ -134,6 +135,14 @@ def without_secrets(path: str) -> str:
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{tail}"
 
 
+def shell_word(path: str) -> str:
+    """Return ``path`` as a word of a shell command for messages, see `without_secrets`."""
+    # A shell reads bytes that are not UTF-8 only as $'\xff'.
+    is_utf_8 = not any("\ud800" <= character <= "\udfff" for character in path)
+    name = without_secrets(path)
+    return shlex.quote(name) if is_utf_8 else "$'" + name.replace("'", "\\'") + "'"
+
+
 def basename(path: str) -> str:
     """Return the last component of a path or URL."""
     if is_remote(path):
@@ -180,6 +189,33 @@ def explained(path: str, error: BaseException, what: str) -> StorageError:
     return StorageError(f"{without_secrets(path)}: cannot {what}: {reason}")
 
 
+def signed_url(url: str, life_s: int) -> str:
+    """Return an address with which anyone can read an object for a limited time. An ``http`` URL stays as it is.
+
+    Args:
+        url: The object.
+        life_s: How long the address works. Drivers without signatures return the public address of the object.
+
+    Raises:
+        StorageError: The storage has no such address, or nothing is at the URL.
+    """
+    if url.startswith(("http://", "https://")):
+        return url
+    if not is_remote(url) or not exists(url):
+        raise StorageError(f"{without_secrets(url)}: no such object; give the URL of a trace in an object store")
+    filesystem, inner = filesystem_of(url)
+    for name, options in (("sign", {"expiration": life_s}), ("url", {})):
+        call = getattr(filesystem, name, None)
+        try:
+            if call is not None:
+                return str(call(inner, **options))
+        except NotImplementedError:
+            continue
+        except Exception as error:
+            raise explained(url, error, "be signed") from error
+    raise StorageError(f"{without_secrets(url)}: the driver of this storage gives no address that a browser can read")
+
+
 def exists(path: str) -> bool:
     """Tell whether a file, folder or object of that name is there."""
     if not is_remote(path):
@@ -224,9 +260,24 @@ def modified_ns(path: str) -> int | None:
         return None
 
 
+def remote_version(path: str) -> str:
+    """Return a text that changes when a remote file is replaced: its ETag, or what else the storage states.
+
+    Raises:
+        StorageError: The storage cannot be asked.
+    """
+    try:
+        filesystem, inner = filesystem_of(path)
+        facts = filesystem.info(inner)
+    except Exception as error:
+        raise explained(path, error, "be read") from error
+    keys = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created", "size")
+    return repr([str(facts[key]) for key in keys if key in facts])
+
+
 def same_file(first: str, second: str) -> bool:
     """Tell whether two names are one file: by inode for local files, by name for URLs."""
-    return file_identity(first) == file_identity(second)
+    return first == second or file_identity(first) == file_identity(second)
 
 
 def file_identity(path: str) -> Hashable:
@@ -406,6 +457,8 @@ def atomic_write(
             file.flush()
             if not remote:
                 os.fsync(file.fileno())
+        if not overwrite:
+            refuse_existing(path)  # again: writing may have taken long
         if remote:
             upload(temporary, path)
         else:
@@ -538,6 +591,9 @@ def _put_in_one_request(filesystem: Any, local: str, inner: str, *, replace: boo
     s3fs's own ``put_file`` does not return the answer, and asking for the size needs the permission to read. S3 answers with
     another ETag than the MD5 where a key of KMS encrypts the bucket.
     """
+    import hashlib
+    import mimetypes
+
     content = Path(local).read_bytes()
     bucket, key, _ = filesystem.split_path(inner)
     options: dict[str, Any] = {} if replace else {"IfNoneMatch": "*"}

@@ -6,9 +6,18 @@ import re
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-__all__ = ["counted", "escape_surrogates", "number_spans", "one_line", "rank_spans", "size_words", "without_controls"]
+__all__ = [
+    "align_columns",
+    "counted",
+    "escape_surrogates",
+    "number_spans",
+    "one_line",
+    "rank_spans",
+    "size_words",
+    "without_controls",
+]
 
 # C0, DEL and C1 control characters, and those that turn the direction of text: names in a trace come from anywhere.
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -57,6 +66,12 @@ def number_spans(numbers: Iterable[int], *, dash: str = "-", most: int | None = 
             spans.append([number, number])
     words = ", ".join(str(low) if low == high else f"{low}{dash}{high}" for low, high in spans[:most])
     return words if most is None or len(spans) <= most else f"{words} and others, {len(ordered):,} in all"
+
+
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table: the first column aligned to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
 
 
 def size_words(size_bytes: int) -> str:

@@ -104,7 +104,7 @@ class ControlFolder:
 
     def _suspicion(self, found: os.stat_result) -> str | None:
         if not stat.S_ISREG(found.st_mode):
-            return "it is no file"
+            return "it is not a file"
         if found.st_size > LARGEST_BYTES:
             return f"it is larger than {LARGEST_BYTES} bytes"
         if self._trust_others or not hasattr(os, "geteuid"):

@@ -50,7 +50,7 @@ class Summary:
         slices: How many slices the writer has taken from the buffer.
         instants: How many instants.
         counters: How many counter events.
-        dropped: How much was lost, by reason; values of counters that are no numbers are counted one by one.
+        dropped: How much was lost, by reason; values of counters that are not numbers are counted one by one.
         failures: How often a handler, a source or the schedule failed, by who failed.
         recorded: How many events there were, those included that never left the buffer.
     """
@@ -244,7 +244,7 @@ def process_event(handler: TraceHandler, event: Event) -> None:
 
 
 class MakesTraceHandler(Protocol):
-    """What is no trace handler, and makes one that a `Profiler` takes in its place."""
+    """What is not a trace handler, and makes one that a `Profiler` takes in its place."""
 
     def __trace_handler__(self) -> TraceHandler:
         """Return the trace handler."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import posixpath
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,15 +16,18 @@ from tracekit.errors import ConfigError, StorageError
 from tracekit.events import WIDTH, earliest
 from tracekit.formats.rank_trace import COMPANION_EVENT
 from tracekit.handlers.base import Recording, Summary, TraceHandler
+from tracekit.handlers.end_merge import DEFAULT_TIMEOUT_S, EndMerge
 from tracekit.handlers.gap import Gap, count_events, span_ns
 from tracekit.handlers.live_file import PRIVATE_MODE, make_folder
+from tracekit.handlers.merge_process import report_merges
 from tracekit.handlers.open_slices import OpenSlices
 from tracekit.handlers.rank_file import RankFile, clock_metadata, offset_metadata
 from tracekit.handlers.rank_files import DEFAULT_SPOOL_BYTES, RankFiles, trace_name
 from tracekit.handlers.rotation import Retention, Rotation
-from tracekit.naming import child_file_name, shown
+from tracekit.naming import child_file_name, shown, split_suffix
 from tracekit.notices import Notices
 from tracekit.outbox.remote import GONE
+from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,7 +35,7 @@ if TYPE_CHECKING:
     from tracekit.arguments import StrPath
     from tracekit.clock import Anchor, ClockOffset, ClockStep
     from tracekit.events import EventBatch
-    from tracekit.timestamp import Time, Timestamp
+    from tracekit.timestamp import Time
 
 __all__ = ["JSONTraceHandler"]
 
@@ -86,6 +91,16 @@ class JSONTraceHandler(TraceHandler):
         spool_bytes: How much may wait there for its upload; beyond it the newest segments are dropped, and counted.
         mode: Who may read and write local files, whatever the umask says; ``0o640`` lets the group read them, and enter the
             folders that are made for them.
+        merged_filename: Merge the traces of all ranks and of torch.profiler into this file when the recording ends. A path or URL
+            with the fields of ``filename``, except ``{rank}`` and ``{local_rank}``. On rank 0, `Profiler.stop` starts
+            ``tracekit merge --wait-for-ranks`` as a process of low priority, which waits for the end records of all ranks.
+            `Profiler.stop` does not wait. After SIGTERM nothing is started. The log has the complete command for a merge that is
+            missing or incomplete; a ``.log`` file beside the merged trace has the output of a merge that was not waited for. Both
+            files have mode 0600. None does not merge.
+        merge_timeout: Maximum time in seconds that this process waits for the other ranks before it merges the existing traces,
+            and that the exit of rank 0 waits for this process.
+        merge_wait: Wait for the merge at the exit of rank 0. The exit never waits after an exception, SIGTERM or SIGINT.
+        merge_every_window: Merge the files of each recording window when it ends. Needs ``{epoch}`` or ``{batch}`` in both names.
 
     Raises:
         ConfigError: An argument is wrong; from `open`, also: the file exists already.
@@ -104,6 +119,10 @@ class JSONTraceHandler(TraceHandler):
         spool: StrPath | None = None,
         spool_bytes: int = DEFAULT_SPOOL_BYTES,
         mode: int = PRIVATE_MODE,
+        merged_filename: StrPath | None = None,
+        merge_timeout: float = DEFAULT_TIMEOUT_S,
+        merge_wait: bool = True,
+        merge_every_window: bool = False,
     ) -> None:
         self._rotation = Rotation.of(rotate_bytes, rotate_seconds, rotate_every)
         name = DEFAULT_PARTS_NAME if self._rotation and filename == DEFAULT_NAME else check_path("filename", filename)
@@ -134,6 +153,19 @@ class JSONTraceHandler(TraceHandler):
                 f"max_total_bytes ({max_total_bytes}) must be at least twice rotate_bytes ({rotate_bytes}): the file being "
                 "written is never removed"
             )
+        self._merge_options: dict[str, Any] = {
+            "merged_filename": merged_filename,
+            "merge_timeout": merge_timeout,
+            "merge_wait": merge_wait,
+            "merge_every_window": merge_every_window,
+        }
+        self._merge: EndMerge | None = None
+        if merged_filename is not None:
+            self._merge = EndMerge(
+                self._name, merged_filename, timeout=merge_timeout, wait=merge_wait, every_window=merge_every_window
+            )
+        elif merge_every_window:
+            raise ConfigError("merge_every_window=True needs merged_filename=")
         self._mode = mode
         self._files = RankFiles(self._name, self._retention, spool=spool, spool_bytes=spool_bytes, mode=mode)
         self._recording: Recording | None = None
@@ -154,6 +186,14 @@ class JSONTraceHandler(TraceHandler):
         self._notices = Notices()
         self._summary: Summary | None = None
         self._companion: str | None = None
+        self._file_timestamp = Timestamp()  # in the name of the newest file
+        self._ends = False  # the recording was started and ends
+        self._stopped: tuple[BaseException | None] | None = None  # the error; None before `stopping`, and after SIGTERM
+
+    @property
+    def merged_path(self) -> str | None:
+        """The merged trace of the run; None until its merge is started."""
+        return None if self._merge is None else self._merge.path
 
     @property
     def other_names(self) -> list[str]:
@@ -180,6 +220,11 @@ class JSONTraceHandler(TraceHandler):
     def kept(self) -> list[str]:
         """What could not be packed or uploaded, and where it is instead; complete when the recording has ended."""
         return self._files.kept
+
+    @property
+    def removed(self) -> Mapping[str, int]:
+        """The number of ``files`` that the limits have removed, and their ``bytes``."""
+        return self._retention.removed
 
     def losses(self) -> Mapping[str, int]:
         """Return how many events could not be kept, by reason."""
@@ -212,7 +257,10 @@ class JSONTraceHandler(TraceHandler):
     def open(self, recording: Recording) -> None:
         """Make the file, so that a wrong name or folder shows before training starts."""
         self._name.check(recording.process)
+        if self._merge is not None:
+            self._merge.open(recording)
         self._recording = recording
+        self._file_timestamp = recording.timestamp
         self._files.open(recording)
         # A child has a file when it has something to say: a run may have thousands of them.
         if not self._name.per_window and recording.process.parent_pid is None:
@@ -258,6 +306,8 @@ class JSONTraceHandler(TraceHandler):
             self._begin_file(self._tables.timestamps.at(self._delivered_ns), self._tables)
         if self._retention:
             self._files.make_room(live_bytes=None if self._file is None else self._file.size_bytes)
+        if self._merge is not None:
+            report_merges()
 
     def window_end(self, timestamp: Timestamp, wall_clock_time_ns: int) -> None:
         """Complete the window's file, if each has its own."""
@@ -266,11 +316,21 @@ class JSONTraceHandler(TraceHandler):
             self._cut_ns = wall_clock_time_ns - self._recording.anchor.offset_ns
             self._end_file(self._file)
             self._file = None
+            if self._merge is not None and self._merge.every_window:
+                self._merge.start(self._file_timestamp)
 
     def process_chrome_json_trace_file(self, filepath: str) -> None:
         """Note in the rank trace which other traces this process has written."""
         self._companion = self._companion or filepath
-        self._metadata(COMPANION_EVENT, {"file": storage.printable_name(filepath)})
+        args = {"file": storage.printable_name(filepath)}
+        if self._recording is not None and not self._recording.process.private:
+            name = self._name.format(self._recording.process, self._file_timestamp)
+            if self._file is not None:
+                name = self._file.name if storage.is_remote(name) else os.fspath(self._file.path)
+            path = _path_beside(filepath, name)
+            if storage.basename(path) != path:
+                args["path"] = path
+        self._metadata(COMPANION_EVENT, args)
 
     def clock_anchor(self, anchor: Anchor, step: ClockStep | None) -> None:
         """Note the readings of the clocks, for the merge."""
@@ -293,12 +353,27 @@ class JSONTraceHandler(TraceHandler):
         if self._file is not None and self._file.gone:
             self._removed(self._file)
         self._restart_if_truncated()
+        window_is_open = self._file is not None
         if self._file is not None:
             self._finish(self._file, last=True)
         self._files.close()
+        if self._merge is not None and self._ends and (window_is_open or not self._merge.every_window):
+            self._end_merge(self._merge)
+
+    def _end_merge(self, merge: EndMerge) -> None:
+        if self._stopped is None:
+            merge.leave(self._file_timestamp, "SIGTERM ended the recording")
+        else:
+            (error,) = self._stopped
+            merge.start(self._file_timestamp, failed=error is not None and not isinstance(error, SystemExit))
+
+    def stopping(self, error: BaseException | None) -> None:
+        """Keep the error that ends the recording."""
+        self._stopped = (error,)
 
     def ending(self, timeout_s: float) -> None:
         """Note until when packing and uploading are waited for."""
+        self._ends = True
         self._files.ending(timeout_s)
 
     def for_children(self) -> Callable[[str], TraceHandler]:
@@ -307,7 +382,7 @@ class JSONTraceHandler(TraceHandler):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # What is sent to another process is a handler that is set up alike, and not open: a file has one writer.
-        return partial(type(self), self._name.template, **self._options), ()
+        return partial(type(self), self._name.template, **self._options, **self._merge_options), ()
 
     # ---- files --------------------------------------------------------------------------------------------------------
 
@@ -342,7 +417,7 @@ class JSONTraceHandler(TraceHandler):
 
     def _continue_in(self, new: RankFile, timestamp: Timestamp, batch: EventBatch | None) -> None:
         """Write what a new file needs of the ones before it: the gap, the open slices and the metadata."""
-        self._file, self._since = new, None
+        self._file, self._since, self._file_timestamp = new, None, timestamp
         self._begun_at = [(name, begun) for name, begun in self._begun_at if name != new.name]
         self._begun_at.append((new.name, int(timestamp.batch)))
         new.write_gap(self._gap)
@@ -434,9 +509,24 @@ def _numbered(name: str) -> str:
     """Return the name of segments: with a number in it."""
     if "{part" in name:
         return name
-    folder, slash, last = name.rpartition("/")
-    stem, dot, suffix = last.partition(".json")
-    return f"{folder}{slash}{stem}-part{{part:04d}}{dot}{suffix}"
+    stem, suffix = split_suffix(name)
+    return f"{stem}-part{{part:04d}}{suffix}"
+
+
+def _path_beside(path: str, name: str) -> str:
+    """Return the path of a trace from the folder of a rank trace; an absolute one where they are on different storages.
+
+    Args:
+        path: The trace.
+        name: The rank trace.
+    """
+    path, name = storage.without_secrets(path), storage.without_secrets(name)
+    if not storage.is_remote(path):
+        whole = Path(path).resolve()
+        return os.fspath(whole) if storage.is_remote(name) else os.path.relpath(whole, Path(name).resolve().parent)
+    if path.split("/")[:3] != name.split("/")[:3]:  # scheme and bucket
+        return path
+    return posixpath.relpath(path.partition("://")[2], posixpath.dirname(name.partition("://")[2]))
 
 
 def _child_handler(

@@ -321,7 +321,7 @@ def _problem(folder: Path, *, private: bool) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     if not stat.S_ISDIR(found.st_mode):
-        return "it is no folder"
+        return "it is not a folder"
     if found.st_uid != os.geteuid() and (private or found.st_uid):
         return "it belongs to another user"
     if private and found.st_mode & 0o077:

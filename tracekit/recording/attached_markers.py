@@ -1,5 +1,7 @@
 """AttachedMarkers: the markers that record into one profiler, and what the schedule lets them do now."""
 
+# ruff: noqa: SLF001 - a marker falls asleep in the step that finds nothing open in it
+
 from __future__ import annotations
 
 import gc
@@ -85,9 +87,7 @@ class AttachedMarkers:
         with self._buffer.lock:
             self._action = action
             for marker in list(self._awake.values()):
-                if marker.is_free:
-                    self._send_to_sleep(marker)
-                else:
+                if not self._send_to_sleep(marker):
                     self._put(marker)
 
     def open_slices(self) -> list[OpenSlice]:
@@ -147,19 +147,26 @@ class AttachedMarkers:
     def _wake(self, marker: Marker) -> None:
         with self._buffer.lock:
             if marker.__class__ is AsleepMarker:  # no other thread has woken it meanwhile
-                marker.__class__ = Marker  # type: ignore[assignment] # narrowed by the test
+                # It passes to its new state in one step. In between, threads and signal handlers that use it come here.
                 if id(marker) in self._markers:
                     self._put(marker)
+                else:
+                    marker.__class__ = Marker  # type: ignore[assignment] # narrowed by the test
 
-    def _send_to_sleep(self, marker: Marker) -> None:
-        del self._awake[id(marker)]
-        marker.__class__ = AsleepMarker
+    def _send_to_sleep(self, marker: Marker) -> bool:
+        """Send a marker to sleep unless a slice is open in it or several threads use it. Return whether it sleeps."""
+        key = id(marker)
+        is_free = not (marker._start or marker._skipped or marker._contended or marker._clones)
+        if is_free:
+            marker.__class__ = AsleepMarker  # atomic with the lines above and below
+            self._awake.pop(key, None)  # gone if a signal handler has just changed the schedule
+        return is_free
 
     def _send_unused_to_sleep(self) -> None:
         with self._buffer.lock:
             for marker in list(self._awake.values()):
                 # A slice sets the track: one that is still 0 at the next look was not used since.
-                if marker.is_free and not marker.forget_track():
+                if not marker.forget_track():
                     self._send_to_sleep(marker)
 
 

@@ -4,31 +4,26 @@ Dynamo follows the Python code of a compiled function and breaks its graph at co
 module tells it what to do with markers: nothing. Dynamo has no public way to say so for objects, so its own tables of types are
 used; where they are not what torch 2.13 has, a marker breaks the graph, and works.
 
-torch is never imported here: if Dynamo is imported later, an import hook waits for it.
+torch is never imported here.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import importlib.abc
-import importlib.util
 import logging
-import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.imports import when_imported
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
+    from collections.abc import Callable, Iterable
 
 __all__ = ["pass_over_markers", "pass_over_profilers"]
 
 logger = logging.getLogger("tracekit")
 
 _DYNAMO: Final = "torch._dynamo"
-_waiting: Final[list[Callable[[], None]]] = []
-"""What to tell Dynamo when it is imported."""
 
 
 def pass_over_markers(marker_types: Iterable[type], make_marker: Callable[..., Any]) -> None:
@@ -93,12 +88,7 @@ def _marker_variable() -> Any:
 
 
 def _tell(what: Callable[[], None]) -> None:
-    if _DYNAMO in sys.modules:
-        _try(what)
-        return
-    if not _waiting:
-        sys.meta_path.insert(0, _DynamoFinder())
-    _waiting.append(what)
+    when_imported(_DYNAMO, lambda _dynamo: _try(what))
 
 
 def _try(what: Callable[[], None]) -> None:
@@ -106,26 +96,3 @@ def _try(what: Callable[[], None]) -> None:
         what()
     except Exception as error:  # noqa: BLE001 - private parts of torch: nothing may depend on them
         logger.debug("tracekit: markers will break the graphs of torch.compile: %r", error)
-
-
-class _DynamoFinder(importlib.abc.MetaPathFinder):
-    """Finds nothing itself; tells Dynamo what is waiting to be told, at the end of its import."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Wrap the loader of ``torch._dynamo``; every other module is left to the other finders."""
-        if fullname != _DYNAMO:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                while _waiting:
-                    _try(_waiting.pop(0))
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec

@@ -92,7 +92,7 @@ def finite_numbers(values: Mapping[str, Any]) -> dict[str, float]:
 def _number(value: Any) -> float | None:
     """Return a value as int or float; None if it is no finite number.
 
-    A tensor is no number here: reading it could wait for the device, and it may be another one by now.
+    A tensor is not a number here: reading it could wait for the device, and it may be another one by now.
     """
     with suppress(Exception):  # a user's number, whose methods may do anything
         numpy = sys.modules.get("numpy")

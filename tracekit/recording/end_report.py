@@ -5,12 +5,11 @@ from __future__ import annotations
 import glob
 import logging
 import os
-import shlex
 import sys
 from typing import TYPE_CHECKING
 
 from tracekit.naming import safe_text
-from tracekit.storage import common_folder, without_secrets
+from tracekit.storage import common_folder, shell_word, without_secrets
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
@@ -59,31 +58,27 @@ def _line(process: ProcessInfo, handlers: Sequence[TraceHandler], summary: Summa
     failures = sum(summary.failures.values())
     failed = f", {counted(failures, 'failure')}" if failures else ""
     what = without_secrets(paths[0]) if len(paths) == 1 else counted(len(paths), "file")
-    command = _command(process, paths, others)
-    return f"tracekit: {who}wrote {what}: {events}, {lost}{failed}. Next: {command}"
+    merged = next(filter(None, (getattr(handler, "merged_path", None) for handler in written)), None)
+    if merged is None:
+        return f"tracekit: {who}wrote {what}: {events}, {lost}{failed}. Next: {_command(process, paths, others)}"
+    command = f"tracekit open {shell_word(merged)}"
+    return f"tracekit: {who}wrote {what}: {events}, {lost}{failed}. Merging into {merged}. Next: {command}"
 
 
 def _command(process: ProcessInfo, paths: list[str], others: list[str]) -> str:
     if process.world_size == 1 and len(paths) == 1 and not others:
-        return f"tracekit open {_quoted(paths[0])}"
+        return f"tracekit open {shell_word(paths[0])}"
     names = [*paths, *others]
     folder = common_folder(names)
     run_id = safe_text(process.run_id)
     if folder and (run_id in folder or run_id not in names[0]):
-        return f"tracekit merge -o merged.json.gz {_quoted(folder)}"
+        return f"tracekit merge -o merged.json.gz {shell_word(folder)}"
     # The folder also holds files of other runs, or is the current one.
     prefix = os.path.commonprefix(names)  # noqa: RUF071 - also a part of a name
     if prefix.rpartition("/")[2] and len({name.rpartition("/")[0] for name in names}) == 1:
-        return f"tracekit merge -o merged.json.gz {_quoted(glob.escape(prefix) + '*')}"
+        return f"tracekit merge -o merged.json.gz {shell_word(glob.escape(prefix) + '*')}"
     named = names if process.world_size == 1 else [folder or "."]
-    return f"tracekit merge -o merged.json.gz {' '.join(map(_quoted, named))}"
-
-
-def _quoted(path: str) -> str:
-    shown = without_secrets(path)
-    # A shell reads bytes that are not UTF-8 only as $'\xff'.
-    is_utf_8 = not any("\ud800" <= character <= "\udfff" for character in path)
-    return shlex.quote(shown) if is_utf_8 else "$'" + shown.replace("'", "\\'") + "'"
+    return f"tracekit merge -o merged.json.gz {' '.join(map(shell_word, named))}"
 
 
 def _has_log_handler() -> bool:

@@ -14,11 +14,13 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.handlers.merge_process import wait_for_merges
 from tracekit.recording.buffer import DETACHED
 from tracekit.recording.compiling import pass_over_markers
 from tracekit.recording.marker import Marker
 from tracekit.recording.recording_marker import MARKER_TYPES
 from tracekit.recording.schedule import ProfilerAction
+from tracekit.recording.termination import Termination
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -241,6 +243,7 @@ def _register_hooks() -> None:
 def _at_exit() -> None:
     for profiler in reversed(_active.copy()):
         profiler.stop()
+    wait_for_merges(wait=not Termination.received)
 
 
 def _after_fork_in_child() -> None:

@@ -422,11 +422,6 @@ class Marker(MarkerBase):
         assert self._states is not None, "only an attached marker can record"
         self.__class__ = self._states.observed if observed else self._states.recording
 
-    @property
-    def is_free(self) -> bool:
-        """Whether nothing is open in it, recorded or not, and one thread at a time uses it."""
-        return not (self._start or self._skipped or self._contended or self._clones)
-
     def forget_track(self) -> bool:
         """Forget the track of the last slice, if nothing is open. Return True if there was one since the last call."""
         was_used = self._track != 0

@@ -376,7 +376,7 @@ def on_demand(
 
     Args:
         folder: The control folder, with the fields of `JSONTraceHandler`, on a file system that all ranks share. It is made
-            with mode 0700; requests that another user has written, or could have, are refused. None is no folder.
+            with mode 0700; requests that another user has written, or could have, are refused. None is not a folder.
         on_signal: A signal, such as ``signal.SIGUSR2``, that starts a capture of default length on this rank, or stops the one
             that runs. The handler that was set before is still called; needs the profiler to be started on the main thread.
         signal_all_ranks: Have the signal start or stop all ranks together, through the folder.

@@ -265,7 +265,7 @@ class Outlet:
             self._thin(call, max(0, min(self._limit_events - self.waiting_events, by_bytes)), reason)
         else:
             with self._lock:
-                for waiting in self._calls:
+                for waiting in self._calls.copy():  # `post` appends from other threads without the lock
                     if self._fits(call):
                         break
                     if waiting.events:

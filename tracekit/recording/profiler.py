@@ -101,8 +101,13 @@ class Profiler(ProfilerBase):
             and what was recorded since the last flush is lost. After them the handler that was there before is called, or,
             where there was none, the files are complete and the process ends by the signal. A window of torch.profiler that
             is open then is not saved. Needs the profiler to be started on the main thread.
-        run_id, rank, local_rank, world_size, node, attempt: Which process this is, where the environment does not tell;
-            see `tracekit.distributed.detect_process`.
+        run_id: Name of the run, the same on every rank. This argument and the next five replace what the environment says; see
+            `tracekit.distributed.detect_process`.
+        rank: Number of this process among all of the run.
+        local_rank: Number of this process on its host.
+        world_size: How many ranks there are.
+        node: Number of the host.
+        attempt: How often the launcher has started this rank before.
         process: Which process this is, all of it; for what knows better than any argument, such as `ChildRecording`.
         private: Leave host names, user names and paths out of everything that is written: the host and its boot become hashes
             that still tell which ranks share a clock, exceptions lose their text, torch.profiler its stacks. What you name
@@ -764,7 +769,7 @@ class Profiler(ProfilerBase):
 
 
 def _adapted(handlers: Any) -> Any:
-    """Have what is no trace handler, and knows how to make one for itself, do so."""
+    """Have what is not a trace handler, and knows how to make one for itself, do so."""
     if isinstance(handlers, list | tuple):
         return [_adapted(handler) for handler in handlers]
     make = getattr(handlers, "__trace_handler__", None)

@@ -117,9 +117,6 @@ class _Shared(Marker):
             if self._states is None or buffer is not self._buffer or not isinstance(self, _Shared):
                 return self
             track = buffer.thread_track()
-            known = self._clones.get(track)
-            if known is not None:  # a signal handler has made it meanwhile, and may have left it open
-                return known
             if len(self._clones) >= _MANY_CLONES:
                 alive = set(buffer.track_of_thread.values())
                 for other, unused in list(self._clones.items()):
@@ -128,9 +125,9 @@ class _Shared(Marker):
             clone = Marker(self.name, self.categories, self.actions)
             clone.attach(buffer, self._states, self._task_tracks)
             clone._track = track
-            self._clones[track] = clone
             clone.set_recording(self._recording, self._observer)
-            return clone
+            # A signal handler may have made it meanwhile, and used it, or left a slice of it open.
+            return self._clones.setdefault(track, clone)
 
 
 class AsleepMarker(Marker):

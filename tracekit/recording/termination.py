@@ -9,7 +9,7 @@ import select
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from tracekit.errors import ConfigError
 
@@ -49,6 +49,9 @@ class Termination:
     Raises:
         ConfigError: This is not the main thread, or SIGTERM has a handler that Python knows nothing of.
     """
+
+    received: ClassVar[bool] = False
+    """True once the process has received SIGTERM: it is expected to end soon, even if a handler of the user lets it continue."""
 
     def __init__(self, flush: Callable[[float], object], end: Callable[[float], object], grace_s: float) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -164,6 +167,7 @@ class Termination:
         """Write everything out and pass the signal on. Returns whether it may have written more than is read by now."""
         previous = self._previous
         ignored = previous == signal.SIG_IGN
+        Termination.received = Termination.received or not ignored
         with contextlib.suppress(Exception):  # counted and logged where it happened; the signal has to be passed on
             if ignored or (callable(previous) and not _is_ours(previous)):
                 self._flush(self._grace_s)

@@ -370,7 +370,7 @@ class Writer:
         dropped["events there was no memory for"] += self._buffer.lost_events
         dropped["events lost when the writer failed"] += self._lost_events
         recorded += beyond_events + beyond_bytes + behind + self._buffer.lost_events + self._lost_uncounted
-        dropped["counter values that are no numbers"] += self._counter_values.refused + self._buffer.refused_values
+        dropped["counter values that are not numbers"] += self._counter_values.refused + self._buffer.refused_values
         for outlet in self._outlets:
             if of in (None, outlet):
                 dropped.update(outlet.losses)

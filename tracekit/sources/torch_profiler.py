@@ -277,7 +277,7 @@ def _check_folder(path: str) -> None:
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir():
-        raise ConfigError(f"file name {path!r}: {folder} is no folder")
+        raise ConfigError(f"file name {path!r}: {folder} is not a folder")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"file name {path!r}: there is no permission to write to {folder}")
 

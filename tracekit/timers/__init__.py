@@ -1,4 +1,4 @@
-"""Timers like those of Megatron and NeMo, on tracekit's markers: what is timed is in the trace as well.
+"""Timers like those of Megatron and NeMo, with their calls in the trace.
 
 ::
 
@@ -12,12 +12,17 @@
     print(read_timers("traces/RUN/").text())         # of all ranks, from their traces, afterwards
 """
 
-from tracekit.timers.base import TimerBase
-from tracekit.timers.off_timer import DummyTimer, OffTimer
-from tracekit.timers.sinks.files import CSVSink, JSONLinesSink
-from tracekit.timers.sinks.services import MLflowSink, TensorBoardSink, WandbSink
-from tracekit.timers.sinks.sink import Sink, metrics
-from tracekit.timers.sinks.text import TextSink
+from tracekit.timers.base import DummyTimer, OffTimer, TimerBase
+from tracekit.timers.sinks import (
+    CSVSink,
+    JSONLinesSink,
+    MLflowSink,
+    Sink,
+    TensorBoardSink,
+    TextSink,
+    WandbSink,
+    metrics,
+)
 from tracekit.timers.table import Row, TimerTable
 from tracekit.timers.timer import Timer
 from tracekit.timers.timers import Timers

@@ -1,21 +1,24 @@
-"""TimerBase: what every kind of timer can do."""
+"""TimerBase, the methods of every timer, and OffTimer, a timer that is switched off."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from tracekit.errors import TimerError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
-__all__ = ["TimerBase"]
+__all__ = ["DummyTimer", "OffTimer", "TimerBase"]
 
 
 class TimerBase(ABC):
-    """What ``timers(name)`` returns: a timer, a timer with barriers, or one that is off.
+    """The timer that ``timers(name)`` returns: a `Timer`, one with barriers, or an `OffTimer`.
 
     Attributes:
-        name: The timer's.
+        name: Name of the timer.
     """
 
     __slots__ = ("name",)
@@ -33,7 +36,7 @@ class TimerBase(ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """Forget what was measured so far."""
+        """Forget the time measured so far."""
 
     @abstractmethod
     def elapsed(self, reset: bool = True, barrier: bool = False) -> float:
@@ -45,11 +48,11 @@ class TimerBase(ABC):
 
     @abstractmethod
     def set_elapsed(self, value: float) -> None:
-        """Say what was measured elsewhere, in seconds."""
+        """Set a time measured elsewhere, in seconds."""
 
     @abstractmethod
     def set_barrier_group(self, barrier_group: Any) -> None:
-        """Say which ranks meet at the barriers."""
+        """Set the ranks that meet at the barriers."""
 
     @abstractmethod
     def with_barrier(self, barrier: bool = True) -> TimerBase:
@@ -62,3 +65,81 @@ class TimerBase(ABC):
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
+
+
+class OffTimer(TimerBase):
+    """A timer that measures nothing and waits for nobody. Reading it raises.
+
+    `Timers` returns one for each name that its level switches off. Code that takes a timer can be given ``DummyTimer()``,
+    Megatron's name for it.
+
+    Args:
+        name: Name of the timer.
+        reason: Text of the error that reading it raises.
+        announce: Called where a barrier is asked for, so that other ranks do not wait for this one.
+    """
+
+    __slots__ = ("_announce", "_reason")
+
+    def __init__(
+        self,
+        name: str = "dummy timer",
+        reason: str = "a dummy timer measures nothing; use Timer(name), or the timers of a Timers",
+        announce: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(name)
+        self._reason = reason
+        self._announce = announce
+
+    def __repr__(self) -> str:
+        return f"<Timer {self.name!r}, off>"
+
+    def __enter__(self) -> OffTimer:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Do nothing."""
+
+    def start(self, barrier: bool = False) -> None:
+        """Do nothing; with a barrier, announce to the other ranks not to wait for this one."""
+        if barrier:
+            self._announce()
+
+    def stop(self, barrier: bool = False) -> None:
+        """Do nothing; see `start`."""
+        self.start(barrier)
+
+    def reset(self) -> None:
+        """Do nothing."""
+
+    def set_elapsed(self, value: float) -> None:
+        """Do nothing."""
+
+    def set_barrier_group(self, barrier_group: Any) -> None:
+        """Do nothing."""
+
+    def with_barrier(self, barrier: bool = True) -> OffTimer:
+        """Return the timer itself; see `start`."""
+        self.start(barrier)
+        return self
+
+    def elapsed(self, reset: bool = True, barrier: bool = False) -> NoReturn:
+        """Raise an error, because nothing was measured.
+
+        Raises:
+            TimerError: Always; it says which level would switch the timer on.
+        """
+        raise TimerError(self._reason)
+
+    def active_time(self) -> NoReturn:
+        """Raise an error, because nothing was measured.
+
+        Raises:
+            TimerError: Always; it says which level would switch the timer on.
+        """
+        raise TimerError(self._reason)
+
+
+DummyTimer = OffTimer

@@ -1,9 +1,9 @@
-"""How ranks hand each other their timers: through the store of torch.distributed, where nobody ever waits for ever.
+"""Exchange: pass the timers of the ranks through the store of torch.distributed, with a limit on every wait.
 
-Megatron gathers by a collective on the GPU, which hangs as soon as one rank does not take part in it, and nothing can be said
-about who that is. Here every rank puts its values into the store (the table of short values that torch.distributed keeps
-beside its process groups) and goes on; who reports reads those of all ranks, waits for a given time at most, and knows which
-ranks are missing. No collective is started, so nothing can get out of step with those of the training.
+Megatron gathers by a collective on the GPU, which hangs as soon as one rank does not take part, without naming it. Here every
+rank puts its values into the store (the table of short values that torch.distributed keeps for its process groups) and goes
+on. The rank that reports reads those of all ranks, waits for a limited time, and knows which ranks are missing. No collective
+is started, so nothing can get out of step with those of the training.
 """
 
 from __future__ import annotations
@@ -12,45 +12,27 @@ import os
 import sys
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
-__all__ = ["Exchange", "Store", "default_store", "open_exchange", "process_group"]
+__all__ = ["Exchange", "default_store", "open_exchange", "process_group"]
 
-_PREFIX: Final = "tracekit/timers"
 _READ: Final = "/read"
-_KEPT: Final = 32
-"""So many values of a rank stay in the store; older ones are taken out. A reader is never that far behind the others."""
+_LEVEL_TOPIC: Final = "level"
+
+_MAX_KEPT: Final = 32
+"""Values of a rank that stay in the store. A reader is never that far behind the others."""
+
+_MAX_STEPS: Final = 256
+"""Steps that are remembered, more than there are values in the store: one may come again."""
 
 _LATE_S: Final = 0.05
-"""How long a rank is waited for that was missing the last time."""
+"""Timeout for a rank that was missing the last time."""
 
 _FIRST_PAUSE_S: Final = 0.0005
-_LONGEST_PAUSE_S: Final = 0.05
-
-
-class Store(Protocol):
-    """What is used of torch's ``Store``."""
-
-    def set(self, key: str, value: bytes | str, /) -> None:
-        """Set a value."""
-
-    def get(self, key: str, /) -> bytes:
-        """Return a value."""
-
-    def multi_get(self, keys: list[str], /) -> list[bytes]:
-        """Return values."""
-
-    def check(self, keys: list[str], /) -> bool:
-        """Tell whether there are values for all of these keys."""
-
-    def delete_key(self, key: str, /) -> bool:
-        """Forget a value."""
-
-    def has_extended_api(self) -> bool:
-        """Tell whether there is `multi_get`."""
+_MAX_PAUSE_S: Final = 0.05
 
 
 def process_group() -> Any:
@@ -70,21 +52,15 @@ def default_store(distributed: Any) -> Any:
 
 
 class Exchange:
-    """The values of one registry of timers, by rank. One thread at a time.
+    """The values of one registry of timers in one process group, by rank. Not thread-safe.
 
-    Args:
-        store: Where they are put.
-        rank: This rank.
-        world_size: How many there are.
-        registry: Which registry it is; the same on all ranks, and different for each process group.
-        hosts_store: Whether the store ends with this process. It then waits (for a limited time) until all have read.
-        monotonic_s: The clock; for tests.
-        pause: Waits for so many seconds; for tests.
+    The name of the registry is the same on all ranks, and different for each process group. With ``hosts_store`` the store, a
+    ``Store`` of torch, ends with this process, which then waits (for a limited time) until all have read.
     """
 
     def __init__(
         self,
-        store: Store,
+        store: Any,
         rank: int,
         world_size: int,
         registry: str,
@@ -99,75 +75,101 @@ class Exchange:
         self._hosts_store = hosts_store
         self._monotonic_s = monotonic_s
         self._pause = pause
-        self._prefix = f"{_PREFIX}/{registry}"
-        self._put: deque[str] = deque()
+        self._prefix = f"tracekit/timers/{registry}"
+        self._kept: deque[str] = deque()
         self._absent: set[int] = set()
+        self._calls = 0  # reports that are matched by their order
+        self._counts: dict[str, int] = {}  # by report
+        self._step_counts: dict[str, int] = {}  # by report and step
+        self._levels: dict[int, int] = {}
+        self._is_announced = False
+
+    def next_topic(self, report: str, step: object) -> tuple[str, int]:
+        """Return a name that no report had before and that it has on all ranks, and how many reports this rank has made.
+
+        The ranks match their reports by the step, for which the number is 0, or by their order.
+        """
+        self._calls += step is None
+        counts, key = (self._counts, report) if step is None else (self._step_counts, f"{report}/step {step}")
+        number = counts[key] = counts.get(key, -1) + 1
+        if len(self._step_counts) > _MAX_STEPS:
+            del self._step_counts[next(iter(self._step_counts))]
+        return f"{key}/{number}", self._calls if step is None else 0
 
     def put(self, topic: str, value: bytes, *, reads: bool, lasting: bool = False) -> None:
         """Put this rank's value of a topic into the store. Does not wait.
 
         Args:
-            topic: What it is; the same on all ranks, and different each time.
+            topic: Name of the value; the same on all ranks, and different each time.
             value: The value.
-            reads: Whether this rank is going to `read` the others'.
-            lasting: Keep it there.
+            reads: True if this rank will `read` the others' values.
+            lasting: Keep it in the store.
         """
         key = self._key(topic, self.rank)
         self._store.set(key, (b"+" if reads else b"-") + value)
-        if lasting or key in self._put:  # a report for the same step, once more
+        if lasting or key in self._kept:
             return
-        self._put.append(key)
-        if len(self._put) > _KEPT:
-            old = self._put.popleft()
+        self._kept.append(key)
+        if len(self._kept) > _MAX_KEPT:
+            old = self._kept.popleft()
             self._store.delete_key(old)
             self._store.delete_key(old + _READ)
 
     def read(self, topic: str, timeout_s: float, ranks: Iterable[int] | None = None) -> dict[int, bytes]:
-        """Return the values of a topic by rank, those of ranks that are there within a time.
+        """Return the values of a topic by rank, those that arrive within a time.
 
-        A rank that was missing the last time is waited for much shorter, until it is there again.
+        The timeout of a rank that was missing the last time is much shorter, until it is there again.
         """
-        found = self._collect(topic, timeout_s, sorted(range(self.world_size) if ranks is None else ranks))
-        return {rank: value[1:] for rank, value in found.items()}
+        return {rank: value[1:] for rank, value in self._collect(topic, timeout_s, ranks).items()}
 
     def acknowledge(self, topic: str) -> None:
-        """Tell who keeps the store that this rank has read."""
+        """Tell the rank that hosts the store that this rank has read."""
         self._store.set(self._key(topic, self.rank) + _READ, b"")
 
     def wait_for_readers(self, topic: str, timeout_s: float) -> None:
-        """Wait until those have read who are going to, if the store ends with this process."""
+        """Wait until all readers have read, if the store ends with this process."""
         if not self._hosts_store:
             return
         until_s = self._monotonic_s() + timeout_s
-        found = self._collect(topic, timeout_s, range(self.world_size))
+        found = self._collect(topic, timeout_s)
         readers = [rank for rank, value in found.items() if value[:1] == b"+" and rank != self.rank]
-        if readers:
-            self._wait([self._key(topic, rank) + _READ for rank in readers], until_s)
+        self._wait([self._key(topic, rank) + _READ for rank in readers], until_s)
 
-    def _collect(self, topic: str, timeout_s: float, ranks: Sequence[int]) -> dict[int, bytes]:
-        keys = {rank: self._key(topic, rank) for rank in ranks}
+    def announce(self, log_level: int) -> None:
+        """Put the level of this rank's timers into the store, once."""
+        if not self._is_announced:
+            self.put(_LEVEL_TOPIC, b"%d" % log_level, reads=True, lasting=True)
+            self._is_announced = True
+
+    def levels(self, ranks: list[int], timeout_s: float) -> dict[int, int]:
+        """Return the levels of ranks, those that are announced within a time."""
+        if unknown := [rank for rank in ranks if rank not in self._levels]:
+            found = self.read(_LEVEL_TOPIC, timeout_s, unknown)
+            self._levels.update({rank: int(level) for rank, level in found.items()})
+        return {rank: self._levels[rank] for rank in ranks if rank in self._levels}
+
+    def _collect(self, topic: str, timeout_s: float, ranks: Iterable[int] | None = None) -> dict[int, bytes]:
+        keys = {rank: self._key(topic, rank) for rank in sorted(range(self.world_size) if ranks is None else ranks)}
         until_s = self._monotonic_s() + timeout_s
-        there = self._wait([key for rank, key in keys.items() if rank not in self._absent], until_s)
-        late = [key for rank, key in keys.items() if rank in self._absent]
-        if late:
-            there = self._wait(late, min(until_s, self._monotonic_s() + _LATE_S)) and there
-        present = keys if there else {rank: key for rank, key in keys.items() if self._store.check([key])}
+        are_present = self._wait([key for rank, key in keys.items() if rank not in self._absent], until_s)
+        if late := [key for rank, key in keys.items() if rank in self._absent]:
+            are_present = self._wait(late, min(until_s, self._monotonic_s() + _LATE_S)) and are_present
+        present = keys if are_present else {rank: key for rank, key in keys.items() if self._store.check([key])}
         self._absent = (self._absent - set(present)) | (set(keys) - set(present))
-        return dict(zip(present, self._values(list(present.values())), strict=True))
-
-    def _values(self, keys: list[str]) -> list[bytes]:
         if self._store.has_extended_api():
-            return self._store.multi_get(keys)
-        return [self._store.get(key) for key in keys]
+            values = self._store.multi_get(list(present.values()))
+        else:
+            values = [self._store.get(key) for key in present.values()]
+        return dict(zip(present, values, strict=True))
 
     def _wait(self, keys: list[str], until_s: float) -> bool:
-        """Wait until all keys are there. By looking again and again: torch's own wait cannot be interrupted."""
+        """Wait until all keys are there. Polls, because torch's own wait cannot be interrupted."""
         pause_s = _FIRST_PAUSE_S
         while keys and not self._store.check(keys):
             if self._monotonic_s() >= until_s:
                 return False
             self._pause(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
         return True
 
     def _key(self, topic: str, rank: int) -> str:
@@ -175,10 +177,7 @@ class Exchange:
 
 
 def open_exchange(distributed: Any, registry: str) -> Exchange:
-    """Return an exchange of a registry for the default process group; see `Exchange`.
-
-    It has a connection of its own where torch has that (from 2.6 on).
-    """
+    """Return the exchange of a registry for the default process group, with its own connection from torch 2.6 on."""
     store, rank = default_store(distributed), distributed.get_rank()
     # Under torchrun the agent keeps the store, else rank 0 does.
     hosts_store = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() != "true"

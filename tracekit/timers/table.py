@@ -1,4 +1,4 @@
-"""TimerTable: what the timers of one or more ranks have measured, as a value that any number of sinks may read."""
+"""TimerTable: the statistics of the timers of one or more ranks, as a value that any number of sinks may read."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.statistics import DurationStatistics
+from tracekit.timers.sums_text import names_of
+from tracekit.wording import align_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Row", "TimerTable"]
+__all__ = ["Row", "TimerTable", "decode_timers", "encode_timers", "numbers"]
 
 _MS: Final = 1e6
 _COLUMNS: Final = ("calls", "total ms", "mean ms", "stdev ms", "min ms", "p50 ms", "p95 ms", "p99 ms", "max ms")
@@ -22,8 +24,8 @@ class Row:
     """One line of a table.
 
     Attributes:
-        timer: Its name.
-        rank: Whose it is; None is all ranks together.
+        timer: Name of the timer.
+        rank: The rank; None is all ranks together.
         statistics: Of the calls that have ended.
     """
 
@@ -37,7 +39,7 @@ class TimerTable:
     """Statistics by rank and by name of the timer. Timers are matched by name; a rank may have none of them.
 
     Attributes:
-        ranks: The statistics of each rank's timers, in the order in which they were made.
+        ranks: The statistics of each rank's timers, in the order of their creation.
         missing: Ranks that should have reported and did not.
     """
 
@@ -46,8 +48,8 @@ class TimerTable:
 
     @property
     def names(self) -> list[str]:
-        """Every timer's name: those of the lowest rank in its order, then what the others have besides."""
-        return list(dict.fromkeys(name for rank in sorted(self.ranks) for name in self.ranks[rank]))
+        """Every timer's name: those of the lowest rank in its order, then those that only others have."""
+        return names_of(self.ranks)
 
     def of(self, name: str) -> dict[int, DurationStatistics]:
         """Return the statistics of the ranks that have used a timer, by rank."""
@@ -72,38 +74,24 @@ class TimerTable:
         return min(found, key=lambda rank: (found[rank].total_ns, rank)) if found else None
 
     def text(self) -> str:
-        """Return the statistics of all timers as a table, in milliseconds as its head says; one line a timer.
+        """Return the statistics of all timers as a table in milliseconds, one line a timer.
 
-        With several ranks the line is of all their calls together, and says which rank has the largest total. Quantiles are
+        With several ranks a line is of all their calls together, and names the rank with the largest total. Quantiles are
         exact to 0.8 % (see `tracekit.statistics`).
         """
-        several = len(self.ranks) > 1
-        head = ["timer", *_COLUMNS, *(["slowest rank", "its total ms"] if several else [])]
-        lines = [head]
+        has_ranks = len(self.ranks) > 1
+        rows = [["timer", *_COLUMNS, *(["slowest rank", "its total ms"] if has_ranks else [])]]
         for name in self.names:
-            statistics = self.across(name)
-            if not statistics.count:
-                continue
-            line = [name, str(statistics.count), *_cells(statistics)]
-            slowest = self.slowest(name)
-            if several and slowest is not None:
-                line += [str(slowest), _ms(self.of(name)[slowest].total_ns)]
-            lines.append(line)
-        widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-        text = [
-            "  ".join(
-                [
-                    line[0].ljust(widths[0]),
-                    *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)),
-                ]
-            )
-            for line in lines
-        ]
-        if len(lines) == 1:
+            if (slowest := self.slowest(name)) is not None:
+                count, *times = numbers(self.across(name)).values()
+                last = [str(slowest), f"{self.of(name)[slowest].total_ns / _MS:.3f}"] if has_ranks else []
+                rows.append([name, str(count), *(f"{seconds * 1e3:.3f}" for seconds in times), *last])
+        text = align_columns(rows)
+        if len(rows) == 1:
             text.append("(no timer has been used)")
         if self.missing:
             text.append(f"without rank {', '.join(map(str, self.missing))}, which did not report")
-        return "\n".join(line.rstrip() for line in text)
+        return "\n".join(text)
 
     def rows(self) -> Iterator[Row]:
         """Yield each timer's row of all ranks together, and, where there are several ranks, one for each that has used it."""
@@ -139,18 +127,14 @@ def decode_timers(text: bytes) -> dict[str, DurationStatistics]:
     return {name: DurationStatistics.from_dict(found) for name, found in stored.items()}
 
 
-def _cells(statistics: DurationStatistics) -> list[str]:
-    quantiles = [statistics.quantile_ns(quantile) for quantile in (0.5, 0.95, 0.99)]
-    values = [
-        statistics.total_ns,
-        statistics.mean_ns,
-        statistics.stdev_ns,
-        statistics.min_ns,
-        *quantiles,
-        statistics.max_ns,
-    ]
-    return [_ms(value) for value in values]
-
-
-def _ms(value_ns: float) -> str:
-    return f"{value_ns / _MS:.3f}"
+def numbers(statistics: DurationStatistics) -> dict[str, float]:
+    """Return the numbers of a row by name; every name of a time ends with its unit, ``_s``."""
+    times_ns = {
+        "total_s": statistics.total_ns,
+        "mean_s": statistics.mean_ns,
+        "stdev_s": statistics.stdev_ns,
+        "min_s": statistics.min_ns,
+        **{f"p{percent}_s": statistics.quantile_ns(percent / 100) for percent in (50, 95, 99)},
+        "max_s": statistics.max_ns,
+    }
+    return {"count": statistics.count, **{name: time_ns / 1e9 for name, time_ns in times_ns.items()}}

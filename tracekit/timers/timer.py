@@ -1,7 +1,7 @@
-"""Timer: how long a named piece of code takes, each time it runs; a slice in the trace and a number to report.
+"""Timer: measures a named piece of code each time it runs, as a slice in the trace and a number to report.
 
-A timer stands on a marker, so that what it times is in the trace as well, with the category "timer". It reads the monotonic
-clock itself, twice a call, and keeps the difference; everything else (sums, statistics) is made of those when somebody asks.
+A timer uses a marker, so that its calls are also in the trace, with the category "timer". It reads the monotonic clock
+twice a call and keeps the difference. Sums and statistics are computed from those when somebody asks.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import TimerError
+from tracekit.notices import WarnOnce
 from tracekit.recording.lifecycle import marker as module_marker
 from tracekit.recording.tasks import current_owner
 from tracekit.statistics import DurationStatistics
 from tracekit.timers.base import TimerBase
-from tracekit.timers.device import DeviceEvents, cuda_available, device_mode, synchronize, warn_once
-from tracekit.timers.ranks import barrier_of_ranks
-from tracekit.timers.readers import Readers
-from tracekit.timers.timer_with_barrier import TimerWithBarrier
+from tracekit.timers.device import DeviceEvents, cuda_available, device_mode, synchronize
+from tracekit.timers.ranks import wait_at_barrier
+from tracekit.timers.report_marks import ReportMarks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -33,24 +33,27 @@ if TYPE_CHECKING:
     MakeMarker = Callable[[str, tuple[str, ...]], Marker]
     Barrier = Callable[[str, int, Any], None]
 
-__all__ = ["MAX_LOG_LEVEL", "NESTED", "TIMER", "Timer"]
+__all__ = ["MAX_LOG_LEVEL", "NESTED", "TIMER", "Timer", "warn_once"]
 
 MAX_LOG_LEVEL: Final = 2
-"""Level of a timer that is given none."""
+"""Default level of a timer."""
 
 TIMER: Final = "timer"
 """Category of a timer's slices."""
 
 NESTED: Final = "nested"
-"""A further category of those that lie within another slice of the same timer, and whose time is counted there."""
+"""A further category of slices inside another slice of the same timer, which counts their time."""
 
 _FOLD_CALLS: Final = 1024
-"""So many durations are kept as they are before they are put into the statistics."""
+"""Number of durations that are kept before they go into the statistics."""
 
 _SECOND_NS: Final = 1e9
 
 _timers: Final[weakref.WeakSet[Timer]] = weakref.WeakSet()
 """All timers of this process, for forked children."""
+
+warn_once: Final = WarnOnce("tracekit: timers: ")
+"""Warnings of this process about timers without a `Timers`."""
 
 
 class Timer(TimerBase):
@@ -61,9 +64,9 @@ class Timer(TimerBase):
 
     Use it as ``with timers("forward"):``, or by `start` and `stop`. Times are of the monotonic clock, which nobody can set.
 
-    Threads and asyncio tasks may time with it at once: each has an interval of its own, and the sum may then be longer than
+    Threads and asyncio tasks may time with it concurrently: each has its own interval, and the sum may then be longer than
     the wall clock's. Recursion: a ``with`` inside of a ``with`` of the same timer is a slice in the trace, and its time, which
-    belongs to the outer one, is counted once. Reading never disturbs what is running: the part that has passed is counted.
+    belongs to the outer one, is counted once. Reading never disturbs a running timer: the part that has passed is counted.
 
     In a function that torch.compile compiles a timer breaks the graph, and measures; a `Marker` does neither.
 
@@ -100,12 +103,11 @@ class Timer(TimerBase):
         "_lock",
         "_make_marker",
         "_marker",
+        "_marks",
         "_nested",
         "_open",
-        "_readers",
         "_stale",
         "_statistics",
-        "_sum_ns",
         "_taken",
         "device",
         "log_level",
@@ -130,21 +132,20 @@ class Timer(TimerBase):
         self._marker = make_marker(name, (TIMER,))
         self._marker.by_hand = True
         self._clock = clock
-        self._barrier = barrier
+        self._barrier = barrier or (lambda name, _, group: wait_at_barrier(name, group, make_marker))
         self._group: Any = None
         self._lock = threading.Lock()
         # By thread or asyncio task; each changes its own entries only.
-        self._open: dict[Hashable, int] = {}  # when its interval began
-        self._nested: dict[Hashable, int] = {}  # how many slices it has inside of that
-        self._began: dict[Hashable, Any] = {}  # the device's event at its beginning
-        self._stale: set[Hashable] = set()  # whose running interval was reset: it may be started again
-        self._calls: list[int] = []  # durations that are not in what follows yet
-        self._sum_ns = 0
-        self._injected_ns = 0
+        self._open: dict[Hashable, int] = {}  # start of its interval
+        self._nested: dict[Hashable, int] = {}  # number of slices inside of that
+        self._began: dict[Hashable, Any] = {}  # the device's event at its start
+        self._stale: set[Hashable] = set()  # intervals that were reset: they may be started again
+        self._calls: list[int] = []  # durations that are not in the statistics yet
         self._statistics = DurationStatistics()  # since they were last taken
         self._before = DurationStatistics()  # until then
         self._taken: tuple[DurationStatistics, DurationStatistics] | None = None  # both, before they were last taken
-        self._readers = Readers()
+        self._injected_ns = 0  # the part of both that `set_elapsed` has added
+        self._marks = ReportMarks()
         _timers.add(self)
 
     def __repr__(self) -> str:
@@ -155,10 +156,14 @@ class Timer(TimerBase):
     def __enter__(self) -> Timer:
         owner = current_owner()
         if owner in self._open:
-            self._enter_again(owner)
+            self._nested[owner] = self._nested.get(owner, 0) + 1
+            self._make_marker(self.name, (TIMER, NESTED)).start()
             return self
         if self.device != "host":
-            self._begin_on_device(owner)
+            if self._events is None:
+                synchronize()
+            else:
+                self._began[owner] = self._events.begin()
         self._marker.__enter__()
         self._open[owner] = self._clock()
         return self
@@ -171,11 +176,13 @@ class Timer(TimerBase):
         end_ns = self._clock()
         owner = current_owner()
         if self._nested and owner in self._nested:
-            self._exit_again(owner, exc_type, exc, traceback)
+            self._make_marker(self.name, (TIMER, NESTED)).__exit__(exc_type, exc, traceback)
+            if depth := self._nested.pop(owner) - 1:
+                self._nested[owner] = depth
             return
         start_ns = self._open.pop(owner, None)
         if start_ns is None:
-            return  # `stop` was called in the body, and it is over
+            return  # the body has called `stop`
         self._marker.__exit__(exc_type, exc, traceback)
         if self._stale:
             self._stale.discard(owner)
@@ -187,7 +194,7 @@ class Timer(TimerBase):
             calls.extend(self._events.finished())
         if len(calls) >= _FOLD_CALLS:
             with self._lock:
-                self._take_calls()
+                self._fold_calls()
 
     def start(self, barrier: bool = False) -> None:
         """Start it, on this thread or asyncio task.
@@ -205,7 +212,7 @@ class Timer(TimerBase):
                     f"timer {self.name!r} has already been started on this thread; stop it first, or use "
                     f"'with timers({self.name!r}):', which may be nested"
                 )
-            self.reset()  # what passed since the reset is not wanted either
+            self.reset()  # the time since the first reset does not count either
             self._stale.discard(owner)
             return
         if barrier:
@@ -216,47 +223,24 @@ class Timer(TimerBase):
         """Stop it, where this thread or asyncio task has started it.
 
         Args:
-            barrier: Wait for the other ranks of the barrier group first. The wait is counted: it is the time until all are here.
+            barrier: Wait for the other ranks of the barrier group first. The wait is counted.
 
         Raises:
             TimerError: It does not run there.
         """
-        owner = current_owner()
-        if owner not in self._open:
+        if current_owner() not in self._open:
             elsewhere = " (another thread has started it)" if self._open else ""
             raise TimerError(f"timer {self.name!r} has not been started on this thread{elsewhere}; call start() first")
         if barrier:
             self.wait_for_ranks()
         self.__exit__(None, None, None)
 
-    def _begin_on_device(self, owner: Hashable) -> None:
-        if self._events is None:
-            synchronize()
-        else:
-            self._began[owner] = self._events.begin()
-
-    def _enter_again(self, owner: Hashable) -> None:
-        self._nested[owner] = self._nested.get(owner, 0) + 1
-        self._make_marker(self.name, (TIMER, NESTED)).start()
-
-    def _exit_again(
-        self,
-        owner: Hashable,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._make_marker(self.name, (TIMER, NESTED)).__exit__(exc_type, exc, traceback)
-        depth = self._nested.pop(owner) - 1
-        if depth:
-            self._nested[owner] = depth
-
     def after_fork_in_child(self) -> None:
-        """In a forked child: go on without the parent's other threads, one of which may have held the lock."""
+        """Drop the locks and the intervals of the parent's other threads, in a forked child."""
         self._lock = threading.Lock()
         if self._events is not None:
             self._events.after_fork_in_child()
-        ident = threading.get_ident()  # the forking thread's, which goes on in the child; asyncio's tasks do not
+        ident = threading.get_ident()  # the forking thread goes on in the child; asyncio tasks do not
         for entries in (self._open, self._nested, self._began):
             for owner in [owner for owner in entries if owner != ident]:
                 del entries[owner]
@@ -265,7 +249,7 @@ class Timer(TimerBase):
     # ---- barriers ---------------------------------------------------------------------------------------------------
 
     def set_barrier_group(self, barrier_group: Any) -> None:
-        """Say which ranks meet at the barriers of this timer.
+        """Set the ranks that meet at the barriers of this timer.
 
         Args:
             barrier_group: A process group of torch.distributed; None is all ranks.
@@ -273,23 +257,17 @@ class Timer(TimerBase):
         self._group = barrier_group
 
     def with_barrier(self, barrier: bool = True) -> TimerBase:
-        """Return this timer for a ``with`` that begins and ends with a barrier.
-
-        What is asked for here belongs to what is returned, and to nothing else: it cannot reach another ``with``.
-        """
-        return TimerWithBarrier(self, self.wait_for_ranks) if barrier else self
+        """Return this timer for a ``with`` that begins and ends with a barrier. No other ``with`` gets a barrier by this."""
+        return _TimerWithBarrier(self) if barrier else self
 
     def wait_for_ranks(self) -> None:
-        """Meet the other ranks of the barrier group."""
-        if self._barrier is None:
-            barrier_of_ranks(self.name, self._group, self._make_marker)
-        else:
-            self._barrier(self.name, self.log_level, self._group)
+        """Wait for the other ranks of the barrier group."""
+        self._barrier(self.name, self.log_level, self._group)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     def elapsed(self, reset: bool = True, barrier: bool = False) -> float:
-        """Return the seconds since the last reset, those of what is running included; it goes on running.
+        """Return the seconds since the last reset, those of a running interval included; it goes on running.
 
         Args:
             reset: Count from here the next time. The reports (`Timers.log`, `write`) still show what they have not shown.
@@ -298,27 +276,26 @@ class Timer(TimerBase):
         if barrier:
             self.wait_for_ranks()
         with self._lock:
-            return self._readers.own(self._total_ns(), reset=reset) / _SECOND_NS
+            return self._marks.own(self._total_ns(), reset=reset) / _SECOND_NS
 
     def active_time(self) -> float:
-        """Return the seconds since the timer was made, those of what is running included. Nothing resets it."""
+        """Return the seconds since the timer was made, those of a running interval included. Nothing resets it."""
         with self._lock:
             return (self._total_ns() - self._injected_ns) / _SECOND_NS
 
     def reset(self) -> None:
-        """Forget what was measured so far, for every report and for the statistics. What is running counts from here on.
+        """Forget the time measured so far, for every report and for the statistics. A running interval counts from here on.
 
         With ``device="events"``, calls that the device has not finished by now still count.
         """
         with self._lock:
-            self._readers.restart(self._total_ns())
-            self._set_statistics_aside()
+            self._restart()
             self._stale.update(list(self._open))
 
     def set_elapsed(self, value: float) -> None:
-        """Say what was measured elsewhere: `elapsed` and the reports return it, plus what is measured from here on.
+        """Set a time measured elsewhere: `elapsed` and the reports return it, plus the time measured from here on.
 
-        It counts as one call of that length in the statistics. The trace, and `active_time`, hold only what was timed here.
+        It counts as one call of that length in the statistics. The trace, and `active_time`, hold only times measured here.
 
         Args:
             value: Seconds, from 0 on.
@@ -330,16 +307,14 @@ class Timer(TimerBase):
             raise TimerError(f"timer {self.name!r}: set_elapsed() takes a number of seconds from 0 on, not {value!r}")
         value_ns = round(float(value) * _SECOND_NS)
         with self._lock:
-            self._readers.restart(self._total_ns())
-            self._sum_ns += value_ns
-            self._injected_ns += value_ns
-            self._set_statistics_aside()
+            self._restart()
             self._statistics.add(value_ns)
+            self._injected_ns += value_ns
 
     def report_ns(self, report: str, *, reset: bool, step: object = None) -> int:
-        """Return what a report has to show, ns; see `tracekit.timers.readers`."""
+        """Return the time that a report has to show, ns; see `ReportMarks.report`."""
         with self._lock:
-            return self._readers.report(report, self._total_ns(), reset=reset, step=step)
+            return self._marks.report(report, self._total_ns(), reset=reset, step=step)
 
     def statistics(self, *, reset: bool = False, lifetime: bool = False) -> DurationStatistics:
         """Return the statistics of the calls that have ended: count, total, mean, quantiles.
@@ -349,7 +324,7 @@ class Timer(TimerBase):
             lifetime: All calls since the timer was made, not only those since the statistics were taken last.
         """
         with self._lock:
-            self._take_calls()
+            self._fold_calls()
             found = DurationStatistics.merged([self._before, self._statistics] if lifetime else [self._statistics])
             if reset:
                 taken = (self._before, self._statistics)
@@ -358,7 +333,7 @@ class Timer(TimerBase):
             return found
 
     def take_back_reset(self) -> None:
-        """Have the statistics that were taken last again, besides those of the calls that have ended since."""
+        """Put the statistics that were taken last back, and keep those of the calls that have ended since."""
         with self._lock:
             if self._taken is not None:  # else they were reset on purpose meanwhile
                 self._before, statistics = self._taken
@@ -366,27 +341,82 @@ class Timer(TimerBase):
                 self._taken = None
 
     def _total_ns(self) -> int:
-        """Return all that was measured, the running part included. Under the lock."""
-        self._take_calls()
+        """Return all time measured, running intervals included. Under the lock."""
+        self._fold_calls()
+        ended_ns = self._before.total_ns + self._statistics.total_ns
         if self._events is not None or not self._open:
-            return self._sum_ns
-        now = self._clock()
-        return self._sum_ns + sum(max(now - began, 0) for began in list(self._open.values()))
+            return ended_ns
+        now_ns = self._clock()
+        return ended_ns + sum(max(now_ns - start_ns, 0) for start_ns in list(self._open.values()))
 
-    def _take_calls(self) -> None:
+    def _restart(self) -> None:
+        self._marks.restart(self._total_ns())
+        self._set_statistics_aside()
+
+    def _set_statistics_aside(self) -> None:
+        self._before = DurationStatistics.merged([self._before, self._statistics])
+        self._statistics = DurationStatistics()
+        self._taken = None
+
+    def _fold_calls(self) -> None:
         if self._events is not None:
             self._calls.extend(self._events.finished())
         count = len(self._calls)
-        taken = self._calls[:count]  # other threads go on appending
+        calls = self._calls[:count]  # other threads go on appending
         del self._calls[:count]
-        self._sum_ns += sum(taken)
-        self._statistics.add_all(taken)
+        self._statistics.add_all(calls)
 
-    def _set_statistics_aside(self) -> None:
-        self._take_calls()
-        self._before = DurationStatistics.merged([self._before, self._statistics])
-        self._taken = None
-        self._statistics = DurationStatistics()
+
+class _TimerWithBarrier(TimerBase):
+    """A timer whose ``with`` begins and ends with a barrier; in everything else it is the timer itself.
+
+    A body that raises does not end with a barrier: the other ranks may never come, and the error must get out.
+    """
+
+    __slots__ = ("_timer",)
+
+    def __init__(self, timer: Timer) -> None:
+        super().__init__(timer.name)
+        self._timer = timer
+
+    def __repr__(self) -> str:
+        return f"<Timer {self.name!r} with barriers>"
+
+    def __enter__(self) -> _TimerWithBarrier:
+        self._timer.wait_for_ranks()
+        self._timer.__enter__()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if exc_type is None:
+            self._timer.wait_for_ranks()
+        self._timer.__exit__(exc_type, exc, traceback)
+
+    def start(self, barrier: bool = False) -> None:
+        self._timer.start(barrier)
+
+    def stop(self, barrier: bool = False) -> None:
+        self._timer.stop(barrier)
+
+    def reset(self) -> None:
+        self._timer.reset()
+
+    def elapsed(self, reset: bool = True, barrier: bool = False) -> float:
+        return self._timer.elapsed(reset, barrier)
+
+    def active_time(self) -> float:
+        return self._timer.active_time()
+
+    def set_elapsed(self, value: float) -> None:
+        self._timer.set_elapsed(value)
+
+    def set_barrier_group(self, barrier_group: Any) -> None:
+        self._timer.set_barrier_group(barrier_group)
+
+    def with_barrier(self, barrier: bool = True) -> TimerBase:
+        return self._timer.with_barrier(barrier)
 
 
 def _after_fork_in_child() -> None:

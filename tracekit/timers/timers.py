@@ -1,29 +1,48 @@
-"""Timers: the named timers of a process, their sums and their statistics, of this rank and of all."""
+"""Timers: the named timers of a process, with Megatron's reports of all ranks and the statistics of each."""
 
 from __future__ import annotations
 
+import itertools
+import logging
+import math
+import sys
+from collections import defaultdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.arguments import check_seconds
+from tracekit.arguments import check_choice, check_seconds
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.distributed import detect_process
-from tracekit.errors import TimerError
-from tracekit.timers.ranks import ranks_text
-from tracekit.timers.sum_reports import SumReports
+from tracekit.errors import ConfigError, TimerError
+from tracekit.recording.lifecycle import marker as module_marker
+from tracekit.timers.base import OffTimer
+from tracekit.timers.device import DEVICE_MODES, tensor
+from tracekit.timers.ranks import RankReports, ranks_text
+from tracekit.timers.sums_text import LOG_OPTIONS, min_max, names_of, sums_text
 from tracekit.timers.table import TimerTable, decode_timers, encode_timers
+from tracekit.timers.timer import MAX_LOG_LEVEL, Timer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tracekit.clock import Clock
     from tracekit.recording.profiler import Profiler
     from tracekit.statistics import DurationStatistics
+    from tracekit.timers.base import TimerBase
 
 __all__ = ["Timers"]
 
+logger = logging.getLogger("tracekit")
 
-class Timers(SumReports):
+_SECOND_NS: Final = 1e9
+
+_numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+"""Numbers of the `Timers` of one name, or made in one place."""
+
+
+class Timers:
     """Named timers, with the calls of Megatron's and NeMo's `Timers`: there, changing the import is the whole migration.
 
     Example::
@@ -38,12 +57,12 @@ class Timers(SumReports):
         timers.log(["forward", "optimizer"], normalizer=steps)
         print(timers.snapshot().text())
 
-    What is timed also appears in the trace of the active profiler, as slices of category "timer". Without one, and without
-    torch, it works as well.
+    Each call also appears in the trace of the active profiler, as slices of category "timer". It also works without
+    a profiler, and without torch.
 
-    **Levels.** A timer is on if its own level, from 0 to 2, is not above ``log_level``: 0 is for the iteration, 1 for what runs
-    once in each, 2 (the default of a timer) for what runs often in each. One that is off costs a look into a table, and the log
-    says once that it is off.
+    **Levels.** A timer is on if its level, from 0 to 2, is not above ``log_level``: 0 is for the iteration, 1 for what runs
+    once in each, 2 (the default of a timer) for what runs often in each. One that is off costs a dictionary lookup, and is
+    logged once.
 
     **Ranks.** `log`, `write`, `get_all_timers_string` and `gather` are to be called by every rank, with or without the same
     timers: those of one name belong together. They pass values through the store of torch.distributed. Only the rank that
@@ -51,27 +70,27 @@ class Timers(SumReports):
     makes the same table from the traces of all ranks, without any of that. The ranks know each other's `Timers` by the file and
     line where they are made, those of one line by their order there; where that differs, give them the same ``name``.
 
-    **Reports.** What a report has not shown yet, no other report takes from it: ``write`` and then ``log`` show the same,
+    **Reports.** No report takes from another: ``write`` and then ``log`` show the same,
     although both reset. `Timer.reset` is what makes all of them begin anew.
 
     Units: methods of timers, and ``writer`` keys, are in seconds; text says its unit.
 
     Threads: any may use timers; reports belong to one.
 
-    Copies: a copy, a deep one too (of a configuration that holds them), is the same object. What arrives in another process by
-    pickle has the same arguments and no timers yet, and belongs to the profiler that is active there.
+    Copies: a copy, a deep one too (of a configuration that holds them), is the same object. Pickled for another process, it has
+    the same arguments and no timers yet, and uses the profiler that is active there.
 
     Args:
         log_level: Which timers are on.
-        log_option: What `log` prints: "max" (the slowest rank), "minmax", or "all" (every rank).
-        device: What timers measure unless told otherwise by ``timers(name, device=...)``: "host" is the time that the Python
+        log_option: Content of `log`: "max" (the slowest rank), "minmax", or "all" (every rank).
+        device: The time that timers measure, unless ``timers(name, device=...)`` sets it: "host" is the time that the Python
             code takes, which for work on a GPU is often only its launch; "synchronize" waits for the device at both ends, as
             Megatron does; "events" takes the device's own time by CUDA events, and waits for nothing. None is "host", with a
             hint in the log when CUDA is in use.
-        profiler: Whose trace they appear in; None is the profiler that is active.
-        timeout: How long a report waits for the other ranks at most, seconds.
-        name: What the ranks know them by; None is the place where they are made.
-        output: What `log` calls with its text, for example ``logger.info``; None prints it.
+        profiler: Profiler that records them; None is the active one.
+        timeout: Limit of the wait of a report for the other ranks, seconds.
+        name: Name that the ranks match them by; None is the place where they are made.
+        output: Called by `log` with its text, for example ``logger.info``; None prints it.
         clock: The clock to read; for tests.
 
     Raises:
@@ -91,9 +110,13 @@ class Timers(SumReports):
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         check_seconds("Timers: timeout", timeout)
-        super().__init__(log_level, log_option, device, profiler, float(timeout), name, output, clock)
-        self._timeout_s = float(timeout)
-        self._rank: int | None = None
+        check_choice("Timers: log_option", log_option, LOG_OPTIONS)
+        if name is not None and not (isinstance(name, str) and name):
+            raise ConfigError(f"Timers: name must be text that is not empty, not {name!r}")
+        if isinstance(log_level, bool) or not isinstance(log_level, int):
+            raise ConfigError(f"Timers: log_level must be a whole number (0, 1 or 2), not {log_level!r}")
+        if device is not None:
+            check_choice("Timers: device", device, DEVICE_MODES)
         self._arguments: dict[str, Any] = {
             "log_level": log_level,
             "log_option": log_option,
@@ -104,15 +127,309 @@ class Timers(SumReports):
         }
         if clock is not SYSTEM_CLOCK:  # each process has one
             self._arguments["clock"] = clock
+        self._log_level = log_level
+        self._log_option = log_option
+        self._device = device
+        self._timeout_s = float(timeout)
+        self._output = output or _print
+        self._clock = clock
+        self._make_marker = module_marker if profiler is None else profiler.marker
+        known_by = name or _place_of_construction(self)
+        self._ranks = RankReports(
+            f"{known_by}#{next(_numbers[known_by])}", log_level, self._timeout_s, self._make_marker
+        )
+        self._rank: int | None = None
+        self._timers: dict[str, Timer] = {}
+        self._off: dict[tuple[str, int | None], OffTimer] = {}  # by name, and by the level that was given
+        self._logged_off: set[str] = set()
 
     def __copy__(self) -> Timers:
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Timers:
-        return self  # who times by the copy is to be in the same reports
+        return self  # times taken by the copy are in the same reports
 
     def __reduce__(self) -> tuple[Callable[[], Timers], tuple[()]]:
         return partial(type(self), **self._arguments), ()
+
+    # ---- timers -----------------------------------------------------------------------------------------------------
+
+    def __call__(
+        self, name: str, log_level: int | None = None, barrier: bool = False, *, device: str | None = None
+    ) -> TimerBase:
+        """Return the timer of a name, making it at the first call.
+
+        Args:
+            name: The timer's name, and that of its slices.
+            log_level: Its level, 2 if None; from then on only this one may be given.
+            barrier: For ``with timers(name, barrier=True):``, all ranks meet at its beginning and at its end.
+            device: The time it measures, if it is made by this call: "host", "synchronize" or "events".
+
+        Raises:
+            ConfigError: The level is above 2, or not the one that the timer was made with.
+        """
+        timer = self._timers.get(name)
+        if timer is None:
+            found = self._off.get((name, log_level)) or self._make(name, log_level, device)
+            return found.with_barrier() if barrier else found
+        if log_level is not None and log_level != timer.log_level:
+            raise ConfigError(
+                f"timer {name!r} was made with log_level {timer.log_level}, and is now asked for with {log_level}; leave it "
+                "out, or give the same"
+            )
+        return timer.with_barrier() if barrier else timer
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the timers that are on, in the order of their creation."""
+        return list(self._timers)
+
+    def _make(self, name: str, asked_level: int | None, device: str | None) -> Timer | OffTimer:
+        log_level = MAX_LOG_LEVEL if asked_level is None else asked_level
+        if not isinstance(name, str):
+            raise ConfigError(f"the name of a timer must be text, not {name!r}")
+        if isinstance(log_level, bool) or not isinstance(log_level, int) or log_level > MAX_LOG_LEVEL:
+            raise ConfigError(
+                f"timer {name!r}: log_level must be a whole number up to {MAX_LOG_LEVEL}, not {log_level!r}"
+            )
+        if log_level > self._log_level:
+            return self._make_off(name, log_level, asked_level)
+        timer = Timer(
+            name,
+            log_level,
+            device=device or self._device,
+            make_marker=self._make_marker,
+            clock=self._clock.monotonic_ns,
+            barrier=self._ranks.barrier,
+            warn=self._ranks.warn,
+        )
+        return self._timers.setdefault(name, timer)  # atomic: two concurrent callers get the same timer
+
+    def _make_off(self, name: str, log_level: int, asked_level: int | None) -> OffTimer:
+        which = f"its level is {log_level}" + (", the one of a timer without any" if asked_level is None else "")
+        reason = (
+            f"timer {name!r} is off and measures nothing: {which}, and Timers has log_level {self._log_level}. Give Timers a "
+            f"log_level of {log_level}, or the timer one up to {self._log_level}"
+        )
+        if name not in self._logged_off:
+            self._logged_off.add(name)
+            # The default level surprises people (Megatron-LM#871); a level that they gave does not.
+            logger.log(logging.WARNING if asked_level is None else logging.INFO, "tracekit: timers: %s", reason)
+        return self._off.setdefault((name, asked_level), OffTimer(name, reason, self._ranks.announce))
+
+    def _wanted(self, names: Sequence[str] | None) -> dict[str, Timer]:
+        """Return the timers of names that have one; None is all."""
+        if isinstance(names, str):
+            raise ConfigError(f"the names of timers are a list, such as [{names!r}], not {names!r}")
+        return {name: self._timers[name] for name in (self.names if names is None else names) if name in self._timers}
+
+    # ---- Megatron's reports: one sum for each timer and rank ----------------------------------------------------------
+
+    def get_all_timers_string(
+        self,
+        names: Sequence[str] | None = None,
+        normalizer: float = 1.0,
+        reset: bool = True,
+        barrier: bool = False,
+    ) -> str | None:
+        """Return the report of all ranks as text, on every rank; None where there is nothing to report.
+
+        Args:
+            names: Timers to report; None is all.
+            normalizer: Divisor, such as the number of iterations; the text gives it with its unit.
+            reset: Start the next such text from here.
+            barrier: Wait for all ranks first.
+
+        Raises:
+            ConfigError: The normalizer is not above 0.
+        """
+        return self._text("string", names, normalizer, self._log_option, reset=reset, barrier=barrier)
+
+    def log(
+        self,
+        names: Sequence[str] | None = None,
+        rank: int | None = None,
+        normalizer: float = 1.0,
+        reset: bool = True,
+        barrier: bool = False,
+    ) -> None:
+        """Print the report of all ranks on one of them; every rank has to call this.
+
+        Args:
+            names: Timers to report; None is all.
+            rank: Rank that prints; None is the last.
+            normalizer: Divisor.
+            reset: Start the next such report from here.
+            barrier: Wait for all ranks first.
+
+        Raises:
+            ConfigError: The normalizer is not above 0.
+        """
+        own_rank, world_size = self._ranks.place
+        if rank is not None and not 0 <= rank < world_size:
+            self._ranks.warn(
+                ("rank", rank), f"log(rank={rank!r}) prints nothing: there are {world_size} ranks, counted from 0"
+            )
+        prints = own_rank == (world_size - 1 if rank is None else rank)
+        text = self._text("log", names, normalizer, self._log_option, reset=reset, barrier=barrier, reads=prints)
+        if text is not None:
+            self._output(text)
+
+    def write(
+        self,
+        names: Sequence[str] | None,
+        writer: Any,
+        iteration: int | None,
+        normalizer: float = 1.0,
+        reset: bool = True,
+        barrier: bool = False,
+    ) -> None:
+        """Write the slowest rank's seconds of each timer, as ``<name>-time``; every rank has to call this.
+
+        Two writers get the same values if they are given the same iteration.
+
+        Args:
+            names: Timers to write; None is all.
+            writer: TensorBoard's ``SummaryWriter``, or ``wandb`` or a run of it; None on the ranks that do not write.
+            iteration: The training step; None is the writer's own, and then the reports are matched by their order.
+            normalizer: Divisor.
+            reset: Start the next such report from here.
+            barrier: Wait for all ranks first.
+
+        Raises:
+            ConfigError: The normalizer is not above 0.
+            TimerError: The writer or the iteration is of another type.
+        """
+        if writer is not None and not hasattr(writer, "add_scalar") and not hasattr(writer, "log"):
+            raise TimerError(f"Timers.write takes a SummaryWriter of TensorBoard or a run of wandb, not {writer!r}")
+        self._write("write", names, writer, iteration, normalizer, reset=reset, barrier=barrier)
+
+    def write_to_wandb(
+        self,
+        names: Sequence[str] | None,
+        writer: Any,
+        iteration: int | None,
+        normalizer: float = 1.0,
+        reset: bool = True,
+        barrier: bool = False,
+    ) -> None:
+        """Do as `write`, for Weights & Biases; `write` still shows the same values.
+
+        Raises:
+            ConfigError: The normalizer is not above 0.
+            TimerError: The writer has no ``log``, or the iteration is not a whole number.
+        """
+        if writer is not None and not hasattr(writer, "log"):
+            raise TimerError(f"Timers.write_to_wandb takes wandb or a run of it, not {writer!r}")
+        self._write("wandb", names, writer, iteration, normalizer, reset=reset, barrier=barrier)
+
+    def get_global_min_max_time(
+        self, names: Sequence[str] | None = None, reset: bool = True, barrier: bool = False, normalizer: float = 1.0
+    ) -> dict[str, tuple[float, float]]:
+        """Return the seconds of the fastest and of the slowest rank by name, on every rank; every rank has to call this.
+
+        Args:
+            names: Timers to report; None is all. Those that nobody has used are left out.
+            reset: Start the next such report from here.
+            barrier: Wait for all ranks first.
+            normalizer: Divisor.
+
+        Raises:
+            ConfigError: The normalizer is not above 0.
+        """
+        return self._extremes("extremes", names, normalizer, reset=reset, barrier=barrier)
+
+    # NeMo's own benchmark and Megatron-Bridge call it by this name.
+    _get_global_min_max_time = get_global_min_max_time
+
+    # Forks of Megatron and tools for it call the next three: the names, the order of the arguments and the results are
+    # Megatron's.
+
+    def _get_elapsed_time_all_ranks(self, names: Sequence[str] | None, reset: bool, barrier: bool) -> Any:
+        """Return the seconds of each rank and timer as a tensor of shape (ranks, names); every rank must call this.
+
+        The tensor, of 64-bit floats, is on the current CUDA device if CUDA is in use, as in Megatron. Timers that a rank has
+        not used, and ranks that did not report, are 0. None for an empty list of names.
+        """
+        sums = self._sums("matrix", names, reset=reset, barrier=barrier) or {}
+        columns = names_of(sums, None) if names is None else list(names)
+        if not columns:
+            return None
+        ranks = (sums.get(rank, {}) for rank in range(self._ranks.place[1]))
+        return tensor([[timers.get(name, 0) / _SECOND_NS for name in columns] for timers in ranks])
+
+    def _get_global_min_max_time_string(
+        self, names: Sequence[str] | None, reset: bool, barrier: bool, normalizer: float, max_only: bool
+    ) -> str | None:
+        """Return the report of the slowest rank, or of the fastest and the slowest, for any log option.
+
+        The normalizer is in seconds: 0.001 prints milliseconds, N / 1000 milliseconds per N.
+        """
+        option = "max" if max_only else "minmax"
+        return self._text("string", names, _checked(normalizer) * 1000, option, reset=reset, barrier=barrier)
+
+    def _get_all_ranks_time_string(
+        self, names: Sequence[str] | None, reset: bool, barrier: bool, normalizer: float
+    ) -> str | None:
+        """Return the report of every rank, for any log option; see `_get_global_min_max_time_string`."""
+        return self._text("string", names, _checked(normalizer) * 1000, "all", reset=reset, barrier=barrier)
+
+    def _write(
+        self,
+        report: str,
+        names: Sequence[str] | None,
+        writer: Any,
+        iteration: Any,
+        normalizer: float,
+        *,
+        reset: bool,
+        barrier: bool,
+    ) -> None:
+        try:
+            step = None if iteration is None else int(iteration)  # also tensors and NumPy's numbers
+        except (TypeError, ValueError, OverflowError) as error:
+            raise TimerError(f"iteration must be a whole number or None, not {iteration!r}") from error
+        found = self._extremes(
+            report, names, normalizer, reset=reset, barrier=barrier, reads=writer is not None, step=step
+        )
+        for name, (_, seconds) in found.items():
+            if report == "write" and hasattr(writer, "add_scalar"):
+                writer.add_scalar(f"{name}-time", seconds, iteration)
+            else:
+                writer.log({f"{name}-time": seconds}, iteration)
+
+    def _extremes(
+        self, report: str, names: Sequence[str] | None, normalizer: float, **options: Any
+    ) -> dict[str, tuple[float, float]]:
+        scale = _SECOND_NS * _checked(normalizer)
+        sums = self._sums(report, names, **options) or {}
+        found = ((name, min_max(sums, name)) for name in names_of(sums, names))
+        return {name: (both[0] / scale, both[1] / scale) for name, both in found if both is not None}
+
+    def _text(
+        self, report: str, names: Sequence[str] | None, normalizer: float, option: str, **options: Any
+    ) -> str | None:
+        normalizer = _checked(normalizer)
+        sums = self._sums(report, names, **options)
+        return None if sums is None else sums_text(sums, names_of(sums, names), option, normalizer)
+
+    def _sums(
+        self,
+        report: str,
+        names: Sequence[str] | None,
+        *,
+        reset: bool,
+        barrier: bool,
+        reads: bool | None = None,
+        step: object = None,
+    ) -> dict[int, dict[str, int]] | None:
+        """Return the sums of a report in ns by rank and name; None where this rank does not read them."""
+        if barrier:
+            self._ranks.barrier_of_all()
+        own = {name: timer.report_ns(report, reset=reset, step=step) for name, timer in self._wanted(names).items()}
+        return self._ranks.sums(report, own, reads=reads, step=step)
+
+    # ---- statistics -------------------------------------------------------------------------------------------------
 
     def snapshot(
         self, names: Sequence[str] | None = None, *, reset: bool = False, lifetime: bool = False
@@ -120,8 +437,8 @@ class Timers(SumReports):
         """Return the statistics of this rank's timers: a value that any number of sinks may be given.
 
         Args:
-            names: Which timers; None is all.
-            reset: The next snapshot is of what comes from here on. It has nothing to do with the resets of Megatron's reports.
+            names: Timers to read; None is all.
+            reset: Start the next snapshot from here. This does not reset Megatron's reports.
             lifetime: Everything since the timers were made, not only since the last reset.
         """
         return TimerTable({self._own_rank(): self._statistics(names, reset=reset, lifetime=lifetime)})
@@ -139,11 +456,11 @@ class Timers(SumReports):
         """Return the statistics of all ranks' timers, on one of them; every rank has to call this.
 
         Args:
-            names: Which timers; None is all.
-            rank: Which rank gets the table, the others get None; None is every rank.
-            reset: As for `snapshot`. Where this raises, this rank's timers are not reset.
+            names: Timers to read; None is all.
+            rank: Rank that gets the table, the others get None; None is every rank.
+            reset: As for `snapshot`. This rank's timers are not reset if this raises.
             lifetime: As for `snapshot`.
-            timeout: How long to wait for the others, seconds; None is that of `Timers`.
+            timeout: Limit of the wait for the others, seconds; None is that of `Timers`.
             allow_missing: Return the table also where ranks are missing; its ``missing`` names them.
 
         Raises:
@@ -152,44 +469,55 @@ class Timers(SumReports):
         if timeout is not None:
             check_seconds("gather: timeout", timeout)
         own = encode_timers(self._statistics(names, reset=reset, lifetime=lifetime))
+        own_rank, world_size = self._ranks.place
         try:
-            return self._gathered(own, rank, timeout, allow_missing=allow_missing)
-        except BaseException:  # an interrupt, too: what nobody has seen is kept
-            if reset:
-                for name in self._wanted(names):
-                    if (timer := self._timers.get(name)) is not None:
-                        timer.take_back_reset()
-            raise
-
-    def _gathered(
-        self, own: bytes, rank: int | None, timeout: float | None, *, allow_missing: bool
-    ) -> TimerTable | None:
-        collected = self._ranks.collect(
-            "table", own, reads=None if rank is None else lambda number, _: number == rank, timeout_s=timeout
-        )
-        if collected is None:
-            return None
-        found, missing = collected
-        if missing and not allow_missing:
-            raise TimerError(
-                f"gather: rank {ranks_text(missing)} did not report within "
-                f"{self._timeout_s if timeout is None else timeout:g} s; every rank has to call gather() "
-                "(allow_missing=True returns what there is)"
+            collected = self._ranks.collect(
+                "table", own, reads=None if rank is None else own_rank == rank, timeout_s=timeout
             )
-        if self._ranks.place[1] == 1:
+            if collected is None:
+                return None
+            found, missing = collected
+            if missing and not allow_missing:
+                raise TimerError(
+                    f"gather: rank {ranks_text(missing)} did not report within "
+                    f"{self._timeout_s if timeout is None else timeout:g} s; every rank has to call gather() "
+                    "(allow_missing=True returns what there is)"
+                )
+        except BaseException:  # also an interrupt: keep statistics that nobody has seen
+            if reset:
+                for timer in self._wanted(names).values():
+                    timer.take_back_reset()
+            raise
+        if world_size == 1:
             found = {self._own_rank(): own}
         return TimerTable({number: decode_timers(text) for number, text in found.items()}, tuple(missing))
 
     def _statistics(
         self, names: Sequence[str] | None, *, reset: bool, lifetime: bool
     ) -> Mapping[str, DurationStatistics]:
-        return {
-            name: timer.statistics(reset=reset, lifetime=lifetime)
-            for name in self._wanted(names)
-            if (timer := self._timers.get(name)) is not None
-        }
+        return {name: timer.statistics(reset=reset, lifetime=lifetime) for name, timer in self._wanted(names).items()}
 
     def _own_rank(self) -> int:
         if self._rank is None or self._ranks.place[1] > 1:
             self._rank = detect_process().rank
         return self._rank
+
+
+def _place_of_construction(made: object) -> str:
+    """Return the file and line where an object is made: the same on all ranks, even if one of them has made others before."""
+    frame: Any = sys._getframe(1)  # noqa: SLF001 - inspect has only calls that also read the source files
+    while frame.f_back is not None and frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is made:
+        frame = frame.f_back  # also of a subclass
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def _checked(normalizer: float) -> float:
+    if not isinstance(normalizer, Real) or not 0 < normalizer < math.inf:  # also NumPy's numbers
+        raise ConfigError(f"normalizer must be a number above 0, not {normalizer!r}")
+    return float(normalizer)
+
+
+def _print(text: str) -> None:
+    """Print and flush, as NeMo's timers do."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,16 +1,16 @@
-"""The timers of all ranks from the traces that they have written: the same table, without a word between the ranks."""
+"""read_timers: the timers of all ranks from the traces that they have written, without communication between the ranks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.arguments import check_paths
 from tracekit.errors import TraceFormatError
-from tracekit.formats.event_fields import raw_field, time_field
+from tracekit.formats.event_fields import time_field
+from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.rank_trace import BASE_TIME_KEY, METADATA_EVENT
 from tracekit.formats.trace_event import UNSET, Event, decode_or_none
-from tracekit.formats.trace_reader import TraceReader
 from tracekit.statistics import DurationStatistics
 from tracekit.storage import expand, without_secrets
 from tracekit.timers.table import TimerTable
@@ -19,35 +19,33 @@ from tracekit.timers.timer import NESTED, TIMER
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from msgspec import Raw, UnsetType
-
     from tracekit.arguments import StrPath
 
 __all__ = ["read_timers"]
 
 _SUFFIXES: Final = (".json", ".json.gz")
-_AT_ONCE: Final = 4096
+_FOLD_CALLS: Final = 4096
 
 
 def read_timers(*paths: StrPath) -> TimerTable:
-    """Return what the timers of all ranks have measured, from their rank traces.
+    """Return the statistics of the timers of all ranks, from their rank traces.
 
     Every slice of category "timer" counts, on whatever thread or in whatever child process of the rank, and over all files and
     attempts of a rank. Slices that had not ended when the recording did are left out. The times are those of the trace: of the
     host, and of the batches that the schedule has recorded.
 
     Args:
-        paths: Rank traces, folders or globs of them, or URLs. In a folder other files are passed over.
+        paths: Rank traces, folders or globs of them, or URLs. Other files in a folder are skipped.
 
     Raises:
         StorageError: Nothing is there.
-        TraceFormatError: A file that was named is no rank trace (give the ranks' own traces, not merged ones), or no file of a
+        TraceFormatError: A file that was named is not a rank trace (give the ranks' own traces, not merged ones), or no file of a
             folder is one.
     """
-    reading = _Reading()
+    calls = _Calls()
     for name in check_paths("paths", paths):
         files = expand(name, _SUFFIXES)
-        found = [reading.take(file) for file in files]
+        found = [calls.read(file) for file in files]
         if not any(found):
             raise TraceFormatError(
                 without_secrets(name),
@@ -56,118 +54,91 @@ def read_timers(*paths: StrPath) -> TimerTable:
                 if len(files) == 1
                 else "the files hold no rank trace of tracekit",
             )
-    return reading.finish()
+    return calls.table()
 
 
-@dataclass(slots=True)
-class _File:
-    """What is known of the file that is read."""
-
-    rank: int
-    process: tuple[Any, ...]
-    base_ns: int
-    # By thread, the innermost last: its timer (None for what is none), and its start.
-    open: dict[Any, list[tuple[str | None, int | None]]] = field(default_factory=dict)
-
-
-class _Reading:
-    """Collects the calls of all files."""
+class _Calls:
+    """The calls of timers in rank traces."""
 
     def __init__(self) -> None:
-        self._ranks: dict[int, dict[str, DurationStatistics]] = {}
-        self._names: dict[bytes, str] = {}
-        self._durations: dict[tuple[int, str], list[int]] = {}
+        self._ranks: set[int] = set()
+        # By rank and timer.
+        self._statistics: defaultdict[tuple[int, str], DurationStatistics] = defaultdict(DurationStatistics)
+        self._durations_ns: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
         self._first_ns: dict[tuple[int, str], int] = {}  # an inner slice ends, and is written, before its outer one
-        # Slices that a file begins and ends with two events: one that is cut by the end of a file goes on in the next one.
-        self._pieces: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
+        # Start and end of slices with two events, by rank, process, thread and timer. A slice that is cut by the end of a file
+        # continues in the next one.
+        self._pieces: defaultdict[tuple[Any, ...], list[tuple[int, int]]] = defaultdict(list)
 
-    def take(self, path: str) -> bool:
-        """Read a file; returns whether it is a rank trace."""
+    def read(self, path: str) -> bool:
+        """Read a file; return whether it is a rank trace."""
+        metadata: dict[str, Any] | None = None
         with TraceReader(path) as reader:
-            file: _File | None = None
             for run in reader.runs():
-                if file is None:
-                    file = _file_of(run)
-                    if file is None:
+                if metadata is None:
+                    metadata = _metadata_of(run)
+                    if metadata is None:
                         return False
-                    self._ranks.setdefault(file.rank, {})
+                    rank, base_ns = metadata["rank"], metadata[BASE_TIME_KEY]
+                    self._ranks.add(rank)
+                    process = (rank, *(metadata.get(key) for key in ("host", "pid", "start_ticks", "attempt")))
+                    opened: defaultdict[Any, list[tuple[str | None, int | None]]] = defaultdict(list)  # by thread
                 for event in run:
-                    self._take_event(event, file)
-        return file is not None
+                    time_ns = time_field(event.ts)
+                    if event.ph == "B":
+                        opened[event.tid].append((_timer_of(event), time_ns))
+                    elif event.ph == "E" and opened[event.tid]:
+                        name, start_ns = opened[event.tid].pop()
+                        if name is not None and start_ns is not None and time_ns is not None:
+                            key = (*process, event.tid, name)
+                            self._pieces[key].append((base_ns + start_ns, base_ns + time_ns))
+                    elif event.ph == "X" and (name := _timer_of(event)) is not None:
+                        duration_ns = time_field(event.dur)
+                        if time_ns is not None and duration_ns is not None and duration_ns >= 0:
+                            self._add(rank, name, base_ns + time_ns, duration_ns)
+        return metadata is not None
 
-    def _take_event(self, event: Event, file: _File) -> None:
-        if event.ph == "X":
-            if _is_timer(event):
-                start_ns, duration_ns = time_field(event.ts), time_field(event.dur)
-                if start_ns is not None and duration_ns is not None and duration_ns >= 0:
-                    self._add(file.rank, self._name(event.name), file.base_ns + start_ns, duration_ns)
-        elif event.ph == "B":
-            name = self._name(event.name) if _is_timer(event) else None
-            file.open.setdefault(event.tid, []).append((name, time_field(event.ts)))
-        elif event.ph == "E" and file.open.get(event.tid):
-            name, start_ns = file.open[event.tid].pop()
-            end_ns = time_field(event.ts)
-            if name is not None and start_ns is not None and end_ns is not None:
-                key = (file.rank, *file.process, event.tid, name)
-                self._pieces.setdefault(key, []).append((file.base_ns + start_ns, file.base_ns + end_ns))
-
-    def finish(self) -> TimerTable:
-        """Put together what goes on from one file to the next; return the table."""
-        for key, pieces in self._pieces.items():
+    def table(self) -> TimerTable:
+        """Join the slices that continue in another file, and return the statistics."""
+        for (rank, *_, name), pieces in self._pieces.items():
             pieces.sort()
             start_ns, end_ns = pieces[0]
             for next_start_ns, next_end_ns in pieces[1:]:
                 if next_start_ns != end_ns:
-                    self._add(key[0], key[-1], start_ns, end_ns - start_ns)
+                    self._add(rank, name, start_ns, end_ns - start_ns)
                     start_ns = next_start_ns
                 end_ns = next_end_ns
-            self._add(key[0], key[-1], start_ns, end_ns - start_ns)
-        for rank, name in self._durations:
-            self._fold(rank, name)
-        return TimerTable(
-            {
-                rank: {name: found[name] for name in sorted(found, key=lambda name: self._first_ns[rank, name])}
-                for rank, found in sorted(self._ranks.items())
-            }
-        )
+            self._add(rank, name, start_ns, end_ns - start_ns)
+        table: dict[int, dict[str, DurationStatistics]] = {rank: {} for rank in sorted(self._ranks)}
+        for rank, name in sorted(self._first_ns, key=self._first_ns.__getitem__):
+            table[rank][name] = self._fold((rank, name))
+        return TimerTable(table)
 
     def _add(self, rank: int, name: str, start_ns: int, duration_ns: int) -> None:
-        durations = self._durations.setdefault((rank, name), [])
-        first_ns = self._first_ns.get((rank, name))
-        if first_ns is None or start_ns < first_ns:
-            self._first_ns[rank, name] = start_ns
-        durations.append(duration_ns)
-        if len(durations) >= _AT_ONCE:
-            self._fold(rank, name)
+        key = (rank, name)
+        self._first_ns[key] = min(start_ns, self._first_ns.get(key, start_ns))
+        self._durations_ns[key].append(duration_ns)
+        if len(self._durations_ns[key]) >= _FOLD_CALLS:
+            self._fold(key)
 
-    def _fold(self, rank: int, name: str) -> None:
-        durations = self._durations[rank, name]
-        self._ranks[rank].setdefault(name, DurationStatistics()).add_all(durations)
-        durations.clear()
-
-    def _name(self, field: Raw | UnsetType) -> str:
-        text = raw_field(field)
-        name = self._names.get(text)
-        if name is None:
-            name = self._names[text] = str(decode_or_none(field))
-        return name
+    def _fold(self, key: tuple[int, str]) -> DurationStatistics:
+        self._statistics[key].add_all(self._durations_ns.pop(key, ()))
+        return self._statistics[key]
 
 
-def _file_of(run: Iterable[Event]) -> _File | None:
-    """Return whose file it is, from its first events."""
+def _metadata_of(run: Iterable[Event]) -> dict[str, Any] | None:
+    """Return the metadata of a rank trace from its first events; None for other files."""
     for event in run:
         if event.ph == "M" and decode_or_none(event.name) == METADATA_EVENT:
             metadata = decode_or_none(event.args)
             if isinstance(metadata, dict) and isinstance(metadata.get("rank"), int):
-                process = tuple(metadata.get(key) for key in ("host", "pid", "start_ticks", "attempt"))
-                base_ns = metadata.get(BASE_TIME_KEY)
-                return _File(metadata["rank"], process, base_ns if isinstance(base_ns, int) else 0)
+                return metadata if isinstance(metadata.get(BASE_TIME_KEY), int) else {**metadata, BASE_TIME_KEY: 0}
     return None
 
 
-def _is_timer(event: Event) -> bool:
-    """Tell whether a slice is a call of a timer, and none within another call of the same timer."""
+def _timer_of(event: Event) -> str | None:
+    """Return the timer's name if a slice is a call of one; None for other slices, and for calls within another call."""
     if event.cat is UNSET or TIMER.encode() not in bytes(event.cat):
-        return False
+        return None
     categories = str(decode_or_none(event.cat)).split(",")
-    return TIMER in categories and NESTED not in categories
+    return str(decode_or_none(event.name)) if TIMER in categories and NESTED not in categories else None

@@ -1,12 +1,12 @@
-"""What a script for Composer's profiler imports, recording with tracekit: changing the import is the migration.
+"""The names that a script for Composer's profiler imports, recording with tracekit: change the import to migrate.
 
 * Under ``composer.Trainer``, ``Trainer(profiler=Profiler(...))`` with the `Profiler` of this module, or, for a profiler of
   tracekit itself, ``Trainer(callbacks=[TracekitCallback(profiler)])``.
-* In any other loop, `Profiler` is used in a ``with`` block and told of every batch by ``profiler.step(...)``; Composer need
+* In any other loop, `Profiler` is used in a ``with`` block and stepped by ``profiler.step(...)``; Composer need
   not be installed.
 
 The names are Composer's, with its arguments in its order; `SystemProfiler` and `TorchProfiler` are tracekit's own.
-`examples/coming_from/composer.md` says name by name what became of each, and what is better left behind.
+`docs/coming_from/composer.md` says name by name what became of each, and what is better left behind.
 """
 
 from __future__ import annotations

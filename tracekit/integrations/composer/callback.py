@@ -6,8 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.integrations.batches import samples_in, tokens_in
-from tracekit.integrations.composer.handler import ComposerHandler
-from tracekit.integrations.composer.state import NoLogger
+from tracekit.integrations.composer.handler import ComposerHandler, NoLogger
 from tracekit.recording.lifecycle import DEFAULT_ACTIONS
 from tracekit.recording.schedule import ProfilerAction
 from tracekit.timestamp import Timestamp
@@ -26,7 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["TracekitCallback"]
 
 _LONG: Final = {"fit", "iteration", "epoch"}
-"""What begins before a recording window and ends after it; recorded always, as Composer does."""
+"""Events that begin before a recording window and end after it; always recorded, as in Composer."""
+
+_COUNTED: Final = ("sample", "token", "token_in_iteration", "sample_in_epoch", "token_in_epoch")
+"""Numbers of a timestamp that Composer counts over all ranks."""
 
 
 class TracekitCallback(Callback):  # type: ignore[misc]
@@ -43,7 +45,7 @@ class TracekitCallback(Callback):  # type: ignore[misc]
 
     Args:
         profiler: The profiler.
-        slices: Whether the pairs of events become slices.
+        slices: Make slices of the pairs of events.
     """
 
     def __init__(self, profiler: Profiler, *, slices: bool = True) -> None:
@@ -78,7 +80,7 @@ class TracekitCallback(Callback):  # type: ignore[misc]
         while self._open:
             self._open.pop()[1].finish()
         if self._is_mine:
-            # Of an exception that is on its way the handlers are told; a flight recorder writes then.
+            # Pass an exception to the handlers; a flight recorder writes then.
             self._profiler.__exit__(*sys.exc_info())
 
     def start(self, state: Any = None) -> None:
@@ -136,8 +138,8 @@ class TracekitCallback(Callback):  # type: ignore[misc]
         ours = self._profiler.timestamp
         theirs = Timestamp.from_state_dict(state.timestamp.state_dict())
         if self._profiler.counts != "global":
-            known = ours if int(ours.batch) else _per_rank(theirs, self._profiler.process.world_size)
-            theirs = theirs.copy(**{name: getattr(known, name) for name in _COUNTED})
+            known, ranks = (ours, 1) if int(ours.batch) else (theirs, self._profiler.process.world_size)
+            theirs = theirs.copy(**{name: int(getattr(known, name)) // ranks for name in _COUNTED})
         if theirs != ours:
             self._profiler.resume_at(theirs)
 
@@ -151,17 +153,6 @@ class TracekitCallback(Callback):  # type: ignore[misc]
         self._open.append((name, marker))
 
     def _end(self, name: str) -> None:
-        """End the slice of that name, and what is still open inside of it."""
-        if any(name == opened for opened, _ in self._open):
-            while True:
-                opened, marker = self._open.pop()
-                marker.finish()
-                if opened == name:
-                    return
-
-
-_COUNTED: Final = ("sample", "token", "token_in_iteration", "sample_in_epoch", "token_in_epoch")
-
-
-def _per_rank(timestamp: Timestamp, ranks: int) -> Timestamp:
-    return timestamp.copy(**{name: int(getattr(timestamp, name)) // ranks for name in _COUNTED})
+        """End the slice of that name, and those still open inside of it."""
+        while any(name == opened for opened, _ in self._open):
+            self._open.pop()[1].finish()

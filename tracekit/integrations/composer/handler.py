@@ -1,16 +1,16 @@
-"""TraceHandler: runs a trace handler that was written for Composer, whose handlers are callbacks of the training loop as well."""
+"""TraceHandler: runs a trace handler that was written for Composer, whose handlers are also callbacks of the training loop."""
 
 from __future__ import annotations
 
 import enum
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from tracekit import storage
 from tracekit.handlers import base
-from tracekit.integrations.composer.state import LoopState, NoLogger
 from tracekit.recording.lifecycle import active_profiler
+from tracekit.recording.schedule import ProfilerAction
 from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tracekit.handlers.base import Recording
 
-__all__ = ["ComposerHandler", "Event", "TraceHandler", "adapted"]
+__all__ = ["ComposerHandler", "Event", "LoopState", "NoLogger", "TraceHandler", "adapted", "as_action"]
 
 logger = logging.getLogger("tracekit")
 
@@ -108,6 +108,51 @@ class TraceHandler:
         return adapted(self)
 
 
+class LoopState:
+    """Composer's State for a loop of tracekit: the training time, and everything else where a Trainer runs the loop.
+
+    Attributes:
+        timestamp: The training time at the moment of the call.
+        run_name: The name of the run; tracekit's run id.
+    """
+
+    def __init__(self, timestamp: Timestamp, run_name: str, real: Any = None) -> None:
+        self.timestamp = timestamp
+        self.run_name = run_name
+        self._real = real
+
+    @property
+    def profiler(self) -> Any:
+        """The profiler that records: that of the Trainer, else the active one of tracekit."""
+        return getattr(self._real, "profiler", None) or active_profiler()
+
+    @property
+    def dataloader_len(self) -> Any:
+        """The number of batches in an epoch, where it is known."""
+        return getattr(self._real, "dataloader_len", None)
+
+    def __getattr__(self, name: str) -> Any:
+        if self.__dict__.get("_real") is None:
+            raise AttributeError(f"the state has no {name!r}: no Composer Trainer runs this loop")
+        return getattr(self._real, name)
+
+
+class NoLogger:
+    """Composer's Logger for a loop without one: any use raises an error."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"the logger has no {name!r}: no Composer Trainer runs this loop")
+
+
+def as_action(action: Any) -> ProfilerAction:
+    """Return the action for one of Composer's, for its name in upper or lower case, or for one of tracekit's.
+
+    Raises:
+        ConfigError: There is no such action.
+    """
+    return ProfilerAction(getattr(action, "value", action))
+
+
 _OTHER_HOOKS: Final = (
     *("before_load", "after_load", "iteration_start", "iteration_end", "iteration_checkpoint"),
     *("before_dataloader", "after_dataloader", "before_train_batch", "after_train_batch", "before_forward"),
@@ -135,9 +180,8 @@ class ComposerHandler(base.TraceHandler):
         self._trainer_state: Any = None
         self._logger: Any = NoLogger()
         self._event: Any = Event
-        self.process_duration_event = handler.process_duration_event  # type: ignore[method-assign]
-        self.process_instant_event = handler.process_instant_event  # type: ignore[method-assign]
-        self.process_counter_event = handler.process_counter_event  # type: ignore[method-assign]
+        for name in ("process_duration_event", "process_instant_event", "process_counter_event"):
+            setattr(self, name, getattr(handler, name))
 
     def bind(self, state: Any, logger: Any, event: Any) -> None:
         """Take note of the Trainer that is recorded: its State, its Logger and the class of its events."""
@@ -201,6 +245,6 @@ class ComposerHandler(base.TraceHandler):
 
 
 def _is_own(kind: type, name: str) -> bool:
-    """Tell whether somebody has written a hook; in Composer's own classes they are all there, and do nothing."""
+    """Return True if somebody has written a hook; in Composer's own classes they are all there, and do nothing."""
     owner = next((one for one in kind.__mro__ if name in vars(one)), None)
     return owner is not None and owner.__module__.partition(".")[0] != "composer"

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import importlib
 import logging
-import re
-import shlex
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError
 from tracekit.handlers import chrome_json
 from tracekit.handlers.base import TraceHandler
-from tracekit.integrations.composer.handler import adapted
-from tracekit.integrations.composer.state import LoopState, as_action
+from tracekit.integrations.composer.handler import LoopState, adapted, as_action
 from tracekit.recording import schedule as schedules
 from tracekit.recording.lifecycle import DEFAULT_ACTIONS
 from tracekit.recording.on_demand import OnDemand
@@ -63,32 +60,26 @@ def JSONTraceHandler(  # noqa: N802 - Composer's name
         folder: Folder of the files; other files in it do not matter.
         filename: Name of the files in it. ``{epoch}`` and ``{batch}`` are those that the window began with.
         remote_file_name: A URL (``s3://...``) is where the traces go instead of the folder; any other name is not needed.
-        merged_trace_filename: A name is logged with the ``tracekit merge`` command that makes this file after the run. None,
-            unlike Composer's default, merges nothing.
-        merged_trace_remote_file_name: The same.
+        merged_trace_filename: Merge the traces of all ranks and nodes into this file of the folder when the recording ends, or
+            after each recording window if ``{epoch}`` or ``{batch}`` is in the name; see ``merged_filename`` of
+            `tracekit.JSONTraceHandler`. None, unlike Composer's default, merges nothing.
+        merged_trace_remote_file_name: A URL is where the merged trace goes instead, if ``merged_trace_filename`` is given.
         overwrite: Without effect: no file is ever replaced, a taken name gets the next number.
         num_traces_to_keep: Keep only this many files, above 0; -1 keeps all. For local files.
     """
     del overwrite
     name = _file_name(folder, filename, remote_file_name)
-    if merged_trace_filename is not None or merged_trace_remote_file_name is not None:
-        _warn_not_merged(name, folder, merged_trace_filename, merged_trace_remote_file_name)
     keep = None if num_traces_to_keep < 0 or "://" in name else num_traces_to_keep
-    return chrome_json.JSONTraceHandler(name, num_traces_to_keep=keep)
-
-
-def _warn_not_merged(name: str, folder: str, merged: str | None, merged_remote: str | None) -> None:
-    """Log the command that merges the files of a handler, with RUN for the name of the run and * for other fields."""
-    if merged_remote is not None and "://" in merged_remote:
-        output = merged_remote
-    else:
-        output = f"{folder.rstrip('/')}/{merged or 'merged_trace.json'}"
-    names = (re.sub(r"\{[^}]*\}", "*", re.sub(r"\{run_(name|id)\}", "RUN", text)) for text in (output, name))
-    logger.warning(
-        "tracekit: JSONTraceHandler does not merge traces, and does not write %s. Merge them after the run: "
-        "tracekit merge -o %s",
-        merged or merged_remote,
-        " ".join(map(shlex.quote, names)),
+    merged = None
+    if merged_trace_filename is not None:
+        merged = _file_name(folder, merged_trace_filename, merged_trace_remote_file_name)
+    elif merged_trace_remote_file_name is not None:
+        logger.warning("tracekit: nothing is merged: merged_trace_remote_file_name needs merged_trace_filename")
+    return chrome_json.JSONTraceHandler(
+        name,
+        num_traces_to_keep=keep,
+        merged_filename=merged,
+        merge_every_window=merged is not None and ("{epoch" in merged or "{batch" in merged),
     )
 
 
@@ -101,25 +92,25 @@ def _file_name(folder: str, filename: str, remote: str | None) -> str:
 
 
 class Profiler:
-    """Composer's Profiler by its arguments; what records is a `tracekit.Profiler`.
+    """Composer's Profiler by its arguments; a `tracekit.Profiler` records.
 
-    For ``composer.Trainer(profiler=...)``, which starts it, tells it of every event and stops it; or for a loop of one's own,
+    For ``composer.Trainer(profiler=...)``, which starts it, reports every event and stops it; or for any other loop,
     in a ``with`` block, where it also has everything that `tracekit.Profiler` has (``step``, ``next_epoch``, ``iterate`` ...).
     The samples and tokens of its `Timestamp` are those of all ranks together, as in Composer.
 
     Args:
         schedule: `cyclic_schedule`, or any function of the state that returns an action.
         trace_handlers: One handler or several: of this module, of tracekit, or of Composer's own class.
-        sys_prof_cpu, sys_prof_memory, sys_prof_disk, sys_prof_net: What `tracekit.SystemProfiler` records of the host. The
-            process is recorded as well, if any of them is.
+        sys_prof_cpu, sys_prof_memory, sys_prof_disk, sys_prof_net: Data of the host that `tracekit.SystemProfiler`
+            records. With any of them it also records the process.
         sys_prof_stats_thread_interval_seconds: Seconds between its samples.
         torch_prof_folder, torch_prof_filename: Where `tracekit.TorchProfiler` writes.
         torch_prof_remote_file_name: A URL is where it writes instead.
         torch_prof_memory_filename, torch_prof_memory_remote_file_name: The same for its memory timelines.
         torch_prof_overwrite: Without effect: no file is ever replaced.
         torch_prof_use_gzip: Compress its traces.
-        torch_prof_record_shapes, torch_prof_profile_memory, torch_prof_with_stack, torch_prof_with_flops: What it records;
-            with none of them it does not run.
+        torch_prof_record_shapes, torch_prof_profile_memory, torch_prof_with_stack, torch_prof_with_flops: Data that it
+            records; with none of them it does not run.
         torch_prof_num_traces_to_keep: Without effect, as in Composer; torch's traces are kept.
         **options: Anything else that `tracekit.Profiler` takes.
 
@@ -257,7 +248,7 @@ class Profiler:
         """Return the marker of that name; Composer's arguments in its order.
 
         As in Composer, a name's first call decides when it records and about its instants, for its engine asks for the start and
-        the finish of one slice with different arguments. Other categories make a marker of their own; none are those of the
+        the finish of one slice with different arguments. Other categories make a separate marker; none are those of the
         first call. A marker that records in ACTIVE records in ACTIVE_AND_SAVE, too, which the engine forgets to ask for. Of
         tracekit's own callback, which it times like any other, nothing is recorded.
         """

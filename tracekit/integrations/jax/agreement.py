@@ -1,4 +1,4 @@
-"""Agreement: all processes of a run begin a trace after the same step, though each has a clock of its own."""
+"""Agreement: begin a trace after the same step in all processes of a run, whose clocks differ."""
 
 from __future__ import annotations
 
@@ -13,22 +13,18 @@ from tracekit.integrations.jax.trace import coordination_client
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Agreement", "make_agreement", "steps_ahead"]
+__all__ = ["Agreement", "make_agreement"]
 
 logger = logging.getLogger("tracekit")
 
 _AHEAD_NS: Final = 2_000_000_000
+"""A trace is announced this long before its first step, so that all processes know of it in time."""
 _LISTEN_MS: Final = 500
 _numbers = itertools.count()
 
 
-def steps_ahead(step_ns: int) -> int:
-    """Return how many steps ahead of its first step a trace is announced, so that everybody knows of it in time."""
-    return 2 + math.ceil(_AHEAD_NS / max(step_ns, 1_000_000))
-
-
 def make_agreement(index: int, announced: Callable[[int], None]) -> Agreement | None:
-    """Return what the processes agree by; None, with a line in the log, where they have not been introduced to each other."""
+    """Return an `Agreement`; None, with a warning, without ``jax.distributed``."""
     client = coordination_client()
     if client is None:
         logger.warning(
@@ -40,14 +36,10 @@ def make_agreement(index: int, announced: Callable[[int], None]) -> Agreement | 
 
 
 class Agreement:
-    """Process 0 announces the step after which a trace begins; all others listen on a thread of their own.
+    """Process 0 announces the step after which a trace begins; each other process listens on a thread.
 
     It uses the key-value store of ``jax.distributed``: no collective, and nothing on the path of a step waits.
-
-    Args:
-        client: The client of that store.
-        index: The number of this process.
-        announced: Called with the step, on any thread.
+    ``announced`` is called with the step, on any thread.
     """
 
     def __init__(self, client: Any, index: int, announced: Callable[[int], None]) -> None:
@@ -64,21 +56,19 @@ class Agreement:
             self._thread.start()
 
     def ask(self, step: int, step_ns: int) -> None:
-        """Note that it is time for a trace; process 0 then tells all processes, and this one, when it begins.
+        """Request a trace after a step; process 0 then announces to all processes when it begins.
 
-        Args:
-            step: The step that is over.
-            step_ns: How long a step takes, at least.
+        ``step_ns`` is the shortest duration of a step.
         """
         if self._thread is not None or step <= self._asked_for:
             return
-        self._asked_for = step + steps_ahead(step_ns)
+        self._asked_for = step + 2 + math.ceil(_AHEAD_NS / max(step_ns, 1_000_000))
         self._client.key_value_set(f"{self._prefix}/{self._count}", str(self._asked_for))
         self._count += 1
         self._announced(self._asked_for)
 
     def close(self) -> None:
-        """Stop listening; waits for half a second as a rule."""
+        """Stop listening; usually waits for half a second."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join(4 * _LISTEN_MS / 1000)

@@ -23,20 +23,20 @@ class JaxProfilerConfig:
     """When JAX traces are recorded, and where they go. Names and defaults are those of xLSTM-JAX's ``JaxProfilerConfig``.
 
     Attributes:
-        every_n_epochs: Traces begin in epochs whose number this divides; -1 is every epoch.
-        every_n_steps: A further trace begins so many steps after ``profile_first_step``, and so on; -1 is none.
-        main_process_only: Whether only process 0 records traces.
+        every_n_epochs: Traces begin in epochs with a multiple of this number; -1 is every epoch.
+        every_n_steps: A further trace begins this number of steps after ``profile_first_step``, and so on; -1 is none.
+        main_process_only: Only process 0 records traces.
         profile_every_n_minutes: A trace begins when that much time has passed since the last one, or since the training
             started; negative is never, 0 is one after the other. With several recording processes, process 0 decides.
         profile_first_step: A trace begins after this step, counted from 1; in a run that is resumed beyond it, after the
             first step there is.
-        profile_n_steps: How many steps a trace holds.
+        profile_n_steps: Number of steps in a trace.
         profile_log_dir: Folder of the traces, below the log path; an absolute path or URL replaces that. A ``Path`` is kept as
             text.
-        callback_class: What `create` makes.
+        callback_class: The class that `create` makes.
 
     Raises:
-        ConfigError: A value is none that it can have.
+        ConfigError: A value is out of range.
     """
 
     every_n_epochs: int = -1
@@ -72,7 +72,7 @@ class JaxProfilerConfig:
 
         Args:
             trainer: The trainer.
-            data_module: Taken and not used.
+            data_module: Not used.
 
         Raises:
             ConfigError: As `JaxProfiler` says.
@@ -81,7 +81,7 @@ class JaxProfilerConfig:
         return made
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a field; the default, if there is none of that name."""
+        """Return a field, or the default if the name is unknown."""
         return self.to_dict().get(key, default)
 
     def to_dict(self) -> dict[str, int | float | bool | str]:
@@ -90,7 +90,7 @@ class JaxProfilerConfig:
 
 
 def log_dir(config: JaxProfilerConfig, trainer: Any, log_path: str | os.PathLike[str] | None) -> str:
-    """Return where the traces go, and make it.
+    """Return the folder of the traces, and make it.
 
     Raises:
         ConfigError: The trainer does not say where, or the folder cannot be made.

@@ -1,4 +1,4 @@
-"""JaxProfiler: records JAX traces of some steps of a training, and steps the tracekit profiler along."""
+"""JaxProfiler: records JAX traces of some steps of a training, and steps the tracekit profiler."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ logger = logging.getLogger("tracekit")
 class JaxProfiler:
     """Records JAX traces of some steps of a training, on the clock of tracekit's own.
 
-    A plain object with the hooks of a training loop, each of which may be left out but `on_training_step`::
+    A plain object with the hooks of a training loop; only `on_training_step` is required::
 
         config = JaxProfilerConfig(profile_first_step=3)
         with Profiler(trace_handlers=[...]), JaxProfiler(config, log_path="runs/1") as jax_profiler:
@@ -51,8 +51,8 @@ class JaxProfiler:
     or the callback of a trainer that calls these hooks. ``tracekit merge`` on the folder of the rank traces and the log
     directory then puts both on one timeline.
 
-    A trace is ``<log_path>/<profile_log_dir>/plugins/profile/step_<first step>/process<index>-<host>.trace.json.gz``, with the
-    xplane.pb for XProf and TensorBoard beside it. All processes of a run share that folder, and no file there is overwritten.
+    A trace is ``<log_path>/<profile_log_dir>/plugins/profile/step_<first step>/process<index>-<host>.trace.json.gz``, next to the
+    xplane.pb for XProf and TensorBoard. All processes of a run share that folder, and no file there is overwritten.
 
     Wrong arguments raise `ConfigError` here. After that nothing raises into the training: failures are logged once and counted
     in `failures` (``TRACEKIT_STRICT=1`` raises them). JAX keeps a trace in memory until it ends: an exception, the end of the
@@ -61,15 +61,15 @@ class JaxProfiler:
     All methods belong to the training thread. A forked child does nothing.
 
     Args:
-        config: When traces are recorded, and where they go.
-        trainer: What has a ``log_path``, and ``state.params``, which a trace waits for before it ends.
-        data_module: Taken for trainers that give it to their callbacks, and not used.
-        log_path: What ``profile_log_dir`` is below of, without a trainer; the current folder if None.
+        config: Schedule and folder of the traces.
+        trainer: Has a ``log_path``, and ``state.params``; a trace waits for these before it ends.
+        data_module: Not used; for trainers that pass it to their callbacks.
+        log_path: Parent of ``profile_log_dir``, without a trainer; the current folder if None.
         profiler: The tracekit profiler; the one that is active when the training starts if None.
-        step_profiler: Whether the hooks call its `Profiler.step` and `Profiler.next_epoch`; False where the loop does.
-        annotate_steps: Whether every step of a trace has a ``StepTraceAnnotation``, by which XProf tells of steps; None is where
-            there is no trainer, since trainers make their own.
-        background: Whether the training goes on while JAX writes a trace; no other one begins meanwhile. Otherwise the training
+        step_profiler: The hooks call its `Profiler.step` and `Profiler.next_epoch`; False if the loop does.
+        annotate_steps: Give every step of a trace a ``StepTraceAnnotation``, by which XProf shows steps; None is True without a
+            trainer, since trainers make their own.
+        background: Continue the training while JAX writes a trace; no other one begins meanwhile. Otherwise the training
             waits, and every half minute a line in the log says so: with many accelerators that takes minutes.
         profiler_options: ``jax.profiler.ProfileOptions``, passed on as they are.
         clock: The clocks to read; for tests.
@@ -79,7 +79,7 @@ class JaxProfiler:
 
     Attributes:
         config: As given.
-        log_dir: Where the traces go.
+        log_dir: Folder of the traces.
 
     Raises:
         ConfigError: An argument is wrong, JAX is not installed, or the log directory cannot be made.
@@ -130,7 +130,7 @@ class JaxProfiler:
 
     @property
     def failures(self) -> Counter[str]:
-        """What went wrong while recording, and how often; with a tracekit profiler, its own `Profiler.stats` have it as well."""
+        """Number of failures by kind; with a tracekit profiler, also in its `Profiler.stats`."""
         return self._failures.counts
 
     @property
@@ -140,7 +140,7 @@ class JaxProfiler:
 
     @property
     def is_tracing(self) -> bool:
-        """Whether a trace runs."""
+        """True while a trace runs."""
         return self._recorder is not None and self._recorder.is_tracing
 
     # ---- attributes of xLSTM-JAX's callback ----------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class JaxProfiler:
 
     @property
     def profile_first_step(self) -> int:
-        """Step after which the latest trace began; before any trace, the configured step."""
+        """Step that the latest trace began after; before any trace, the configured step."""
         return self.config.profile_first_step if self._latest_start is None else self._latest_start
 
     @property
@@ -167,7 +167,7 @@ class JaxProfiler:
 
     @property
     def profiler_active(self) -> bool:
-        """Whether a trace is being recorded; the same as `is_tracing`."""
+        """True while a trace runs; the same as `is_tracing`."""
         return self.is_tracing
 
     @property
@@ -187,7 +187,7 @@ class JaxProfiler:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # After an exception, what computes the arrays may never be done.
+        # After an exception, the arrays may never be computed.
         self._guard(self._close, exc is None)
 
     def close(self) -> None:
@@ -206,7 +206,7 @@ class JaxProfiler:
         self.close()
 
     def finalize(self, *_args: object, **_kwargs: object) -> None:
-        """End and save the trace that runs, without waiting for what the device computes: the training may have failed."""
+        """End and save the running trace without waiting for the device: the training may have failed."""
         self._guard(self._close, False)
 
     # ---- the training loop --------------------------------------------------------------------------------------------
@@ -223,12 +223,12 @@ class JaxProfiler:
         """Note that a step is over; call it after each.
 
         Args:
-            step_metrics: What the step returned; a trace ends when these arrays are computed. Not looked at otherwise.
+            step_metrics: The result of the step; a trace ends when these arrays are computed. Not used otherwise.
             epoch_idx: The number of the epoch.
             step_idx: The number of the step in the whole run, from 1; None is one more than the last. A run that is resumed
-                begins with a larger one, and the tracekit profiler counts its batches from there, unless it was told.
-            samples: How many samples the step had, for the tracekit profiler: of this rank or of all, as its ``counts`` says.
-            tokens: How many tokens it had, likewise.
+                begins with a larger one, and the tracekit profiler counts its batches from there, unless it counts already.
+            samples: Number of samples, for the tracekit profiler: of this rank or of all, according to its ``counts``.
+            tokens: Number of tokens, likewise.
         """
         if os.getpid() != self._pid:
             return
@@ -293,7 +293,7 @@ class JaxProfiler:
         self._stop("a new training")
         self._profiler = self._given_profiler or active_profiler()
         self._stepped_ns = self._clock.monotonic_ns()
-        self._windows.count_from(self._stepped_ns)
+        self._windows.last_ns = self._stepped_ns
         atexit.unregister(self._close_at_exit)
         atexit.register(self._close_at_exit)  # for loops without a with block and a last hook
         if not self._began:
@@ -326,7 +326,7 @@ class JaxProfiler:
         )
 
     def _resume(self, profiler: Profiler, number: int | None) -> None:
-        """Have the tracekit profiler count on where a resumed run is, unless somebody has told it."""
+        """Set the tracekit profiler to the step of a resumed run, unless it counts already."""
         if self._step == 0 and number is not None and int(number) > 1 and profiler.timestamp == Timestamp():
             profiler.resume_at(Timestamp(batch=int(number) - 1))
 
@@ -357,7 +357,7 @@ class JaxProfiler:
             recorder.annotate(self._step + 1)
 
     def _stop(self, cut_by: str = "", *, wait: bool = True) -> None:
-        """End the trace that runs; ``wait`` is for what the device still computes of its last step."""
+        """End the running trace; with ``wait``, once the device has finished its last step."""
         if self._recorder is not None:
             self._recorder.stop(self._awaited if wait else None, cut_by)
         self._arrays = None

@@ -1,14 +1,13 @@
-"""TraceRecorder: begins and ends JAX traces, one at a time, and has them written."""
+"""TraceRecorder: begins, ends and writes JAX traces, one at a time."""
 
 from __future__ import annotations
 
 import logging
+import threading
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
-from tracekit.integrations.jax.trace import traces_among
-from tracekit.integrations.jax.writing import Writing
 from tracekit.notices import Notices
 
 if TYPE_CHECKING:
@@ -25,21 +24,15 @@ __all__ = ["TraceRecorder"]
 logger = logging.getLogger("tracekit")
 
 _CATEGORIES: Final = ("jax profiler",)
+_TRACES: Final = (".trace.json.gz", ".trace.json")
+HEARTBEAT_S: Final = 30.0
 
 
 class TraceRecorder:
-    """Begins and ends JAX traces. Used by the training thread.
-
-    Args:
-        make_trace: Makes a trace, which is not started.
-        windows: Is told when a trace begins and ends.
-        report: Takes failures; called on any thread.
-        clock: For how long things take.
-        annotates: Whether every step of a trace is annotated.
-        background: Whether the training goes on while a trace is written.
+    """Begins and ends JAX traces. Used by the training thread; ``report`` takes failures on any thread.
 
     Attributes:
-        profiler: The tracekit profiler that hears of the traces, or None.
+        profiler: The tracekit profiler that is notified of the traces, or None.
         traces: The JSON traces that were written so far.
     """
 
@@ -63,11 +56,11 @@ class TraceRecorder:
         self._background = background
         self._notices = Notices(clock.monotonic_ns)
         self._trace: JaxTrace | None = None
-        self._writing: Writing | None = None
+        self._writing: _Writing | None = None
 
     @property
     def is_tracing(self) -> bool:
-        """Whether a trace runs."""
+        """True while a trace runs."""
         return self._trace is not None
 
     def start(self, step: int) -> None:
@@ -89,16 +82,14 @@ class TraceRecorder:
         logger.info("tracekit: JAX records from step %d on", step + 1)
 
     def annotate(self, step: int) -> None:
-        """Have the annotation of a step begin, where a trace runs and steps are annotated."""
+        """Begin the annotation of a step, if a trace runs and steps are annotated."""
         if self._trace is not None and self._annotates:
             self._trace.annotate(step)
 
     def stop(self, awaited: Callable[[], Any] | None, cut_by: str = "") -> None:
-        """End the trace that runs, if one does, and have it written.
+        """End and write the running trace, if there is one, once the arrays that ``awaited`` returns are computed.
 
-        Args:
-            awaited: Returns the arrays whose computation is to be in it; None waits for none.
-            cut_by: What ends it early; empty where nothing does.
+        ``cut_by`` is the reason for an early end, if any.
         """
         trace, self._trace = self._trace, None
         if trace is None:
@@ -108,21 +99,21 @@ class TraceRecorder:
             trace.annotate(None)
             if awaited is not None:
                 trace.wait_for(awaited())
-        except Exception as error:  # noqa: BLE001 - what JAX computes may have failed, and the trace may tell why
+        except Exception as error:  # noqa: BLE001 - the computation may have failed, and the trace may show why
             self._report(error)
-        self._writing = Writing(lambda: self._write(trace, held, cut_by))
+        self._writing = _Writing(lambda: self._write(trace, held, cut_by))
         if not self._background:
             with self._slice("jax.profiler.stop_trace"):
                 self._writing.wait()
-            self._windows.count_from(self._clock.monotonic_ns())
+            self._windows.last_ns = self._clock.monotonic_ns()
 
     def wait(self) -> None:
-        """Return when the last trace is written."""
+        """Wait until the last trace is written."""
         if self._writing is not None:
             self._writing.wait()
 
     def _write(self, trace: JaxTrace, held: Held, cut_by: str) -> None:
-        """End JAX's trace and move its files, on a thread of its own."""
+        """End JAX's trace and move its files, on the writing thread."""
         begin_ns = self._clock.monotonic_ns()
         try:
             files = trace.stop(keep=held.steps > 0 or not cut_by)
@@ -130,7 +121,7 @@ class TraceRecorder:
             self._report(error)
             return
         seconds = (self._clock.monotonic_ns() - begin_ns) / 1e9
-        traces = traces_among(files)
+        traces = [file for file in files if file.endswith(_TRACES)]
         self.traces += traces
         for path in traces:
             if self.profiler is not None:
@@ -146,3 +137,27 @@ class TraceRecorder:
 
     def _slice(self, name: str) -> AbstractContextManager[object]:
         return nullcontext() if self.profiler is None else self.profiler.marker(name, _CATEGORIES)
+
+
+class _Writing:
+    """Runs a function that raises nothing on a thread, which the interpreter waits for at its end."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._thread = threading.Thread(target=work, name="tracekit-jax-writing")
+        try:
+            self._thread.start()
+        except RuntimeError:  # the interpreter is ending, and starts no more threads
+            work()
+
+    def is_alive(self) -> bool:
+        """Return True until it is done."""
+        return self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Wait until it is done, and log that every half minute."""
+        seconds = 0.0
+        while self._thread.is_alive():
+            self._thread.join(HEARTBEAT_S)
+            seconds += HEARTBEAT_S
+            if self._thread.is_alive():
+                logger.warning("tracekit: JAX has been writing its trace for %d s; training waits for it", seconds)

@@ -1,4 +1,4 @@
-"""JaxTrace: one run of ``jax.profiler``, from its start to its files; the only module that imports jax."""
+"""JaxTrace, one run of ``jax.profiler`` from its start to its files, and JaxAnnotations; the only module that imports jax."""
 
 from __future__ import annotations
 
@@ -14,18 +14,26 @@ from tracekit import storage
 from tracekit.clock import SYSTEM_CLOCK, Clock
 from tracekit.errors import ConfigError, StorageError
 from tracekit.formats.xprof import ANCHOR_EVENT, without_hosts
+from tracekit.handlers.mirrors.mirror import Mirror
 
 if TYPE_CHECKING:
-    from tracekit.distributed import ProcessInfo
+    from collections.abc import Sequence
 
-__all__ = ["JaxTrace", "coordination_client", "import_jax"]
+    from tracekit.distributed import ProcessInfo
+    from tracekit.handlers.mirrors.mirror import Moment
+
+__all__ = ["JaxAnnotations", "JaxTrace", "coordination_client", "import_jax"]
 
 logger = logging.getLogger("tracekit")
 
 _XPLANE: Final = ".xplane.pb"
-_TRACES: Final = (".trace.json.gz", ".trace.json")
+_IDENTITY: Final[dict[str, object]] = {
+    **dict.fromkeys(("rank", "local_rank", "world_size", "node", "pid", "attempt", "start_ticks"), 0),
+    **dict.fromkeys(("host", "run_id", "boot_id"), ""),
+}
+"""Fields of the process that a trace holds, and their values where they are unknown."""
 _ANCHORS: Final = 3
-"""The first one takes longer than the others, and the shortest tells the time best."""
+"""The first one takes longer than the others, and the shortest is the most precise."""
 
 
 def import_jax() -> Any:
@@ -54,17 +62,17 @@ class JaxTrace:
     """One run of ``jax.profiler``.
 
     JAX names its files by host and second, so that processes of one host overwrite each other's, and those of several hosts
-    are in different folders, which XProf shows as different runs. Here each process records into a folder of its own, hidden in
+    are in different folders, which XProf shows as different runs. Here each process records into its own folder, hidden in
     the log directory, and moves its files to ``plugins/profile/step_<first step>/process<index>-<host>.*``, which is the same
     folder for all processes of a run.
 
     Args:
         jax: The module.
         log_dir: The log directory, a path or URL.
-        process: Who records; goes into the trace, so that the merge knows whose it is.
+        process: The recording process; goes into the trace, for the merge.
         index: JAX's number of the process.
         options: ``jax.profiler.ProfileOptions`` or None.
-        clock: What the trace is tied to.
+        clock: The clock that the trace is tied to.
     """
 
     def __init__(
@@ -81,11 +89,7 @@ class JaxTrace:
         self._annotation: Any = None
 
     def start(self, first_step: int) -> None:
-        """Begin.
-
-        Args:
-            first_step: The number of the first step that it will hold.
-        """
+        """Begin a trace whose first step has this number."""
         self._step = first_step
         local = None if storage.is_remote(self._log_dir) else self._log_dir
         if local is not None:
@@ -101,30 +105,18 @@ class JaxTrace:
         try:
             for _ in range(_ANCHORS):
                 self._anchor()
-        except Exception as error:  # noqa: BLE001 - another version of JAX may throw anything, and has an xplane.pb as well
+        except Exception as error:  # noqa: BLE001 - another version of JAX may throw anything, and also has an xplane.pb
             logger.warning("tracekit: the JAX trace has no reading of the clock, and needs its xplane.pb: %r", error)
 
     def _anchor(self) -> None:
-        """Write the time into the trace, in which every time counts from a start that it does not tell."""
-        process = self._process
-        who = {
-            "rank": process.rank,
-            "local_rank": process.local_rank,
-            "world_size": process.world_size,
-            "node": process.node,
-            "host": process.host,
-            "pid": process.pid,
-            "attempt": process.attempt,
-            "run_id": process.run_id,
-            "boot_id": process.boot_id or "",
-            "start_ticks": process.start_ticks or 0,
-        }
+        """Write the time into the trace, which does not hold the start of its own times."""
+        who = {name: getattr(self._process, name) or default for name, default in _IDENTITY.items()}
         with self._jax.profiler.TraceAnnotation(ANCHOR_EVENT, first_step=self._step, **who) as annotation:
             wall_ns = self._clock.wall_ns()
             annotation.set_metadata(wall_ns=wall_ns)
 
     def annotate(self, step: int | None) -> None:
-        """End the step that is annotated, and begin the next one, so that XProf tells of each step; None begins none.
+        """End the annotated step, and begin the next one, so that XProf shows each step; None begins none.
 
         Called on one thread.
         """
@@ -137,15 +129,12 @@ class JaxTrace:
             self._annotation = annotation
 
     def wait_for(self, arrays: Any) -> None:
-        """Return when what computes these arrays is done, and so is in the trace."""
+        """Wait until these arrays are computed, so that their computation is in the trace."""
         if arrays is not None:
             self._jax.block_until_ready(arrays)
 
     def stop(self, *, keep: bool = True) -> list[str]:
-        """End, and return the files. May be called on any thread, and take minutes.
-
-        Args:
-            keep: Whether the files are wanted.
+        """End, and return the files, or delete them. May be called on any thread, and take minutes.
 
         Raises:
             StorageError: The files could not be moved; the message says where they are.
@@ -198,7 +187,7 @@ class JaxTrace:
         return f"{own}.{name}"
 
     def _session(self, names: list[str]) -> str:
-        """Return a folder in which no file of this process is yet: there may be an earlier run in the same log directory."""
+        """Return a folder without files of this process: the log directory may hold an earlier run."""
         folder = f"{self._log_dir.rstrip('/')}/plugins/profile/step_{self._step:08d}"
         session, number = folder, 0
         while any(storage.exists(f"{session}/{name}") for name in names):
@@ -215,6 +204,34 @@ def _hide_host(file: Path) -> None:
         hidden.replace(file)
 
 
-def traces_among(files: list[str]) -> list[str]:
-    """Return those files that are JSON traces."""
-    return [file for file in files if file.endswith(_TRACES)]
+class JaxAnnotations(Mirror):
+    """Shows every marker as a ``jax.profiler.TraceAnnotation``, which XProf and TensorBoard show.
+
+    A trace handler: ``Profiler(trace_handlers=[JSONTraceHandler(...), JaxAnnotations()])``. Like every inline handler it has a
+    slice take some microseconds instead of half of one, and more while JAX's tracer of Python functions runs. Instants are not
+    shown: JAX has none. Thread-safe.
+
+    Raises:
+        ConfigError: JAX is not installed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._annotation = import_jax().profiler.TraceAnnotation
+
+    def begin(self, name: str, categories: Sequence[str], moment: Moment) -> Any:
+        """Begin an annotation."""
+        annotation = self._annotation(name)
+        annotation.__enter__()
+        return annotation
+
+    def end(self, opened: Any, moment: Moment, exception: str | None) -> None:
+        """End an annotation."""
+        self.leave(opened)
+
+    def mark(self, name: str, categories: Sequence[str], moment: Moment) -> None:
+        """Do nothing."""
+
+    def leave(self, opened: Any) -> None:
+        """End an annotation, on any thread."""
+        opened.__exit__(None, None, None)

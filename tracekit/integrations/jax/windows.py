@@ -1,4 +1,4 @@
-"""Windows: after which steps JAX traces begin and end. It knows nothing of JAX and reads no clock."""
+"""Windows: decides when JAX traces begin and end. Uses neither JAX nor a clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MINUTE_NS: Final = 60_000_000_000
 
 
 class Decision(Enum):
-    """What is to be done after a step."""
+    """The action after a step."""
 
     NOTHING = "nothing"
     START = "start"
@@ -26,13 +26,13 @@ class Decision(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a trace holds.
+    """The steps of a trace.
 
     Attributes:
         first: The number of its first step.
-        steps: How many steps it holds, 0 or more.
-        wanted: How many it should.
-        again: Whether it is begun once more.
+        steps: Number of steps that it holds, 0 or more.
+        wanted: Number of steps that it should hold.
+        again: True if it is begun once more.
     """
 
     first: int
@@ -55,14 +55,11 @@ class Windows:
 
     Used by the training thread; `announce` may be called by any other.
 
-    Args:
-        config: What is wanted.
-
     Attributes:
-        agreed: Whether the time alone begins no trace, but `announce`, as several processes must agree.
-        first_step: Of the trace that runs: the step after which it began; None while none runs.
-        last_ns: The monotonic time from which the time until the next trace counts.
-        missed: How many traces were announced too late.
+        agreed: True if several processes must agree: then `announce` begins a trace, and the time alone does not.
+        first_step: The step after which the running trace began; None while no trace runs.
+        last_ns: Start of the time until the next trace, by the monotonic clock.
+        missed: Number of traces that were announced too late.
     """
 
     def __init__(self, config: JaxProfilerConfig) -> None:
@@ -78,22 +75,12 @@ class Windows:
         self._repeat = False
         self._announced: int | None = None
 
-    def count_from(self, now_ns: int) -> None:
-        """Count the time until the next trace from here."""
-        self.last_ns = now_ns
-
     def announce(self, step: int) -> None:
-        """Have a trace begin after that step, as all other processes do."""
+        """Begin a trace after that step, as all other processes do."""
         self._announced = step
 
     def after_step(self, step: int, epoch: int, now_ns: int) -> Decision:
-        """Decide what is to be done after a step; `started` or `ended` tell that it was done.
-
-        Args:
-            step: Its number.
-            epoch: The number of its epoch.
-            now_ns: The monotonic clock.
-        """
+        """Return the action after a step of an epoch, given by their numbers; `started` or `ended` confirm it."""
         self._last_step = step
         config = self._config
         if self.first_step is not None:
@@ -102,11 +89,10 @@ class Windows:
                 self._end_step = max(self._end_step, step + config.profile_n_steps)
             # A loop that begins to count anew has no later step to wait for.
             return Decision.STOP if step >= self._end_step or step < self.first_step else Decision.NOTHING
-        announced, self._announced = self._announced, None
-        if announced is not None and step < announced:
-            self._announced = announced
-        elif announced is not None and step > announced:
-            self.missed += 1
+        announced = self._announced
+        if announced is not None and step >= announced:
+            self._announced = None
+            self.missed += step > announced
         if config.every_n_epochs > 0 and epoch % config.every_n_epochs:
             return Decision.NOTHING
         if self._repeat or step == announced or self._is_due_by_number(step):
@@ -129,12 +115,7 @@ class Windows:
         self._is_repeated, self._repeat = self._repeat, False
 
     def ended(self, now_ns: int, *, early: bool = False) -> Held:
-        """Note that the trace has ended, or, where none runs, that it could not begin; the next one comes when it is due.
-
-        Args:
-            now_ns: The monotonic clock.
-            early: Whether it had to; it is then begun once more, unless it was that one.
-        """
+        """Note that the trace has ended, or that it could not begin. One that ended early is begun once more, but only once."""
         if self.first_step is None:
             self.started()
         assert self.first_step is not None

@@ -1,8 +1,7 @@
-"""What Lightning does, as slices in the trace of the active tracekit profiler, and as a table."""
+"""ActionSlices: the actions of Lightning as slices in the trace of the active tracekit profiler, and as a table."""
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from array import array
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.integrations.lightning.actions import action_of
-from tracekit.integrations.lightning.table import Row, table
+from tracekit.integrations.lightning.table import durations_table
+from tracekit.notices import WarnOnce
 from tracekit.recording.lifecycle import marker
 from tracekit.statistics import DurationStatistics
 
@@ -26,19 +26,17 @@ if TYPE_CHECKING:
 
 __all__ = ["ActionSlices"]
 
-logger = logging.getLogger("tracekit")
-
 _get_ident = threading.get_ident
 _exc_info = sys.exc_info
 _AT_ONCE: Final = 256
-"""Durations that are counted together: one by one costs several times as much."""
+"""Durations that are counted together, which is several times faster than one by one."""
 MAX_RECORDED: Final = 10_000
 """Single durations that are kept of each kind of action on each thread."""
 
 
 @dataclass(slots=True)
 class _Kind:
-    """One kind of action on one thread: its slices, and how long they took."""
+    """One kind of action on one thread: its slices and their durations."""
 
     marker: Marker | None
     waiting_ns: list[int] = field(default_factory=list)
@@ -58,7 +56,7 @@ class _Kind:
 
 @dataclass(slots=True)
 class _Thread:
-    """What runs on one thread: (name, kind, start, the exception that was being handled then), the innermost last."""
+    """The open actions of one thread: (name, kind, start, the exception that was being handled then), the innermost last."""
 
     open: list[_Open] = field(default_factory=list)
     kinds: dict[str, _Kind] = field(default_factory=dict)
@@ -67,8 +65,8 @@ class _Thread:
 class ActionSlices:
     """Records a slice from the start to the stop of each action.
 
-    Actions nest, and may be open several times, on any number of threads. One that is ended by an exception says so in
-    its slice. A stop without a start on its thread is ignored, and told of once.
+    Actions nest, and may be open several times, on any number of threads. The slice of an action that an exception ends
+    names the exception. A stop without a start on its thread is ignored, and logged once.
 
     Args:
         clock: The clock for the table; slices have that of their profiler.
@@ -83,12 +81,11 @@ class ActionSlices:
         self._threads: dict[int, _Thread] = {}
         self._first_ns: int | None = None
         self._last_ns = 0
-        self._told = False
-        self._told_of_limit = False
+        self._warn = WarnOnce("tracekit: ")
 
     def start(self, action_name: str) -> None:
         """Begin a slice."""
-        # Lightning calls this, and `stop`, a hundred times for each batch: what is seldom needed is done elsewhere.
+        # Lightning calls this, and `stop`, a hundred times for each batch, so rare cases are handled elsewhere.
         try:
             thread = self._threads[_get_ident()]
             kind = thread.kinds[action_name]
@@ -103,7 +100,7 @@ class ActionSlices:
             kind.marker.__enter__()
 
     def stop(self, action_name: str) -> None:
-        """End the innermost slice of this name on this thread, and what an exception has left open in it."""
+        """End the innermost slice of this name on this thread, and those that an exception has left open in it."""
         found: _Open | None
         try:
             found = self._threads[_get_ident()].open.pop()
@@ -137,7 +134,7 @@ class ActionSlices:
         return thread, thread.kinds.setdefault(action_name, kind)
 
     def _take(self, last: _Open, action_name: str) -> _Open | None:
-        """Return the innermost of that name, which is not the last that was started; None if there is none."""
+        """Return the innermost of that name, which is not the last that was started, or None."""
         started = self._threads[_get_ident()].open
         started.append(last)
         for place in reversed(range(len(started))):
@@ -152,37 +149,32 @@ class ActionSlices:
         return None
 
     def close(self) -> None:
-        """End what is open on this thread: a run that failed has left it, or Lightning tells no more."""
+        """End the open slices of this thread, which a failed run leaves."""
         thread = self._threads.get(threading.get_ident())
         for name, *_ in reversed(thread.open if thread is not None else []):
             self.stop(name)
 
     def durations(self) -> dict[str, DurationStatistics]:
-        """Return how long each action took, over all threads, by its name; those of one that is still open come later."""
+        """Return the durations of each ended action, over all threads, by its name."""
         found: dict[str, DurationStatistics] = {}
-        for thread in list(self._threads.values()):
-            for name, kind in list(thread.kinds.items()):
-                found.setdefault(name, DurationStatistics()).merge(kind.settle())
+        for name, kind in self._kinds():
+            found.setdefault(name, DurationStatistics()).merge(kind.settle())
         return {name: statistics for name, statistics in found.items() if statistics.count}
 
     @property
     def recorded_durations(self) -> defaultdict[str, list[float]]:
         """Single durations in seconds, by action: the latest 10,000 of each on each thread; `durations` counts all."""
         found: defaultdict[str, list[float]] = defaultdict(list)
-        for thread in list(self._threads.values()):
-            for name, kind in list(thread.kinds.items()):
-                count = kind.settle().count
-                if count:
-                    found[name] += [duration_ns / 1e9 for duration_ns in kind.recorded_ns[-MAX_RECORDED:]]
-                if count > MAX_RECORDED and not self._told_of_limit:
-                    self._told_of_limit = True
-                    logger.warning(
-                        "tracekit: recorded_durations holds the latest %d durations of each action, and %r has %d; "
-                        "durations() counts all",
-                        MAX_RECORDED,
-                        name,
-                        count,
-                    )
+        for name, kind in self._kinds():
+            count = kind.settle().count
+            if count:
+                found[name] += [duration_ns / 1e9 for duration_ns in kind.recorded_ns[-MAX_RECORDED:]]
+            if count > MAX_RECORDED:
+                self._warn(
+                    "recorded_durations",
+                    f"recorded_durations holds the latest {MAX_RECORDED} durations of each action, and {name!r} has {count}; "
+                    "durations() counts all",
+                )
         return found
 
     def by_title(self) -> dict[str, DurationStatistics]:
@@ -199,28 +191,25 @@ class ActionSlices:
         """
         if self._first_ns is None:
             return ""
-        whole_ns = self._last_ns - self._first_ns
-        rows = [Row(title, durations, whole_ns) for title, durations in self.by_title().items()]
-        return table("Action", rows, extended=self.extended)
+        return durations_table("Action", self.by_title(), self._last_ns - self._first_ns, extended=self.extended)
 
     def _may_be_stopped(self, action_name: str) -> bool:
         """Return True if any thread has started the action and its stop has not come."""
-        return any(
-            name == action_name and (kind.open or kind.was_cut)
-            for thread in list(self._threads.values())
-            for name, kind in list(thread.kinds.items())
-        )
+        return any(name == action_name and (kind.open or kind.was_cut) for name, kind in self._kinds())
+
+    def _kinds(self) -> list[tuple[str, _Kind]]:
+        """Return the kinds of actions of all threads, which may go on meanwhile."""
+        return [item for thread in list(self._threads.values()) for item in list(thread.kinds.items())]
 
     def _started_again(self, action_name: str) -> None:
         """Called at the start of an action that this thread has open already."""
 
     def _stopped_without_start(self, action_name: str) -> None:
-        if not self._told and not action_of(action_name).own:  # which begins before it listens
-            self._told = True
-            logger.warning(
-                "tracekit: the action %r was stopped on a thread that had not started it; it is left out, and so are all "
+        if not action_of(action_name).own:  # which begins before it listens
+            self._warn(
+                "stop",
+                f"the action {action_name!r} was stopped on a thread that had not started it; it is left out, and so are all "
                 "others of which this is true",
-                action_name,
             )
 
     def __getstate__(self) -> dict[str, Any]:

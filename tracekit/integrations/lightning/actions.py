@@ -1,4 +1,4 @@
-"""What Lightning calls the things that it does: the names that it gives to ``Trainer(profiler=...)``, read once each."""
+"""The names of actions that Lightning passes to ``Trainer(profiler=...)``, parsed once each."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from tracekit.integrations.lightning.ledger import CALLBACKS, CHECKPOINTING, DATA_LOADING, LOGGING, TRANSFER
+__all__ = ["CALLBACKS", "DATA_LOADING", "OTHER", "OWN_PREFIX", "PARTS", "Action", "action_of", "logger_action"]
 
-__all__ = ["OWN_PREFIX", "Action", "action_of", "logger_action"]
+DATA_LOADING: Final = "data loading"
+TRANSFER: Final = "transfer"
+CALLBACKS: Final = "callbacks"
+LOGGING: Final = "logging"
+CHECKPOINTING: Final = "checkpointing"
+OTHER: Final = "other"
+PARTS: Final = (DATA_LOADING, TRANSFER, CALLBACKS, LOGGING, CHECKPOINTING, OTHER)
+"""Parts of the downtime."""
 
 # "[LightningModule]Net.training_step", "[_TrainingEpochLoop].train_dataloader_next", "run_training_batch"
 _NAME: Final = re.compile(r"(?:\[(?P<owner>\w+)\])?(?P<rest>.*)", re.DOTALL)
@@ -23,20 +30,20 @@ _OF_TRANSFER: Final = (
     "on_after_batch_transfer",
 )
 OWN_PREFIX: Final = "tracekit."
-"""How the state keys of tracekit's callbacks begin, by which Lightning names their hooks."""
+"""Prefix of the state keys of tracekit's callbacks, by which Lightning names their hooks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One kind of thing that Lightning does.
+    """One kind of action of Lightning.
 
     Attributes:
-        name: What its slices are called: without the owner's kind, and without the arguments of a callback.
+        name: Name of its slices: without the owner's kind, and without the arguments of a callback.
         title: Lightning's name without the arguments of a callback; for tables.
-        categories: Of its slices.
+        categories: Categories of its slices.
         hook: The last part of the name: "training_step", "save_checkpoint" ...
-        part: To which part of the downtime it belongs; None for what runs a stage or a batch.
-        own: Whether it is a hook of tracekit's own, which only begins and ends slices and gets none.
+        part: Its part of the downtime; None if it runs a stage or a batch.
+        own: True for a hook of tracekit, which gets no slice.
     """
 
     name: str
@@ -49,7 +56,7 @@ class Action:
 
 @lru_cache(maxsize=4096)
 def action_of(text: str) -> Action:
-    """Read a name that Lightning gives to its profiler; any other is an action of the user's own."""
+    """Parse a name that Lightning passes to its profiler; any other is an action of the user."""
     match = _NAME.fullmatch(text)
     assert match is not None, "everything matches"
     owner = match["owner"] or ""
@@ -60,7 +67,7 @@ def action_of(text: str) -> Action:
 
 
 def logger_action(logger: object, method: str) -> str:
-    """Return the name of what a logger does, in Lightning's form, which has none of its own for it."""
+    """Return the name for a method of a logger, in the form of Lightning's own names."""
     return f"[Logger]{type(logger).__name__}.{method}"
 
 

@@ -1,4 +1,4 @@
-"""TracekitCallback: records the runs of Lightning's Trainer, and tells the profiler how far training has come."""
+"""TracekitCallback: records the runs of Lightning's Trainer, and reports the training time to the profiler."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tracekit.integrations.batches import samples_in, tokens_in
 from tracekit.integrations.lightning.action_slices import ActionSlices
 from tracekit.integrations.lightning.actions import OWN_PREFIX
 from tracekit.integrations.lightning.framework import Callback, profiler_of
-from tracekit.integrations.lightning.loader_workers import LoaderWorkers
+from tracekit.integrations.lightning.loader_workers import record_workers
 from tracekit.integrations.lightning.profiler import TracekitProfiler
-from tracekit.integrations.lightning.tap import Deaf, close_slices, listen, stop_listening
+from tracekit.integrations.lightning.profiler_hooks import NullListener, close_slices, listen, stop_listening
 from tracekit.naming import following_names
 from tracekit.recording.lifecycle import active_profiler
 from tracekit.recording.on_demand import OnDemand
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from tracekit.handlers.base import TraceHandler
     from tracekit.integrations.lightning.framework import LightningModule, Trainer
-    from tracekit.integrations.lightning.tap import Listener
     from tracekit.recording.schedule import Schedule
     from tracekit.recording.source import Source
 
@@ -40,7 +39,7 @@ logger = logging.getLogger("tracekit")
 
 
 class TracekitCallback(Callback):
-    """Records every run of a Trainer: one line gives a trace of all that Lightning does.
+    """Records every run of a Trainer: one line gives a trace of all actions of Lightning.
 
     Example::
 
@@ -72,9 +71,9 @@ class TracekitCallback(Callback):
         sources: As for `Profiler`.
         samples: Counts the samples of a batch.
         tokens: Counts its tokens.
-        hooks: Whether everything that Lightning does gets a slice: hooks of callbacks, module and strategy, data loading,
+        hooks: Give every action of Lightning a slice: hooks of callbacks, module and strategy, data loading,
             logging, checkpointing. With ``Trainer(profiler=TracekitProfiler())`` they get it from there.
-        workers: Whether the workers of data loaders record as well, each into a trace beside that of its rank.
+        workers: Record the workers of data loaders, each into a trace next to that of its rank.
         **options: More arguments of `Profiler`: ``counts="global"``, ``flush_interval=``, ``run_id=`` ...
 
     Raises:
@@ -108,7 +107,7 @@ class TracekitCallback(Callback):
         self._begins_at: Timestamp = options.pop("timestamp", None) or Timestamp()
         self._options = options
         self._recordings = 0
-        # What is wrong is to be known now, and not when the cluster has given the job its turn.
+        # Check the arguments now, not after the job has waited in the queue of a cluster.
         checked = None if isinstance(schedule, OnDemand) else schedule
         Profiler(self._handlers(), checked, sources=sources, timestamp=self._begins_at, **options)
         self.profiler: Profiler | None = None
@@ -117,26 +116,26 @@ class TracekitCallback(Callback):
         self._own = False
         self._stage = ""
         self._counts_evaluation = False
-        self._listener: Listener | None = None
-        self._loader_workers: LoaderWorkers | None = None
+        self._listener: NullListener | ActionSlices | None = None
+        self._restore_loaders: Callable[[], None] | None = None
         self._steps = 0
-        self._waiting = (0, 0)  # samples and tokens of micro-batches whose step is still to come
+        self._waiting = (0, 0)  # samples and tokens of micro-batches since the last step
 
     @property
     def state_key(self) -> str:
-        """What Lightning calls this callback."""
+        """Lightning's name for this callback."""
         return f"{OWN_PREFIX}{type(self).__qualname__}"
 
     @property
     def hooks(self) -> bool:
-        """Whether everything that Lightning does gets a slice."""
+        """True if every action of Lightning gets a slice."""
         return self._hooks
 
     # ---- the run --------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin to record."""
-        self._end(trainer, None)  # a run that another callback has kept from telling that it failed
+        self._end(trainer, None)  # of a run that failed unnoticed, because another callback raised
         self._stage = getattr(stage, "value", stage)  # an enum, whose name is another
         self._waiting = (0, 0)
         if trainer.global_step == 0:  # otherwise the same training goes on
@@ -147,11 +146,11 @@ class TracekitCallback(Callback):
         if self.profiler is None:
             return
         if self._workers:
-            self._loader_workers = LoaderWorkers(trainer, self.profiler)
+            self._restore_loaders = record_workers(trainer, self.profiler)
         self._counts_evaluation = self._stage != "fit" and int(self.profiler.timestamp.batch) == 0
         if self._hooks:
             has_slices = isinstance(profiler_of(trainer), TracekitProfiler)
-            self._listener = Deaf() if has_slices else ActionSlices()
+            self._listener = NullListener() if has_slices else ActionSlices()
             listen(trainer, self._listener, outermost=True)  # other slices begin and end within actions
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -159,7 +158,7 @@ class TracekitCallback(Callback):
         self._end(trainer, None)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Complete the recording of a run that fails, and tell the handlers why."""
+        """Complete the recording of a run that fails, and pass the exception to the handlers."""
         self._end(trainer, exception)
 
     def _started(self, trainer: Trainer, timestamp: Timestamp) -> Profiler | None:
@@ -192,9 +191,9 @@ class TracekitCallback(Callback):
     def _end(self, trainer: Trainer, error: BaseException | None) -> None:
         profiler, self.profiler = self.profiler, None
         listener, self._listener = self._listener, None
-        workers, self._loader_workers = self._loader_workers, None
-        if workers is not None:
-            workers.close()
+        restore_loaders, self._restore_loaders = self._restore_loaders, None
+        if restore_loaders is not None:
+            restore_loaders()
         if profiler is not None and self._own:
             close_slices(trainer)
         if listener is not None:
@@ -257,7 +256,7 @@ class TracekitCallback(Callback):
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *args: Any, **kwargs: Any
     ) -> None:
-        """Pass to the next batch, where there is no training."""
+        """Pass to the next batch, outside of training."""
         if self._counts_evaluation:
             self._count(trainer, batch)
             self._step()
@@ -266,7 +265,7 @@ class TracekitCallback(Callback):
     on_predict_batch_end = on_validation_batch_end
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to count, where there is no training."""
+        """Begin to count, outside of training."""
         if self._counts_evaluation and self.profiler is not None:
             self.profiler.restart_batch()
 
@@ -279,7 +278,7 @@ class TracekitCallback(Callback):
             self.profiler.restart_batch()
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Complete the recording window of the schedule, where there is no training."""
+        """Complete the recording window of the schedule, outside of training."""
         if self._counts_evaluation and self.profiler is not None:
             self.profiler.next_epoch()
 
@@ -310,7 +309,7 @@ class TracekitCallback(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         # Lightning sends its callbacks to the processes that it spawns; each of them records by itself.
-        return {**self.__dict__, "profiler": None, "_listener": None, "_loader_workers": None}
+        return {**self.__dict__, "profiler": None, "_listener": None, "_restore_loaders": None}
 
 
 def records_hooks(trainer: Trainer) -> bool:
@@ -322,6 +321,6 @@ def records_hooks(trainer: Trainer) -> bool:
 
 
 def _replicas(trainer: Trainer) -> int:
-    """Return how many ranks get data of their own: not all of them where a model is spread over several."""
+    """Return the number of ranks that load different data: fewer than all if a model is spread over several."""
     kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
     return int(kwargs.get("num_replicas", trainer.world_size))

@@ -62,7 +62,7 @@ def device_waits(device: Any) -> Callable[[], None]:
     wait: Callable[..., None] | None = getattr(module, "synchronize", None)
     if wait is None:
         return lambda: None
-    return wait if device.type == "mps" else partial(wait, device)  # of which there is one only
+    return wait if device.type == "mps" else partial(wait, device)  # a process has one
 
 
 def gathered(module: LightningModule, row: list[int]) -> list[list[int]]:

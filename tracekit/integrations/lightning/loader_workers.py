@@ -1,8 +1,9 @@
-"""The workers of the data loaders that a Trainer iterates over: each records into a trace of its own, beside its rank."""
+"""record_workers: record the workers of a Trainer's data loaders, each into its own trace next to that of its rank."""
 
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.integrations.hooks import method_hook
@@ -13,59 +14,49 @@ if TYPE_CHECKING:
     from tracekit.integrations.lightning.framework import Trainer
     from tracekit.recording.profiler import Profiler
 
-__all__ = ["LoaderWorkers"]
+__all__ = ["record_workers"]
 
-_PASSED: Final = "process_dataloader"
-_MADE: Final = "_get_iterator"
+_PROCESS: Final = "process_dataloader"
+_GET_ITERATOR: Final = "_get_iterator"
 
 
-class LoaderWorkers:
-    """Has the workers record that loaders start from now on, until it is closed.
+def record_workers(trainer: Trainer, profiler: Profiler) -> Callable[[], None]:
+    """Record the workers that the loaders of a Trainer start from now on.
 
-    Lightning hands every loader, in its final form, to its strategy. There the loader is told to start its workers with
-    `Profiler.worker_init_fn` in front of its own ``worker_init_fn``; nothing else about it changes, and Lightning's own seeding
-    of the workers stays. What has no workers, or is no torch DataLoader, is left alone.
+    Lightning passes every loader, in its final form, to its strategy. A loader then starts its workers with
+    `Profiler.worker_init_fn` in front of its own ``worker_init_fn``; nothing else about it changes. Loaders without workers,
+    and objects other than torch DataLoaders, are left alone.
 
-    Args:
-        trainer: Whose loaders.
-        profiler: Under which the workers record.
+    Returns:
+        A function that restores strategy and loaders. Running workers continue.
     """
+    strategy: Any = trainer.strategy
+    process: Callable[[Any], Any] = getattr(strategy, _PROCESS)
+    replaced: list[tuple[Any, str]] = [(strategy, _PROCESS)]
 
-    def __init__(self, trainer: Trainer, profiler: Profiler) -> None:
-        self._profiler = profiler
-        self._strategy: Any = trainer.strategy
-        self._loaders: list[Any] = []
-        process = getattr(self._strategy, _PASSED)
+    def processed(loader: Any) -> Any:
+        found = process(loader)
+        get_iterator = getattr(found, _GET_ITERATOR, None)
+        if get_iterator is not None and getattr(found, "num_workers", False) and _GET_ITERATOR not in vars(found):
+            starting = partial(_start_workers, found, get_iterator, profiler)
+            setattr(found, _GET_ITERATOR, method_hook(starting, found, _GET_ITERATOR))
+            replaced.append((found, _GET_ITERATOR))
+        return found
 
-        def processed(loader: Any) -> Any:
-            found = process(loader)
-            self._watch(found)
-            return found
-
-        setattr(self._strategy, _PASSED, method_hook(processed, self._strategy, _PASSED))
-
-    def close(self) -> None:
-        """Leave strategy and loaders as they were. Workers that run go on."""
-        for owner, name in ((self._strategy, _PASSED), *((loader, _MADE) for loader in self._loaders)):
+    def restore() -> None:
+        for owner, name in replaced:
             with contextlib.suppress(AttributeError):
                 delattr(owner, name)
-        self._loaders.clear()
+        replaced.clear()
 
-    def _watch(self, loader: Any) -> None:
-        get_iterator = getattr(loader, _MADE, None)
-        if get_iterator is None or not getattr(loader, "num_workers", 0) or _MADE in vars(loader):
-            return
-        setattr(loader, _MADE, method_hook(_starting_workers(loader, get_iterator, self._profiler), loader, _MADE))
-        self._loaders.append(loader)
+    setattr(strategy, _PROCESS, method_hook(processed, strategy, _PROCESS))
+    return restore
 
 
-def _starting_workers(loader: Any, get_iterator: Callable[[], Any], profiler: Profiler) -> Callable[[], Any]:
-    def iterator() -> Any:
-        user_fn = loader.worker_init_fn
-        loader.worker_init_fn = profiler.worker_init_fn(user_fn)
-        try:
-            return get_iterator()
-        finally:
-            loader.worker_init_fn = user_fn
-
-    return iterator
+def _start_workers(loader: Any, get_iterator: Callable[[], Any], profiler: Profiler) -> Any:
+    user_fn = loader.worker_init_fn
+    loader.worker_init_fn = profiler.worker_init_fn(user_fn)
+    try:
+        return get_iterator()
+    finally:
+        loader.worker_init_fn = user_fn

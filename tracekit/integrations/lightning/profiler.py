@@ -41,7 +41,7 @@ class TracekitProfiler(ActionSlices, LightningProfiler):
 
     Args:
         dirpath: Folder for ``filename``; by default that of the first logger.
-        filename: Where the summary goes, without its suffix ``.txt``; by default to the log.
+        filename: File of the summary, without its suffix ``.txt``; by default to the log.
         extended: Show all columns in the summary, not only total and mean.
         dump_stats: Also write the calls and total of each action to ``dirpath``, one ``.prof`` file each, which `pstats` reads.
         clock: The clock to read for the summary; for tests.

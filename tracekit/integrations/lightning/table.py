@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from tracekit.wording import align_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from tracekit.integrations.lightning.ledger import StageTimes
+    from tracekit.integrations.lightning.stage_timer import StageTimes
     from tracekit.statistics import DurationStatistics
 
-__all__ = ["Row", "stages_table", "table"]
+    Durations: TypeAlias = Mapping[str, DurationStatistics]
+
+__all__ = ["durations_table", "stages_table"]
 
 _HEADER: Final = ("Calls", "Total (s)", "Mean (s)", "p50 (s)", "p95 (s)", "Max (s)", "Percentage %")
 _SHORT: Final = (0, 2, 3)
@@ -18,58 +22,27 @@ _SHORT: Final = (0, 2, 3)
 _NS: Final = 1e9
 
 
-class Row(NamedTuple):
-    """A line of a table.
+def durations_table(title: str, durations: Durations, whole_ns: int, *, extended: bool = True) -> str:
+    """Return durations by name as text, the largest total first, with a header that states the units.
 
-    Attributes:
-        name: What took the time.
-        durations: How long it took, each time.
-        whole_ns: What 100 % is.
+    ``whole_ns`` is 100 %; without ``extended`` only total and mean are shown.
     """
-
-    name: str
-    durations: DurationStatistics
-    whole_ns: int
-
-
-def table(title: str, rows: Sequence[Row], *, extended: bool = True) -> str:
-    """Return rows as text, the largest total first, with a header that states the units.
-
-    Args:
-        title: Header of the names.
-        rows: The rows.
-        extended: Show all columns, not only total and mean.
-    """
-    cells: list[tuple[str, ...]] = [(title, *_HEADER)]
-    for name, durations, whole_ns in sorted(rows, key=lambda row: (-row.durations.total_ns, row.name)):
-        seconds = [durations.total_ns, durations.mean_ns, durations.quantile_ns(0.5), durations.quantile_ns(0.95)]
-        texts = [f"{value / _NS:.6f}" for value in (*seconds, durations.max_ns)]
-        percent = 100 * durations.total_ns / whole_ns if whole_ns else 0.0
-        cells.append((name, str(durations.count), *texts, f"{percent:.2f}"))
-    if not extended:
-        cells = [tuple(row[column] for column in _SHORT) for row in cells]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in cells
-    ]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+    rows: list[tuple[str, ...]] = [(title, *_HEADER)]
+    for name, found in sorted(durations.items(), key=lambda row: (-row[1].total_ns, row[0])):
+        times_ns = (found.total_ns, found.mean_ns, found.quantile_ns(0.5), found.quantile_ns(0.95), found.max_ns)
+        percent = 100 * found.total_ns / whole_ns if whole_ns else 0.0
+        rows.append((name, str(found.count), *(f"{time_ns / _NS:.6f}" for time_ns in times_ns), f"{percent:.2f}"))
+    head, *lines = align_columns(rows if extended else [[row[column] for column in _SHORT] for row in rows])
+    return "\n".join([head, "-" * len(head), *lines])
 
 
-def stages_table(stages: Mapping[str, StageTimes], within: Mapping[str, DurationStatistics]) -> str:
-    """Return the batches of all stages as a table, and below it a line for each stage that says what its downtime was.
-
-    Args:
-        stages: What was measured, by the stage's name.
-        within: Durations of what lies within batches, by name.
-    """
-    whole_ns = sum(times.total_ns for times in stages.values())
+def stages_table(stages: Mapping[str, StageTimes], within: Durations) -> str:
+    """Return the batches of all stages, and durations within batches, as a table, and below it the downtime by stage."""
     durations = {f"{stage} batch": times.batches for stage, times in stages.items()} | dict(within)
-    rows = [Row(name, found, whole_ns) for name, found in durations.items() if found.count]
+    durations = {name: found for name, found in durations.items() if found.count}
+    whole_ns = sum(times.total_ns for times in stages.values())
     lines = [_downtime(stage, times) for stage, times in stages.items() if times.total_ns]
-    return "\n".join([table("Time profiler", rows), "", *lines]) if rows or lines else ""
+    return "\n".join([durations_table("Time profiler", durations, whole_ns), "", *lines]) if durations or lines else ""
 
 
 def _downtime(stage: str, times: StageTimes) -> str:

@@ -1,4 +1,4 @@
-"""TimeProfiler: a Lightning callback that logs how long training and validation take, and what is lost between batches."""
+"""TimeProfiler: a Lightning callback that logs the times of training and validation, and the downtime between batches."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from tracekit.clock import SYSTEM_CLOCK
 from tracekit.integrations.batches import samples_in
 from tracekit.integrations.lightning.actions import OWN_PREFIX
 from tracekit.integrations.lightning.callback import records_hooks
-from tracekit.integrations.lightning.epoch_times import (
+from tracekit.integrations.lightning.framework import Callback, device_waits, gathered
+from tracekit.integrations.lightning.loop_times import LoopTimes
+from tracekit.integrations.lightning.profiler_hooks import listen, stop_listening
+from tracekit.integrations.lightning.stage_timer import EpochTimes, StageTimes
+from tracekit.integrations.lightning.table import stages_table
+from tracekit.integrations.lightning.time_values import (
     ALL_KEYS,
     REDUCTIONS,
-    EpochTimes,
     chosen_keys,
-    for_stage,
-    from_ranks,
-    in_order,
+    encode_values,
+    epoch_values,
+    keys_of_stage,
+    reduce_ranks,
     stage_values,
 )
-from tracekit.integrations.lightning.framework import Callback, device_waits, gathered
-from tracekit.integrations.lightning.ledger import StageTimes
-from tracekit.integrations.lightning.loop_times import LoopTimes
-from tracekit.integrations.lightning.table import stages_table
-from tracekit.integrations.lightning.tap import listen, stop_listening
 from tracekit.statistics import DurationStatistics
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class TimeProfiler(Callback):
     * ``between epochs``: from the end of the last epoch to the start of this one, where checkpoints are often written.
 
     Every nanosecond stands on one account only, so that train epoch = train batches + total train downtime, and nothing is
-    negative. What there was nothing of has no key. Time is that of the monotonic clock. ``trainer.validate`` and
+    negative. Values of things that did not happen have no key. Time is that of the monotonic clock. ``trainer.validate`` and
     ``trainer.test`` log ``validation ...`` and ``test ...`` values of their own; after ``trainer.predict``, in which Lightning
     cannot log, `values` has them.
 
@@ -80,11 +80,11 @@ class TimeProfiler(Callback):
     prefix ``TimeProfiler/`` to its own name.
 
     Args:
-        *keys: What to log besides the default keys; ``True`` for all four optional ones.
+        *keys: Keys to log in addition to the default keys; ``True`` for all four optional ones.
         details: Also log what Thunder's does not have.
         sync_dist: Log one value of all ranks, by small collectives once an epoch; False logs those of rank 0. A rank that
             has no value for a key (no batch in the epoch) is left out, and nobody waits for it.
-        reduce: What that value is: ``"mean"``, ``"max"`` or ``"min"``.
+        reduce: Definition of that value: ``"mean"``, ``"max"`` or ``"min"``.
         synchronize: Wait for the device before every reading of the clock. Otherwise, on a GPU, times are those of the
             thread that launches the work, and the device may be behind. Costs what the waiting costs.
         clock: The clock to read; for tests.
@@ -118,7 +118,7 @@ class TimeProfiler(Callback):
 
     @property
     def state_key(self) -> str:
-        """What Lightning calls this callback."""
+        """Lightning's name for this callback."""
         return f"{OWN_PREFIX}{type(self).__qualname__}"
 
     def summary(self) -> str:
@@ -133,30 +133,30 @@ class TimeProfiler(Callback):
         self._times = LoopTimes(self._clock, wait, slices_of_parts=not records_hooks(trainer))
         self._thread = threading.get_ident()
         self._resumed = None
-        stop_listening(trainer, self)  # a run that another callback has kept from telling that it failed
+        stop_listening(trainer, self)  # of a run that failed unnoticed, because another callback raised
         listen(trainer, self)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Let go of it."""
+        """Stop listening."""
         stop_listening(trainer, self)
         self.close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Do the same for a run that fails, which Lightning does not tear down."""
+        """Stop listening to a run that fails, which Lightning does not tear down."""
         self.teardown(trainer, pl_module, "")
 
     def start(self, action_name: str) -> None:
-        """Take note of something that Lightning begins; see `tracekit.integrations.lightning.tap`."""
+        """Note the start of an action; see `tracekit.integrations.lightning.profiler_hooks`."""
         if threading.get_ident() == self._thread:
             self._times.begin_action(action_name, self._resumed)
 
     def stop(self, action_name: str) -> None:
-        """Take note of something that it ends."""
+        """Note the end of an action."""
         if threading.get_ident() == self._thread:
             self._times.end_action(action_name)
 
     def close(self) -> None:
-        """End the slices that are open."""
+        """End the open slices."""
         self._times.close()
 
     # ---- training -------------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class TimeProfiler(Callback):
         self._times.begin_epoch()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log what it took."""
+        """Log the times of the epoch."""
         self._resumed = None
         epoch = self._times.end_epoch()
         if epoch is not None:
@@ -176,17 +176,7 @@ class TimeProfiler(Callback):
                 self._stages.setdefault(name, StageTimes()).add(getattr(epoch, stage))
             self._within["backward"].merge(epoch.backward)
             self._within["optimizer step"].merge(epoch.optimizer_step)
-        self._log(trainer, pl_module, {} if epoch is None else epoch.values())
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Begin a batch."""
-        self._times.begin_batch()
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """End it."""
-        self._times.end_batch(samples_in(batch))
+        self._log(trainer, pl_module, {} if epoch is None else epoch_values(epoch))
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Any) -> None:
         """Begin a backward pass."""
@@ -200,80 +190,64 @@ class TimeProfiler(Callback):
         """Begin the optimizer's own part of its step."""
         self._times.begin_step()
 
-    # ---- evaluation -----------------------------------------------------------------------------------------------------
+    # ---- batches of any stage -------------------------------------------------------------------------------------------
 
-    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin a run of validation, unless it is the sanity check."""
-        if not trainer.sanity_checking:
-            self._times.begin_evaluation("validation")
-
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End it; log, where it is not a part of a training epoch."""
-        if trainer.sanity_checking:
-            return
-        times = self._times.end_evaluation()
-        if trainer.state.fn != "fit":
-            self._log(trainer, pl_module, self._evaluated("validation", "val", times))
-
-    def on_validation_batch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        """Begin a batch."""
+    def on_train_batch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        """Begin a batch, unless it is of the sanity check."""
         if not trainer.sanity_checking:
             self._times.begin_batch()
 
-    def on_validation_batch_end(
+    def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *args: Any, **kwargs: Any
     ) -> None:
-        """End it."""
+        """End the batch."""
         if not trainer.sanity_checking:
             self._times.end_batch(samples_in(batch))
 
-    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin a test."""
-        self._times.begin_evaluation("test")
+    on_validation_batch_start = on_test_batch_start = on_predict_batch_start = on_train_batch_start
+    on_validation_batch_end = on_test_batch_end = on_predict_batch_end = on_train_batch_end
 
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End it, and log what it took."""
-        values = self._evaluated("test", "test", self._times.end_evaluation())
-        self._log(trainer, pl_module, values, "test")
+    # ---- evaluation -----------------------------------------------------------------------------------------------------
 
-    def on_predict_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin a prediction."""
-        self._times.begin_evaluation("predict")
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin a run of validation, a test or a prediction, unless it is the sanity check."""
+        if not trainer.sanity_checking:
+            self._times.begin_evaluation(_stage(trainer))
+
+    on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End it, and log its times, unless it is a part of a training epoch."""
+        if trainer.sanity_checking:
+            return
+        times, stage = self._times.end_evaluation(), _stage(trainer)
+        if trainer.state.fn == "fit":
+            return
+        self._stages.setdefault(stage, StageTimes()).add(times)
+        values = stage_values(stage, "val" if stage == "validation" else stage, times)
+        if stage == "predict":
+            self.values = values
+        else:
+            self._log(trainer, pl_module, values, stage)
+
+    on_test_epoch_end = on_validation_epoch_end
 
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """End it."""
-        self.values = self._evaluated("predict", "predict", self._times.end_evaluation())
-
-    def on_test_batch_start(self, *args: Any, **kwargs: Any) -> None:
-        """Begin a batch."""
-        self._times.begin_batch()
-
-    on_predict_batch_start = on_test_batch_start
-
-    def on_test_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *args: Any, **kwargs: Any
-    ) -> None:
-        """End it."""
-        self._times.end_batch(samples_in(batch))
-
-    on_predict_batch_end = on_test_batch_end
-
-    def _evaluated(self, stage: str, short: str, times: StageTimes) -> Mapping[str, float]:
-        self._stages.setdefault(stage, StageTimes()).add(times)
-        return stage_values(stage, short, times)
+        """End a prediction."""
+        self.on_validation_epoch_end(trainer, pl_module)
 
     # ---- results --------------------------------------------------------------------------------------------------------
 
     def _log(
-        self, trainer: Trainer, pl_module: LightningModule, values: Mapping[str, float], stage: str | None = None
+        self, trainer: Trainer, pl_module: LightningModule, values: Mapping[str, float], stage: str = "validation"
     ) -> None:
-        keys, known = (
-            (self.keys, ALL_KEYS) if stage is None else (for_stage(self.keys, stage), for_stage(ALL_KEYS, stage))
-        )
+        keys, known = self.keys, list(ALL_KEYS)
+        if stage != "validation":
+            keys, known = keys_of_stage(keys, stage), keys_of_stage(known, stage)
         together = self._sync_dist and trainer.world_size > 1
         if together:
             # First agree on which keys there are: Lightning's own reduction, key by key, waits for ranks that lack one.
-            values = from_ranks(gathered(pl_module, in_order(values, known)), known, self._reduce)
+            values = reduce_ranks(gathered(pl_module, encode_values(values, known)), known, self._reduce)
         self.values = values
         pl_module.log_dict(
             {f"{type(self).__name__}/{key}": values[key] for key in keys if key in values},
@@ -296,3 +270,9 @@ class TimeProfiler(Callback):
             logger.warning("tracekit: TimeProfiler does not know the state of version %r", state_dict.get("version"))
             return
         self._resumed = EpochTimes.from_dict(state_dict["epoch"])
+
+
+def _stage(trainer: Trainer) -> str:
+    """Return the name of the evaluation that runs: "validation", "test" or "predict"."""
+    stage = str(getattr(trainer.state.fn, "value", trainer.state.fn))
+    return stage if stage in ("test", "predict") else "validation"

@@ -1,0 +1,120 @@
+"""The values that the time profiler logs, in seconds: their keys, their definitions, and their reduction over ranks.
+
+The keys, and which of them are always on, are those of Thunder's ``TimeProfiler``.
+"""
+
+from __future__ import annotations
+
+from statistics import mean
+from typing import TYPE_CHECKING, Final
+
+from tracekit.errors import ConfigError
+from tracekit.integrations.lightning.actions import PARTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tracekit.integrations.lightning.stage_timer import EpochTimes, StageTimes
+
+__all__ = [
+    "ALL_KEYS",
+    "DEFAULT_KEYS",
+    "DETAIL_KEYS",
+    "OPTIONAL_KEYS",
+    "REDUCTIONS",
+    "chosen_keys",
+    "encode_values",
+    "epoch_values",
+    "keys_of_stage",
+    "reduce_ranks",
+    "stage_values",
+]
+
+DEFAULT_KEYS: Final = (
+    "train batch",
+    "validation batch",
+    "train epoch",
+    "validation epoch",
+    "avg train downtime",
+    "avg val downtime",
+)
+OPTIONAL_KEYS: Final = ("backward", "optimizer step", "total train downtime", "total val downtime")
+DETAIL_KEYS: Final = (
+    "train downtime per step",
+    "val downtime per step",
+    *(f"{stage} downtime {part}" for stage in ("train", "val") for part in PARTS),
+    "between epochs",
+)
+"""Keys that Thunder's does not have: downtime for each step, its parts, and the time between two epochs."""
+
+ALL_KEYS: Final = DEFAULT_KEYS + OPTIONAL_KEYS + DETAIL_KEYS
+_NS: Final = 1_000_000_000
+_ABSENT: Final = -1
+
+REDUCTIONS: Final[Mapping[str, Callable[[Sequence[int]], float]]] = {"mean": mean, "max": max, "min": min}
+"""Functions that make one value of those of several ranks."""
+
+
+def epoch_values(times: EpochTimes) -> dict[str, float]:
+    """Return the values of one epoch by key. Values of things that did not happen have no key: none is NaN or negative."""
+    found = stage_values("train", "train", times.train) | stage_values("validation", "val", times.validation)
+    for key, durations in (("backward", times.backward), ("optimizer step", times.optimizer_step)):
+        if durations.count:
+            found[key] = durations.mean_ns / _NS
+    if times.between.total_ns:
+        found["between epochs"] = times.between.total_ns / _NS
+    return found
+
+
+def stage_values(stage: str, short: str, times: StageTimes) -> dict[str, float]:
+    """Return the values of all runs of one stage together; ``<stage> epoch`` is the mean of the runs.
+
+    The keys of batches and epochs begin with ``stage``, those of downtime contain ``short``.
+    """
+    if not times.runs:
+        return {}
+    total_ns, batches, samples = times.total_downtime_ns, times.batches.count, times.samples
+    found = {f"{stage} epoch": times.total_ns / times.runs / _NS, f"total {short} downtime": total_ns / _NS}
+    found |= {f"{short} downtime {part}": times.downtime_ns[part] / _NS for part in PARTS}
+    if batches:
+        found[f"{stage} batch"] = times.batches.mean_ns / _NS
+        found[f"{short} downtime per step"] = total_ns / batches / _NS
+    if samples:
+        found[f"avg {short} downtime"] = total_ns / samples / _NS
+    return found
+
+
+def chosen_keys(keys: Sequence[object], *, details: bool) -> list[str]:
+    """Return the keys to log, sorted: the default ones, those named, all of Thunder's for ``True``.
+
+    Raises:
+        ConfigError: A key is unknown.
+    """
+    named = OPTIONAL_KEYS if any(key is True for key in keys) else ()
+    unknown = [key for key in keys if key is not True and key not in ALL_KEYS]
+    if unknown:
+        raise ConfigError(
+            f"TimeProfiler has no key {', '.join(map(repr, unknown))}; its keys are {', '.join(map(repr, ALL_KEYS))}, of "
+            f"which the first {len(DEFAULT_KEYS)} are always on, and True stands for the {len(OPTIONAL_KEYS)} after them"
+        )
+    texts = [key for key in keys if isinstance(key, str)]
+    return sorted({*DEFAULT_KEYS, *named, *texts, *(DETAIL_KEYS if details else ())})
+
+
+def keys_of_stage(keys: Sequence[str], stage: str) -> list[str]:
+    """Return the keys of validation renamed for another stage: "test batch", "avg test downtime" ..."""
+    return [key.replace("validation", stage).replace("val ", f"{stage} ") for key in keys if "val" in key]
+
+
+def encode_values(values: Mapping[str, float], keys: Sequence[str]) -> list[int]:
+    """Return values as the nanoseconds of all ``keys`` in their order, for sending; `reduce_ranks` reads them."""
+    return [round(values[key] * _NS) if key in values else _ABSENT for key in keys]
+
+
+def reduce_ranks(rows: Sequence[Sequence[int]], keys: Sequence[str], reduce: str) -> dict[str, float]:
+    """Return one value for each key that any rank has, of the rows that `encode_values` returned on each rank."""
+    found = {}
+    for key, column in zip(keys, zip(*rows, strict=True), strict=True):
+        if present := [value for value in column if value != _ABSENT]:
+            found[key] = REDUCTIONS[reduce](present) / _NS
+    return found
