@@ -1,7 +1,7 @@
 """Two ranks of distributed training on the CPU, with torch.profiler and system counters under one schedule.
 
-Run it:    torchrun --standalone --nproc-per-node 2 examples/ddp_gloo.py
-Merge it:  tracekit merge -o merged.json.gz traces/RUN/
+Run it:   torchrun --standalone --nproc-per-node 2 examples/ddp_gloo.py
+Open it:  tracekit open traces/RUN/merged.json.gz
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     with Profiler(
-        trace_handlers=[JSONTraceHandler("traces/{run_id}/rank{rank}.json")],
+        trace_handlers=[
+            JSONTraceHandler("traces/{run_id}/rank{rank}.json", merged_filename="traces/{run_id}/merged.json.gz")
+        ],
         schedule=cyclic_schedule(wait=1, warmup=1, active=3, repeat=2),
         sources=[TorchProfiler("traces/{run_id}/torch-rank{rank}-{batch}.json.gz"), SystemProfiler(interval=0.05)],
     ) as profiler:

@@ -1,6 +1,6 @@
 """What the rank's GPU and torch's CUDA allocator do, as counters below the markers; without a GPU one line says why not.
 
-Run it:  python examples/gpu_counters.py      (pip install 'tracekit[torch,gpu]')
+Run it:  python examples/gpu_counters.py      (pip install 'tracekit-ml[torch,gpu]')
 """
 
 import torch

@@ -1,6 +1,6 @@
 """The same markers in the tools that you have: torch's own trace, Nsight Systems, and OpenTelemetry.
 
-Run it:  python examples/mirrors.py     (pip install 'tracekit[torch,nvtx,otel]'; your OpenTelemetry SDK says where spans go)
+Run it:  python examples/mirrors.py     (pip install 'tracekit-ml[torch,nvtx,otel]'; your OpenTelemetry SDK says where spans go)
 Nsight:  nsys profile -t nvtx python examples/mirrors.py
 """
 
