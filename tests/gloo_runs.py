@@ -16,7 +16,7 @@ from random import Random
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from tracekit.analysis import summarize_traces
+from tracekit import summarize_traces
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -169,7 +169,7 @@ def stage_times(folder: Path) -> list[list[dict[str, int]]]:
     """
     found = []
     for rank in summarize_traces([str(folder)]).ranks:
-        columns = rank.steps.stages_ns
+        columns = rank.step_by_step.stages_ns
         most = {name: 3 * round(median(column)) for name, column in columns.items()}
         found.append([{name: min(columns[name][step], most[name]) for name in columns} for step in range(STEPS)])
     return found

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
-from tracekit.serving.access import Access
-from tracekit.serving.app import make_application
-from tracekit.serving.server import listen, serve
-from tracekit.serving.service import Service
-from tracekit.serving.store import Store
-from tracekit.viewing.ui import PerfettoUI
+from tracekit.view.open.ui import PerfettoUI
+from tracekit.view.serve.app import make_application
+from tracekit.view.serve.security import Access
+from tracekit.view.serve.server import listen, serve
+from tracekit.view.serve.service import Service
+from tracekit.view.serve.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tracekit.watching import Look, RankState, RunState, Watch
+    from tracekit.view.live import Look, RankState, RunState, Watch
 
 __all__ = ["STEP_NS", "only_rank", "only_run", "record", "train"]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from tests.benchmarks.grown_traces import grow, real_ranks
 from tests.benchmarks.kineto_model import COMPUTE_STREAM, COPY_STREAM, GPUS, NCCL_STREAM, Rank, make_step
 from tests.benchmarks.vocabulary import Vocabulary
 from tracekit.clock import Anchor
@@ -90,6 +91,25 @@ class Inputs:
     def rank_traces(self, total_bytes: int, ranks: int) -> Dataset:
         """Return rank traces of tracekit with one common base."""
         return self._dataset("rank", total_bytes, ranks, shifted=False)
+
+    def grown(self, run: str, total_bytes: int, *, overlaps: float = 0.0) -> Dataset:
+        """Return the traces of a real run, made longer; see `tests.benchmarks.grown_traces`.
+
+        Args:
+            run: ``DLRM`` or ``GLOO`` of that module.
+            total_bytes: About how large they are together.
+            overlaps: The share of slices that get one that overlaps them.
+        """
+        key = ("grown", run, total_bytes, overlaps)
+        if key not in self._made:
+            sources = real_ranks(run)
+            folder = self._folder / f"grown-{len(self._made)}"
+            folder.mkdir()
+            paths = [folder / f"rank{number}.json" for number in range(len(sources))]
+            for source, path in zip(sources, paths, strict=True):
+                grow(source, path, total_bytes // len(sources), overlaps=overlaps)
+            self._made[key] = Dataset(tuple(paths), sum(path.stat().st_size for path in paths))
+        return self._made[key]
 
     def packed(self, dataset: Dataset) -> Dataset:
         """Return the same traces in gzip."""

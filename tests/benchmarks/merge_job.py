@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -29,11 +30,12 @@ def main() -> None:
     output, inputs = Path(told["output"]), told["inputs"]
     before = sum(os.times()[:4])  # of this process and of those that it has waited for
     try:
-        took = (
-            tracekit(output, inputs, told["workers"])
-            if told["how"] == "tracekit"
-            else peer(told["how"], output, [Path(path) for path in inputs])
-        )
+        if told["how"] == "tracekit":
+            took = tracekit(output, inputs, told["workers"], told["align"])
+        elif told["how"] == "command":
+            took = command(output, inputs, told["workers"], told["align"])
+        else:
+            took = peer(told["how"], output, [Path(path) for path in inputs])
     except FileNotFoundError as error:
         found: dict[str, Any] = {"missing": f"not installed ({error.filename})"}
     except (ConfigError, ImportError):
@@ -47,13 +49,21 @@ def main() -> None:
     print(json.dumps(found))
 
 
-def tracekit(output: Path, inputs: list[str], workers: int) -> float:
+def command(output: Path, inputs: list[str], workers: int, align: str) -> float:
+    """Merge with the command ``tracekit merge``; returns how long it took in seconds."""
+    options = ["--output", str(output), "--workers", str(workers), "--align", align, "--quiet"]
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "tracekit", "merge", *options, *inputs], check=True)
+    return time.perf_counter() - start
+
+
+def tracekit(output: Path, inputs: list[str], workers: int, align: str) -> float:
     """Merge with tracekit; returns how long it took in seconds."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"align": align}
     with contextlib.ExitStack() as stack:
         start = time.perf_counter()
         if workers > 1:
-            pools = importlib.import_module("tracekit.merge.workers")
+            pools = importlib.import_module("tracekit.worker_processes")
             options["executor"] = stack.enter_context(pools.process_pool(workers))
         report = merge_traces(str(output), inputs, **options)
         took = time.perf_counter() - start

@@ -40,10 +40,12 @@ class Job:
 
     Attributes:
         dataset: What is merged.
-        how: ``tracekit``, or a function of `tests.benchmarks.merge_peers`.
+        how: ``tracekit``, its function; ``command``, ``tracekit merge`` with the start of Python; or a function of
+            `tests.benchmarks.merge_peers`.
         suffix: What the name of the output ends with.
         workers: In how many processes tracekit merges; 1 is the process itself.
         pure: Whether it must do without its compiled core.
+        align: How tracekit aligns clocks.
     """
 
     dataset: Dataset
@@ -51,6 +53,7 @@ class Job:
     suffix: str = ".json"
     workers: int = 1
     pure: bool = False
+    align: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +92,13 @@ def run(job: Job, folder: Path, *, keep: Path | None = None) -> Outcome:
     described = {
         "how": job.how,
         "workers": job.workers,
+        "align": job.align,
         "output": str(output),
         "inputs": [str(path) for path in job.dataset.paths],
     }
     command = [sys.executable, "-m", "tests.benchmarks.merge_job"]
-    environment = os.environ | {PURE_PYTHON: "1" if job.pure else "0"}
+    # Users have compiled modules; a process that may not keep them compiles them each time.
+    environment = os.environ | {PURE_PYTHON: "1" if job.pure else "0", "PYTHONDONTWRITEBYTECODE": ""}
     with subprocess.Popen(
         command,
         cwd=ROOT,
@@ -152,6 +157,15 @@ class Measured:
         """Return how many times as fast as another a job is, by rounds."""
         pairs = zip(self._outcomes[name], self._outcomes[other], strict=True)
         return Spread.of([one.rate / two.rate for one, two in pairs])
+
+    def cpu_ratio(self, name: str, other: str) -> Spread:
+        """Return the same by CPU time, which shows less of what others do on the machine."""
+        pairs = zip(self._outcomes[name], self._outcomes[other], strict=True)
+        return Spread.of([one.cpu_rate / two.cpu_rate for one, two in pairs])
+
+    def cpu_rates(self, name: str) -> Spread:
+        """Return the rates of a job in 10^6 bytes of unpacked input per second of CPU time, by rounds."""
+        return Spread.of([outcome.cpu_rate for outcome in self._outcomes[name]])
 
     def rate(self, name: str) -> float:
         """Return the median rate of a job in 10^6 bytes of unpacked input per second."""

@@ -1,4 +1,8 @@
-"""How fast tracekit merges, beside copying the same bytes: JSON, gzip, rank traces of its own, and Perfetto's own format."""
+"""Speed of tracekit's merge, compared with ``cat`` writing the same bytes: real traces and models of them, plain and packed.
+
+Real traces are made longer, with metadata once. A merge is the command, including the start of Python. The ratio is that of CPU
+times in the same round.
+"""
 
 from __future__ import annotations
 
@@ -6,74 +10,101 @@ import statistics
 import time
 from typing import TYPE_CHECKING
 
+from tests.benchmarks.grown_traces import DLRM, GLOO, real_ranks
 from tests.benchmarks.measure import Spread
 from tests.benchmarks.merge_runs import Job, Measured, NotMeasuredError, run
 from tests.benchmarks.table import Row, number
 from tests.perfetto import Engine, EngineError, UnavailableError
-from tracekit import core
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from tests.benchmarks.measure import Effort
-    from tests.benchmarks.merge_inputs import Inputs
+    from tests.benchmarks.merge_inputs import Dataset, Inputs
 
 NAME = "merge-speed"
 WORKERS = 2
-GZIP_ENOUGH = 400.0
-"""MB/s."""
+OVERLAPS = 0.005
 FORMATS = {"JSON": ".json", "pftrace": ".pftrace"}
 LOAD_TIMEOUT_S = 600.0
+AT_LEAST = {"wall": 0.40, "auto": 0.34}
+"""The share of the speed of ``cat``, by ``--align``."""
 
 
 def rows(effort: Effort, inputs: Inputs) -> Iterator[Row]:
     """Merge the same traces in turns, in every way there is; then have Perfetto load the results of smaller ones."""
+    yield from _plain(effort, inputs)
+    yield from _other_ways(effort, inputs)
+    yield from _loads(effort, inputs)
+
+
+def _plain(effort: Effort, inputs: Inputs) -> Iterator[Row]:
+    """Merge JSON into JSON in one process."""
+    kinds: dict[str, Dataset] = {}
+    if real_ranks(DLRM):
+        kinds = {
+            "DLRM": inputs.grown(DLRM, effort.merge_bytes),
+            "torch 2.13 with overlaps": inputs.grown(GLOO, effort.merge_bytes),
+            "DLRM, 0.5 % more overlaps": inputs.grown(DLRM, effort.merge_bytes, overlaps=OVERLAPS),
+        }
+    kinds["model of torch, every time shifted"] = inputs.torch(effort.merge_bytes, effort.merge_files)
+    jobs = {}
+    for kind, dataset in kinds.items():
+        jobs[kind] = Job(dataset, "cat")
+        jobs |= {f"{kind} {align}": Job(dataset, "command", align=align) for align in AT_LEAST}
+    found = Measured(jobs, inputs.folder, effort.merge_rounds)
+    for kind, dataset in kinds.items():
+        for align, bound in AT_LEAST.items():
+            what = f"{kind}, --align {align}"
+            if reason := found.reason(f"{kind} {align}", kind):
+                yield Row(NAME, what, None, " x cat", at_least=bound, remarks=reason)
+                continue
+            rates = [f"{found.cpu_rates(name).median:,.0f} MB/s" for name in (f"{kind} {align}", kind)]
+            remarks = f"{rates[0]}; cat {rates[1]}; {number(dataset.megabytes)} MB in {len(dataset.paths)} files"
+            yield Row(NAME, what, found.cpu_ratio(f"{kind} {align}", kind), " x cat", at_least=bound, remarks=remarks)
+
+
+def _other_ways(effort: Effort, inputs: Inputs) -> Iterator[Row]:
+    """Merge in two processes, packed, in pure Python, and many small ranks."""
     plain = inputs.torch(effort.merge_bytes, effort.merge_files)
-    level = inputs.torch(effort.merge_bytes, effort.merge_files, shifted=False)
     own = inputs.rank_traces(effort.merge_bytes, effort.merge_files)
+    few = inputs.torch(effort.peer_bytes, effort.merge_files)
+    ranks = effort.small_ranks[-1]
+    small = inputs.torch(effort.small_rank_bytes * ranks, ranks)
     jobs = {
-        "cat": Job(plain, "cat"),
-        "one": Job(plain),
-        "unshifted": Job(level),
-        "pure": Job(plain, pure=True),
-        "two": Job(plain, workers=WORKERS),
-        "gz": Job(inputs.packed(plain), suffix=".json.gz"),
-        "gz two": Job(inputs.packed(plain), suffix=".json.gz", workers=WORKERS),
-        "pftrace": Job(plain, suffix=".pftrace"),
-        "cat own": Job(own, "cat"),
-        "own": Job(own),
-        "own pure": Job(own, pure=True),
+        "one": Job(plain, align="wall"),
+        "two": Job(plain, align="wall", workers=WORKERS),
+        "gz": Job(inputs.packed(plain), align="wall", suffix=".json.gz"),
+        "pftrace": Job(plain, align="wall", suffix=".pftrace"),
+        "own": Job(own, align="wall"),
+        "small": Job(small, align="wall"),
+        "pure": Job(few, align="wall", pure=True),
     }
     found = Measured(jobs, inputs.folder, effort.merge_rounds)
-    size = f"{number(plain.megabytes)} MB in {effort.merge_files} files"
 
-    def row(what: str, name: str, other: str, unit: str, at_least: float | None = None, more: str = "") -> Row:
-        if reason := found.reason(name, other):
-            return Row(NAME, what, None, unit, at_least=at_least, remarks=reason)
-        return Row(NAME, what, found.ratio(name, other), unit, at_least=at_least, remarks=rates(name) + more)
+    def row(what: str, name: str, at_least: float | None) -> Row:
+        if reason := found.reason(name):
+            return Row(NAME, what, None, " MB/s", at_least=at_least, remarks=reason)
+        remarks = f"of CPU time; {number(jobs[name].dataset.megabytes)} MB"
+        return Row(NAME, what, found.cpu_rates(name), " MB/s", at_least=at_least, remarks=remarks)
 
-    def rates(name: str) -> str:
-        return f"{found.rate(name):,.0f} MB/s, {found.median(name).cpu_rate:,.0f} a second of CPU time"
-
-    compiled = "pure Python: the compiled core is not built here" if core.merge is None else "compiled core"
-    more = f"; {compiled}; cat {rates('cat')}; {size}"
-    yield row("JSON in, JSON out, each time shifted", "one", "cat", " x cat", 0.5, more)
-    yield row("the same in pure Python", "pure", "cat", " x cat", 0.18)
-    yield row("the same, no time shifted", "unshifted", "cat", " x cat")
-    yield row(f"the same in {WORKERS} processes", "two", "one", " x one process", 1.6)
-    yield row("gzip in, gzip out", "gz", "one", " x plain", 0.7)
-    # 400 MB/s are enough, however fast this machine copies.
-    enough = 0.25 if found.reason("cat") else min(0.25, GZIP_ENOUGH / found.rate("cat"))
-    yield row(f"the same in {WORKERS} processes, as tracekit merge has it", "gz two", "cat", " x cat", enough)
-    yield row("rank traces of tracekit, one base", "own", "cat own", " x cat", 0.5)
-    yield row("the same in pure Python", "own pure", "cat own", " x cat")
-    megabytes = {
-        name: found.median(name).output_bytes / 1e6 for name in ("one", "pftrace") if name not in found.missing
-    }
-    sizes = "; output " + ", ".join(f"{number(size)} MB" for size in megabytes.values()) + " (JSON, pftrace)"
-    yield row("pftrace out", "pftrace", "one", " x JSON out", more=sizes)
-    yield from _loads(effort, inputs)
+    yield row("gzip in, gzip out", "gz", 400)
+    yield row("pftrace out", "pftrace", 250)
+    yield row("rank traces of tracekit", "own", None)
+    yield row("pure Python", "pure", 50)
+    what = f"the same in {WORKERS} processes"
+    if reason := found.reason("one", "two"):
+        yield Row(NAME, what, None, " x one process", at_least=1.4, remarks=reason)
+    else:
+        yield Row(NAME, what, found.ratio("two", "one"), " x one process", at_least=1.4, remarks="by the clock")
+    what = f"CPU time for each of {ranks} ranks of {number(effort.small_rank_bytes / 1000)} kB"
+    if reason := found.reason("small"):
+        yield Row(NAME, what, None, " ms", at_most=0.4, remarks=reason)
+    else:
+        rates = found.cpu_rates("small")
+        times = [small.megabytes / rate / ranks * 1000 for rate in (rates.median, rates.high, rates.low)]
+        yield Row(NAME, what, Spread(*times), " ms", at_most=0.4)
 
 
 def _loads(effort: Effort, inputs: Inputs) -> Iterator[Row]:

@@ -74,7 +74,7 @@ async function walk(browser) {
       await (task.touch ? tap(page, named(step.what)) : named(step.what).click());
     } else if (step.do === 'keys') {
       await named(step.what).waitFor();
-      const words = async () => (task.scripts ? page.evaluate(() => document.activeElement.innerText) : '');
+      const words = async () => (task.scripts ? page.evaluate(() => document.activeElement.ariaLabel ?? document.activeElement.innerText) : '');
       for (let presses = 0; (await words()) !== step.what; presses++) {
         if (presses > 60) throw new Error(`the keyboard does not reach ${step.what}`);
         await page.keyboard.press('Tab');
@@ -102,6 +102,8 @@ async function walk(browser) {
       await tab.close();
       await page.bringToFront();
     } else if (step.do === 'shot') {
+      // Its words may stand there before its style has come.
+      await page.waitForLoadState('load');
       // Evaluated from outside, so that it works where the page's own scripts do not run.
       pages.push({name: step.what, address: page.url(), ...(task.scripts ? await page.evaluate(looks) : {text: await page.locator('body').innerText()})});
       await page.screenshot({path: `${task.folder}/${step.what}.png`, fullPage: !task.touch});

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.perfetto import Browser
 
-RANKS = ["rank 0 · process 100 1", "rank 1 · process 101 1001"]
+RANKS = ["rank 0 · process 100 1", "rank 1 · process 101 100001"]
 
 
 def rank_trace(rank: int) -> str:

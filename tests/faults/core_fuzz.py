@@ -1,8 +1,8 @@
 """Fuzzing of the compiled core beside pure Python; ``--sanitize`` builds it with sanitizers first (see scripts/sanitize).
 
-Of the merge, four kinds of rounds take turns: whole merges and scans of odd traces, which must be the same in C and in Python;
-runs of events from real and odd traces, damaged, which must be refused or read without touching memory that is not theirs;
-sorting and nesting of rows; and memory that fails at the N-th request, which must end in MemoryError and leave everything usable.
+Of the merge, three kinds of rounds take turns: whole merges of odd traces, which must be the same in C and in Python; events from
+real and odd traces, damaged, which must be refused or rewritten and encoded, in their own memory only, and the same whatever
+pieces they come in; and memory that fails at the N-th request, which must end in MemoryError and harm nothing.
 Then `tests.faults.record_fuzz` does the like with recording, in a process of its own, since a marker gets its core when tracekit
 is imported.
 """
@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gzip
+import importlib
 import random
-import struct
 import subprocess
 import sys
 import tempfile
@@ -27,11 +27,12 @@ from tests.bad_traces import BAD_OWN_TRACES, BAD_TRACES, GOOD_TRACES
 from tests.native import cores
 from tests.real_traces import real_traces_folder
 from tracekit import core
-from tracekit.merge.lanes import _ENDLESS, _nest
+from tracekit.formats.json.spans import find_events
 
 PROGRAMS = [*(("tests.faults.core_fuzz", flags) for flags in cores.VARIANTS), ("tests.faults.record_fuzz", [])]
 """What runs with sanitizers, and what the core is built with beside them."""
 WORDS = (b'"nccl', b'"step')
+MORE, ODD, NEW = range(3)
 
 
 def sanitize(seconds: float, seed: int) -> int:
@@ -72,15 +73,15 @@ def corpus() -> list[bytes]:
 
 
 def same_merge(source: random.Random, folder: Path) -> None:
-    """Scan and merge odd traces in both ways."""
+    """Merge odd traces in both ways."""
     paths = [folder / f"rank{number}.json" for number in range(source.randrange(1, 3))]
     for path in paths:
         path.write_bytes(both_cores.trace(source))
     with both_cores.small_pieces(source.choice([300, 700, 5000])):
-        found = both_cores.scanned(paths[0], folder / "scratch"), both_cores.merged(paths, folder / "merged.json")
+        found = both_cores.merged(paths, folder / "merged.json")
         with both_cores.pure():
-            other = both_cores.scanned(paths[0], folder / "scratch"), both_cores.merged(paths, folder / "merged.json")
-    assert found == other
+            other = both_cores.merged(paths, folder / "merged.json")
+    both_cores.assert_same(found, other)
 
 
 def run_of(source: random.Random, texts: list[bytes]) -> bytes:
@@ -101,71 +102,176 @@ def event_run(source: random.Random) -> bytes:
     return ",".join(both_cores.event(source, 0.02, 1000 * number) for number in range(source.randrange(1, 20))).encode()
 
 
-def use(run: bytes, scanner: Any, patcher: Any) -> None:
-    """Read and rewrite a run."""
-    found = scanner.scan(run)
-    if found is None:
-        patcher.patch(run, (1, 0, 0, 0, 0, 0, 0), 0)
-        return
-    counts = tuple(found[0].get(phase, 0) for phase in "XstfiIC")
-    checksum = found[1] or 0
-    while isinstance(moved := patcher.patch(run, counts, checksum), tuple):
-        patcher.add_place(*moved, 1001, 2**32 - 1, len(moved[0]) % 3 - 1)
-    patcher.lane_counts()
-    for _, starts, minus_ends in found[6]:
-        order(starts, minus_ends)
+class Outcome:
+    """What a rewriter makes of a text that comes in pieces; what it gives back is passed over.
+
+    Args:
+        source: Draws how the rewriter is set.
+        folder: Where its scratch file goes.
+    """
+
+    def __init__(self, source: random.Random, folder: str) -> None:
+        compiled: Any = core.merge
+        self._rewriter = compiled.Rewriter(WORDS, folder, source.choice([0, 50]), source.choice([0, 200, 1 << 20]))
+        self._rewriter.begin(
+            source.choice([0, 7, 10**9]), 0, 2**61, source.choice([-1, 0, 10**10]), True,
+            source.choice([0, 0, 1, 2]), source.choice([b"", b"5:"]), source.choice([(), ((0, 5), (10**6, 999))]),
+        )  # fmt: skip
+        self._tracks: dict[Any, int] = {}
+        self.output = b""
+        self.seen: list[Any] = []
+
+    def take(self, text: bytes, size: int) -> Outcome:
+        """Rewrite a text in pieces of a size."""
+        rewriter = self._rewriter
+        start, end = 0, min(size, len(text))  # of the text that is there
+        waiting, at = text[:end], 0
+        while True:
+            reason, at = rewriter.rewrite(waiting, at, end == len(text))
+            if reason == NEW:
+                pid, tid, _ = rewriter.new_track()
+                log = self._tracks.setdefault((pid, tid), len(self._tracks) // 2)
+                rewriter.add_track(pid, tid, 10**5 + log, 2**32 - 1 - log, log)
+            elif reason == MORE and end < len(text):
+                start, end, at = start + at, min(end + size, len(text)), 0
+                waiting = text[start:end]
+            elif reason == MORE:
+                break
+            else:
+                place = start + at
+                self.seen.append((reason, place))
+                # Whatever it is, go on behind it.
+                if reason == ODD and source_of(place) == 0:
+                    rewriter.append(b'{"tid":5         }', 0, ord("XBEs"[place % 4]), place, place + 9, 7, 3)
+                at += 1
+        self.output += rewriter.take()
+        self.seen += [rewriter.counts(), rewriter.metadata(), rewriter.noted()]
+        return self
+
+    def finish(self) -> bytes:
+        """Return the output with its patches."""
+        self.seen.append(self._rewriter.finish(lambda log, lane: log + lane, lambda log: log % 2 == 0))
+        half = len(self.output) // 2
+        laid: bytes = self._rewriter.lay(self.output[:half], 0)
+        text = bytearray(laid + self.output[half:])
+        for position, patch in self._rewriter.patches(10**6):
+            text[position : position + len(patch)] = patch
+        assert len(text) == len(self.output)
+        return bytes(text)
 
 
-def order(starts: bytes, minus_ends: bytes) -> None:
-    """Sort rows and see whether they nest, in both ways."""
+def source_of(place: int) -> int:
+    """Return 0 for the places at which an event is appended that Python wrote."""
+    return place % 3
+
+
+def encode(source: random.Random, runs: list[bytes]) -> None:
+    """Encode runs as packets of a native trace, with Python's part for what the core gives back, in little memory."""
     compiled: Any = core.merge
-    rows = list(zip(array("q", starts), array("q", minus_ends), strict=True))
-    ordered = sorted(rows)
-    found = compiled.sort_rows(starts, minus_ends, 5)
-    assert (found is None) == (rows == ordered)
-    if found is not None:
-        starts, minus_ends = found[:2]
-        assert list(zip(array("q", starts), array("q", minus_ends), strict=True)) == ordered
-        assert [rows[index - 5] for index in array("q", found[2])] == ordered
-    open_ = [-_ENDLESS]
-    nests = _nest(ordered, open_)
-    assert compiled.nest(starts, minus_ends, b"") == (array("q", open_[1:]).tobytes() if nests else None)
-    if rows:
-        half = len(rows) // 2 * 8
-        windows = [(starts[::], minus_ends[::], 0), (starts[half:], minus_ends[half:], 0)]
-        compiled.nest_merged(windows, b"")
+    encoder = compiled.PftraceEncoder(5, 10**18, 7, source.choice([0, 3, 50_000]), source.choice([0, 500, 1 << 20]))
+    with tempfile.TemporaryFile() as file:
+        for run in runs:
+            at = 0
+            while at < len(run):
+                try:
+                    at, end = encoder.encode(run, at)
+                except ValueError:
+                    break
+                if at < end:
+                    encoder.intern(source.choice([1, 2, 3, 29]), run[at:end][:300])
+                    encoder.add(source.randrange(7), source.getrandbits(64), 3, 5, 9, run[:3], run[at:end], b"")
+                at = end
+            if encoder.is_full():
+                encoder.spill(file.fileno())
+        while encoder.packets() is not None:
+            if encoder.is_full():
+                encoder.spill(file.fileno())
 
 
-def odd_rows(source: random.Random) -> tuple[bytes, bytes]:
-    """Return columns of numbers, some at the limits."""
-    limits = [0, 1, -1, 2**63 - 1, -(2**63), 2**62]
-    count = source.randrange(40)
-    columns = [
-        [source.choice(limits) if source.random() < 0.1 else source.randrange(-50, 50) for _ in range(count)]
-        for _ in range(2)
-    ]
-    if source.random() < 0.5:
-        columns[0].sort()
-    return struct.pack(f"{count}q", *columns[0]), struct.pack(f"{count}q", *columns[1])
+def fill(seed: float, run: bytes, size: int, folder: str) -> list[Any]:
+    """Fill columns from a text that comes in pieces, some rows given by Python; return the tables, and all else that is told."""
+    compiled: Any = core.merge
+    source = random.Random(seed)
+    columns = compiled.Columns((b"c", b"kernel"), folder, source.choice([0, 1 << 20]), True)
+    start, end, at, seen = 0, min(size, len(run)), 0, []
+    while True:
+        reason, at = columns.scan(run[start:end], at, end == len(run))
+        if reason == MORE and end < len(run):
+            start, end, at = start + at, min(end + size, len(run)), 0
+        elif reason == MORE:
+            break
+        else:
+            place = start + at
+            seen.append((reason, place))
+            if place % 3 == 0:
+                track = columns.track(b"%d" % (place % 4), b'"t"')
+                times = place * 100, place % 900
+                columns.add_event(track, b"c", b"odd", 88, *times, place % 5, 0, 1, 2, 3, b"g", b"{}", True)
+                columns.add_counter(track, b"n", b"s", place, 0.5)
+                columns.add_flow(track, b"s", place, None, b"n", -(2**63))
+                columns.begin(track, place, b'"x"', b"", b"{}")
+                seen.append(columns.end(track, b"", b"") if place % 2 else columns.begun())
+                columns.passed()
+            at += 1
+    seen += [columns.metadata(), columns.noted(), columns.tracks()]
+    tracks = len(columns.tracks())
+    steps = array("q", [number for step in range(5) for number in (0, step * 2_000, step * 2_000 + 1_500, step)])
+    seen += [columns.finish(array("q", [0] * tracks).tobytes(), steps.tobytes()), columns.used()]
+    for table in ("events", "counters", "flows", "args"):
+        seen.append(read_table(table, columns))
+    return seen
 
 
-def fail_memory(source: random.Random, texts: list[bytes], left: Any) -> None:
+def read_table(table: str, columns: Any) -> Any:
+    """Read a table to its end, with pyarrow where it is here."""
+    compiled: Any = core.merge
+
+    class Stream:
+        def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+            return compiled.arrow_stream(table, lambda: columns)
+
+    try:
+        pyarrow = importlib.import_module("pyarrow")
+    except ImportError:
+        return None
+    try:
+        return pyarrow.table(Stream()).to_pylist()
+    except (OSError, pyarrow.ArrowException) as error:
+        # Memory that fails is an error of pyarrow here.
+        raise MemoryError from error
+
+
+def use(source: random.Random, run: bytes, folder: str) -> None:
+    """Find the events of a run; rewrite it at once, and in small pieces: what comes of it is the same."""
+    spans = find_events(run, 0)
+    with both_cores.pure():
+        assert find_events(run, 0) == spans
+    seed = source.random()
+    found = Outcome(random.Random(seed), folder).take(run, len(run) + 1)
+    other = Outcome(random.Random(seed), folder).take(run, source.choice([1, 7, 50, 300]))
+    assert (found.output, found.seen) == (other.output, other.seen)
+    assert found.finish() == other.finish()
+    pieces = source.choice([1, 7, 50, 300])
+    assert fill(seed, run, len(run) + 1, folder) == fill(seed, run, pieces, folder)
+
+
+def fail_memory(source: random.Random, texts: list[bytes], left: Any, folder: str) -> None:
     """Have each request for memory fail in turn."""
-    compiled: Any = core.merge
     run = run_of(source, texts)
-    for number in range(1, 60):
+    seed = source.random()
+    for number in range(1, 300):
         left.value = number
         try:
-            scanner, patcher = compiled.Scanner(WORDS, 10**18), compiled.Patcher(5, 0, 2**62, 10**10, True)
-            use(run, scanner, patcher)
+            Outcome(random.Random(seed), folder).take(run, len(run) + 1).finish()
+            encode(random.Random(seed), [run, run])
+            fill(seed, run, len(run) + 1, folder)
         except MemoryError:
             left.value = 0
-            use(run, scanner, patcher)
-        else:
-            failed = left.value == 0
-            left.value = 0
-            if not failed:
-                return
+            continue
+        failed = left.value == 0
+        left.value = 0
+        if not failed:
+            return
 
 
 def fail_python_memory(run: bytes) -> int:
@@ -177,21 +283,26 @@ def fail_python_memory(run: bytes) -> int:
     compiled: Any = core.merge
     failures = 0
     for number in range(200):
-        scanner, patcher = compiled.Scanner(WORDS, 10**18), compiled.Patcher(5, 0, 2**62, 10**10, True)
-        patcher.add_place(b"5", b"6", 1001, 8, -1)
+        rewriter = compiled.Rewriter(WORDS, "/tmp")
+        rewriter.begin(5, 0, 2**61, 10**10, True, 0, b"", ())
+        for place in (b"5", b"77", b"0", b"-1"):
+            rewriter.add_track(place, place, 1001, 8, 0)
         failed = False
         _testcapi.set_nomemory(number, number + 1)
         try:
-            found = scanner.scan(run)
-            patcher.patch(run, (1, 0, 0, 0, 0, 0, 0), 0)
-            for _, starts, minus_ends in found[6] if found else ():
-                compiled.sort_rows(starts, minus_ends, 0)
-                compiled.nest(starts, minus_ends, b"")
+            rewriter.rewrite(run, 0, True)
+            rewriter.new_track()
+            rewriter.take()
+            rewriter.metadata()
+            rewriter.noted()
+            rewriter.counts()
+            rewriter.finish(int.__add__)
+            rewriter.patches(100)
+            rewriter.lay(run, 0)
         except MemoryError:
             failed = True
         finally:
             _testcapi.remove_mem_hooks()
-        use(run, scanner, patcher)
         if not failed:
             break
         failures += 1
@@ -224,12 +335,11 @@ def main() -> int:
             try:
                 same_merge(random.Random(seed), Path(folder))
                 source = random.Random(seed)
-                scanner, patcher = core.merge.Scanner(WORDS, 10**18), core.merge.Patcher(7, 0, 2**62, 10**10, True)
                 for _ in range(50):
-                    use(run_of(source, texts), scanner, patcher)
-                    order(*odd_rows(source))
+                    use(source, run_of(source, texts), folder)
+                    encode(source, [run_of(source, texts) for _ in range(source.randrange(1, 4))])
                 if left is not None:
-                    fail_memory(source, texts, left)
+                    fail_memory(source, texts, left, folder)
                 fail_python_memory(run_of(source, texts))
             except BaseException:
                 print(f"at seed {seed}", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 The core is built with gcc's sanitizers and with gcc's counting of edges (tests/native/edges.c); no other compiler is needed.
 The first inputs are runs of events from real traces, from traces that are bad by purpose and from odd ones. Every input may be
-refused or read, but may touch no memory that is not its own; of each that is kept, Python finds the same to the byte.
+refused or read, but may touch no memory that is not its own; of each that is kept, Python writes the same.
 ``scripts/sanitize`` runs this; ``--input FILE`` runs one input that was found before.
 """
 
@@ -21,7 +21,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tests.native import cores
 
@@ -58,14 +58,13 @@ class Target(Protocol):
 
 
 class MergeTarget:
-    """The scanner, the patcher and the rows of the merge: an input is one or more runs of events."""
+    """The reader, the rewriter and the encoder of native traces: an input is one or more runs of events."""
 
     def __init__(self) -> None:
         from tests import both_cores
         from tests.faults import core_fuzz
 
         self._cores, self._fuzz = both_cores, core_fuzz
-        self._compiled: Any = both_cores.core.merge
 
     def seeds(self, source: random.Random) -> list[bytes]:
         texts = self._fuzz.corpus()
@@ -89,19 +88,23 @@ class MergeTarget:
         return [text.encode() for text in texts if text and len(text) < 100]
 
     def run(self, data: bytes) -> None:
-        scanner = self._compiled.Scanner(self._fuzz.WORDS, 10**18)
-        patcher = self._compiled.Patcher(7, 0, 2**62, 10**10, True)
-        for run in data.split(BETWEEN):
-            self._fuzz.use(run, scanner, patcher)
+        source = random.Random(len(data))
+        runs = data.split(BETWEEN)
+        outcome = self._fuzz.Outcome(source, tempfile.gettempdir())
+        for run in runs:
+            self._fuzz.find_events(run, 0)
+            outcome.take(run, len(run) + 1)
+        outcome.finish()
+        self._fuzz.encode(source, runs)
 
     def check(self, data: bytes, folder: Path) -> None:
         path, output = folder / "rank0.json", folder / "merged.json"
         path.write_bytes(b"[\n" + b",\n".join(data.split(BETWEEN)) + b"\n]")
         with self._cores.small_pieces(700):
-            found = self._cores.scanned(path, folder / "scratch"), self._cores.merged([path], output)
+            found = self._cores.merged([path], output)
             with self._cores.pure():
-                other = self._cores.scanned(path, folder / "scratch"), self._cores.merged([path], output)
-        assert found == other, "the core and Python differ"
+                other = self._cores.merged([path], output)
+        self._cores.assert_same(found, other)
 
 
 TARGETS: dict[str, type[Target]] = {"_merge": MergeTarget}

@@ -112,7 +112,9 @@ def read_trace(path: Path) -> Remains:
         try:
             events.append(orjson.loads(line.removesuffix(b",")))
         except orjson.JSONDecodeError as error:
-            raise AssertionError(f"{path.name}:{number}: a record that is no JSON ({error}): {line[:200]!r}") from error
+            raise AssertionError(
+                f"{path.name}:{number}: a record that is not JSON ({error}): {line[:200]!r}"
+            ) from error
     assert events, f"{path.name}: not one whole record"
     return Remains(path, events, tail, closed)
 

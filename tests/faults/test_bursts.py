@@ -48,7 +48,7 @@ SLOW = """
     class Slow(TraceHandler):
         def process_events(self, batch):
             time.sleep(0.3)
-            tally[4] += len(batch) - batch.records[2::4].count(-3)  # a start in advance is no event of its own
+            tally[4] += len(batch) - batch.records[2::4].count(-3)  # a start in advance is not an event of its own
         def summary(self, summary):
             tally[5] = sum(summary.dropped.values())
     others = [Slow()]

@@ -12,7 +12,7 @@ from tests.faults import GOOD, Remains, bites, opens, read_trace
 from tracekit import JSONTraceHandler, Profiler, merge_traces, validate_trace
 from tracekit.clock import SYSTEM_CLOCK, Clock
 from tracekit.formats import chrome_writer
-from tracekit.formats.late_times import EXACT_NS, exact_time
+from tracekit.formats.decimal_time import EXACT_NS, exact_time
 from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ def test_forty_days_lose_nothing(
     tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch, start_ns: int, encoder: str
 ) -> None:
     if encoder != GOOD:
-        monkeypatch.setattr(chrome_writer, "exact_records", lambda records, *_: records)
+        monkeypatch.setattr(chrome_writer, "_exact_records", lambda records, *_: records)
     fake = FakeClock(wall_ns=226 * GRID + start_ns + 123_456_789)
     with Profiler(
         JSONTraceHandler(tmp_path / "t.json"), clock=fake.clock, rank=0, record_batches=False, flush_interval=3600

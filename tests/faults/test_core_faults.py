@@ -13,31 +13,44 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.core
 
-# A run that takes tens of milliseconds, without the interpreter lock; and what a scanner that is at it says to another thread.
+# A run that takes tens of milliseconds, without the interpreter lock; and what a rewriter that is at it says to another thread.
 BUSY = """
 import os, signal, sys, threading
 from tracekit import core
 EVENT = b'{"ph":"X","name":"step","pid":5,"tid":6,"ts":1.500,"dur":0.250}'
-RUN = b",".join([EVENT] * 300_000)
-scanner = core.merge.Scanner((b'"nccl',), 10**18)
+RUN = b",".join([b"", *[EVENT] * 300_000])
 found = []
 
+def make():
+    rewriter = core.merge.Rewriter((b'"nccl',), "/tmp")
+    rewriter.begin(0, 0, 2**61, 0, True, 0, b"", ())
+    rewriter.add_track(b"5", b"6", 1001, 8, 0)
+    return rewriter
+
+def rewrite(rewriter, text):
+    # Returns the reason, and whether all events were written.
+    reason, at = rewriter.rewrite(text, 0, True)
+    rewriter.append(b"")
+    return reason, rewriter.take().count(b"\\n") == text.count(b"}")
+
+rewriter = make()
+
 def refused():
-    # Returns whether the scanner is at work in the other thread; what it does for this one is never half of it.
+    # Returns whether the rewriter is at work in the other thread.
     try:
-        assert scanner.scan(EVENT)[0] == {"X": 1}
+        rewriter.counts(), rewriter.noted()
     except RuntimeError:
         return True
     return False
 
-def scan():
+def run():
     try:
-        found.append(scanner.scan(RUN))
+        found.append(rewrite(rewriter, RUN))
     except RuntimeError:
         found.append(None)  # this thread's turn to be refused
 
 def start():
-    thread = threading.Thread(target=scan)
+    thread = threading.Thread(target=run)
     thread.start()
     return thread
 """
@@ -55,7 +68,7 @@ assert sum(core_fuzz.fail_python_memory(core_fuzz.event_run(source)) for _ in ra
     run_script(tmp_path, "-c", program)
 
 
-def test_two_threads_with_one_scanner_are_told_so(tmp_path: Path) -> None:
+def test_two_threads_with_one_rewriter_get_an_error(tmp_path: Path) -> None:
     program = """
 for _ in range(1000):
     thread = start()
@@ -64,7 +77,7 @@ for _ in range(1000):
     if seen:
         break
 assert seen
-assert scanner.scan(RUN)[0] == {"X": 300_000}
+assert rewrite(rewriter, RUN) == (0, True)
 """
     run_script(tmp_path, "-c", BUSY + program)
 
@@ -76,35 +89,34 @@ for _ in range(1000):
     if any(refused() for _ in iter(thread.is_alive, False)):
         child = os.fork()
         if child == 0:
-            # The thread is not here: its scanner stays as it was, or had ended; a new one works.
-            assert core.merge.Scanner((), 0).scan(RUN)[0] == {"X": 300_000}
+            # The thread is not here: its rewriter stays as it was, or had ended; a new one works.
+            assert rewrite(make(), RUN) == (0, True)
             assert refused() in (False, True)
-            del scanner
+            del rewriter
             os._exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         thread.join()
         break
     thread.join()
 else:
-    raise AssertionError("the scanner was never seen at work")
-assert found[-1][0] == {"X": 300_000}
+    raise AssertionError("the rewriter was never seen at work")
+assert found[-1] == (0, True)
 """
     # Python 3.12 and later warn of what is tested here.
     run_script(tmp_path, "-W", "ignore::DeprecationWarning", "-c", BUSY + program)
 
 
-def test_interrupts_in_the_middle_of_runs_come_through_and_leave_the_scanner_usable(tmp_path: Path) -> None:
+def test_interrupts_in_the_middle_of_runs_come_through_and_leave_the_rewriter_usable(tmp_path: Path) -> None:
     program = """
-expected = scanner.scan(RUN)[:5]
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 interrupts = 0
 while interrupts < 50:
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.001 * (1 + interrupts % 20))
         while True:
-            scanner.scan(RUN)
+            rewrite(make(), RUN)
     except KeyboardInterrupt:
         interrupts += 1
-assert scanner.scan(RUN)[:5] == expected
+assert rewrite(make(), RUN) == (0, True)
 """
     run_script(tmp_path, "-c", BUSY + program)

@@ -160,8 +160,8 @@ def assert_merges(folder: Path, engine: Engine, generations: dict[str, int]) -> 
     with engine.load(folder / "merged.json") as trace:
         assert trace.errors() == []
         assert trace.rows("select count(*) from slice") == [(slices,)]
-        shown = trace.rows("select pid, name from process where name is not null and pid > 0 order by pid")
-        assert [pid for pid, _ in shown] == list(range(1, 1 + len(shown)))
+        shown = trace.rows("select pid, name from process where name is not null and pid > 0 order by name")
+        assert sorted(pid for pid, _ in shown) == list(range(1, 1 + len(shown)))
         assert dict(Counter(name for _, name in shown)) == generations
         assert [name for _, name in shown] == sorted(generations, key=lambda name: (len(name), name))[:1] + [
             name for name in sorted(generations)[1:] for _ in range(generations[name])

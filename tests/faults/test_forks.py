@@ -246,5 +246,5 @@ def test_children_of_every_end_keep_what_they_recorded(tmp_path: Path, engine: E
         assert report.ranks[0].processes == ["rank 0", *titles]
         with engine.load(tmp_path / "merged.json") as trace:
             assert trace.errors() == []
-            shown = trace.rows("select name from process where pid > 0 order by pid")
+            shown = trace.rows("select name from process where pid > 0 order by name")
             assert [name for (name,) in shown] == ["rank 0", *titles]

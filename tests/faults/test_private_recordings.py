@@ -14,7 +14,7 @@ import pytest
 from tests.faults import Child, bites, opens, read_trace, writers
 from tracekit import ConfigError, FlightRecorder, JSONTraceHandler, Profiler, StorageError, merge_traces, storage
 from tracekit.cli import main
-from tracekit.timers.sinks.files import JSONLinesSink
+from tracekit.timers.sinks import JSONLinesSink
 
 if TYPE_CHECKING:
     from tests.perfetto import Engine

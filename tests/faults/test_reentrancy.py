@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import contextlib
+import sys
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.faults import Child, bites, left_in, opens, writers
+from tracekit import Profiler, TraceHandler
+from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.faults import Remains
     from tests.perfetto import Engine
+    from tracekit import Marker
 
 SIGNALS = """
     import itertools
@@ -196,3 +205,175 @@ def test_a_handler_that_records_and_flushes_while_it_is_delivered_to(tmp_path: P
         assert remains.count("C", "n") == child.tally[5]
         assert remains.summary is not None
         assert remains.summary["failures"] == {}
+
+
+class Disturbance:
+    """Calls a handler once, where CPython may run a signal handler or change threads: at the n-th call or return in tracekit."""
+
+    def __init__(self, number: int, handler: Callable[[], None]) -> None:
+        self._left = number
+        self._handler = handler
+        self.has_come = False
+
+    def __call__(self, frame: Any, event: str, argument: object) -> None:
+        if self.has_come or event == "c_call" or "tracekit" not in frame.f_code.co_filename:
+            return
+        self._left -= 1
+        if self._left < 0:
+            self.has_come = True
+            self._handler()
+
+    def during(self, work: Callable[[], None]) -> None:
+        sys.setprofile(self)
+        try:
+            work()
+        finally:
+            sys.setprofile(None)
+
+
+class CountNames(TraceHandler):
+    """Counts the slices, instants and counter values by name."""
+
+    def __init__(self) -> None:
+        self.slices: Counter[str] = Counter()
+        self.instants: Counter[str] = Counter()
+        self.values: Counter[str] = Counter()
+
+    def process_duration_event(self, name: str, categories: Any, is_start: bool, timestamp: Any, time_ns: int) -> None:
+        self.slices[name] += not is_start
+
+    def process_instant_event(self, name: str, categories: Any, timestamp: Any, time_ns: int) -> None:
+        self.instants[name] += 1
+
+    def process_counter_event(self, name: str, categories: Any, timestamp: Any, time_ns: int, values: Any) -> None:
+        self.values[name] += 1
+
+
+def use(marker: Marker) -> None:
+    with marker:
+        marker.instant()
+        marker.counter({"n": 1})
+
+
+def use_in_thread(marker: Marker) -> threading.Thread:
+    thread = threading.Thread(target=use, args=(marker,))
+    thread.start()
+    thread.join(0.02)  # it waits for a lock where the disturbed thread has it
+    return thread
+
+
+def nested(marker: Marker) -> None:
+    with marker, marker:
+        marker.instant()
+        marker.counter({"n": 2})
+
+
+def failing(marker: Marker) -> None:
+    with contextlib.suppress(ValueError), marker:
+        raise ValueError
+
+
+def by_hand(marker: Marker) -> None:
+    marker.start()
+    marker.finish()
+    marker.begin().end()
+
+
+def in_tasks(marker: Marker) -> None:
+    async def one() -> None:
+        async with marker:
+            await asyncio.sleep(0)
+
+    async def both() -> None:
+        await asyncio.gather(one(), one())
+
+    asyncio.run(both())
+
+
+def point_events(marker: Marker) -> None:
+    marker.instant()
+    marker.counter({"n": 2})
+
+
+SHAPES: list[tuple[Callable[[Marker], None], tuple[int, int, int]]] = [  # slices, instants, counters
+    (nested, (2, 1, 1)),
+    (failing, (1, 0, 0)),
+    (by_hand, (2, 0, 0)),
+    (in_tasks, (2, 0, 0)),
+    (point_events, (0, 1, 1)),
+]
+
+
+def count_disturbed(
+    state: str, core: bool, by_thread: bool, work: Callable[[Marker], None]
+) -> list[tuple[int, int, int]]:
+    """Use a marker at each point of some work with it; return the numbers of slices, instants and counters each time."""
+    handler = CountNames()
+    clock: dict[str, Any] = {} if core else {"clock": FakeClock(tick_ns=10).clock}
+    markers: list[Marker] = []
+    with Profiler(handler, rank=0, record_batches=False, flush_interval=3600, **clock) as profiler:
+        has_come = True
+        while has_come:
+            marker = profiler.marker(f"m{len(markers)}")
+            markers.append(marker)
+            if state == "shared":
+                with marker:
+                    use_in_thread(marker).join()
+            elif state == "asleep":
+                profiler._attached.pass_to(profiler._attached._action)
+            assert type(marker).__name__ == {"asleep": "AsleepMarker", "shared": "SharedMarker"}.get(
+                state, "RecordingMarker"
+            )
+            threads: list[threading.Thread] = []
+
+            def disturb(marker: Marker = marker, threads: list[threading.Thread] = threads) -> None:
+                if by_thread:
+                    threads.append(use_in_thread(marker))
+                else:
+                    use(marker)
+
+            disturbance = Disturbance(len(markers) - 1, disturb)
+            disturbance.during(lambda marker=marker: work(marker))  # type: ignore[misc]
+            for thread in threads:
+                thread.join()
+            has_come = disturbance.has_come
+    assert profiler.stats.dropped == {}
+    assert all((marker._start, marker._contended, marker._skipped) == (0, 0, 0) for marker in markers)
+    return [(handler.slices[m.name], handler.instants[m.name], handler.values[m.name]) for m in markers]
+
+
+@pytest.mark.parametrize("by_thread", [False, True], ids=["by a signal handler", "by a thread"])
+@pytest.mark.parametrize("core", [True, False], ids=["core", "python"])
+@pytest.mark.parametrize("state", ["asleep", "recording", "shared"])
+@pytest.mark.parametrize(("work", "recorded"), SHAPES)
+def test_a_marker_that_is_used_at_any_point_of_its_own_methods_loses_nothing(
+    state: str, core: bool, by_thread: bool, work: Callable[[Marker], None], recorded: tuple[int, int, int]
+) -> None:
+    *disturbed, last = count_disturbed(state, core, by_thread, work)
+    before = (2, 1, 1) if state == "shared" else (0, 0, 0)
+    assert last == tuple(map(sum, zip(before, recorded, strict=True)))  # the work was over before the disturbance came
+    assert disturbed == [tuple(count + 1 for count in last)] * len(disturbed)
+    assert disturbed or (core and state == "recording")
+
+
+@pytest.mark.parametrize("core", [True, False], ids=["core", "python"])
+@pytest.mark.parametrize("use", ["start", "instant"])
+def test_a_marker_that_is_used_while_the_schedule_changes_is_asleep_only_if_nothing_is_open(
+    core: bool, use: str
+) -> None:
+    clock: dict[str, Any] = {} if core else {"clock": FakeClock(tick_ns=10).clock}
+    handler = CountNames()
+    with Profiler(handler, rank=0, record_batches=False, flush_interval=3600, **clock) as profiler:
+        attached, has_come, points = profiler._attached, True, 0
+        while has_come:
+            marker = profiler.marker(f"m{points}")
+            disturbance = Disturbance(points, getattr(marker, use))
+            disturbance.during(lambda: attached.pass_to(attached._action))
+            has_come = disturbance.has_come
+            is_open = has_come and use == "start"
+            assert len(attached.open_slices()) == is_open
+            if is_open:
+                marker.finish()
+            points += has_come
+    assert points > 5
+    assert (handler.slices if use == "start" else handler.instants).total() == points

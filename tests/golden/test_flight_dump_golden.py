@@ -18,10 +18,14 @@ if TYPE_CHECKING:
     from tests.real_traces import RealTraces
 
 ROWS = """
-select process.name, thread.name, slice.ts, slice.dur, slice.name, extract_arg(slice.arg_set_id, 'args.completed'),
+select process.name, coalesce(process_track.name, thread_track.name, thread.name),
+  slice.ts, slice.dur, slice.name, extract_arg(slice.arg_set_id, 'args.completed'),
   coalesce(extract_arg(slice.arg_set_id, 'args.Seq'), extract_arg(slice.arg_set_id, 'debug.Seq')),
   extract_arg(slice.arg_set_id, 'debug.completed')
-from slice join thread_track on thread_track.id = slice.track_id join thread using (utid) join process using (upid)
+from slice left join thread_track on thread_track.id = slice.track_id left join thread using (utid)
+left join process_track on process_track.id = slice.track_id
+join process on process.upid = coalesce(thread.upid, process_track.upid)
+where slice.category is not 'clock'
 order by process.pid, slice.ts
 """
 DEFAULT = "process group 0 (default_pg)"

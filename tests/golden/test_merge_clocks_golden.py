@@ -72,6 +72,26 @@ def test_random_offsets_are_found_again_within_10_us_and_the_stated_bound(
     assert report.warnings == []
 
 
+@pytest.mark.parametrize("options", ["full", "plain", "shapes"])
+def test_offsets_of_ranks_without_gpus_are_found_within_the_stated_bound(
+    traces: RealTraces, tmp_path: Path, options: str
+) -> None:
+    """Members of a collective of gloo leave it up to 1.5 ms apart; both ranks were of one host, so that the truth is known."""
+    paths = []
+    for rank in (0, 1):
+        trace = json.loads(
+            gzip.decompress((traces / f"torch_2.13_gloo/{options}_rank{rank}_step4.json.gz").read_bytes())
+        )
+        trace["host_name"] = f"host {rank}"
+        trace["baseTimeNanoseconds"] += rank * HOST_NS
+        paths.append(str(tmp_path / f"{rank}.json"))
+        (tmp_path / f"{rank}.json").write_text(json.dumps(trace))
+    clock = merge_traces(str(tmp_path / "merged.json"), paths, strict=True).ranks[1]
+    assert clock.aligned
+    assert clock.error_ns is not None
+    assert abs(clock.offset_ns + HOST_NS) <= clock.error_ns < 20_000_000
+
+
 def test_one_host_that_is_137_ms_off_is_found_and_its_ranks_stay_together(traces: RealTraces, tmp_path: Path) -> None:
     paths = []
     for rank, name in enumerate(DLRM):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tracekit.formats.decimal_time import parse_us
+from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.trace_event import UNSET, decode_json
-from tracekit.formats.trace_reader import TraceReader
 from tracekit.merge import merge_traces
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ join slice out_ on out_.id = slice_out join thread_track out_track on out_track.
 join thread out_thread using (utid) join process out_process on out_process.upid = out_thread.upid
 join slice in_ on in_.id = slice_in join thread_track in_track on in_track.id = in_.track_id
 join thread in_thread on in_thread.utid = in_track.utid join process in_process on in_process.upid = in_thread.upid
-where out_process.pid / 1000 != in_process.pid / 1000
+where out_process.pid / 100000 != in_process.pid / 100000
 """
 FINISHED_PHASES = ("X", "B", "b", "n", "i", "I", "R")
 
@@ -56,12 +56,12 @@ def read(path: Path) -> tuple[list[Event], int]:
 
 
 def absolute(path: Path) -> Counter[tuple[str, int, int, str]]:
-    """Return phase, absolute time, duration and name of every event that has a time."""
+    """Return phase, absolute time, duration and name of every event that has a time, but for the clocks that a merge adds."""
     events, base_ns = read(path)
     found: Counter[tuple[str, int, int, str]] = Counter()
     for event in events:
         time = None if event.ts is UNSET else parse_us(bytes(event.ts))
-        if event.ph in ("M", UNSET) or time is None:
+        if event.ph in ("M", UNSET) or time is None or (event.cat is not UNSET and bytes(event.cat) == b'"clock"'):
             continue
         duration = 0 if event.dur is UNSET else parse_us(bytes(event.dur)) or 0
         name = "" if event.name is UNSET else decode_json(event.name)
@@ -77,7 +77,7 @@ def merge(tmp_path: Path, *inputs: Path, name: str = "merged.json", **options: A
 def assert_events_add_up(report: Any) -> None:
     read_events, written = sum(report.events_in.values()), sum(report.events_out.values())
     by_merge = sum(drop.count for drop in report.dropped if drop.offset_bytes is None)
-    assert written == read_events + report.metadata_added - by_merge
+    assert written == read_events + report.metadata_added + report.clock_events_added - by_merge
 
 
 def shifted(rows: list[Any], by_ns: int, columns: tuple[int, ...]) -> list[tuple[Any, ...]]:
@@ -198,7 +198,9 @@ def test_ranks_together_keep_every_slice_counter_and_arrow_of_each(
         for name, source in zip(names, sources, strict=True):
             assert_shows_all(engine, loaded, report.base_time_ns, source, name)
         shown = sum(report.events_in.get(phase, 0) for phase in FINISHED_PHASES)
-        assert loaded.rows("select count(*) from slice") == [(shown,)]
+        assert report.clock_events_added == len(names)
+        assert loaded.rows("select count(*) from slice") == [(shown + len(names),)]
+        assert loaded.rows("select count(*) from slice where category = 'clock'") == [(len(names),)]
         arrows = 0
         for source in sources:
             with engine.load(source) as single:
@@ -220,13 +222,14 @@ def test_ranks_stand_in_order_with_names_that_people_read(engine: Engine, traces
             elif decode_json(event.name) == "process_name":
                 names[event.pid] = args["name"]
     assert [names[pid] for pid in sorted(orders, key=orders.__getitem__)] == [
-        f"rank {rank} · {what}" for rank in range(4) for what in ("python3", f"GPU {rank}", "profiler")
+        *[f"rank {rank} · {what}" for rank in range(4) for what in ("python3", f"GPU {rank}")],
+        *[f"rank {rank} · profiler" for rank in range(4)],
     ]
     with engine.load(output) as loaded:
         shown = loaded.rows(
             "select process.name, thread.name from thread_track join thread using (utid) join process using (upid)"
         )
-    assert ("rank 2 · GPU 2", "stream 7") in shown
+    assert ("rank 2 · GPU 2", "rank 2 · GPU 2 · stream 7 (compute)") in shown
     assert ("rank 2 · python3", "thread 59813 (python3)") in shown
 
 
@@ -242,7 +245,7 @@ def test_correlation_ids_do_not_mix_ranks(traces: RealTraces, tmp_path: Path) ->
     for event in read(output)[0]:
         args = {} if event.args is UNSET or event.ph == "M" else decode_json(event.args)
         if "correlation" in args:
-            ranks_of.setdefault(args["correlation"], set()).add(int(event.pid) // 1000)
+            ranks_of.setdefault(args["correlation"], set()).add(int(event.pid) // 100_000)
     assert all(len(ranks) == 1 for ranks in ranks_of.values())
     assert len(ranks_of) == sum(sizes)
 

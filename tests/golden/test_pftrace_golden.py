@@ -8,19 +8,21 @@ import re
 import tempfile
 from collections import Counter, defaultdict
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
 
 from tests.golden.test_merge_golden import SINGLE
 from tests.property.test_merge_properties import BASE_NS, runs, write
 from tracekit import JSONTraceHandler, Profiler
 from tracekit.errors import TracekitError
+from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.trace_event import UNSET, decode_or_none
-from tracekit.formats.trace_reader import TraceReader
 from tracekit.merge import merge_traces
 from tracekit.testing import FakeClock
 
@@ -39,7 +41,11 @@ left join process_track on process_track.id = track.id
 left join process_counter_track on process_counter_track.id = track.id
 left join process on process.upid = coalesce(thread.upid, process_track.upid, process_counter_track.upid)
 """
-SLICES = "select id, ts, dur, coalesce(name, ''), coalesce(category, ''), track_id, arg_set_id from slice"
+SLICES = """
+select slice.id, slice.ts, slice.dur, coalesce(slice.name, ''), coalesce(slice.category, ''), slice.track_id,
+  slice.arg_set_id, slice.depth, coalesce(parent.name, '')
+from slice left join slice parent on parent.id = slice.parent_id
+"""
 ARGS = "select arg_set_id, key, display_value from args"
 # The JSON importer draws an arrow from a slice to itself for an end without a start.
 FLOWS = "select slice_out, slice_in from flow where slice_out != slice_in"
@@ -67,7 +73,11 @@ def shown(loaded: LoadedTrace, base_ns: int, read: Callable[[str], str] = str) -
     def place(track: int) -> tuple[int, int | None, str]:
         """Return process, thread, and the name of the track."""
         name, parent, uuid, thread, tid, pid = tracks[track]
-        name = read(thread or name or "")
+        if tid is not None and uuid is not None and uuid >= 0 and uuid & 0xFFFFFFFF >= 2**30:
+            # A lane stands below its thread.
+            return pid, None, read(name)
+        # In JSON, the name of a row of a GPU says which GPU it is.
+        name = re.sub(r"^rank \d+ · GPU \d+ · ", "", read(thread or name or ""))
         if tid is None and parent is not None:
             pid = tracks[parent][2] >> 32
         if tid is None and uuid is not None and uuid >= 0:
@@ -92,8 +102,10 @@ def shown(loaded: LoadedTrace, base_ns: int, read: Callable[[str], str] = str) -
             read(category),
             place(track),
             frozenset(args[arg_set]),
+            # A slice without an end that is no innermost one has a track of its own in a native trace.
+            (depth, "" if parent == "[No name]" else read(parent)) if dur >= 0 else None,
         )
-        for number, ts, dur, name, category, track, arg_set in loaded.rows(SLICES)
+        for number, ts, dur, name, category, track, arg_set, depth, parent in loaded.rows(SLICES)
     }
     return {
         "slices": Counter(slices.values()),
@@ -186,7 +198,7 @@ def test_a_recording_of_two_ranks_shows_what_the_json_shows(engine: Engine, tmp_
                 profiler.flush()
     expected, found = both(engine, tmp_path, *inputs)
     assert_same(expected, found, set())
-    assert found["slices"].total() == 2 * 3 * 3
+    assert found["slices"].total() == 2 * 3 * 3 + 2  # the clocks of both ranks
     with engine.load(tmp_path / "merged.pftrace") as loaded:
         units = "select distinct name, unit from counter_track order by name"
         assert loaded.rows(units) == [("host memory load_percent", "%"), ("host memory used_bytes", "bytes")]
@@ -195,18 +207,37 @@ def test_a_recording_of_two_ranks_shows_what_the_json_shows(engine: Engine, tmp_
         assert [name for (name,) in loaded.rows(names)] == ["rank 0", "rank 1"]
         kept = "select str_value from metadata where name = 'cr-tracekit'"
         described = json.loads(loaded.scalar(kept))
-    assert [item["metadata"]["rank"] for item in described["tracekit"]["inputs"]] == [0, 1]
+        tables = "select str_value from metadata where name glob 'cr-*tracekit_input of process *'"
+        inputs_told = [json.loads(text) for (text,) in loaded.rows(tables)]
+    assert described["tracekit"]["merge"]["ranks"] == [[0, 1]]
+    assert sorted(table["args"]["metadata"]["rank"] for table in inputs_told) == [0, 1]
 
 
 @st.composite
 def readable_runs(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Traces whose texts the JSON importer reads as they are, and whose arrows it does not invent."""
+    """Traces without the texts, numbers, arrows, and empty pairs of B and E that the JSON importer misreads."""
     traces = draw(runs())
+    unit_ns = draw(st.sampled_from([1, 1000, 3000]))
     for trace in traces:
         for event in trace["events"]:
             event["name"] = re.sub(r"[\x00-\x1f\x7f\\]", "_", event["name"])
+            event |= {key: event[key] // unit_ns * unit_ns for key in ("at", "for") if key in event}
             if event["ph"] == "f":
                 event["bp"] = "e"
+            elif event["ph"] == "C":
+                # The importer reads numbers of more than 19 decimals as others.
+                event["args"] = {key: round(value, 9) for key, value in event["args"].items()}
+    events = [event for trace in traces for event in trace["events"]]
+    begins = {(event["name"], event["at"]) for event in events if event["ph"] == "B"}
+    for event in events:
+        # See test_a_begin_and_an_end_of_one_time_are_a_slice.
+        while event["ph"] == "E" and (event["name"], event["at"]) in begins:
+            event["at"] += 1
+    # See test_an_instant_at_the_start_of_a_slice_is_inside_of_it.
+    starts = {event["at"] for event in events if event["ph"] == "B" or event.get("for") == 0}
+    for event in events:
+        while event["ph"] in "isf" and event["at"] in starts:
+            event["at"] += 1
     return traces
 
 
@@ -223,6 +254,118 @@ def test_any_native_trace_shows_what_the_json_shows(engine: Engine, traces: list
         assert_same(expected, found, unseen(*inputs))
 
 
+def at_equal_times(folder: Path, words: str) -> Path:
+    """Write a rank trace of one thread: a word is a phase, the duration of an ``X`` in us, and the time if it is not 0.
+
+    Events are named by their words, except ``E``.
+    """
+    events = []
+    for word in words.split():
+        what, _, time = word.partition("@")
+        event = {"ph": what[0], "name": word, "pid": 7, "tid": 7, "at": int(time or 0) * 1000}
+        if event["ph"] == "X":
+            event["for"] = int(what[1]) * 1000
+        elif event["ph"] == "E":
+            del event["name"]
+        elif event["ph"] in "sf":
+            event |= {"name": "flow", "id": 1, "cat": "ac2g", "bp": "e"}
+        events.append(event)
+    return write(folder, 0, {"kind": "tracekit", "rank": 0, "pid": 7, "base_ns": BASE_NS, "events": events})
+
+
+def nesting(engine: Engine, path: Path) -> str:
+    """Return each slice of a trace with its duration in us and the slices around it, by time."""
+    with engine.load(path) as loaded:
+        assert loaded.errors() == []
+        rows = loaded.rows(
+            """
+            select slice.name, slice.dur, slice.depth, parent.name from slice left join slice parent
+            on parent.id = slice.parent_id where slice.category is not 'clock' and slice.name != 'flow'
+            order by slice.ts, slice.id
+            """
+        )
+    shown = []
+    for name, dur, depth, parent in rows:
+        assert (depth == 0) == (parent is None)
+        shown.append(f"{parent or ''}/{name}={dur // 1000}")
+    return " ".join(shown)
+
+
+def assert_nesting(engine: Engine, folder: Path, words: str, in_json: str, in_native: str) -> None:
+    """Merge the events that are named in words to both formats, and compare what the engine shows of each."""
+    path = at_equal_times(folder, words)
+    for output, expected in (("merged.json", in_json), ("merged.pftrace", in_native)):
+        merge_traces(str(folder / output), [str(path)])
+        assert nesting(engine, folder / output) == expected, output
+
+
+# The JSON importer (v52) orders the events of one time: E first, then X, longer ones first, then everything else in the order
+# of the file, X of no duration included. Instants and X of no duration nest in an earlier one. A B of that time is its sibling.
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("B X0", "/B=-1 B/X0=0"),
+        ("X0 B", "/X0=0 /B=-1"),
+        ("X0 B E@1", "/X0=0 /B=1"),
+        ("X0 B i E@1", "/X0=0 /B=1 B/i=0"),
+        ("X0 X0 i", "/X0=0 X0/X0=0 X0/i=0"),
+        ("X0 X0 B", "/X0=0 X0/X0=0 /B=-1"),
+        ("X0 B X0 E@1", "/X0=0 /B=1 B/X0=0"),
+        ("B E@2 X0@2", "/B=2 /X0@2=0"),
+        ("X0 X1 X2", "/X2=2 X2/X1=1 X1/X0=0"),
+        ("B X2 E@1", "/X2=2 X2/B=1"),
+        ("X0 B X2 E@1", "/X2=2 X2/X0=0 X2/B=1"),
+        ("X1 X1 B E@1", "/X1=1 X1/X1=1 X1/B=1"),
+        ("B X0@1 E@1 X0@1 B@1 E@2", "/B=1 /X0@1=0 X0@1/X0@1=0 /B@1=1"),
+        ("X1 X0@1", "/X1=1 /X0@1=0"),
+        ("X2 i E", "/X2=2 X2/i=0"),
+        # A flow event on no slice gives those that follow no parent.
+        ("f X0 i", "/X0=0 X0/i=0"),
+    ],
+)
+def test_events_of_one_time_nest_as_in_the_json(engine: Engine, tmp_path: Path, words: str, expected: str) -> None:
+    path = at_equal_times(tmp_path, words)
+    for output in ("merged.json", "merged.pftrace", "again.pftrace"):
+        merge_traces(str(tmp_path / output), [str(tmp_path / "merged.pftrace" if output.startswith("again") else path)])
+        if output != "merged.json" or not words.startswith("f"):  # without a slice, the flow event is an error in JSON
+            assert nesting(engine, tmp_path / output) == expected, output
+
+
+@pytest.mark.parametrize(
+    ("words", "in_json", "in_native"),
+    [
+        ("B E", "/B=0", "/B=0"),
+        # Once there is an X (here the clock of the rank), the importer puts an E before the B of its time. Nothing ends the B.
+        ("B E X0@1", "/B=-1 B/X0@1=0", "/B=0 /X0@1=0"),
+        ("B E X0", "/B=-1 B/X0=0", "/B=0 /X0=0"),
+        ("B X0 E", "/B=-1 B/X0=0", "/B=0 B/X0=0"),
+        ("X0 B E", "/X0=0 /B=-1", "/X0=0 /B=0"),
+        ("B i E", "/B=0 B/i=0", "/B=0 /i=0"),
+        ("B B E E", "/B=0 B/B=0", "/B=0 B/B=0"),
+        ("B E B E", "/B=0 /B=0", "/B=0 /B=0"),
+    ],
+)
+def test_a_begin_and_an_end_of_one_time_are_a_slice(
+    engine: Engine, tmp_path: Path, words: str, in_json: str, in_native: str
+) -> None:
+    assert_nesting(engine, tmp_path, words, in_json, in_native)
+
+
+@pytest.mark.parametrize(
+    ("words", "in_json", "in_native"),
+    [
+        ("i B E@1", "/i=0 /B=1", "/B=1 B/i=0"),
+        ("i X0", "/i=0 i/X0=0", "/X0=0 X0/i=0"),
+        ("i X1", "/X1=1 X1/i=0", "/X1=1 X1/i=0"),
+    ],
+)
+def test_an_instant_at_the_start_of_a_slice_is_inside_of_it(
+    engine: Engine, tmp_path: Path, words: str, in_json: str, in_native: str
+) -> None:
+    """The pinned corpus has ``i B``, from `record_instant_on_start`, and wants the native trace so."""
+    assert_nesting(engine, tmp_path, words, in_json, in_native)
+
+
 def test_streams_are_inside_of_the_gpu_inside_of_the_rank(engine: Engine, traces: RealTraces, tmp_path: Path) -> None:
     merge_traces(str(tmp_path / "merged.pftrace"), [str(traces / "dlrm_8gpu")])
     with engine.load(tmp_path / "merged.pftrace") as loaded:
@@ -234,10 +377,55 @@ def test_streams_are_inside_of_the_gpu_inside_of_the_rank(engine: Engine, traces
             where gpu.name like 'GPU %' order by 1, 3
             """
         )
-    assert streams[:4] == [("rank 0 · python3", "GPU 0", f"stream {number}") for number in (22, 24, 7, 84)]
+    rows = ["stream 22 (memcpy h2d)", "stream 24 (compute)", "stream 7 (compute)", "stream 84 (nccl)"]
+    assert streams[:4] == [("rank 0 · python3", "GPU 0", row) for row in rows]
     assert {(process, gpu) for process, gpu, _ in streams} == {
         (f"rank {rank} · python3", f"GPU {rank}") for rank in range(4)
     }
+
+
+def test_descriptions_may_follow_the_events_of_their_tracks(engine: Engine, traces: RealTraces, tmp_path: Path) -> None:
+    """In one pass over an input, names are known after its events."""
+    merged, moved = tmp_path / "merged.pftrace", tmp_path / "moved.pftrace"
+    merge_traces(str(merged), [str(traces / "dlrm_8gpu")])
+    data = merged.read_bytes()
+    ends = [0, *packet_ends(data)]
+    packets = [data[start:end] for start, end in pairwise(ends)]
+    tracks = [protos.Trace.FromString(packet).packet[0].track_descriptor for packet in packets]
+    late = [packet for packet, track in zip(packets, tracks, strict=True) if 0 < track.uuid < 1 << 63]
+    early = [packet for packet, track in zip(packets, tracks, strict=True) if not 0 < track.uuid < 1 << 63]
+    assert len(late) > 40
+    moved.write_bytes(b"".join(early + late))
+    names = "select pid, process.name, tid, thread.name from thread join process using (upid) order by pid, tid"
+    with engine.load(merged) as loaded:
+        expected, threads = shown(loaded, 0), loaded.rows(names)
+    with engine.load(moved) as loaded:
+        assert loaded.errors() == []
+        assert shown(loaded, 0) == expected
+        assert loaded.rows(names) == threads
+    merge_traces(str(tmp_path / "again.json"), [str(moved)])
+    merge_traces(str(tmp_path / "before.json"), [str(merged)])
+    again, before = (json.loads((tmp_path / f"{name}.json").read_bytes()) for name in ("again", "before"))
+    for is_metadata in (False, True):
+        of_both = [[e for e in trace["traceEvents"] if (e["ph"] == "M") == is_metadata] for trace in (again, before)]
+        if is_metadata:  # names stay where they are in the file
+            of_both = [sorted(map(json.dumps, events)) for events in of_both]
+        assert of_both[0] == of_both[1]
+
+
+def test_processes_and_threads_have_an_explicit_order(traces: RealTraces, tmp_path: Path) -> None:
+    merge_traces(str(tmp_path / "merged.pftrace"), [str(traces / "dlrm_8gpu")])
+    packets = protos.Trace.FromString((tmp_path / "merged.pftrace").read_bytes()).packet
+    tracks = [packet.track_descriptor for packet in packets if packet.HasField("track_descriptor")]
+    (root,) = (track for track in tracks if track.uuid == 0)
+    assert root.process_ordering == protos.TrackDescriptor.PROCESS_ORDERING_EXPLICIT
+    assert root.thread_ordering == protos.TrackDescriptor.THREAD_ORDERING_EXPLICIT
+    processes = [track for track in tracks if track.HasField("process")]
+    ordered = sorted(processes, key=lambda track: track.sibling_order_rank)
+    assert [track.process.process_name for track in ordered[:4]] == [f"rank {rank} · python3" for rank in range(4)]
+    for process in processes:
+        ranks = [track.sibling_order_rank for track in tracks if track.thread.pid == process.process.pid]
+        assert ranks == list(range(len(ranks)))
 
 
 def test_merged_traces_appended_to_each_other_show_all_of_both(

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from tests.perfetto import Engine
     from tests.real_traces import RealTraces
 
+# Without the lane: lanes are found among the slices that are selected.
 SLICES = """
-select slice.ts, slice.dur, slice.name, slice.category, thread.tid, process.pid
+select slice.ts, slice.dur, slice.name, slice.category,
+  substr(thread.name, 1, instr(thread.name || ' (overlap', ' (overlap') - 1), process.name
 from slice join thread_track on track_id = thread_track.id join thread using (utid) join process using (upid)
 """
 ARROWS = """

@@ -8,7 +8,7 @@ import pytest
 
 from tests.bad_traces import BAD_TRACES, GOOD_TRACES, BadTrace
 from tests.perfetto import LoadError
-from tracekit.validation import validate_trace
+from tracekit.check.validation import validate_trace
 
 if TYPE_CHECKING:
     from pathlib import Path

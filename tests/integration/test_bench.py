@@ -35,10 +35,13 @@ BOUNDED_ROWS = [
 ]
 
 BOUNDED_ROWS_OF_MERGING = [
-    "JSON in, JSON out, each time shifted",
-    "the same in 2 processes",
+    "model of torch, every time shifted, --align wall",
+    "model of torch, every time shifted, --align auto",
     "gzip in, gzip out",
-    "rank traces of tracekit, one base",
+    "pftrace out",
+    "pure Python",
+    "the same in 2 processes",
+    "CPU time for each of 8 ranks of 40 kB",
     "JSON in, JSON out, beside sglang's logic",
     "beside Composer's logic",
     "most memory, JSON",

@@ -10,6 +10,8 @@ import os
 import pickle
 import re
 import shlex
+import shutil
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,15 @@ from typing import Any
 import orjson
 import pytest
 
-from tracekit import JSONTraceHandler, Profiler
+from tests.merged_tables import inputs
+from tracekit import JSONTraceHandler, Profiler, merge_traces
+from tracekit.check.doctor import Section
+from tracekit.check.validation import validate_file
 from tracekit.cli import VERBS, doctor, main
 from tracekit.cli.progress import ProgressBar
-from tracekit.diagnosis.findings import Section
 from tracekit.errors import StorageError
 from tracekit.storage import refuse_existing
+from tracekit.view.open.prepare import prepare
 
 ODD = os.fsdecode(b"tr\xff\xe9ce-rank0.json")
 ODD_SHOWN = r"tr\xff\xe9ce-rank0.json"
@@ -94,9 +99,7 @@ def test_a_file_name_that_is_not_utf_8_is_shown_with_its_bytes_escaped(
     printed = capsys.readouterr().out
     assert f"  rank 0: {ODD_SHOWN}, tracekit, " in printed
     assert r"bad\xfe.json: " in printed
-    assert [entry["file"] for entry in json.loads((tmp_path / "merged.json").read_bytes())["tracekit"]["inputs"]] == [
-        ODD_SHOWN
-    ]
+    assert [entry["file"] for entry in inputs(json.loads((tmp_path / "merged.json").read_bytes()))] == [ODD_SHOWN]
     assert main(["merge", "-f", "--json", "-o", "merged.json", odd]) == 0
     assert orjson.loads(capsys.readouterr().out)["inputs"][0]["path"] == ODD_SHOWN
     assert main(["merge", "-f", "-q", "--rank", f"{odd}=3", "-o", "merged.json", odd]) == 0
@@ -114,8 +117,8 @@ def test_a_companion_whose_name_is_not_utf_8_gets_the_rank_of_its_rank_trace(
     torch = {"schemaVersion": 1, "baseTimeNanoseconds": BASE_NS, "traceEvents": [{**slice_("mm"), "pid": os.getpid()}]}
     (tmp_path / companion).write_bytes(orjson.dumps(torch))
     assert main(["merge", "--json", "-o", "merged.json", "rank3.json", companion]) == 0
-    inputs = orjson.loads(capsys.readouterr().out)["inputs"]
-    assert [(item["rank"], item["path"]) for item in inputs] == [(3, "rank3.json"), (3, r"torch\xff.json")]
+    reported = orjson.loads(capsys.readouterr().out)["inputs"]
+    assert [(item["rank"], item["path"]) for item in reported] == [(3, "rank3.json"), (3, r"torch\xff.json")]
 
 
 def test_a_report_never_replaces_a_trace_whose_name_is_not_utf_8(
@@ -191,6 +194,69 @@ def test_trim_and_convert_report_what_they_did(
 
 
 @pytest.mark.parametrize(
+    ("arguments", "suggestion"),
+    [
+        (["sumary", "x"], "did you mean summary?"),
+        (["summary", "--jsn", "x"], "did you mean --json?"),
+        (["diff", "--fail-abov=5%", "a", "b"], "did you mean --fail-above?"),
+        (["top", "--sort", "slow", "x"], "did you mean slowest?"),
+    ],
+    ids=" ".join,
+)
+def test_a_misspelt_word_gets_the_nearest_one_suggested(
+    arguments: list[str], suggestion: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.endswith(f"; {suggestion}\n")
+
+
+def test_a_run_is_named_instead_of_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("older", "newer", "empty")):
+        (tmp_path / "traces" / name).mkdir(parents=True)
+        if name != "empty":
+            path = tmp_path / "traces" / name / "rank0.json"
+            path.write_bytes(rank_trace(slice_(name)))
+            os.utime(path, (10**9 + number, 10**9 + number))
+    names = "select name from events where name in ('older', 'newer')"
+    for options, shown in ((["--run", "latest"], "newer"), (["--run=older"], "older"), (["traces/older"], "older")):
+        assert main(["query", "-q", "--format", "csv", *options, names]) == 0
+        assert capsys.readouterr().out.split() == ["name", shown]
+    assert main(["merge", "-q", "--run", "latest", "-o", "merged.json"]) == 0
+    assert b'"newer"' in (tmp_path / "merged.json").read_bytes()
+    capsys.readouterr()
+    assert main(["summary", "--run", "other"]) == 2
+    assert capsys.readouterr().err == (
+        "tracekit: --run other: no such run in traces (the newest are newer, older); TRACEKIT_TRACES names another folder\n"
+    )
+    monkeypatch.setenv("TRACEKIT_TRACES", str(tmp_path / "none"))
+    assert main(["summary", "--run", "latest"]) == 2
+    assert "it holds no run" in capsys.readouterr().err
+
+
+def test_a_word_that_is_near_to_none_gets_no_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["summary", "--zzzz", "x"]) == 2
+    assert capsys.readouterr().err.endswith("unrecognized arguments: --zzzz\n")
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_bash_completes_verbs_options_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab", reason="shtab is not installed")
+    assert main(["completion", "bash"]) == 0
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    (tmp_path / "merged.json.gz").touch()
+    replies = []
+    for words in ("summ", "stragglers --at", "top --sort slo", "open merg"):
+        typed = f"COMP_WORDS=(tracekit {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); COMPREPLY=()"
+        call = f"source ./script; {typed}; _shtab_tracekit; echo ${{COMPREPLY[@]}}"
+        done = subprocess.run(["bash", "-c", call], cwd=tmp_path, capture_output=True, text=True, check=True)
+        replies.append(done.stdout.strip())
+    assert replies == ["summary", "--at-least", "slowest", "merged.json.gz"]
+
+
+@pytest.mark.parametrize(
     ("problems", "last"), [([], "no problems found"), (["x"], "1 problem found"), (["x", "y"], "2 problems found")]
 )
 def test_doctor_counts_problems(
@@ -227,20 +293,16 @@ def test_progress_is_a_line_every_ten_seconds_where_standard_error_is_no_termina
 # ---- inputs -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["merge"], ["validate"], ["recover"], ["anonymise"], ["trim", "--name", "a"], ["split", "--by-rank"], ["open"]],
-    ids=" ".join,
-)
-def test_a_pipe_is_refused_with_advice_by_commands_that_read_a_file_twice(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    os.mkfifo(tmp_path / "pipe")
-    assert main([*arguments, "pipe"]) == 1
-    captured = capsys.readouterr().err
-    assert "pipe: pipes are not supported" in captured
-    assert "write the trace to a file first" in captured
+def test_a_pipe_is_refused_with_advice_by_functions_that_read_a_file_twice(tmp_path: Path) -> None:
+    pipe = str(tmp_path / "pipe")
+    os.mkfifo(pipe)
+    refused = "pipe: pipes are not supported, .*; write the trace to a file first"
+    with pytest.raises(StorageError, match=refused):
+        merge_traces(str(tmp_path / "out.json"), [pipe])
+    with pytest.raises(StorageError, match=refused):
+        validate_file(pipe)
+    with pytest.raises(StorageError, match=refused):
+        prepare([pipe], tmp_path)
 
 
 def test_summary_reads_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

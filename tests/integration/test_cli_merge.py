@@ -35,7 +35,7 @@ def slice_(rank: int, name: str, ts: float = 5, dur: float = 2, **more: Any) -> 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two rank traces and, among them, files that are no traces."""
+    """Two rank traces and, among them, files that are not traces."""
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "rank0.json").write_text(rank_trace(0, slice_(0, "a")))
@@ -51,7 +51,8 @@ def digest(folder: Path) -> dict[str, str]:
 
 def names(path: Path) -> list[str]:
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    return [event["name"] for event in json.loads(data)["traceEvents"] if event["ph"] != "M"]
+    events = json.loads(data)["traceEvents"]
+    return [event["name"] for event in events if event["ph"] != "M" and event.get("cat") != "clock"]
 
 
 def one_sentence(captured: str) -> str:
@@ -158,7 +159,7 @@ def test_the_output_in_the_folder_is_not_an_input(folder: Path, capsys: pytest.C
         (["{run}/absent.json"], 1, "no such file"),
         (["{run}/*.pt"], 1, "matches no file"),
         (["{empty}"], 1, "holds no .json"),
-        (["{run}/notes.txt"], 1, "this is no trace"),
+        (["{run}/notes.txt"], 1, "this is not a trace"),
         (["{run}/settings.json"], 1, "no traceEvents"),
         (["{run}", "-o", "out.txt"], 2, "must end with .json"),
         (["{run}", "-o", "{run}/notes.txt/out.json"], 1, "cannot be written"),
@@ -286,7 +287,7 @@ def test_an_interrupt_leaves_nothing_behind(
     def interrupt(*_: Any, **__: Any) -> bytes:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tracekit.merge.patch.encode_events", interrupt)
+    monkeypatch.setattr("tracekit.merge.rewrite.general.encode_event", interrupt)
     assert main(["merge", "-o", str(tmp_path / "merged.json"), str(folder)]) == 130
     one_sentence(capsys.readouterr().err)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
@@ -299,7 +300,11 @@ def test_remote_inputs_and_outputs(folder: Path, capsys: pytest.CaptureFixture[s
         memory.pipe_file(f"/merge-test/run/{path.name}", path.read_bytes())
     try:
         assert main(["merge", "-o", "memory://merge-test/merged.json", "memory://merge-test/run"]) == 0
-        assert len(json.loads(memory.cat_file("/merge-test/merged.json"))["traceEvents"]) == 12
+        events = json.loads(memory.cat_file("/merge-test/merged.json"))["traceEvents"]
+        shown = [event for event in events if event["ph"] != "M" and event.get("cat") != "clock"]
+        assert [event["name"] for event in shown] == ["a", "b"]
+        assert sum(event.get("cat") == "clock" for event in events) == 2
+        assert sum(event["name"] == "tracekit_metadata" for event in events) == 2
     finally:
         memory.rm("/merge-test", recursive=True)
     assert "merged 2 files of 2 ranks" in capsys.readouterr().out
@@ -373,3 +378,111 @@ def test_clocks_are_aligned_as_the_user_says(tmp_path: Path, capsys: pytest.Capt
 def test_an_offset_that_is_none_is_wrong_usage(text: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["merge", f"--offset={text}", str(folder)]) == 2
     assert "give it as RANK=NS" in capsys.readouterr().err
+
+
+# ---- waiting for the end of a run -----------------------------------------------------------------------------------------
+
+END = {"ph": "M", "name": "tracekit_summary", "pid": 100, "tid": 100, "args": {}}
+
+
+def recorded(rank: int, *events: dict[str, Any], run_id: str = "RUN") -> str:
+    """Return a rank trace as tracekit writes it: in lines, without spaces."""
+    lines: list[dict[str, Any]] = json.loads(rank_trace(rank, *events, run_id=run_id))
+    return "[\n" + ",\n".join(json.dumps(line, separators=(",", ":")) for line in lines) + "\n]\n"
+
+
+@pytest.fixture
+def ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run in which rank 0 has ended."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rank0.json").write_text(recorded(0, slice_(0, "a"), END))
+    (tmp_path / "rank1.json").write_text(recorded(1, slice_(1, "b")))
+    return tmp_path
+
+
+def test_a_rank_that_was_waited_for_in_vain_is_named_and_what_is_there_is_merged(
+    ending: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["merge", "--wait-for-ranks", "3", "-o", "m.json", "rank*.json", "--timeout"]
+    assert main([*command, "0"]) == 3
+    what = "rank 2 has no rank trace; rank 1 has no end record in the rank trace"
+    assert capsys.readouterr().err == f"tracekit merge: {what}; m.json holds what is there\n"
+    assert names(ending / "m.json") == ["a", "b"]
+    assert main([*command, "0.01", "-f"]) == 3
+    assert capsys.readouterr().err.startswith(f"tracekit merge: waiting up to 0.01 s: {what}\n")
+    assert main([*command, "0", "--json", "-f"]) == 3
+    report = json.loads(capsys.readouterr().out)
+    compile_schema(MERGE_REPORT)(report)
+    assert report["warnings"][-2:] == what.split("; ")
+
+
+def test_a_run_that_has_ended_is_merged_with_the_traces_that_it_names(
+    ending: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = {
+        "ph": "M",
+        "name": "tracekit_companion",
+        "pid": 101,
+        "tid": 101,
+        "args": {"file": "t.json", "path": "t/t.json"},
+    }
+    (ending / "rank1.json").write_text(recorded(1, slice_(1, "b"), named, {**END, "pid": 101}))
+    (ending / "t").mkdir()
+    (ending / "t" / "t.json").write_text(json.dumps({"traceEvents": [slice_(1, "op")]}))
+    (ending / "rank5.json").write_text(recorded(5, slice_(5, "other"), run_id="OTHER"))
+    assert main(["merge", "--wait-for-ranks", "2", "--run", "RUN", "-q", "-o", "m.json", "."]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert names(ending / "m.json") == ["a", "b", "op"]
+
+
+def test_waiting_that_is_in_vain_from_the_start_is_refused(ending: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (ending / "there.json").write_text("{}")
+    hour = ["merge", "--wait-for-ranks", "3", "--timeout", "3600", "rank*.json", "-o"]
+    assert main([*hour, "there.json"]) == 1
+    assert "already exists" in one_sentence(capsys.readouterr().err)
+    for option in (["--timeout", "1"], ["--run", "RUN"], ["--window"]):
+        assert main(["merge", *option, "-o", "m.json", "rank*.json"]) == 2
+        assert one_sentence(capsys.readouterr().err) == f"tracekit: {option[0]} needs --wait-for-ranks\n"
+    for seconds in ("-1", "inf", "soon"):
+        assert main([*hour[:3], "--timeout", seconds, *hour[5:], "m.json"]) == 2
+        assert "is not a number of seconds from 0 on" in capsys.readouterr().err
+    assert main([*hour[:3], "--timeout", "0", "none*.json", "-o", "m.json"]) == 1
+    assert "none*.json: the pattern matches no file" in one_sentence(capsys.readouterr().err)
+    assert main([*hour[:3], "--timeout", "0", "--strict", "rank*.json", "-o", "m.json"]) == 1
+    assert "nothing is merged: rank 2 has no rank trace" in one_sentence(capsys.readouterr().err)
+    assert not (ending / "m.json").exists()
+
+
+def test_ranks_are_grouped_by_the_labels_in_their_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for rank in range(4):
+        path = run / f"dp{rank // 2}_pp0_tp{rank % 2}_rank{rank}.json"
+        path.write_text(
+            json.dumps({"schemaVersion": 1, "baseTimeNanoseconds": BASE_NS, "traceEvents": [slice_(rank, "a")]})
+        )
+    output = tmp_path / "merged.json"
+    assert main(["merge", "-o", str(output), "--group-by", "tp", "--json", str(run)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [rank["processes"] for rank in report["ranks"]] == [
+        [f"rank {rank} · tp{rank % 2} dp{rank // 2} · process {100 + rank}"] for rank in range(4)
+    ]
+    places = [event for event in json.loads(output.read_text())["traceEvents"] if event["name"] == "process_sort_index"]
+    assert [event["pid"] // 100_000 for event in sorted(places, key=lambda event: event["args"]["sort_index"])] == [
+        0,
+        2,
+        1,
+        3,
+    ]
+    assert main(["merge", "-f", "-o", str(output), "--group-by", "ep", str(run)]) == 2
+    assert one_sentence(capsys.readouterr().err).startswith("tracekit: --group-by ep: no input states its place in ep")
+
+
+@pytest.mark.parametrize("verb", [["merge", "-o"], ["trim", "-o"], ["convert"]])
+def test_arguments_of_events_are_left_out(tmp_path: Path, verb: list[str]) -> None:
+    trace, output = tmp_path / "rank0.json", tmp_path / "out.json"
+    trace.write_text(rank_trace(0, slice_(0, "a", args={"correlation": 1, "shape": [2, 3]})))
+    files = [str(output), str(trace)] if verb[0] != "convert" else [str(trace), str(output)]
+    assert main([*verb, *files, "--args", "ids"]) == 0
+    events = json.loads(output.read_text())["traceEvents"]
+    assert [event["args"] for event in events if event["name"] == "a"] == [{"correlation": 1}]

@@ -1,4 +1,4 @@
-"""``tracekit query``: through the package perfetto, with Perfetto's own engine behind it."""
+"""``tracekit query``: on the event table, and through the package perfetto with Perfetto's own engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import io
 import json
 import os
 import re
+import subprocess
 import sys
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +18,7 @@ import pytest
 from tests.perfetto import UnavailableError
 from tests.perfetto.shell import write_shell
 from tracekit.cli import main
-from tracekit.viewing.query import Rows
+from tracekit.view.query import Rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,22 +56,34 @@ def test_rows_in_every_format(
 ) -> None:
     monkeypatch.setenv("TRACEKIT_TRACE_PROCESSOR", str(shell))
 
-    assert main(["query", str(trace), SLICES]) == 0
+    assert main(["query", "--engine", "perfetto", str(trace), SLICES]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "name          dur",
         "-----------  ----",
         "forward      5000",
         "backward, é  7500",
     ]
-    assert main(["query", "--json", str(trace), SLICES]) == 0
+    assert main(["query", "--engine", "perfetto", "--json", str(trace), SLICES]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "columns": ["name", "dur"],
         "rows": [["forward", 5000], ["backward, é", 7500]],
     }
-    assert main(["query", "-o", str(tmp_path / "rows.csv"), str(trace), SLICES]) == 0
+    assert main(["query", "--engine", "perfetto", "-o", str(tmp_path / "rows.csv"), str(trace), SLICES]) == 0
     rows = list(csv.reader(io.StringIO((tmp_path / "rows.csv").read_text(encoding="utf-8"), newline="")))
     assert rows == [["name", "dur"], ["forward", "5000"], ["backward, é", "7500"]]
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.engine
+def test_archive_of_several_traces_is_queried(
+    trace: Path, shell: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACEKIT_TRACE_PROCESSOR", str(shell))
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.write(trace, "a.json")
+        archive.write(trace, "b.json")
+    assert main(["query", "--engine", "perfetto", "--json", str(tmp_path / "a.zip"), "select count(*) from slice"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == [[4]]
 
 
 @pytest.mark.engine
@@ -81,7 +95,7 @@ def test_it_agrees_with_the_engine_of_the_tests(
     with engine.load(path) as loaded:
         expected = loaded.rows(sql)
 
-    assert main(["query", "--json", "--trace-processor", str(shell), str(path), sql]) == 0
+    assert main(["query", "--engine", "perfetto", "--json", "--trace-processor", str(shell), str(path), sql]) == 0
 
     assert [tuple(row) for row in json.loads(capsys.readouterr().out)["rows"]] == expected
     assert len(expected) > 10
@@ -100,7 +114,7 @@ def test_what_goes_wrong_is_one_sentence(
     trace: Path, shell: Path, content: str, sql: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace.write_text(content)
-    assert main(["query", "--trace-processor", str(shell), str(trace), sql]) == 1
+    assert main(["query", "--engine", "perfetto", "--trace-processor", str(shell), str(trace), sql]) == 1
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
@@ -119,7 +133,7 @@ def test_a_program_that_is_none_or_dies_is_said(
         (text, "cannot be run as a program"),
         (tmp_path / "no", "is not there"),
     ):
-        assert main(["query", "--trace-processor", str(program), str(trace), "select 1"]) == 1
+        assert main(["query", "--engine", "perfetto", "--trace-processor", str(program), str(trace), "select 1"]) == 1
         err = capsys.readouterr().err
         assert words in err
         assert "TRACEKIT_TRACE_PROCESSOR" in err
@@ -130,8 +144,8 @@ def test_without_the_package_the_extra_is_named(
     trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "perfetto.trace_processor", None)
-    assert main(["query", str(trace), "select 1"]) == 1
-    assert "pip install 'tracekit[perfetto]'" in capsys.readouterr().err
+    assert main(["query", "--engine", "perfetto", str(trace), "select 1"]) == 1
+    assert "pip install 'tracekit-ml[perfetto]'" in capsys.readouterr().err
 
 
 def test_without_the_internet_the_program_can_be_given(
@@ -143,7 +157,7 @@ def test_without_the_internet_the_program_can_be_given(
     curl.chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert main(["query", "--json", str(trace), "select 1"]) == 1
+    assert main(["query", "--engine", "perfetto", "--json", str(trace), "select 1"]) == 1
     out, err = capsys.readouterr()
     assert out == ""
     assert "the trace processor cannot be downloaded (curl ended with 6); give a trace_processor_shell with" in err
@@ -168,7 +182,7 @@ def test_wrong_usage_is_said_before_anything_is_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TRACEKIT_TRACE_PROCESSOR", "/nowhere/that/exists")
-    assert main(["query", *(argument.format(trace=trace) for argument in arguments)]) == code
+    assert main(["query", "--engine", "perfetto", *(argument.format(trace=trace) for argument in arguments)]) == code
     assert words in capsys.readouterr().err
 
 
@@ -184,7 +198,7 @@ def test_the_query_may_come_from_standard_input(
 
     monkeypatch.setattr(module, "query", note)
     monkeypatch.setattr("sys.stdin", io.StringIO("select 1"))
-    assert main(["query", str(trace), "-"]) == 0
+    assert main(["query", "--engine", "perfetto", str(trace), "-"]) == 0
     assert asked == [(str(trace), "select 1")]
     assert capsys.readouterr().out == "n\n-\n1\n"
 
@@ -196,7 +210,7 @@ def test_a_program_in_the_path_is_taken(
     program.write_text("#!/bin/sh\necho it was me >&2\nexit 1\n")
     program.chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert main(["query", str(trace), "select 1"]) == 1
+    assert main(["query", "--engine", "perfetto", str(trace), "select 1"]) == 1
     assert "it was me" in capsys.readouterr().err
 
 
@@ -208,7 +222,7 @@ def test_no_name_gives_orders_to_a_terminal(
     module = importlib.import_module("tracekit.cli.query")
     monkeypatch.setattr(module, "query", lambda *_, **__: Rows(["n"], [("a\x1b[2Jb",), ("c",)]))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
-    assert main(["query", "-q", "--format", form, str(trace), "select 1"]) == 0
+    assert main(["query", "--engine", "perfetto", "-q", "--format", form, str(trace), "select 1"]) == 0
     out = capsys.readouterr().out
     # What goes into a file or a pipe stays as it is.
     assert ("\x1b" in out) == (form == "csv" and not terminal)
@@ -232,9 +246,101 @@ def test_an_answer_that_cannot_be_read_is_told_in_words(
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr("tracekit.viewing.query._start", lambda _program: Processor())
-    assert main(["query", str(trace), SLICES]) == 1
+    monkeypatch.setattr("tracekit.view.query._start", lambda _program: Processor())
+    assert main(["query", "--engine", "perfetto", str(trace), SLICES]) == 1
     error = capsys.readouterr().err
     assert "what the trace processor answers cannot be read" in error
     assert "ValueError: Wire format was corrupt" in error
     assert "fault of tracekit" not in error
+
+
+# The event table.
+
+TOTALS = "select name, sum(duration_ns) as total_ns from events where phase = 'X' group by name order by 2"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    pytest.importorskip("duckdb")
+    monkeypatch.setenv("TRACEKIT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.mark.usefixtures("cache")
+def test_the_event_table_in_every_format(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["query", str(trace), TOTALS]) == 0
+    assert capsys.readouterr() == (
+        "name         total_ns\n-----------  --------\nforward          5000\nbackward, é      7500\n",
+        "",
+    )
+    assert main(["query", str(trace), TOTALS, "--format", "csv"]) == 0
+    assert list(csv.reader(io.StringIO(capsys.readouterr().out)))[1] == ["forward", "5000"]
+    assert main(["query", str(trace), TOTALS, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == [["forward", 5000], ["backward, é", 7500]]
+    output = tmp_path / "rows.parquet"
+    assert main(["query", str(trace), TOTALS, "-o", str(output)]) == 0
+    duckdb = importlib.import_module("duckdb")
+    with duckdb.connect() as connection:
+        assert connection.execute(f"SELECT * FROM '{output}'").fetchall() == [("forward", 5000), ("backward, é", 7500)]
+    assert main(["query", str(trace), TOTALS, "-o", str(output)]) != 0
+    assert "already exists" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("cache")
+def test_cells_of_all_kinds_are_written(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sql = "select null, true, 1.50::decimal(9, 2), [1, 2], date '2026-01-02', 'a'::blob, 2::hugeint"
+    assert main(["query", str(trace), sql, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == [[None, "true", 1.5, "[1, 2]", "2026-01-02", "61", 2]]
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["select 1; select 2"], 1, "2 statements"),
+        (["copy events to 'x.csv'"], 1, "type COPY"),
+        (["select nope from events"], 1, "nope"),
+        (["select * from events", "--max-rows", "1"], 1, "more than 1 rows"),
+        ([" "], 2, "the query is empty"),
+        (["select 1", "--format", "parquet"], 2, "-o"),
+        (["other.json", "select 1", "--engine", "perfetto"], 2, "one trace"),
+    ],
+)
+def test_a_query_that_fails_is_one_line(
+    trace: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
+) -> None:
+    assert main(["query", str(trace), *arguments]) == code
+    found = capsys.readouterr()
+    assert words in found.err
+    assert (found.out, found.err.count("\n")) == ("", 1)
+
+
+def test_the_schema_is_printed_without_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["query", "--schema"]) == 0
+    assert "  correlation    BIGINT" in capsys.readouterr().out
+
+
+def test_without_duckdb_the_command_names_the_extra(
+    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    assert main(["query", str(trace), TOTALS]) == 1
+    assert capsys.readouterr().err == (
+        "tracekit: the event table needs the package duckdb: pip install 'tracekit-ml[explain]'\n"
+    )
+
+
+@pytest.mark.usefixtures("cache")
+def test_the_program_leaves_standard_error_empty(trace: Path) -> None:
+    command = [sys.executable, "-W", "error", "-m", "tracekit", "query", str(trace), "select args from events"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.usefixtures("cache")
+def test_relations_that_stay_open_do_not_disturb_the_exit(trace: Path) -> None:
+    program = "import sys, tracekit; found = tracekit.read_events(sys.argv[1]); print(len(found.rows()))"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, str(trace)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")

@@ -128,7 +128,7 @@ def test_a_lost_trace_fails_with_one_sentence_and_the_others_are_recovered(
     assert (tmp_path / "b.recovered.json").exists()
     assert run(tmp_path / "none.json") == 1
     assert capsys.readouterr().err.count("\n") == 1
-    # A document that is no trace is a failure where it was asked for.
+    # A document that is not a trace is a failure where it was asked for.
     assert run(write(tmp_path, "report.json", b"{}")) == 1
 
 

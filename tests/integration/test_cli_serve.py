@@ -177,7 +177,7 @@ def test_other_hosts_need_the_token_for_everything(runs: Path) -> None:
         own = f"http://127.0.0.1:{address.port}/"
         assert ask(own)[0] == 403
         assert ask(f"{own}?{address.query}")[0] == 303
-        assert ask(own, Host=f"evil.example:{address.port}") == (404, "")
+        assert ask(own, Host=f"evil.example:{address.port}") == (400, "Invalid host header")
 
 
 def test_what_cannot_be_served_is_said(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,4 +210,4 @@ def test_without_the_extra_it_says_what_to_install(
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find(name))
     assert main(["serve", str(runs)]) == 1
-    assert "pip install 'tracekit[serve]'" in capsys.readouterr().err
+    assert "pip install 'tracekit-ml[serve]'" in capsys.readouterr().err

@@ -25,11 +25,11 @@ import pytest
 from tests.faults.object_store import ObjectStore
 from tests.faults.processes import wait_until
 from tests.watched import record, train
-from tracekit.cli import live_table, main
+from tracekit.cli import main
 from tracekit.cli import top as verb
 from tracekit.formats.schema import compile_schema
 from tracekit.testing import FakeClock
-from tracekit.watching.processes import Machine
+from tracekit.view.live.processes import Machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -81,7 +81,7 @@ def job(folder: str, scratch: Path, options: str = "{}") -> Iterator[list[subpro
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two ranks of three: one has ended, the other was killed, and the third has never come."""
-    monkeypatch.setattr(Machine, "runs", lambda _self, _head: None)
+    monkeypatch.setattr(Machine, "is_process_alive", lambda _self, _head: None)
     for rank in range(2):
         clock = FakeClock()
         with record(tmp_path, rank=rank, world_size=3, clock=clock) as profiler:
@@ -155,8 +155,8 @@ def test_of_many_runs_one_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture
         (["{}/nowhere"], 1, "no such folder"),
         (["{}"], 1, "no rank trace is there (yet)"),
         (["{}/file.json"], 2, "is a file; name the folder"),
-        (["{}", "--interval", "0"], 2, "is no number of seconds from 0.1 on"),
-        (["{}", "--interval", "nan"], 2, "is no number of seconds from 0.1 on"),
+        (["{}", "--interval", "0"], 2, "is not a number of seconds from 0.1 on"),
+        (["{}", "--interval", "nan"], 2, "is not a number of seconds from 0.1 on"),
         (["{}", "--sort", "name"], 2, "invalid choice"),
         (["nothing-of-the-kind://x/y"], 1, "nothing-of-the-kind"),
     ],
@@ -184,6 +184,29 @@ def test_names_cannot_speak_to_the_terminal(tmp_path: Path, capsys: pytest.Captu
     assert len(out.splitlines()) == 6
     _, look = look_of(capsys, str(tmp_path))
     assert look["run"]["run_id"] == EVIL
+
+
+def test_a_counter_the_epoch_and_an_evaluation_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = FakeClock()
+    with record(tmp_path, clock=clock) as profiler:
+        profiler.next_epoch()
+        profiler.marker("train loss").counter({"value": 2.5})
+        profiler.marker("memory").counter({"free": 7, "used": 1e6})
+        train(profiler, clock, 2)
+        with profiler.marker("evaluation"):
+            clock.advance(10**9)
+            profiler.flush()
+            assert main(["top", str(tmp_path), "--once"]) == 0
+            lines = capsys.readouterr().out.splitlines()
+            assert "epoch" in lines[3]
+            assert "train loss" in lines[3]
+            assert lines[4].split()[:4] == ["0", "recording", "1", "2"]
+            assert " 2.5 " in lines[4]
+            assert "in evaluation 1, backward 50%" in lines[4]
+    assert main(["top", str(tmp_path), "--once", "--counter", "memory.used", "--counter", "unknown"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "memory.used  unknown" in lines[3]
+    assert " 1e+06 " in lines[4]
 
 
 @pytest.mark.parametrize("order", ["auto", "rank", "slowest", "step", "state", "lost", "quiet"])
@@ -405,8 +428,8 @@ def test_without_rich_it_is_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             raise ImportError(name)
         return importlib.import_module(name, package)
 
-    monkeypatch.setattr(live_table.importlib, "import_module", refuse)  # type: ignore[attr-defined]
-    assert live_table.LiveTable.open() is None
+    monkeypatch.setattr(verb.importlib, "import_module", refuse)  # type: ignore[attr-defined]
+    assert verb.Screen.open() is None
 
 
 def test_looks_go_on_when_the_storage_fails_for_a_moment(

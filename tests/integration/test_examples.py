@@ -100,7 +100,7 @@ def merged(ddp_run: Path) -> Path:
 
 
 def test_a_two_rank_run_leaves_one_rank_trace_each_and_one_torch_trace_a_window(ddp_run: Path) -> None:
-    expected = [f"rank{rank}.json" for rank in (0, 1)]
+    expected = ["merged.json.gz", *(f"rank{rank}.json" for rank in (0, 1))]
     expected += [f"torch-rank{rank}-{batch}.json.gz" for rank in (0, 1) for batch in (2, 7, 16, 21)]
     assert sorted(path.name for path in ddp_run.iterdir()) == sorted(expected)
     for rank in (0, 1):
@@ -112,6 +112,10 @@ def test_a_two_rank_run_leaves_one_rank_trace_each_and_one_torch_trace_a_window(
         assert recorded == [1, 2, 3, 4, 6, 7, 8, 9, 15, 16, 17, 18, 20, 21, 22, 23], "warm-up and active batches"
         companions = [event["args"]["file"] for event in events if event["name"] == "tracekit_companion"]
         assert companions == [f"torch-rank{rank}-{batch}.json.gz" for batch in (2, 7, 16, 21)]
+
+
+def test_the_run_leaves_the_merged_trace_that_a_merge_by_hand_makes(ddp_run: Path, merged: Path) -> None:
+    assert (ddp_run / "merged.json.gz").read_bytes() == merged.read_bytes()
 
 
 def test_the_merged_run_is_valid_and_loads_without_errors(merged: Path, engine: Engine) -> None:

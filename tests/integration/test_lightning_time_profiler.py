@@ -16,8 +16,8 @@ from lightning.pytorch.loggers import CSVLogger
 from tests.lightning_loop import QUIET, SECOND, Net, SlowSGD, train_loader, trainer, val_loader
 from tracekit import MemoryTraceHandler, Profiler
 from tracekit.integrations.lightning import TimeProfiler
-from tracekit.integrations.lightning.epoch_times import ALL_KEYS
-from tracekit.integrations.lightning.ledger import PARTS
+from tracekit.integrations.lightning.actions import PARTS
+from tracekit.integrations.lightning.time_values import ALL_KEYS
 from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:

@@ -20,8 +20,12 @@ import pytest
 from tests.bad_traces import rank_trace, slice_
 from tracekit.cli import main
 from tracekit.errors import MergeError, StorageError, TraceFormatError
-from tracekit.merge import merge_traces, workshop
-from tracekit.merge.workers import process_pool
+from tracekit.merge import merge_traces
+from tracekit.merge.execute import executor as merge_executor
+from tracekit.merge.execute.part_store import PartStore
+from tracekit.merge.plan.unit import UnitJob
+from tracekit.merge.write.json_output import JsonPart
+from tracekit.worker_processes import process_pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,9 +72,8 @@ def test_the_output_and_the_report_do_not_depend_on_who_works(inputs: Path, tmp_
 
 def outside(folder: Path, code: str) -> str:
     """Return what a program prints that has nothing but its main thread when it begins."""
-    head = (
-        "import threading\nfrom tracekit.merge import merge_traces\nfrom tracekit.merge.workers import process_pool\n"
-    )
+    head = "import threading\nfrom tracekit.merge import merge_traces\n"
+    head += "from tracekit.worker_processes import process_pool\n"
     done = subprocess.run(
         [sys.executable, "-c", head + code],
         cwd=folder,
@@ -138,9 +141,10 @@ def test_an_input_that_no_worker_can_read_is_told_as_without_workers(tmp_path: P
 
 
 MERGE_UNASKED = """
-from tracekit.merge import workers
-workers._WORTH_BYTES = dict.fromkeys(workers._WORTH_BYTES, {worth})
-workers.usable_processors = lambda: {processors}
+from tracekit import worker_processes as workers
+from tracekit.merge.execute import executor
+executor._MIN_BYTES = dict.fromkeys(executor._MIN_BYTES, {worth})
+executor.usable_processors = lambda: {processors}
 made = []
 class Counted(workers.ProcessPool):
     def __init__(self, count):
@@ -190,11 +194,11 @@ def die(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("at_work", ["_scan_job", "_part_job"])
+@pytest.mark.parametrize("at_work", ["_probe_all", "_write_part"])
 def test_a_worker_that_dies_ends_the_merge_with_one_sentence(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_work: str
 ) -> None:
-    monkeypatch.setattr(workshop, at_work, die)
+    monkeypatch.setattr(merge_executor, at_work, die)
     with process_pool(2) as executor, pytest.raises(MergeError, match=r"worker .* ended .* nothing was written"):
         merge_traces(str(tmp_path / "out.json"), [str(inputs)], executor=executor)
     assert left(tmp_path) == ["in"]
@@ -292,16 +296,18 @@ def test_parts_are_joined_where_the_kernel_cannot_copy(
     with ThreadPoolExecutor(1) as executor:
         merge_traces(str(tmp_path / "out.json"), [str(inputs)], executor=executor)
     assert (tmp_path / "out.json").read_bytes() == (tmp_path / "alone.json").read_bytes()
-    # As a process of this machine copies a part into the middle of an output.
+    # Also into the middle of an output.
     (tmp_path / "part").write_bytes(b"part" * 1000)
     (tmp_path / "whole").write_bytes(b"before after")
     before = iter([copied_bytes] if copied_bytes else [])
-    workshop._copy_job(str(tmp_path / "part"), str(tmp_path / "whole"), 7, "whole")
+    with (tmp_path / "whole").open("r+b") as file:
+        file.seek(7)
+        PartStore(str(tmp_path)).append(str(tmp_path / "part"), file)
     assert (tmp_path / "whole").read_bytes() == b"before " + b"part" * 1000
     assert not (tmp_path / "part").exists()
 
 
 def test_an_output_that_workers_cannot_write_is_told(tmp_path: Path) -> None:
-    (tmp_path / "part").write_bytes(b"part")
-    with pytest.raises(StorageError, match=r"out\.json: cannot be written: Is a directory"):
-        workshop._copy_job(str(tmp_path / "part"), str(tmp_path), 0, "out.json")
+    job = UnitJob([], 100_000, JsonPart(), "out.json")
+    with pytest.raises(StorageError, match=r"out\.json: cannot be written: No such file or directory"):
+        merge_executor._write_part([job], PartStore(str(tmp_path / "missing")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -65,13 +66,14 @@ def serves(command: list[str], folder: Path) -> None:
 
 
 def test_the_readme_fits_two_screens() -> None:
-    assert len(README.splitlines()) <= 80
+    assert len(README.splitlines()) <= 100
 
 
 def test_every_command_is_one_that_is_tested_here() -> None:
     assert {" ".join(command[:2]) for command in commands()} == {
-        "scripts/demo", "scripts/test", "pip install", "tracekit diff", "tracekit merge", "tracekit open", "tracekit report",
-        "tracekit serve", "tracekit stragglers", "tracekit summary", "tracekit top", "tracekit validate",
+        "scripts/demo", "scripts/test", "pip install", "tracekit diff", "tracekit gpu", "tracekit merge", "tracekit open",
+        "tracekit query", "tracekit report", "tracekit run", "tracekit serve", "tracekit stragglers", "tracekit summary",
+        "tracekit top", "tracekit validate",
     }  # fmt: skip
 
 
@@ -87,9 +89,10 @@ def test_the_python_runs_and_the_commands_merge_and_check_what_it_recorded(tmp_p
     assert recorded.returncode == 0, recorded.stderr
     assert (tmp_path / "traces" / "RUN" / "rank0.json").exists()
     assert recorded.stdout == ""
-    assert recorded.stderr.endswith(" Next: tracekit open traces/RUN/rank0.json\n")
-    offline = [command for command in commands() if command[0] == "tracekit"]
-    assert len(offline) == 9
+    assert recorded.stderr.endswith(" Next: tracekit open traces/RUN/merged.json.gz\n")
+    assert (tmp_path / "traces" / "RUN" / "merged.json.gz").exists()
+    offline = [command for command in commands() if command[0] == "tracekit" and command[1] != "run"]
+    assert len(offline) == 11
     for command in offline:
         if command[1] == "serve":
             serves(command, tmp_path)
@@ -102,6 +105,21 @@ def test_the_python_runs_and_the_commands_merge_and_check_what_it_recorded(tmp_p
         assert not nobody or done.stdout.startswith("http://127.0.0.1:")
         assert "Traceback" not in done.stderr
     assert (tmp_path / "merged.json.gz").exists()
+
+
+def test_the_command_records_an_unmodified_script_on_both_ranks(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    shutil.copy(ROOT / "examples" / "train.py", tmp_path)
+    (command,) = [command for command in commands() if command[:2] == ["tracekit", "run"]]
+    at = command.index("torchrun")
+    command[at : at + 3] = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    recorded = run(command, tmp_path)
+    assert recorded.returncode == 0, recorded.stderr
+    assert recorded.stdout == ""
+    assert recorded.stderr.endswith("tracekit: Next: tracekit open traces/RUN/merged.json.gz\n")
+    folder = tmp_path / "traces" / "RUN"
+    assert (folder / "merged.json.gz").exists()
+    assert sorted(path.name.partition("-pid")[0] for path in folder.glob("torch-*")) == ["torch-rank0", "torch-rank1"]
 
 
 def test_the_second_snippet_runs_with_its_extras(tmp_path: Path) -> None:

@@ -19,16 +19,17 @@ import pytest
 
 from tests.faults.object_store import BUCKET, ObjectStore
 from tests.served import TOKEN, Answer, Served, rank_trace, served
+from tracekit import JSONTraceHandler, Profiler
 from tracekit.capture.documents import RankStatus
 from tracekit.capture.drive import Drive
 from tracekit.capture.folder import ControlFolder
 from tracekit.errors import TraceFormatError
-from tracekit.serving.access import Access
-from tracekit.serving.app import make_application
-from tracekit.serving.pages import STATIC
-from tracekit.serving.service import Service
-from tracekit.serving.store import Store
-from tracekit.viewing.ui import PerfettoUI
+from tracekit.view.open.server import STATIC_FOLDER
+from tracekit.view.open.ui import PerfettoUI
+from tracekit.view.serve.app import make_application
+from tracekit.view.serve.security import Access
+from tracekit.view.serve.service import Service
+from tracekit.view.serve.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, MutableMapping
@@ -67,6 +68,10 @@ def run_of(server: Served, name: str = "good") -> str:
     return server.get("/").link(rf"/runs/{name}-[0-9a-f]{{8}}")
 
 
+def assert_host_refused(answer: Answer) -> None:
+    assert (answer.status, answer.body) == (400, b"Invalid host header")
+
+
 def assert_nothing(answer: Answer, *statuses: int) -> None:
     assert answer.status in (statuses or (404,))
     assert answer.body == b""
@@ -79,27 +84,37 @@ def assert_nothing(answer: Answer, *statuses: int) -> None:
 def test_the_runs_are_listed_with_their_states(server: Served) -> None:
     answer = server.get("/")
     assert answer.status == 200
-    cards = dict(re.findall(r'<h2><a href="[^"]*">([^<]*)</a></h2>\n<p class="states">(.*)</p>', answer.text))
-    words = {name: " ".join(re.sub("<[^>]*>", " ", states).split()) for name, states in cards.items()}
+    rows = dict(
+        re.findall(
+            r'<th scope="row"><a href="[^"]*">([^<]*)</a>.*</th>\n[^\0]*?<td class="states">(.*)</td>', answer.text
+        )
+    )
+    words = {name: " ".join(re.sub("<[^>]*>", " ", states).split()) for name, states in rows.items()}
     assert words["good"] == "✓ 2 finished"
     assert words["team/cut"] == "✂ 1 cut ✕ 1 lost"
     assert set(words) == {"good", "team/cut", "broken"}
     assert "Capture" not in answer.text
+    assert answer.text.count('aria-label="Perfetto ') == 3, "each opens in Perfetto with one click"
 
 
 def test_a_run_says_where_its_time_goes(server: Served) -> None:
     run = run_of(server)
-    page = server.wait_for(run, lambda answer: "holds the others up" in answer.text).text
-    assert "Rank 1 holds the others up in forward: 2.00 ms a step" in page
+    page = server.wait_for(run, lambda answer: "is slower in" in answer.text).text
+    assert "Rank 1 is slower in forward: 2.00 ms a step" in page
     assert page.count('class="tk-plot') == 2
-    for words in ("Steps", "What each stage adds to the step of all", "Markers and operators, by total time", "host-a"):
+    for words in (
+        "Steps",
+        "What each stage adds to the step of all",
+        "Markers and operators, by the total times of the ranks",
+        "host-a",
+    ):
         assert words in page
     assert 'class="progress"' not in page
 
 
 def test_pages_can_be_read_without_scripts_and_load_nothing_from_elsewhere(server: Served) -> None:
     run = run_of(server)
-    server.wait_for(run, lambda answer: "holds the others up" in answer.text)
+    server.wait_for(run, lambda answer: "is slower in" in answer.text)
     for path in ("/", run, f"{run}/trace"):
         answer = server.get(path)
         policy = answer.headers["content-security-policy"]
@@ -170,9 +185,9 @@ def test_old_merged_traces_make_room(root: Path, tmp_path: Path) -> None:
 
 def test_a_broken_run_says_what_is_wrong(server: Served) -> None:
     run = run_of(server, "broken")
-    page = server.wait_for(run, lambda answer: "places in the files cannot be read" in answer.text)
+    page = server.wait_for(run, lambda answer: "1 place in the files cannot be read" in answer.text)
     assert page.status == 200
-    assert "2 lines of its files are no events" in page.text
+    assert "1 place in its files cannot be read" in page.text
     server.post(f"{run}/trace")
     merged = server.wait_for(f"{run}/trace", lambda answer: "What the merge says" in answer.text)
     assert '<li class="problem">LOST: ' in merged.text
@@ -183,14 +198,14 @@ def refuse(inputs: tuple[str, ...], *, progress: object) -> None:
 
 
 def test_a_summary_that_fails_says_why(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracekit.serving.service.explain", refuse)
+    monkeypatch.setattr("tracekit.view.serve.service.explain", refuse)
     run = run_of(server)
     page = server.wait_for(run, lambda answer: "The summary cannot be made" in answer.text)
     assert "nobody can read &lt;this&gt;" in page.text
     assert "host-a" in page.text, "what is known is shown all the same"
     monkeypatch.undo()
     assert server.post(f"{run}/summary").status == 303
-    server.wait_for(run, lambda answer: "holds the others up" in answer.text)
+    server.wait_for(run, lambda answer: "is slower in" in answer.text)
 
 
 def test_a_merge_that_fails_says_why(server: Served, root: Path) -> None:
@@ -215,7 +230,7 @@ def test_names_in_traces_are_words_and_nothing_else(tmp_path: Path) -> None:
         server.post(f"{run}/trace")
         pages = [
             server.get("/"),
-            server.wait_for(run, lambda answer: "holds the others up" in answer.text),
+            server.wait_for(run, lambda answer: "is slower in" in answer.text),
             server.wait_for(f"{run}/trace", lambda answer: "What the merge says" in answer.text),
         ]
     for page in pages:
@@ -228,13 +243,89 @@ def test_names_in_traces_are_words_and_nothing_else(tmp_path: Path) -> None:
     )
 
 
-def test_of_very_many_runs_the_latest_are_shown(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert " more" not in server.get("/").text
-    monkeypatch.setattr("tracekit.serving.app._MOST_RUNS", 1)
-    page = server.get("/").text
-    assert "3 runs, the latest first" in page
-    assert page.count("<h2>") == 1
-    assert "and 2 more" in page
+def test_list_is_searched_filtered_and_paged(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "3 runs" in server.get("/").text
+    found = server.get("/?q=CUT").text
+    assert "1 of 3 runs" in found
+    assert re.findall(r'<th scope="row"><a [^>]*>([^<]*)<', found) == ["team/cut"]
+    assert "No run is like that" in server.get("/?q=nothing").text
+    monkeypatch.setattr("tracekit.view.serve.run_list.PER_PAGE", 2)
+    first = server.get("/?order=name")
+    assert re.findall(r'<th scope="row"><a [^>]*>([^<]*)<', first.text) == ["broken", "good"]
+    second = server.get(html.unescape(first.link(r"/\?order=name&amp;page=2")))
+    assert re.findall(r'<th scope="row"><a [^>]*>([^<]*)<', second.text) == ["team/cut"]
+
+
+def test_tags_are_kept_and_found_again(server: Served, root: Path, tmp_path: Path) -> None:
+    run = run_of(server)
+    assert server.post(f"{run}/tags", tags="nightly, <b>bold</b> nightly").status == 303
+    assert 'value="nightly, &lt;b&gt;bold&lt;/b&gt;"' in server.get(run).text
+    assert re.findall(r'<th scope="row"><a [^>]*>([^<]*)<', server.get("/?tag=nightly").text) == ["good"]
+    server.cookie = None
+    assert server.post(f"{run}/tags", tags="other").status == 403
+    with served(str(root), tmp_path / "cache", token_to_read=False) as again:
+        assert ">nightly</a>" in again.get("/").text
+        assert again.post(f"{run}/tags", tags="other").status == 403
+
+
+def test_two_runs_are_compared_in_the_words_of_diff(server: Served) -> None:
+    first, second = run_of(server).rpartition("/")[2], run_of(server, "team-cut").rpartition("/")[2]
+    page = server.wait_for(f"/compare?a={first}&b={second}", lambda answer: 'class="progress"' not in answer.text).text
+    assert "From good to team/cut" in page
+    assert "before: 2 files, 2 ranks" in page
+    assert server.get(f"/compare?a={first}&b=none").status == 404
+
+
+def test_run_that_ends_in_an_evaluation_has_the_summary_of_its_steps(tmp_path: Path) -> None:
+    folder = tmp_path / "root" / "trained"
+    with Profiler(JSONTraceHandler(str(folder / "rank{rank}.json")), run_id="trained") as profiler:
+        for _ in range(20):
+            with profiler.marker("forward"):
+                threading.Event().wait(0.001)
+            profiler.step()
+        with profiler.marker("evaluation"):
+            for _ in range(200):
+                with profiler.marker("forward"):
+                    threading.Event().wait(0.001)
+    with served(str(tmp_path / "root"), tmp_path / "cache") as server:
+        page = server.wait_for(run_of(server, "trained"), lambda answer: "Where the time goes" in answer.text).text
+        page = server.wait_for(run_of(server, "trained"), lambda answer: 'class="progress"' not in answer.text).text
+    assert "finished" in page
+    steps = re.search(r'<th scope="row">0</th><td class="n">(\d+)</td>', page)
+    assert steps is not None
+    assert 10 <= int(steps[1]) <= 20, "warm-up steps may be left out, and the evaluation is no step"
+    assert "stalled" not in page
+    row = re.search(r"<tr><th scope=\"row\">evaluation</th>.*</tr>", page)
+    assert row is not None
+    assert '<td class="n">0.0%</td></tr>' in row[0], "no part of a step"
+
+
+def test_run_in_an_evaluation_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "root" / "live"
+    folder.mkdir(parents=True)
+    for rank in (0, 1):
+        event = {"ph": "B", "name": "evaluation", "pid": 4_000_000 + rank, "tid": 4_000_000 + rank, "ts": 500_000.0}
+        text = rank_trace(rank, run="live", ended=False)
+        (folder / f"rank{rank}.json").write_text(f"{text}{json.dumps(event)},\n")
+    with served(str(tmp_path / "root"), tmp_path / "cache") as server:
+        page = server.get(run_of(server, "live")).text
+    assert "recording" in page
+    assert "Now after step 20: evaluation, on 2 ranks." in page
+
+
+def test_folder_of_traces_of_torch_is_a_run(tmp_path: Path) -> None:
+    folder = tmp_path / "root" / "profile"
+    folder.mkdir(parents=True)
+    for rank in (0, 1):
+        event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 7, "ts": 100.0, "dur": 50.0}
+        document = {"schemaVersion": 1, "distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": [event]}
+        (folder / f"host_{rank}.pt.trace.json").write_text(json.dumps(document))
+    with served(str(tmp_path / "root"), tmp_path / "cache") as server:
+        run = run_of(server, "profile")
+        page = server.wait_for(run, lambda answer: "aten::mm" in answer.text).text
+        assert "2 ranks" in page
+        made = server.post(f"{run}/trace").headers["location"]
+        assert "Open in Perfetto" in server.wait_for(made, lambda answer: "Open in Perfetto" in answer.text).text
 
 
 def test_an_empty_folder_and_one_that_is_gone(tmp_path: Path) -> None:
@@ -260,7 +351,7 @@ def test_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             )
         with served(f"s3://{BUCKET}/runs", tmp_path / "cache", may_capture=True) as server:
             run = run_of(server)
-            server.wait_for(run, lambda answer: "holds the others up" in answer.text)
+            server.wait_for(run, lambda answer: "is slower in" in answer.text)
             server.post(f"{run}/trace")
             server.wait_for(f"{run}/trace", lambda answer: "merged 2 files of 2 ranks" in answer.text)
             assert server.get(f"{run}/trace/merged.json.gz").status == 200
@@ -278,7 +369,7 @@ def test_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_host_gets_nothing(server: Served, host: str) -> None:
     run = run_of(server)
     for path in ("/", run, f"{run}/trace", "/static/style.css", "/sign-in", "/nothing"):
-        assert_nothing(server.get(path, host=host.format(port=server.port)), 404)
+        assert_host_refused(server.get(path, host=host.format(port=server.port)))
 
 
 def test_no_host_and_two_hosts_get_nothing(server: Served) -> None:
@@ -372,7 +463,7 @@ def test_links_that_lead_out_of_the_folder_are_not_followed(root: Path, tmp_path
         server.post(f"{run}/trace")
         server.wait_for(f"{run}/trace", lambda answer: "What the merge says" in answer.text)
         merged = gzip.decompress(server.get(f"{run}/trace/merged.json.gz").body)
-        page = server.wait_for(run, lambda answer: "holds the others up" in answer.text)
+        page = server.wait_for(run, lambda answer: "is slower in" in answer.text)
     assert b"forward" in merged
     assert b"secret-name" not in merged
     assert "secret-name" not in page.text
@@ -380,7 +471,7 @@ def test_links_that_lead_out_of_the_folder_are_not_followed(root: Path, tmp_path
 
 
 def test_a_request_that_does_not_come_is_given_up(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracekit.serving.server._HEAD_S", 1.0)
+    monkeypatch.setattr("tracekit.view.serve.server._HEAD_S", 1.0)
     with socket.create_connection(("127.0.0.1", server.port), 60) as slow:
         slow.sendall(b"GET / HTTP/1.1\r\nHost: 127")
         assert server.get("/").status == 200, "nobody else waits for it"
@@ -389,7 +480,7 @@ def test_a_request_that_does_not_come_is_given_up(server: Served, monkeypatch: p
 
 
 def test_a_body_that_drips_is_given_up_as_a_whole(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracekit.serving.guard._PATIENCE_S", 1.0)
+    monkeypatch.setattr("tracekit.view.serve.security._TIMEOUT_S", 1.0)
     head = (
         f"POST /sign-in HTTP/1.1\r\nHost: {server.host}\r\nOrigin: {server.origin}\r\nContent-Length: 4000\r\n"
         "Content-Type: application/x-www-form-urlencoded\r\n\r\n"
@@ -414,7 +505,7 @@ def test_a_body_that_drips_is_given_up_as_a_whole(server: Served, monkeypatch: p
 def test_who_does_not_take_an_answer_is_given_up_and_no_fault_is_told(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tracekit.serving.guard._PATIENCE_S", 0.01)
+    monkeypatch.setattr("tracekit.view.serve.security._TIMEOUT_S", 0.01)
     service = Service(str(root), Store(tmp_path / "cache", 1), PerfettoUI())
     application = make_application(service, Access("127.0.0.1", TOKEN, token_to_read=False))
     begun: list[str] = []
@@ -462,7 +553,13 @@ def test_it_listens_on_this_machine_only(server: Served) -> None:
 
 def test_each_address_without_the_token_shows_only_the_way_in(root: Path, tmp_path: Path) -> None:
     with served(str(root), tmp_path / "cache", signed_in=False) as server:
-        for path in ("/", "/runs/good-00000000", "/nothing", "/ui/", *(f"/static/{name}" for name in STATIC)):
+        for path in (
+            "/",
+            "/runs/good-00000000",
+            "/nothing",
+            "/ui/",
+            *(f"/static/{path.name}" for path in STATIC_FOLDER.iterdir()),
+        ):
             answer = server.get(path)
             assert answer.status == 403
             assert "Open the URL that <code>tracekit serve</code> printed" in answer.text
@@ -561,7 +658,7 @@ def test_a_capture_names_files_that_are_not_served_and_they_are_not(root: Path, 
             )
         )
         page = server.wait_for(f"{run}/capture", lambda answer: "batches 8 to 12" in answer.text)
-        assert 'role="status"' not in page.text
+        assert "</span> running" not in page.text
         assert "Not below what is served here" in page.text
         assert "Open in Perfetto" not in page.text
         path = f"{run}/captures/{request.id}"

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.gloo_runs import RANKS, Run, clocks_apart, drawn_runs, record, skew_clocks, stage_times, write_variation
-from tracekit import merge_traces
-from tracekit.analysis import find_stragglers
+from tracekit import find_stragglers, merge_traces
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tracekit.analysis.stragglers_report import StragglerReport
+    from tracekit.explain.stragglers_results import StragglerReport
 
 LEAST_NAMED = 19
 APART = Run("apart", 3, rank=1, stage="backward", delay_ms=8.0, apart=clocks_apart(5))

@@ -104,7 +104,7 @@ def read(path: str | Path) -> dict[str, Any]:
     """Parse a trace as strictly as JSON is defined: no NaN, no control characters, valid UTF-8."""
 
     def refuse(constant: str) -> Any:
-        raise ValueError(f"{constant} is no JSON")
+        raise ValueError(f"{constant} is not JSON")
 
     data = Path(path).read_bytes()
     text = (gzip.decompress(data) if str(path).endswith(".gz") else data).decode("utf-8")
@@ -489,11 +489,11 @@ def test_a_name_that_tells_ranks_apart_is_accepted(filename: str) -> None:
 
 def test_a_file_in_the_place_of_the_folder_is_refused_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"file is no folder"):
+    with pytest.raises(ConfigError, match=r"file is not a folder"):
         TorchProfiler(f"{tmp_path}/file/{{batch}}.json").check(FakeRecorder())  # type: ignore[arg-type]
 
 
 def test_without_torch_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingExtraError, match=r"TorchProfiler needs torch: pip install 'tracekit\[torch\]'"):
+    with pytest.raises(MissingExtraError, match=r"TorchProfiler needs torch: pip install 'tracekit-ml\[torch\]'"):
         TorchProfiler()

@@ -92,7 +92,8 @@ def files_of_the_package() -> set[str]:
         check=True,
     ).stdout
     files = {name for name in listing.split("\0") if name and (ROOT / name).is_file()}
-    return {f"tracekit/{name}" if name.startswith("schemas/") else name for name in files}
+    start = "tracekit-auto.pth"  # once more, where Python looks for such files
+    return {f"tracekit/{name}" if name.startswith("schemas/") else name for name in files} | {start}
 
 
 def test_the_tags_say_what_the_wheels_run_on(wheels: dict[str, Path]) -> None:
@@ -130,6 +131,9 @@ def check_records_and_merges(python: Path, folder: Path, core: str) -> None:
     events = json.loads((folder / "merged.json").read_text())
     events = events["traceEvents"] if isinstance(events, dict) else events
     assert [event["name"] for event in events].count("forward") >= 3
+    started = "import sys; print('tracekit.auto.start' in sys.modules)"
+    for value, expected in (("1", "True"), ("0", "False")):
+        assert run(python, "-c", started, folder=folder, TRACEKIT_AUTO=value).stdout.strip() == expected
     told = run(python, "-c", "import tracekit; print(tracekit.__file__)", folder=folder).stdout
     assert Path(told).is_relative_to(folder)
     assert f'"merge_core": "{core}"' in run(program, "doctor", "--json", folder=folder).stdout

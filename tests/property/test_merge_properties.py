@@ -14,6 +14,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.merged_tables import rank_of_pid
 from tracekit.errors import TraceFormatError, TracekitError
 from tracekit.formats.decimal_time import format_us, parse_us
 from tracekit.merge import merge_traces
@@ -98,7 +99,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def timed(merged: dict[str, Any]) -> list[dict[str, Any]]:
-    return [event for event in merged["traceEvents"] if event["ph"] != "M"]
+    return [event for event in merged["traceEvents"] if event["ph"] != "M" and event.get("cat") != "clock"]
 
 
 def when(merged: dict[str, Any], event: dict[str, Any]) -> int:
@@ -107,12 +108,8 @@ def when(merged: dict[str, Any], event: dict[str, Any]) -> int:
     return int(merged.get("baseTimeNanoseconds", 0)) + time
 
 
-def rank_of(merged: dict[str, Any]) -> dict[int, int]:
-    return {process["pid"]: process["rank"] for process in merged["tracekit"]["processes"]}
-
-
 def content(merged: dict[str, Any]) -> Counter[tuple[Any, ...]]:
-    ranks = rank_of(merged)
+    ranks = rank_of_pid(merged)
     return Counter(
         (
             ranks[event["pid"]],
@@ -161,7 +158,8 @@ def test_nothing_is_lost_and_every_time_is_the_same_to_the_nanosecond(traces: li
     ends = sum(drop.count for drop in report.dropped if drop.reason == "end_without_begin")
     assert missing.total() == ends
     dropped = sum(drop.count for drop in report.dropped)
-    assert sum(report.events_out.values()) == sum(report.events_in.values()) + report.metadata_added - dropped
+    added = report.metadata_added + report.clock_events_added
+    assert sum(report.events_out.values()) == sum(report.events_in.values()) + added - dropped
     assert sum(report.events_out.values()) == len(merged["traceEvents"])
     assert report.complete
 
@@ -182,7 +180,7 @@ def test_the_order_of_the_inputs_does_not_matter(traces: list[Trace], random: An
 def test_ids_do_not_leave_their_rank(traces: list[Trace]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         merged, _, _ = merge(Path(folder), traces)
-    ranks = rank_of(merged)
+    ranks = rank_of_pid(merged)
     for key in ("flow", "correlation"):
         owners: dict[Any, set[int]] = {}
         for event in timed(merged):
@@ -226,7 +224,7 @@ def test_merging_a_merge_again_changes_nothing(traces: list[Trace]) -> None:
         merge_traces(str(folder / "again.json"), [str(folder / "merged.json")])
         again = load(folder / "again.json")
     assert content(again) == content(once)
-    assert rank_of(again) == rank_of(once)
+    assert rank_of_pid(again) == rank_of_pid(once)
     assert [event["tid"] for event in timed(again)] == [event["tid"] for event in timed(once)]
 
 

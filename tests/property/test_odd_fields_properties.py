@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import tracekit
 from tracekit import TracekitError, core
-from tracekit.analysis.run_report import report_run
-from tracekit.anonymising import anonymise_traces
+from tracekit.check.anonymise import anonymise_traces
+from tracekit.explain.run_report import report_run
 from tracekit.merge import Selection
 
 if TYPE_CHECKING:

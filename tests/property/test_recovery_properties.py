@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.bad_traces import METADATA, begin, counter, end, event, slice_
 from tracekit import TraceFormatError, recover_trace, validate_trace
-from tracekit.formats.fragments import FragmentReader
-from tracekit.recovery import engine
+from tracekit.check.recovery import engine
+from tracekit.formats.json.salvage import SalvageReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,9 +63,9 @@ def complete(form: str, length: int) -> list[bytes]:
     return [one for one, at in zip(events, ends(form), strict=True) if at <= length]
 
 
-def read(path: Path) -> tuple[list[bytes], FragmentReader]:
-    with FragmentReader(str(path)) as reader:
-        return [fragment.text for run in reader.runs() for fragment in run], reader
+def read(path: Path) -> tuple[list[bytes], SalvageReader]:
+    with SalvageReader(str(path)) as reader:
+        return [raw.text for run in reader.raw_runs() for raw in run], reader
 
 
 def check(path: Path, expected: list[bytes], form: str, *, whole: bool) -> None:
@@ -106,10 +106,11 @@ def test_every_prefix_gives_exactly_its_complete_events(tmp_path: Path, form: st
         path.write_bytes(data[:length])
         found, reader = read(path)
         assert found == complete(form, length), length
-        assert (reader.lost_parts, reader.repairs) == (0, {} if length >= closed or not found else reader.repairs), (
-            length
-        )
-        assert set(reader.repairs) <= {"trailing_comma"}, length
+        assert (reader.lost_parts, reader.repair_counts) == (
+            0,
+            {} if length >= closed or not found else reader.repair_counts,
+        ), length
+        assert set(reader.repair_counts) <= {"trailing_comma"}, length
         assert reader.closed == (length >= closed), length
 
 
@@ -157,7 +158,7 @@ def test_every_prefix_of_a_gzip_file_of_several_members_gives_its_complete_event
         assert reader.lost_parts == 0, length
 
 
-def pieces(reader: FragmentReader, size: int) -> None:
+def pieces(reader: SalvageReader, size: int) -> None:
     """Make the reader get its file in small pieces, as it would a large one."""
     stream = reader._stream
     whole = stream.read()
@@ -180,14 +181,22 @@ def test_where_the_pieces_of_a_file_end_makes_no_difference(
     path = tmp_path / "t.json"
     path.write_bytes(FORMS[form][:at] + damage + FORMS[form][at:])
     expected, whole = read(path)
-    with FragmentReader(str(path)) as reader:
+    with SalvageReader(str(path)) as reader:
         pieces(reader, size)
-        assert [fragment.text for run in reader.runs() for fragment in run] == expected
+        assert [raw.text for run in reader.raw_runs() for raw in run] == expected
     assert summary(reader) == summary(whole)
 
 
-def summary(reader: FragmentReader) -> Any:
-    return (reader.losses, reader.tail, reader.repairs, reader.closed, reader.keys, reader.form, reader.lost_events)
+def summary(reader: SalvageReader) -> Any:
+    return (
+        reader.losses,
+        reader.tail,
+        reader.repair_counts,
+        reader.closed,
+        reader.keys,
+        reader.form,
+        reader.lost_events,
+    )
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -81,7 +81,7 @@ async def use() -> None:
     reveal_type(await coroutine(1))  # expect: bytes
 
 
-reveal_type(summarize_traces(["run"], inside=["train_step"]).ranks[0].step_mean_ns)  # expect: float
+reveal_type(summarize_traces(["run"], inside=["train_step"]).ranks[0].steps.mean_ns)  # expect: float
 reveal_type(find_stragglers(["run"]).stragglers[0].rank)  # expect: int
 reveal_type(diff_traces(["before"], ["after"]).slower_by(0.05)[0].name)  # expect: str
 

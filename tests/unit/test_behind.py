@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tracekit.formats.behind import Behind
+from tracekit.formats.gzip_codec import Behind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -132,11 +132,11 @@ def test_a_link_a_pipe_and_a_folder_are_no_requests(folder: ControlFolder, tmp_p
     assert folder.read_request() is None
     path.unlink()
     os.mkfifo(path, 0o600)
-    with pytest.raises(ConfigError, match="no file"):
+    with pytest.raises(ConfigError, match="not a file"):
         folder.read_request()
     path.unlink()
     path.mkdir()
-    with pytest.raises(ConfigError, match="no file"):
+    with pytest.raises(ConfigError, match="not a file"):
         folder.read_request()
 
 

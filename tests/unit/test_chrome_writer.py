@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tracekit.events import INSTANT, EventBatch, Label, Timestamps, Track
 from tracekit.formats.chrome_writer import ChromeEncoder, encode_value
-from tracekit.formats.late_times import exact_time
+from tracekit.formats.decimal_time import exact_time
 from tracekit.timestamp import Timestamp
 
 

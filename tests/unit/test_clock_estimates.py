@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekit.merge.clocks.clock_map import ClockMap
-from tracekit.merge.clocks.estimate import END_NS, ClockEstimate, SyncPoint, estimate_from_ends, estimate_from_sync
-from tracekit.merge.clocks.graph import ClockPath, Evidence, Link, find_paths
+from tracekit.merge.align.alignment import ClockPath, Evidence, Link, find_paths
+from tracekit.merge.align.clock_map import ClockMap
+from tracekit.merge.align.estimate import (
+    END_NS,
+    ClockEstimate,
+    SyncPoint,
+    estimate_from_ends,
+    estimate_from_stays,
+    estimate_from_sync,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +70,6 @@ def test_a_map_is_exact_at_its_knots_and_goes_on_beyond_them() -> None:
         20,
     ]
     assert found.drift_ppm() == 5000.0
-    assert found.moved(1000).offset_at(0) == 20
     assert not found.is_constant
     assert ClockMap.constant(7).is_constant
 
@@ -129,7 +135,23 @@ def test_of_a_few_none_is_left_out() -> None:
     points = [(NOW + number * MS, NOW + number * MS + (40_000 if number == 5 else 0)) for number in range(6)]
     estimate = estimate_from_ends(points)
     assert isinstance(estimate, ClockEstimate)
-    assert (estimate.count, estimate.error_ns) == (6, 2 * 40_000 + END_NS)
+    assert (estimate.count, estimate.error_ns) == (6, 3 * 40_000 + END_NS)
+
+
+def test_errors_of_few_and_noisy_ends_hold_at_all_of_them() -> None:
+    """Of 5,000 such estimates, 6 stated less when a few ends were left out of the error of 8 to 15."""
+    for seed in range(5_000):
+        chance = random.Random(seed)
+        gap_ns, ppm = 10 ** chance.randint(6, 10), chance.choice([0, chance.uniform(-100, 100)])
+        points, time = [], NOW
+        for _ in range(chance.randint(8, 15)):
+            time += chance.randint(gap_ns, 4 * gap_ns)
+            other = time + round((time - NOW) * ppm / 1e6)
+            points.append((time + chance.randint(0, 100_000), other + chance.randint(0, 100_000)))
+        estimate = estimate_from_ends(points)
+        if isinstance(estimate, ClockEstimate):
+            for at in (points[0][0], points[-1][0]):
+                assert abs(estimate.map.offset_at(at) - (at - NOW) * ppm / 1e6) <= estimate.error_at(at) + 20
 
 
 def test_ends_that_do_not_agree_are_refused() -> None:
@@ -144,6 +166,45 @@ def test_two_answers_at_once_are_refused() -> None:
     points = ends(20, lambda _: 0)
     split = [(first, second + (0 if number % 2 else 90 * MS)) for number, (first, second) in enumerate(points)]
     assert isinstance(estimate_from_ends(split), str)
+
+
+def stays(clock: Callable[[int], int], *, count: int, seed: int, late_ns: int = 100 * MS) -> list[Any]:
+    """Return when two members came to collectives and left them, each as its own clock shows it."""
+    chance = random.Random(seed)
+    found = []
+    for number in range(count):
+        ready = NOW + number * SECOND
+        spans = [(ready - chance.randint(0, 20 * MS), ready + chance.randint(0, late_ns)) for _ in range(2)]
+        (start, end), other = spans
+        found.append(((start, end), (other[0] + clock(other[0]), other[1] + clock(other[1]))))
+    return found
+
+
+@given(st.integers(-(10**10), 10**10), st.floats(-99, 99), st.integers(1, 40), st.integers(0, 10**6))
+def test_stays_bound_an_offset_however_late_a_member_leaves(offset: int, ppm: float, count: int, seed: int) -> None:
+    def clock(time: int) -> int:
+        return offset + round((time - NOW) * ppm / 1e6)
+
+    estimate = estimate_from_stays(stays(clock, count=count, seed=seed))
+    assert_holds(estimate, clock, NOW - 100 * SECOND, NOW, NOW + count * SECOND, NOW + (count + 100) * SECOND)
+    assert isinstance(estimate, ClockEstimate)
+    assert estimate.error_ns <= 141 * MS
+
+
+def test_stays_state_a_known_offset_where_they_allow_it() -> None:
+    found = stays(lambda _: 7, count=5, seed=1)
+    near, far = estimate_from_stays(found, 7), estimate_from_stays(found, SECOND)
+    assert isinstance(near, ClockEstimate)
+    assert isinstance(far, ClockEstimate)
+    assert near.map == ClockMap.constant(7)
+    assert abs(far.map.offset_at(NOW) - 7) <= far.error_ns < SECOND
+
+
+def test_stays_that_contradict_each_other_are_refused() -> None:
+    found = stays(lambda time: 0 if time < NOW + 3 * SECOND else SECOND, count=6, seed=2)
+    refused = estimate_from_stays(found)
+    assert isinstance(refused, str)
+    assert "contradict each other" in refused
 
 
 def sync(clock: Callable[[int], int], *, count: int = 10, gap_s: int = 60, seed: int = 0) -> list[SyncPoint]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 
-from tracekit.collectives.matching import match, match_near
-from tracekit.collectives.parts import Collective, Label, kind_of
+import pytest
+
+from tracekit.traces.collectives.collector import Collective, Label, kind_of
+from tracekit.traces.collectives.matching import match, match_near
 
 MS = 1_000_000
 
@@ -102,6 +104,24 @@ def test_long_traces_are_followed_while_the_clocks_drift() -> None:
     found = ends(match(ours, theirs))
     assert len(found) > 4900
     assert all(second - first == 17 + first // 20_000 for first, second in found)
+
+
+@pytest.mark.parametrize("ppm", [-100, 40, 100])
+@pytest.mark.parametrize("count", [20, 300])
+def test_match_follows_a_drift_over_ten_minutes_however_far_apart_collectives_are(count: int, ppm: int) -> None:
+    chance = random.Random(count)
+    times = sorted(chance.sample(range(0, 600_000 * MS, 1000), count))
+    theirs = {time: done(time + 17 + time * ppm // 1_000_000 + chance.randint(0, 20_000)) for time in times}
+    ours = [done(time) for time in times if chance.random() < 0.9]
+    found = ends(match(ours, [one for one in theirs.values() if chance.random() < 0.9]))
+    assert len(found) > 0.7 * count
+    assert all(second == theirs[first].end_ns for first, second in found)
+
+
+def test_numbers_of_a_part_are_enough() -> None:
+    ours = [done(number * MS, sequence=number if number % 2 else None) for number in range(10)]
+    theirs = [done(number * MS + 7, sequence=number if number > 4 else None) for number in range(10)]
+    assert ends(match(ours, theirs)) == [(number * MS, number * MS + 7) for number in (5, 7, 9)]
 
 
 def test_on_one_clock_the_nearest_is_taken_once() -> None:

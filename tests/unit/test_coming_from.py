@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ROOT / "examples" / "coming_from"
+PAGES = ROOT / "docs" / "coming_from"
 
 # How many weaknesses of each system are known, by the letter that they are numbered with.
 WEAKNESSES = {

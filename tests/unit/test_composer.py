@@ -8,7 +8,6 @@ import importlib
 import json
 import logging
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +18,6 @@ import pytest
 
 import tracekit
 from tracekit import ConfigError, MemoryTraceHandler, Source
-from tracekit.cli import main
 from tracekit.integrations import composer
 from tracekit.integrations.composer import (
     Event,
@@ -559,28 +557,28 @@ def test_a_bound_handler_has_the_state_and_with_the_first_event_the_logger(marke
 # ---- merging ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_merged_trace_that_is_asked_for_is_logged_with_the_command_that_makes_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    JSONTraceHandler(folder="traces")
-    assert caplog.messages == [], "Composer's default is not asked for"
-    JSONTraceHandler("{run_name}/a b", merged_trace_filename="m.json")
-    JSONTraceHandler("t", remote_file_name="s3://b/{rank}.json", merged_trace_remote_file_name="s3://b/m.json")
-    JSONTraceHandler("t", "{rank}.json", None, "merged_trace.json", "{run_name}/traces/merged_trace.json")
-    assert [message.partition("after the run: ")[2] for message in caplog.messages] == [
-        "tracekit merge -o 'RUN/a b/m.json' 'RUN/a b/ep*-ba*-rank*.json'",
-        "tracekit merge -o s3://b/m.json 's3://b/*.json'",
-        "tracekit merge -o t/merged_trace.json 't/*.json'",
+def test_only_a_merged_trace_filename_merges(caplog: pytest.LogCaptureFixture) -> None:
+    for options in ({}, {"merged_trace_remote_file_name": "s3://b/m.json"}):
+        handler = JSONTraceHandler("traces", **options)
+        assert handler.__reduce__()[0].keywords["merged_filename"] is None
+    assert [message.partition(": ")[2] for message in caplog.messages] == [
+        "nothing is merged: merged_trace_remote_file_name needs merged_trace_filename"
     ]
-    assert "does not write m.json" in caplog.messages[0]
 
-    caplog.clear()
-    handler = JSONTraceHandler(str(tmp_path / "t"), merged_trace_filename="m.json")
-    with Profiler(always, handler, **QUIET) as profiler:
-        profiler.marker("m").instant()
-    (message,) = caplog.messages
-    assert main(shlex.split(message.partition("after the run: tracekit ")[2])) == 0
-    assert (tmp_path / "t" / "m.json").is_file()
+
+@pytest.mark.parametrize(
+    ("arguments", "merged", "every_window"),
+    [
+        (("{run_name}/a", "{batch}-{rank}.json", None, "m.json"), "{run_id}/a/m.json", False),
+        (("t", "{batch}-{rank}.json", None, "m-{batch}.json"), "t/m-{batch}.json", True),
+        (("t", "{rank}.json", None, "m.json", "{run_name}/m.json"), "t/m.json", False),
+        (("t", "{rank}.json", "s3://b/{rank}.json", "m.json", "s3://b/{run_name}.json"), "s3://b/{run_id}.json", False),
+        (("t", "{rank}.json", None, "node{node_rank}.json"), "t/node{node}.json", False),
+    ],
+)
+def test_a_merged_trace_is_named_as_in_composer(arguments: tuple[Any, ...], merged: str, every_window: bool) -> None:
+    options = JSONTraceHandler(*arguments).__reduce__()[0].keywords
+    assert (options["merged_filename"], options["merge_every_window"]) == (merged, every_window)
 
 
 MERGES = """
@@ -594,11 +592,6 @@ with Profiler(lambda state: ProfilerAction.ACTIVE, handler, rank=0, run_id="r", 
 """
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=FileNotFoundError,
-    reason="merge in one pass (issue 14): an explicit merged_trace_filename merges",
-)
 def test_a_merged_trace_that_is_asked_for_is_written_by_the_end_of_the_process(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", MERGES, str(tmp_path)], check=True, capture_output=True, timeout=100)
     assert json.loads((tmp_path / "merged.json").read_text())

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
 import shutil
+import zipfile
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tracekit import core
+from tracekit.check.doctor import (
+    examine_clocks,
+    examine_environment,
+    examine_packages,
+    examine_place,
+    examine_rank,
+)
 from tracekit.cli import main
 from tracekit.clock import Clock
-from tracekit.diagnosis.clocks import examine_clocks
-from tracekit.diagnosis.environment import examine_environment, examine_packages, examine_rank
-from tracekit.diagnosis.places import examine_place
 from tracekit.version import __version__
 
 if TYPE_CHECKING:
@@ -69,7 +75,7 @@ def test_what_is_wrong_is_said_at_the_end_and_by_the_exit_code(
     assert main(["doctor", "-q", str(tmp_path / "file")]) == 3
     out = capsys.readouterr().out
     assert "WRONG: WORLD_SIZE is 2, which does not fit rank 5: look at what sets the variables of torchrun" in out
-    assert f"WRONG: {tmp_path}/file: is no folder" in out
+    assert f"WRONG: {tmp_path}/file: is not a folder" in out
 
 
 def test_the_rank_and_what_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,8 +127,43 @@ def test_missing_packages_are_notes_unless_nothing_goes_without(monkeypatch: pyt
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("s3fs", "orjson") else object())
     section = examine_packages()
     assert (section.facts["s3fs"], section.facts["orjson"]) == (None, None)
-    assert section.notes == ["s3fs is not installed (s3:// storage): pip install 'tracekit[s3]'"]
-    assert section.problems == ["orjson, which tracekit needs for writing, is not installed: install tracekit again"]
+    assert section.notes == ["s3fs is not installed (s3:// storage): pip install 'tracekit-ml[s3]'"]
+    assert section.problems == ["orjson, which tracekit needs for writing, is not installed: install tracekit-ml again"]
+
+
+def test_a_bundle_holds_findings_versions_and_checks_but_no_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRACEKIT_API_TOKEN", "s3cr3t")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "good.json").write_text('[{"ph":"X","name":"hidden","pid":1,"tid":1,"ts":1,"dur":1}]')
+    (tmp_path / "runs" / "bad.json").write_text("no trace")
+    assert main(["doctor", "--bundle", "bug.zip", "runs"]) in (0, 3)
+    assert "wrote bug.zip" in capsys.readouterr().out
+    with zipfile.ZipFile("bug.zip") as archive:
+        texts = {name: archive.read(name).decode() for name in archive.namelist()}
+    assert json.loads(texts["doctor.json"])["sections"][0]["facts"]["tracekit"] == __version__
+    assert "pytest==" in texts["packages.txt"]
+    bad, good = json.loads(texts["traces.json"])
+    assert (bad["file"], good["file"]) == ("bad.json", "good.json")
+    assert good["checks"][0]["events"] == 1
+    assert "bad.json" in bad["error"]
+    assert not any("s3cr3t" in text or "hidden" in text for text in texts.values())
+    assert main(["doctor", "--bundle", "bug.zip"]) == 1
+    assert "already exists" in capsys.readouterr().err
+
+
+def test_another_distribution_with_a_package_of_this_name_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert examine_packages().problems == []
+    installed = {"tracekit": ["tracekit-ml", "tracekit", "tracekit"], "numpy": ["numpy"]}
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: installed)
+    assert examine_packages().problems == [
+        (
+            "the distribution tracekit installs a package tracekit, too, over the files of tracekit-ml: pip uninstall tracekit, "
+            "then pip install --force-reinstall tracekit-ml"
+        )
+    ]
 
 
 @pytest.mark.parametrize(

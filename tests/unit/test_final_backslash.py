@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekit.formats.final_backslash import has_final_backslash, without_final_backslash
+from tracekit.formats.json.repair import has_final_backslash, without_final_backslash
 
 texts = st.text(alphabet='\\"a,:{}[]', max_size=8)
 values = st.recursive(

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.flight_dumps import BASE_NS, MS, as_json, as_pickle, dump, entry, hung
+from tracekit.check.recovery import recover_trace
+from tracekit.check.validation import validate_trace
 from tracekit.errors import TraceFormatError
 from tracekit.formats.flight_dump import is_flight_dump
+from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.plain_pickle import PickleRefusedError, is_pickle, read_pickle
 from tracekit.formats.trace_event import decode_json, encode_events
-from tracekit.formats.trace_reader import TraceReader
 from tracekit.merge import merge_traces
-from tracekit.recovery import recover_trace
-from tracekit.validation import validate_trace
-from tracekit.viewing.query import query
+from tracekit.view.query import query
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,6 +164,18 @@ def test_odd_values_of_fields_do_no_harm(tmp_path: Path) -> None:
     assert (event["name"], event["dur"], event["args"]["input_sizes"]) == ("collective", 0, [[], []])
     assert len(event["tid"]) < 5000
     assert reader.drops == []
+
+
+def test_broken_entries_of_a_json_dump_are_repaired_or_counted(tmp_path: Path) -> None:
+    names = ['say "hi"', "deep", "last"]
+    entries = [entry(number, name, created_ns=BASE_NS + number) for number, name in enumerate(names)]
+    data = (
+        as_json(dump(entries)).replace(b'say \\"hi\\"', b'say "hi"').replace(b'"deep"', b"[" * 15_000 + b"]" * 15_000)
+    )
+    events, reader = read(written(tmp_path, data))
+    found = [event["name"].removesuffix(" (not completed)") for event in events if event["ph"] in "XBi"]
+    assert found[:2] == ['say "hi"', "last"]
+    assert [(drop.kind, drop.count) for drop in reader.drops] == [("broken_entries", 1)]
 
 
 @pytest.mark.parametrize("form", ["pickle", "json"])

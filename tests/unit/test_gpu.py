@@ -321,7 +321,7 @@ def test_an_interval_that_is_none_is_refused() -> None:
 
 def test_without_nvidia_ml_py_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(MissingExtraError, match=r"GPUProfiler needs nvidia-ml-py: pip install 'tracekit\[gpu\]'"):
+    with pytest.raises(MissingExtraError, match=r"GPUProfiler needs nvidia-ml-py: pip install 'tracekit-ml\[gpu\]'"):
         GPUProfiler()
 
 

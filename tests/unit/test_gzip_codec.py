@@ -59,6 +59,21 @@ def test_a_thread_that_packs_writes_the_same_bytes(codec: Any) -> None:
     assert files[0].getvalue() == files[1].getvalue()
 
 
+def test_packed_bytes_do_not_depend_on_the_size_of_the_writes(codec: Any) -> None:
+    assert codec
+    drawn = random.Random(3)
+    text = b"".join(b'{"ts":%d,"name":"n%d"},\n' % (drawn.randrange(10**12), n % 50) for n in range(60_000))[:1_999_999]
+    packed = set()
+    for behind in (False, True):
+        for size in (1_000, 1 << 16, (1 << 18) + 17, len(text)):
+            file = io.BytesIO()
+            with GzipWriter(file, behind=behind) as writer:
+                for start in range(0, len(text), size):
+                    writer.write(text[start : start + size])
+            packed.add(file.getvalue())
+    assert [gzip.decompress(found) == text for found in packed] == [True]
+
+
 @pytest.mark.parametrize("behind", [False, True])
 def test_a_member_that_is_not_written_to_its_end_is_not_closed(behind: bool) -> None:
     file = io.BytesIO()

@@ -16,7 +16,7 @@ import pytest
 
 from tracekit import MemoryTraceHandler, Profiler, Timestamp
 from tracekit.errors import ConfigError, HandlerError
-from tracekit.integrations.jax import JaxAnnotations, JaxProfiler, JaxProfilerConfig, agreement, writing
+from tracekit.integrations.jax import JaxAnnotations, JaxProfiler, JaxProfilerConfig, agreement, recorder
 from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -685,7 +685,7 @@ def test_while_jax_writes_a_line_in_the_log_says_so(
     jax: FakeJax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """J8: there, minutes without a word look like a hang."""
-    monkeypatch.setattr(writing, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(recorder, "HEARTBEAT_S", 0.01)
     seen = Seen("JAX has been writing its trace for")
     logging.getLogger("tracekit").addHandler(seen)
     try:

@@ -206,7 +206,9 @@ def test_an_xplane_without_its_hosts_is_the_same_else(tmp_path: Path) -> None:
 
 
 def test_the_protobuf_itself_is_no_trace_to_merge_and_the_error_names_what_is(tmp_path: Path) -> None:
-    with pytest.raises(TraceFormatError, match=r"XLA's profiler \(xplane.pb\); merge the trace\.json\.gz beside it"):
+    with pytest.raises(
+        TraceFormatError, match=r"XLA's profiler \(xplane.pb\), whose trace\.json\.gz is not next to it"
+    ):
         merge_traces(str(tmp_path / "merged.json"), [put(tmp_path, {"h.xplane.pb": xplane()}) + "/h.xplane.pb"])
 
 
@@ -291,7 +293,7 @@ def test_events_beyond_the_viewer_s_million_are_told_to_be_missing(
     files = {"rank0.json": rank_trace(), "h.trace.json.gz": jax_trace(), "h.xplane.pb": xplane()}
     report, _ = merge(tmp_path, files)
     assert report.recording_losses == []
-    monkeypatch.setattr("tracekit.merge.losses.MOST_EVENTS", 1)
+    monkeypatch.setattr("tracekit.merge.write.event_counts.MOST_EVENTS", 1)
     report, _ = merge(tmp_path, files)
     assert [(loss.kind, loss.count) for loss in report.recording_losses] == [("dropped", None)]
     assert "which only the xplane.pb beside it holds" in "\n".join(report.lines())

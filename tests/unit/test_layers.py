@@ -6,6 +6,7 @@ Counted are imports that happen at run time, those inside functions as well; imp
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from functools import cache
@@ -28,20 +29,20 @@ ROOMS = {
     "distributed": "values",
     "errors": "errors",
     "events": "values",
-    "joined_object": "storage",
+    "imports": "values",
     "markup": "values",
     "naming": "values",
     "notices": "values",
     "privacy": "values",
     "processors": "values",
-    "spill": "storage",
     "statistics": "values",
     "storage": "storage",
     "timestamp": "values",
     "timestring": "values",
     "training_time": "values",
-    "version": "values",
+    "version": "errors",
     "wording": "values",
+    "worker_processes": "values",
     "cli": "command line",
 }
 
@@ -65,50 +66,53 @@ MAY_USE = {
     "sources": RECORDING,
     "testing": RECORDING,
     "integrations": SOURCES,
+    "auto": SOURCES | {"integrations"},
     "timers": SOURCES,
-    "notebook": RECORDING,
-    # Which kernels and calls of several ranks are one collective.
-    "collectives": FOUNDATION,
+    # Identity of traces, and what several offline tools derive from them.
+    "traces": FOUNDATION,
     # Offline tools: they work where nothing was recorded, and import nothing of the recording.
-    "merge": FOUNDATION | {"collectives", "core"},
-    "recovery": FOUNDATION,
-    "validation": FOUNDATION,
-    "analysis": FOUNDATION | {"collectives"},
-    "viewing": FOUNDATION | {"merge"},
-    "diagnosis": FOUNDATION | {"core"},
-    "anonymising": FOUNDATION,
-    "reporting": FOUNDATION | {"analysis"},
-    # Looks at recordings from outside; the rules of stages are those of the analysis.
-    "watching": FOUNDATION | {"analysis"},
-    # The service that a team leaves running: it uses whatever the verbs use, and nothing uses it.
-    "serving": FOUNDATION | {"analysis", "capture", "merge", "reporting", "viewing", "watching"},
+    "merge": FOUNDATION | {"core", "traces"},
+    "check": FOUNDATION | {"core", "traces"},
+    "table": FOUNDATION | {"core", "traces"},
+    # Statistics on arrays, and SQL on the event table; it reads no traces, and matches collectives as the merge does.
+    "explain": FOUNDATION | {"table", "traces"},
+    # Shows what the others find, and records cells of notebooks; nothing but the command line uses it.
+    "view": RECORDING | {"explain", "merge", "table", "traces"},
 }
 MAY_USE["public names"] = set(MAY_USE)
 MAY_USE["command line"] = set(MAY_USE)
 
 # The only modules that may import a package from outside the standard library.
 DOORS = {
-    "IPython": {"tracekit.notebook.magic"},
+    "IPython": {"tracekit.view.notebook.magic"},
+    "anyio": {"tracekit.view.mcp_server"},
     "composer": {"tracekit.integrations.composer.callback"},
-    "distributed": {"tracekit.merge.dask_cluster"},
+    # Part of Python from 3.14 on; zstandard takes its place before.
+    "compression": {"tracekit.formats.unpacked_file"},
+    "distributed": {"tracekit.merge.execute.dask_cluster"},
+    "duckdb": {"tracekit.table.database"},
     "fsspec": {"tracekit.storage"},
     "isal": {"tracekit.formats.gzip_codec"},
     "jax": {"tracekit.integrations.jax.trace"},
     # Each for its own templates.
-    "jinja2": {"tracekit.reporting.page", "tracekit.serving.pages"},
+    "jinja2": {"tracekit.view.report.page", "tracekit.view.serve.pages"},
     "jsonschema": {"tracekit.formats.schema"},
     "lightning": {"tracekit.integrations.lightning.framework"},
-    "msgspec": {"tracekit.formats.trace_event"},
+    "mcp": {"tracekit.view.mcp_server"},
+    "mcp_types": {"tracekit.view.mcp_server"},
+    "msgspec": {"tracekit.explain.results", "tracekit.formats.trace_event"},
+    "numpy": {"tracekit.explain.arrays"},
     "nvtx": {"tracekit.handlers.mirrors.nvtx"},
     "opentelemetry": {"tracekit.handlers.mirrors.opentelemetry"},
     "orjson": {"tracekit.formats.chrome_writer"},
-    "perfetto": {"tracekit.viewing.query"},
+    "perfetto": {"tracekit.view.query"},
     "psutil": {"tracekit.sources.system"},
-    "pyarrow": {"tracekit.viewing.tables"},
+    "pyarrow": {"tracekit.view.tables"},
     "pynvml": {"tracekit.sources.gpu"},
     "pytorch_lightning": {"tracekit.integrations.lightning.framework"},
-    "rich": {"tracekit.cli.live_table", "tracekit.cli.progress"},
-    "starlette": {"tracekit.serving.app"},
+    "rich": {"tracekit.cli.progress", "tracekit.cli.top"},
+    "shtab": {"tracekit.cli.completion"},
+    "starlette": {"tracekit.view.serve.app", "tracekit.view.serve.security"},
     # Each for a part of torch of its own: record_function, waiting for the device, dynamo (only once somebody imported torch),
     # the profiler, the tensor that Megatron's users expect.
     "torch": {
@@ -119,7 +123,8 @@ DOORS = {
         "tracekit.timers.device",
     },
     "transformers": {"tracekit.integrations.transformers"},
-    "uvicorn": {"tracekit.serving.server"},
+    "uvicorn": {"tracekit.view.serve.server"},
+    "zstandard": {"tracekit.formats.unpacked_file"},
 }
 
 # Imports for type checkers that close a circle: what these return to users is what is made of them.
@@ -132,6 +137,7 @@ RETURNED = {
 # What `import tracekit` must not cost anybody.
 HEAVY = [
     "IPython",
+    "anyio",
     "composer",
     "distributed",
     "fsspec",
@@ -140,6 +146,8 @@ HEAVY = [
     "jinja2",
     "jsonschema",
     "lightning",
+    "mcp",
+    "mcp_types",
     "msgspec",
     "numpy",
     "nvtx",
@@ -150,10 +158,12 @@ HEAVY = [
     "pyarrow",
     "pynvml",
     "rich",
+    "shtab",
     "starlette",
     "torch",
     "transformers",
     "uvicorn",
+    "zstandard",
 ]
 
 
@@ -309,5 +319,21 @@ def test_importing_tracekit_imports_nothing_heavy() -> None:
     code = f"import sys, tracekit; print(*[name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", [])
+
+
+def test_merging_files_of_one_clock_imports_nothing_that_reads_collectives(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        header = {"schemaVersion": 1, "distributedInfo": {"rank": rank}, "host_name": "a", "baseTimeNanoseconds": 1}
+        events = [{"ph": "X", "cat": "cpu_op", "name": "x", "pid": 1, "tid": 1, "ts": 5, "dur": 1}]
+        (tmp_path / f"{rank}.json").write_text(json.dumps({**header, "traceEvents": events}))
+    code = (
+        "import sys; from tracekit.merge import merge_traces; merge_traces(sys.argv[1], sys.argv[2:]); "
+        "print(*[name for name in sys.modules if 'collective' in name or name.endswith(('.measure', '.estimate'))])"
+    )
+    paths = [str(tmp_path / name) for name in ("merged.json", "0.json", "1.json")]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *paths], cwd=PACKAGE.parent, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", [])

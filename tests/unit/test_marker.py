@@ -545,7 +545,7 @@ def test_counter_values_that_are_no_finite_numbers_are_left_out_and_counted(run:
     run.profiler.marker("c").counter(values)
     run.profiler.flush()
     assert run.memory.counters[0].values == {"f": 2, "g": 1}
-    assert run.profiler.stats.dropped == {"counter values that are no numbers": 5}
+    assert run.profiler.stats.dropped == {"counter values that are not numbers": 5}
 
 
 @pytest.mark.parametrize(
@@ -567,7 +567,7 @@ def test_who_records_counters_of_no_numbers_is_told_once(
     (told,) = [record.getMessage() for record in caplog.records if "counter" in record.getMessage()]
     assert words in told
     assert "are left out and counted" in told
-    assert run.profiler.stats.dropped == {"counter values that are no numbers": 3}
+    assert run.profiler.stats.dropped == {"counter values that are not numbers": 3}
 
 
 def test_refused_counter_values_are_logged_once_for_each_marker_and_reason(
@@ -596,7 +596,7 @@ def test_refused_counter_values_of_ever_new_names_do_not_fill_the_log(
     run.profiler.flush()
     assert len(caplog.records) == 100
     assert "and the last" in caplog.records[-1].getMessage()
-    assert run.profiler.stats.dropped == {"counter values that are no numbers": 150}
+    assert run.profiler.stats.dropped == {"counter values that are not numbers": 150}
 
 
 def test_counter_values_of_numpy_and_decimal_are_numbers_and_integers_stay_exact(
@@ -633,7 +633,7 @@ def test_counter_values_of_numpy_and_decimal_are_numbers_and_integers_stay_exact
         "fraction": 0.25,
     }
     assert {type(value) for value in values.values()} == {int, float}
-    assert run.profiler.stats.dropped == {"counter values that are no numbers": 4}
+    assert run.profiler.stats.dropped == {"counter values that are not numbers": 4}
     assert [record.getMessage().partition(", ")[0] for record in caplog.records] == [
         "tracekit: counter 'c': 'vector' is of type ndarray",
         "tracekit: counter 'c': 'not a number' is of type Decimal",
@@ -769,9 +769,11 @@ def test_a_change_of_the_schedule_costs_work_for_the_markers_in_use_only(
     for name in ("_put", "_send_to_sleep"):
         method = getattr(AttachedMarkers, name)
 
-        def count(self: AttachedMarkers, marker: Marker, method: Any = method) -> None:
-            touched.append(marker.name)
-            method(self, marker)
+        def count(self: AttachedMarkers, marker: Marker, method: Any = method) -> Any:
+            done = method(self, marker)
+            if done is not False:  # it does not send a marker to sleep that is in use
+                touched.append(marker.name)
+            return done
 
         monkeypatch.setattr(AttachedMarkers, name, count)
     run.profiler.marker("step 3").start()  # not recorded, and open during the next changes

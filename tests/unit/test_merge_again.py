@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.merged_tables import as_before_format_2, inputs, processes
 from tests.unit.test_merge_inputs import event, meta, rank_trace, threads, timed, titles, torch_trace
 from tracekit.errors import MergeError
 from tracekit.merge import merge_traces
@@ -101,15 +102,16 @@ def test_hosts_and_what_inputs_say_are_kept(steps: Any) -> None:
     then = {"c.json": rank_trace(event("c"), rank=2, host="n3")}
     result, whole = steps(first, then)
     assert result["tracekit"] == whole["tracekit"]
-    assert [process["host"] for process in result["tracekit"]["processes"]] == ["n1", "n2", "n3"]
-    assert [entry["file"] for entry in result["tracekit"]["inputs"]] == ["a.json", "b.json", "c.json"]
+    assert processes(result) == processes(whole)
+    assert [process["host"] for process in processes(result)] == ["n1", "n2", "n3"]
+    assert [entry["file"] for entry in inputs(result)] == ["a.json", "b.json", "c.json"]
 
 
 def test_a_merged_trace_from_before_is_merged_by_its_pids(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(rank_trace(event("a"))))
     (tmp_path / "b.json").write_text(json.dumps(rank_trace(event("b", 50))))
     merge_traces(str(tmp_path / "step.json"), [str(tmp_path / "a.json")])
-    old = json.loads((tmp_path / "step.json").read_text())
+    old = as_before_format_2(json.loads((tmp_path / "step.json").read_text()))
     for process in old["tracekit"]["processes"]:
         del process["identity"], process["threads"]
     (tmp_path / "step.json").write_text(json.dumps(old))
@@ -117,6 +119,7 @@ def test_a_merged_trace_from_before_is_merged_by_its_pids(tmp_path: Path) -> Non
     assert {found["pid"] for found in timed(json.loads((tmp_path / "m.json").read_text())).values()} == {1}
 
 
+@pytest.mark.parametrize("is_old", [False, True])
 @pytest.mark.parametrize(
     "damage",
     [
@@ -131,14 +134,22 @@ def test_a_merged_trace_from_before_is_merged_by_its_pids(tmp_path: Path) -> Non
         {"rank": "x"},
     ],
 )
-def test_a_damaged_table_is_refused_or_passed_over(tmp_path: Path, damage: dict[str, Any]) -> None:
+def test_a_damaged_table_is_refused_or_passed_over(tmp_path: Path, damage: dict[str, Any], is_old: bool) -> None:
     (tmp_path / "a.json").write_text(json.dumps(rank_trace(event("a"))))
     merge_traces(str(tmp_path / "step.json"), [str(tmp_path / "a.json")])
     document = json.loads((tmp_path / "step.json").read_text())
-    document["tracekit"]["processes"][0].update(damage)
+    if is_old:
+        document = as_before_format_2(document)
+        document["tracekit"]["processes"][0].update(damage)
+    else:
+        table = next(found for found in document["traceEvents"] if found["name"] == "tracekit_process")
+        table["args"].update(damage)
     (tmp_path / "step.json").write_text(json.dumps(document))
+    # A file of the same rank, so that the table is needed.
+    (tmp_path / "b.json").write_text(json.dumps(rank_trace(event("b", 50))))
+    inputs = [str(tmp_path / "step.json"), str(tmp_path / "b.json")]
     if "identity" in damage:
-        merge_traces(str(tmp_path / "m.json"), [str(tmp_path / "step.json")])
+        merge_traces(str(tmp_path / "m.json"), inputs)
     else:
         with pytest.raises(MergeError, match="table of processes is damaged"):
-            merge_traces(str(tmp_path / "m.json"), [str(tmp_path / "step.json")])
+            merge_traces(str(tmp_path / "m.json"), inputs)

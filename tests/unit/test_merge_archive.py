@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tracekit.check.validation.archive import manifest_problems
 from tracekit.errors import MergeError, StorageError
 from tracekit.formats import archive_file
-from tracekit.formats.archive_file import TarArchive, ZipArchive
-from tracekit.formats.perfetto_manifest import manifest_problems
+from tracekit.formats.archive_file import write_tar, write_zip
 from tracekit.formats.schema import MERGE_REPORT, PERFETTO_MANIFEST, compile_schema
 from tracekit.merge import Selection, merge_traces
 
@@ -158,7 +158,7 @@ def test_a_process_is_not_split_when_only_one_of_its_files_must_be_rewritten(mer
         "torch0.json": torch_trace(0, event("X", "op", 500), event("X", "kernel", 0)),
         "torch1.json": torch_trace(1, event("X", "op", 600), event("X", "kernel", 0)),
         # Its pid is what a process of rank 1 is called once that is rewritten.
-        "own2.json": rank_trace(2, pid=1001),
+        "own2.json": rank_trace(2, pid=100_001),
         "own3.json": rank_trace(3, pid=503),
     }
     found = merge(files)
@@ -270,14 +270,13 @@ def test_a_merged_file_of_several_ranks_is_a_machine_of_its_own(merge: Any, tmp_
 def test_an_archive_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, output = tmp_path / "rank0.json", tmp_path / "merged.tar"
     path.write_bytes(rank_trace(0))
-    add = TarArchive.add
 
-    def cut(self: TarArchive, name: str, pieces: Any) -> None:
+    def cut(file: Any, members: Any) -> None:
         path.write_bytes(rank_trace(0)[:20])
-        add(self, name, pieces)
+        write_tar(file, members)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TarArchive, "add", cut)
+        patch.setattr("tracekit.merge.write.archive.write_tar", cut)
         with pytest.raises(MergeError, match="changed while it was merged"):
             merge_traces(str(output), [str(path)])
     assert [found.name for found in tmp_path.iterdir()] == ["rank0.json"]
@@ -292,26 +291,22 @@ def test_a_file_that_grows_is_in_the_archive_as_it_was_scanned(tmp_path: Path, m
     path, output = tmp_path / "rank0.json", tmp_path / "merged.tar"
     live = rank_trace(0)[:-3] + b",\n"
     path.write_bytes(live)
-    add = TarArchive.add
 
-    def grow(self: TarArchive, name: str, pieces: Any) -> None:
+    def grow(file: Any, members: Any) -> None:
         path.write_bytes(live * 2)
-        add(self, name, pieces)
+        write_tar(file, members)
 
-    monkeypatch.setattr(TarArchive, "add", grow)
+    monkeypatch.setattr("tracekit.merge.write.archive.write_tar", grow)
     merge_traces(str(output), [str(path)])
     assert members(output)["rank0.json"] == live
 
 
-@pytest.mark.parametrize(("kind", "limit"), [(TarArchive, "_TAR_LIMIT_BYTES"), (ZipArchive, "_ZIP_LIMIT_BYTES")])
-def test_what_is_too_large_for_the_form_is_refused(
-    monkeypatch: pytest.MonkeyPatch, kind: type[TarArchive] | type[ZipArchive], limit: str
-) -> None:
+@pytest.mark.parametrize(("write", "limit"), [(write_tar, "_TAR_LIMIT_BYTES"), (write_zip, "_ZIP_LIMIT_BYTES")])
+def test_what_is_too_large_for_the_form_is_refused(monkeypatch: pytest.MonkeyPatch, write: Any, limit: str) -> None:
     monkeypatch.setattr(archive_file, limit, 1000)
-    archive = kind(io.BytesIO())
-    archive.add("fits.json", [b"x" * 400, b"x" * 500])
+    write(io.BytesIO(), [("fits.json", [b"x" * 400, b"x" * 500])])
     with pytest.raises(MergeError, match=r"large\.json"):
-        archive.add("large.json", [b"x" * 1001])
+        write(io.BytesIO(), [("large.json", [b"x" * 1001])])
 
 
 def test_a_remote_archive(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.collective_traces import BASE_NS, MS, SECOND, START_NS, Done, irregular, seen, torch_trace, write_ranks
 from tests.flight_dumps import as_pickle, dump, entry
+from tests.merged_tables import rank_of_pid
 from tests.unit.test_merge_inputs import event, meta, rank_trace
 from tracekit import ClockOffset, JSONTraceHandler, Profiler
 from tracekit.errors import ConfigError, MergeError
@@ -17,7 +18,9 @@ from tracekit.formats.decimal_time import format_us, parse_us
 from tracekit.formats.schema import MERGE_REPORT, compile_schema
 from tracekit.handlers.rank_file import offset_metadata
 from tracekit.merge import Selection, merge_traces
+from tracekit.merge.align import collective_logs
 from tracekit.testing import FakeClock
+from tracekit.traces.collectives.collector import read_collectives
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -319,7 +322,7 @@ def test_groups_of_some_ranks_are_solved_over_each_other(merge: Any) -> None:
     for rank, offset in zip(report.ranks, OFFSETS, strict=True):
         assert abs(rank.offset_ns + offset) <= WITHIN_NS
     assert report.ranks[3].clock.endswith("from the ends of 12 collectives, through 2 other clocks")
-    assert 3 * 7_000 <= report.ranks[3].error_ns < 3 * 7_000 + 100
+    assert 3 * 7_000 <= report.ranks[3].error_ns < 3 * 7_000 + 300
 
 
 def test_ranks_without_a_way_to_the_first_stay_together_and_are_flagged(merge: Any) -> None:
@@ -329,7 +332,7 @@ def test_ranks_without_a_way_to_the_first_stay_together_and_are_flagged(merge: A
     assert "ranks 2-3 are not aligned" in report.warnings[0]
     assert "only ranks 2-3 are aligned with each other" in report.warnings[0]
     base = int(merged["baseTimeNanoseconds"])
-    ranks = {process["pid"]: process["rank"] for process in merged["tracekit"]["processes"]}
+    ranks = rank_of_pid(merged)
     ends: dict[int, list[int]] = {}
     for found in merged["traceEvents"]:
         if found.get("cat") == "kernel":
@@ -362,6 +365,16 @@ def test_sequence_numbers_tell_apart_what_has_a_period(merge: Any) -> None:
     assert "fit at more than one offset (ranks 0 and 1)" in report.warnings[0]
 
 
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_few_collectives_with_numbers_place_a_rank_within_a_wide_bound(merge: Any, count: int) -> None:
+    done = irregular(count)
+    for number, one in enumerate(done):
+        one.sequence, one.waits_ns, one.late_ns = number, {number % 2: 3 * MS}, {1: 5_000}
+    _, report = merge(torch_files(done, [seen(), seen(SECOND)]), strict=True)
+    assert sources(report) == ["reference", "collectives"]
+    assert abs(report.ranks[1].offset_ns + SECOND) <= report.ranks[1].error_ns < 4 * MS
+
+
 def test_the_ranks_of_a_host_are_moved_as_one(merge: Any) -> None:
     """Only rank 2 of host c is in a group with rank 0; rank 3 and the rank trace of rank 2 go with it."""
     done = irregular(16, members=(0, 2))
@@ -389,7 +402,7 @@ def test_a_short_window_places_a_long_recording_and_the_error_says_how_long(merg
     merged, report = merge(files, strict=True)
     assert abs(report.ranks[1].offset_ns + 20 * MS) <= WITHIN_NS
     assert abs(starts(merged)["slice 1"] - (START_NS - long_ns + MS)) <= WITHIN_NS
-    assert 44 * MS < report.ranks[1].error_ns < 46 * MS  # 50 ppm
+    assert 179 * MS < report.ranks[1].error_ns < 181 * MS  # 100 ppm of each clock
 
 
 def test_a_drift_is_seen_in_long_traces(merge: Any) -> None:
@@ -459,6 +472,42 @@ def test_a_receive_that_ends_before_its_send_begins_is_told(merge: Any) -> None:
         assert (report.causality.checked, report.causality.violations) == (17, violations)
 
 
+@pytest.mark.parametrize(("hosts", "align", "count"), [("aa", "auto", 0), ("ab", "wall", 0), ("ab", "auto", 2)])
+def test_collectives_are_read_only_where_a_clock_is_unknown(
+    merge: Any, monkeypatch: pytest.MonkeyPatch, hosts: str, align: str, count: int
+) -> None:
+    read: list[str] = []
+
+    def counting(path: str, *args: Any, **options: Any) -> Any:
+        read.append(path)
+        return read_collectives(path, *args, **options)
+
+    monkeypatch.setattr(collective_logs, "read_collectives", counting)
+    done = irregular(16)
+    files = {f"{rank}.json": torch_trace(rank, done, seen(), host=hosts[rank]) for rank in (0, 1)}
+    _, report = merge(files, align=align, strict=True)
+    assert len(set(read)) == count
+    assert (report.causality is not None) == bool(count)
+
+
+@pytest.mark.parametrize(("align", "sampled"), [("auto", True), ("collectives", False)])
+def test_large_traces_that_do_not_match_are_read_as_a_whole_only_where_asked_for(
+    merge: Any, align: str, sampled: bool
+) -> None:
+    """Rank 1 began when rank 0 had ended, and no collective has a number."""
+    done = irregular(400)
+    halves = {0: done[:200], 1: done[200:]}
+    files = {}
+    for rank, half in halves.items():
+        trace = json.loads(torch_trace(rank, half, seen(), steps=False))
+        for one in trace["traceEvents"]:
+            one["args"]["stack"] = "x" * 12_000
+        files[f"{rank}.json"] = trace
+    _, report = merge(files, align=align)
+    assert [rank.aligned for rank in report.ranks] == [True, False]
+    assert ("; --align collectives reads all of them" in report.warnings[0]) == sampled
+
+
 # ---- by hand ----------------------------------------------------------------------------------------------------------
 
 
@@ -494,7 +543,7 @@ def test_arrows_lead_from_who_comes_first_to_who_comes_last(merge: Any) -> None:
     arrows = [found for found in merged["traceEvents"] if found["ph"] in "stf"]
     arrows.sort(key=lambda found: (found["id"], float(found["ts"])))
     assert [found["ph"] for found in arrows] == ["s", "t", "f"] * 6
-    assert [found["pid"] // 1000 for found in arrows] == [1, 0, 2] * 6
+    assert [found["pid"] // 100_000 for found in arrows] == [1, 0, 2] * 6
     ids = [found["id"] for found in arrows]
     assert len(set(ids)) == 6
     assert all(len(set(ids[at : at + 3])) == 1 for at in range(0, 18, 3))
@@ -538,6 +587,72 @@ def test_an_archive_says_the_offsets_and_has_no_arrows(tmp_path: Path) -> None:
     report = merge_traces(str(tmp_path / "drift.tar"), write_ranks(tmp_path, list(texts)), strict=True)
     assert report.rewritten is not None
     assert report.rewritten[paths[1]] == "its clock drifts"
+
+
+# ---- shown in the trace ------------------------------------------------------------------------------------------------
+
+
+def clocks_shown(merged: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
+    """Return the instants that show the clock of each rank."""
+    ranks = rank_of_pid(merged)
+    found: dict[int, list[dict[str, Any]]] = {}
+    for one in merged["traceEvents"]:
+        if one.get("cat") == "clock":
+            assert one["ph"] == "n"
+            found.setdefault(ranks[one["pid"]], []).append(one)
+    return found
+
+
+def test_merge_shows_the_clock_of_each_rank_at_its_first_event(merge: Any) -> None:
+    files = {
+        "0.json": recorded(0),
+        "1.json": away(1, "b2", "c", wall_off_ns=137 * MS),
+        "2.json": recorded(2, boot="b3", host="d"),
+    }
+    merged, report = merge(files)
+    shown = clocks_shown(merged)
+    assert [one["name"] for rank in (0, 1, 2) for one in shown[rank]] == [
+        "clock: reference",
+        "clock: sync",
+        "clock: NOT ALIGNED",
+    ]
+    assert shown[1][0]["args"] == {
+        "rank": 1,
+        "method": "sync",
+        "aligned": True,
+        "offset_ns": -137 * MS,
+        "drift_ppm": "0.0",
+        "error_ns": 60_000,
+        "description": "-137.000 ms ± 60.0 µs, from 3 clock exchanges",
+    }
+    assert shown[2][0]["args"]["error_ns"] == "unknown"
+    assert shown[1][0]["ts"] == next(one["ts"] for one in merged["traceEvents"] if one["name"] == "slice 1")
+    assert report.clock_events_added == 3
+    assert sum(report.events_out.values()) == len(merged["traceEvents"])
+
+
+def test_merge_shows_no_clock_for_a_single_rank(merge: Any) -> None:
+    merged, report = merge({"0.json": recorded(0)})
+    assert clocks_shown(merged) == {}
+    assert report.clock_events_added == 0
+
+
+def test_merge_of_a_merge_shows_each_clock_once_and_again_where_it_moves_it(merge: Any) -> None:
+    done = irregular(20, members=range(3))
+    files = torch_files(done, [seen(), seen(SECOND), seen(-SECOND)])
+    whole, _ = merge(files)
+    same, report = again(merge, whole, {})
+    assert clocks_shown(same) == clocks_shown(whole)
+    assert report.clock_events_added == 0
+    first, _ = merge({"rank0.json": files["rank0.json"]})
+    in_steps, _ = again(merge, first, {name: files[name] for name in ("rank1.json", "rank2.json")})
+    assert {rank: [one["args"] for one in found] for rank, found in clocks_shown(in_steps).items()} == {
+        rank: [one["args"] for one in found] for rank, found in clocks_shown(whole).items()
+    }
+    upper, _ = merge({name: files[name] for name in ("rank1.json", "rank2.json")})
+    moved, report = again(merge, upper, {"rank0.json": files["rank0.json"]})
+    assert {rank: len(found) for rank, found in clocks_shown(moved).items()} == {0: 1, 1: 2, 2: 2}
+    assert "; then the earlier merge by" in clocks_shown(moved)[2][1]["args"]["description"]
 
 
 # ---- merged again -----------------------------------------------------------------------------------------------------
@@ -702,11 +817,6 @@ def test_composers_own_merge_in_a_folder_is_left_out(tmp_path: Path) -> None:
 # ---- torch's flight recorder ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="merge in one pass (issue 14): sequence numbers of flight dumps are not used",
-)
 def test_flight_dumps_are_aligned_by_the_sequence_numbers_of_their_groups(tmp_path: Path) -> None:
     ahead_ns = 3 * SECOND
     for rank, offset_ns in enumerate((0, ahead_ns)):

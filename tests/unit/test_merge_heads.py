@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.merged_tables import inputs
 from tests.unit.test_merge_inputs import event, rank_trace, torch_trace
 from tracekit import TraceFormatError, recover_trace, summarize_traces, validate_trace
 from tracekit.formats.schema import MERGE_REPORT, compile_schema
@@ -29,7 +30,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
         trace = torch_trace(event("a", rank, pid=100 + rank), distributedInfo={"rank": rank}, **said)
         (folder / "ranks" / f"rank{rank}.json").write_text(json.dumps(trace))
     merge_traces(folder / "merged.json", folder / "ranks")
-    assert (folder / "merged.json").read_bytes().index(b'"traceEvents"') > 17 << 20
+    assert (folder / "merged.json").stat().st_size > 17 << 20
     return folder / "merged.json"
 
 
@@ -54,7 +55,7 @@ def test_a_merge_of_thousands_of_ranks_that_was_cut_is_recovered_with_all_that_i
 def test_what_only_begins_as_a_merged_trace_is_given_up_at_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tracekit.formats.trace_reader.MAX_HEAD_BYTES", 1 << 20)
+    monkeypatch.setattr("tracekit.formats.json.reader.MAX_HEAD_BYTES", 1 << 20)
     endless = tmp_path / "endless.json"
     endless.write_text('{"schemaVersion":1,"tracekit":{"merge":{},"processes":[' + "1," * (4 << 20))
     with pytest.raises(TraceFormatError, match=r"no traceEvents in its first [12]\d{6} bytes"):
@@ -85,7 +86,7 @@ def test_what_is_too_long_beside_the_events_is_named_and_the_rest_is_kept(tmp_pa
     assert compile_schema(MERGE_REPORT)(json.loads(json.dumps(report.to_json()))) is None
     lines = [line for line in report.lines() if "beside the events" in line]
     assert lines[1] == "left out: config beside the events of 1 input: longer than 4,096 bytes, or behind 64 other keys"
-    kept = json.loads((tmp_path / "merged.json").read_text())["tracekit"]["inputs"]
+    kept = inputs(json.loads((tmp_path / "merged.json").read_text()))
     assert "header_left_out" not in kept[0]
     assert kept[1]["header_left_out"] == ["distributedInfo.pg_config", "config", "samples"]
     assert kept[1]["header"] == {
@@ -114,6 +115,6 @@ def test_some_ranks_of_an_earlier_merge_tell_of_themselves_only(tmp_path: Path) 
     some = Selection(ranks=[1, 3])
     merge_traces(tmp_path / "of_all.json", tmp_path / "all.json", select=some)
     merge_traces(tmp_path / "of_ranks.json", paths, select=some)
-    found = [json.loads((tmp_path / f"{name}.json").read_text())["tracekit"] for name in ("of_all", "of_ranks")]
-    assert [entry["rank"] for entry in found[0]["inputs"]] == [1, 3]
-    assert found[0]["inputs"] == found[1]["inputs"]
+    found = [inputs(json.loads((tmp_path / f"{name}.json").read_text())) for name in ("of_all", "of_ranks")]
+    assert [entry["rank"] for entry in found[0]] == [1, 3]
+    assert found[0] == found[1]

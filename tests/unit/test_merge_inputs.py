@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
+import subprocess
 import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -12,15 +14,15 @@ import pytest
 import tracekit
 from tests.flight_dumps import as_json, as_pickle, hung
 from tracekit import core
-from tracekit.analysis.inputs import find_traces
 from tracekit.capture.documents import RankStatus, Request
 from tracekit.capture.folder import ControlFolder
 from tracekit.errors import ConfigError, MergeError, StorageError
 from tracekit.formats.kineto import gpu_of_label, rank_in_name
 from tracekit.merge import merge_traces
 from tracekit.merge.ranks import RanksByHand
-from tracekit.merge.workers import process_pool
 from tracekit.storage import file_identity
+from tracekit.traces.inputs import find_traces
+from tracekit.worker_processes import process_pool
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,6 +85,16 @@ def timed(merged: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def titles(merged: dict[str, Any]) -> dict[int, str]:
     return {found["pid"]: found["args"]["name"] for found in merged["traceEvents"] if found["name"] == "process_name"}
+
+
+def in_order(merged: dict[str, Any]) -> list[str]:
+    """Return the titles of the processes in the order in which they are shown."""
+    orders = {
+        found["pid"]: found["args"]["sort_index"]
+        for found in merged["traceEvents"]
+        if found["name"] == "process_sort_index"
+    }
+    return [titles(merged)[pid] for pid in sorted(orders, key=orders.__getitem__)]
 
 
 def threads(merged: dict[str, Any]) -> dict[tuple[int, int], str]:
@@ -179,13 +191,15 @@ def test_gpus_come_after_the_process_with_names_that_say_what_they_are(merge: An
             )
         }
     )
-    assert titles(merged) == {
-        3001: "rank 3 · python3",
-        3002: "rank 3 · GPU 1",
-        3003: "rank 3 · overhead",
-        3004: "rank 3 · profiler",
-    }
-    assert threads(merged)[3002, 7] == "stream 7"
+    assert in_order(merged) == [
+        "rank 3 · python3",
+        "rank 3 · GPU 1",
+        "rank 3 · overhead",
+        "rank 3 · profiler",
+    ]
+    assert {pid // merged["tracekit"]["merge"]["pid_stride"] for pid in titles(merged)} == {3}
+    gpu = next(pid for pid, title in titles(merged).items() if title == "rank 3 · GPU 1")
+    assert threads(merged)[gpu, 7] == "rank 3 · GPU 1 · stream 7"
     assert timed(merged)["Record Window End"]["s"] == "p"
     assert sum(drop.count for drop in report.dropped if drop.reason == "unused_process") == 7
     assert report.complete
@@ -336,21 +350,27 @@ def test_a_rank_by_hand_wins(merge: Any) -> None:
 
 def test_ten_thousand_ranks_fit_the_process_ids(merge: Any) -> None:
     merged, _ = merge({"rank9999.json": torch_trace(event("a"))})
-    assert timed(merged)["a"]["pid"] == 9_999_001
+    assert timed(merged)["a"]["pid"] == 999_900_001
 
 
-def test_more_processes_than_the_stride_get_a_larger_one(merge: Any) -> None:
+def test_ranks_that_do_not_fit_have_their_processes_closer_together(merge: Any) -> None:
+    merged, _ = merge({"rank50000.json": torch_trace(event("a"))})
+    assert merged["tracekit"]["merge"]["pid_stride"] == 10_000
+    assert timed(merged)["a"]["pid"] == 500_000_001
+
+
+def test_many_processes_of_a_rank_have_numbers_of_their_own(merge: Any) -> None:
     many = [event(f"p{pid}", pid=pid, tid=1) for pid in range(100, 1300)]
     merged, _ = merge({"rank2.json": torch_trace(*many), "rank3.json": torch_trace(event("x"))})
     pids = {name: found["pid"] for name, found in timed(merged).items()}
     assert len(set(pids.values())) == 1201
-    assert (pids["p100"], pids["x"]) == (20_001, 30_001)
+    assert (pids["p100"], pids["x"]) == (200_001, 300_001)
 
 
 def test_a_process_without_events_is_in_the_table_of_its_rank(merge: Any) -> None:
     merged, report = merge({"rank0.json": rank_trace(), "rank1.json": rank_trace(event("a"), rank=1)})
     assert [rank.rank for rank in report.ranks] == [0, 1]
-    assert titles(merged) == {1: "rank 0 · process 100", 1001: "rank 1 · process 100"}
+    assert titles(merged) == {1: "rank 0 · process 100", 100_001: "rank 1 · process 100"}
     assert sum(found["name"] == "tracekit_metadata" for found in merged["traceEvents"]) == 2
 
 
@@ -371,8 +391,8 @@ def test_progress_rises_to_one(tmp_path: Path) -> None:
 def test_a_trace_is_merged_beyond_the_bytes_after_which_one_without_an_event_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the second pass most runs are taken as text, which are events as well."""
-    monkeypatch.setattr("tracekit.formats.trace_reader._MAX_UNREADABLE_BYTES", 100_000)
+    """The core reads most of the events in place of the reader, which counts them as well."""
+    monkeypatch.setattr("tracekit.formats.json.window._MAX_UNREADABLE_BYTES", 100_000)
     events = [{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": at, "dur": 1} for at in range(0, 40_000, 2)]
     (tmp_path / "in.json").write_text(json.dumps({"traceEvents": events}))
     report = merge_traces(str(tmp_path / "out.json"), [str(tmp_path / "in.json")], ranks={"in.json": 0})
@@ -525,7 +545,6 @@ def test_events_larger_than_a_piece_are_merged(tmp_path: Path, output: str, comp
     assert (report.events_out["X"], report.complete) == (3, True)
 
 
-@pytest.mark.xfail(strict=True, reason="merge in one pass (issue 14): ids of a merge and of a later input collide")
 def test_merging_a_merge_gives_the_ids_of_merging_all_at_once(tmp_path: Path) -> None:
     for rank in range(3):
         launch = event("launch", 5 + rank, args={"correlation": 1025, "External id": 3})
@@ -541,3 +560,21 @@ def test_merging_a_merge_gives_the_ids_of_merging_all_at_once(tmp_path: Path) ->
         return [(found["pid"], found.get("id"), found.get("args")) for found in events if found["ph"] != "M"]
 
     assert ids("ab_c.json") == ids("abc.json")
+
+
+def test_merge_loads_modules_of_other_forms_only_when_needed(tmp_path: Path) -> None:
+    (tmp_path / "rank0.json").write_text(json.dumps(torch_trace(event("op", 1, 2))))
+    code = """if True:
+        import sys
+        from tracekit.cli import main
+        assert main(["merge", "--quiet", "-o", sys.argv[2], sys.argv[1]]) == 0
+        print(*sys.modules)
+    """
+    arguments = [sys.executable, "-c", code, str(tmp_path / "rank0.json"), str(tmp_path / "merged.json")]
+    loaded = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout.split()
+    rare = (
+        "archive_file|flight_dump|json_lines|pftrace_stream|write.archive|pftrace_output"
+        "|dask_cluster|event_filter|collective_sets"
+    )
+    assert not [name for name in loaded if re.search(rf"tracekit.*\.(?:{rare})$", name)]
+    assert not {"fsspec", "perfetto", "tracekit.clock", "tracekit.events"} & set(loaded)

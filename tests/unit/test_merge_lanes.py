@@ -1,43 +1,59 @@
 from __future__ import annotations
 
 import itertools
-import sys
-from typing import TYPE_CHECKING, Any
+import tempfile
+from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tracekit import core
 from tracekit.formats.event_fields import MAX_DEPTH
-from tracekit.merge.input_scan import ThreadScan
-from tracekit.merge.lanes import ANY, BEGIN, DROPPED, END, INVALID, Moves, Slices, _find_lane, assign_lanes
-from tracekit.merge.namespaces import Process, Thread, free_tids, spread
-from tracekit.merge.process_key import CPU
+from tracekit.merge.rewrite import rewriter
+from tracekit.merge.rewrite.rewriter import Lanes, Rewriter
+from tracekit.traces import external_sort
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-NO_TIME = -3
+ANY, BEGIN, END, NO_TIME, DROPPED = -1, -2, -3, -4, -5
+EVENT = b"0123456789"
 SPANS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 8)), max_size=12)
 
 
-def track(*events: tuple[int, int] | tuple[int, int, int]) -> Slices:
-    """Slices from (start, duration), or (time, BEGIN or END, name)."""
-    slices = Slices()
+def in_core() -> Any:
+    assert core.merge is not None
+    return core.merge.Rewriter((), tempfile.gettempdir())
+
+
+@pytest.fixture(params=[pytest.param(in_core, marks=pytest.mark.core), Rewriter], ids=["core", "python"])
+def make(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def lanes(make: Any, events: Any) -> dict[int, int]:
+    """Return the lane of each event that does not stay, by its index.
+
+    Args:
+        make: Makes a rewriter.
+        events: Slices as (start, duration), or (time, BEGIN or END, name).
+    """
+    rewriter = make()
     for start, duration, *name in events:
+        label = rewriter.label(b'"%d"' % name[0] if name else b"", b"")
         if duration in (BEGIN, END):
-            slices.rows.append((start, name[0] if name else ANY, ANY, duration))
+            rewriter.append(EVENT, 0, ord("B" if duration == BEGIN else "E"), start, start, 0, label)
+        elif duration == NO_TIME:
+            rewriter.append(EVENT)
         else:
-            slices.rows.append((start, -start - duration) if duration != NO_TIME else INVALID)
-        slices.mixed = slices.mixed or duration < 0
-    slices.finish()
-    return slices
-
-
-def lanes(*parts: tuple[Slices, int]) -> list[dict[int, int]]:
-    """Where the slices of each part go that do not stay, by index."""
-    moved = assign_lanes(list(parts))
-    return [{} if part is None else dict(part.events.rows(0, 10**6)) for part in moved]  # type: ignore[union-attr, arg-type]
+            rewriter.append(EVENT, 0, ord("X"), start, start + duration, 0)
+    moved, lost, _, _ = rewriter.finish(lambda log, lane: 1000 * (log + 1) + lane)
+    found = {}
+    for position, patch in rewriter.patches(10**6):
+        assert position % (len(EVENT) + 2) == 0
+        found[position // (len(EVENT) + 2)] = int(patch) - 1000 if patch.strip() else DROPPED
+    assert moved == sum(lane != DROPPED for lane in found.values())
+    assert lost == len(found) - moved
+    return found
 
 
 @pytest.mark.parametrize(
@@ -68,12 +84,14 @@ def lanes(*parts: tuple[Slices, int]) -> list[dict[int, int]]:
         ([(0, BEGIN), (5, END), (0, 5)], {}),
     ],
 )
-def test_what_overlaps_without_nesting_gets_a_lane(events: list[tuple[int, int]], moves: dict[int, int]) -> None:
-    assert lanes((track(*events), 0)) == [moves]
+def test_what_overlaps_without_nesting_gets_a_lane(
+    make: Any, events: list[tuple[int, int]], moves: dict[int, int]
+) -> None:
+    assert lanes(make, events) == moves
 
 
 @pytest.mark.parametrize("begin", [True, False], ids=["B and E", "X"])
-def test_slices_nested_deeper_than_viewers_take_get_a_lane(begin: bool) -> None:
+def test_slices_nested_deeper_than_viewers_take_get_a_lane(make: Any, begin: bool) -> None:
     count = MAX_DEPTH + 3
     if begin:
         slices = [(number, BEGIN, number) for number in range(count)]
@@ -82,82 +100,73 @@ def test_slices_nested_deeper_than_viewers_take_get_a_lane(begin: bool) -> None:
     else:
         slices = [(number, 2 * (count - number)) for number in range(count)]  # type: ignore[misc]
         deepest = set(range(MAX_DEPTH, count))
-    assert lanes((track(*slices), 0)) == [dict.fromkeys(deepest, 1)]
-    assert lanes((track(*slices[:MAX_DEPTH]), 0)) == [{}]
+    assert lanes(make, slices) == dict.fromkeys(deepest, 1)
+    assert lanes(make, slices[:MAX_DEPTH]) == {}
 
 
-def test_two_files_of_a_track_meet_on_one_time() -> None:
-    marker, operators = track((0, 100)), track((1000, 20), (1090, 20))
-    assert lanes((marker, 0), (operators, -1000)) == [{}, {1: 1}]
+def test_files_of_one_track_meet_on_one_time(make: Any) -> None:
+    assert lanes(make, [(0, 100), (0, 20), (90, 20)]) == {2: 1}
 
 
-@given(SPANS, SPANS)
-def test_on_every_lane_slices_nest_and_none_moves_without_need(
-    first: list[tuple[int, int]], second: list[tuple[int, int]]
-) -> None:
-    parts = [first, second]
-    moves = lanes(*[(track(*spans), 0) for spans in parts])
+def test_arrows_follow_the_slice_that_moves(make: Any) -> None:
+    rewriter = make()
+    for start, end in ((0, 10), (5, 15), (20, 30)):
+        rewriter.append(EVENT, 0, ord("X"), start, end, 0)
+    for time in (5, 0, 6, 20):
+        rewriter.append(EVENT, 0, ord("f"), time, time, 0)
+    rewriter.finish(lambda _, lane: lane)
+    assert [position // 12 for position, _ in rewriter.patches(100)] == [1, 3]
+
+
+@given(SPANS)
+def test_on_every_lane_slices_nest_and_none_moves_without_need(spans: list[tuple[int, int]]) -> None:
+    moves = lanes(Rewriter, spans)
+    if core.merge is not None:
+        assert lanes(in_core, spans) == moves
     found: dict[int, list[tuple[int, int]]] = {}
-    for spans, moved in zip(parts, moves, strict=True):
-        for index, (start, duration) in enumerate(spans):
-            found.setdefault(moved.get(index, 0), []).append((start, start + duration))
-    for spans in found.values():
-        for (start, end), (other_start, other_end) in itertools.combinations(sorted(spans), 2):
+    for index, (start, duration) in enumerate(spans):
+        found.setdefault(moves.get(index, 0), []).append((start, start + duration))
+    for on_lane in found.values():
+        for (start, end), (other_start, other_end) in itertools.combinations(sorted(on_lane), 2):
             assert other_start >= end or other_end <= end or other_start == start
-    spans = sorted((start, start + duration) for spans in parts for start, duration in spans)
-    partial = any(a[0] < b[0] < a[1] < b[1] for a, b in itertools.combinations(spans, 2))
-    assert bool(sum(map(len, moves))) is partial
+    ends = sorted((start, start + duration) for start, duration in spans)
+    partial = any(a[0] < b[0] < a[1] < b[1] for a, b in itertools.combinations(ends, 2))
+    assert bool(moves) is partial
 
 
-def calls_of(work: Callable[[], object]) -> int:
-    """Return how many calls of Python and C functions some work makes."""
-    calls = 0
-
-    def count(frame: object, event: str, arg: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    sys.setprofile(count)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return calls
-
-
-def test_lanes_of_many_threads_are_numbered_in_linear_work() -> None:
-    def number(count: int) -> None:
-        process = Process(0, (CPU, 1))
-        process.threads = {tid: Thread(tid, None, None, tid) for tid in range(1, count + 1)}
-        left = free_tids(process)
-        for thread in list(process.threads.values()):
-            moved = Moves(None, None, frozenset({1}), 1)
-            thread.scans = [(0, ThreadScan())]
-            spread(process, thread, [moved], {}, left)
-        assert len({thread.tid for thread in process.threads.values()}) == 2 * count
-
-    small, large = calls_of(lambda: number(50)), calls_of(lambda: number(400))
-    assert large < 10 * small
-
-
-class CountedEnds(list[int]):
-    """A lane that counts how often its innermost end is looked at."""
+class CountedEnd(int):
+    """An end that counts how often it is compared."""
 
     looks = 0
 
-    def __getitem__(self, index: Any) -> Any:
-        CountedEnds.looks += 1
-        return super().__getitem__(index)
+    def __gt__(self, other: int) -> bool:
+        CountedEnd.looks += 1
+        return int(self) > other
+
+    def __le__(self, other: int) -> bool:
+        CountedEnd.looks += 1
+        return int(self) <= other
 
 
-@pytest.mark.xfail(strict=True, reason="merge in one pass (issue 14): each overlapping slice looks at every lane")
 def test_slices_that_all_overlap_take_n_log_n_work() -> None:
     def looks(count: int) -> int:
-        CountedEnds.looks = 0
-        lanes = [CountedEnds()]
-        for number in range(count):
-            _find_lane(lanes, number, number + 1000)  # type: ignore[arg-type]
-            lanes[-1] = CountedEnds(lanes[-1])
-        return CountedEnds.looks
+        CountedEnd.looks = 0
+        lanes = Lanes()
+        assert [lanes.take(number, CountedEnd(number + 1000)) for number in range(count)] == [*range(count)]
+        return CountedEnd.looks
 
-    assert looks(256) < 16 * looks(32)
+    assert 0 < looks(256) < 16 * looks(32)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12), st.sampled_from("XXXXBEf")), max_size=40))
+def test_where_slices_go_does_not_depend_on_how_many_fit_in_memory(events: list[tuple[int, int, str]]) -> None:
+    def patches(memory_bytes: int) -> list[tuple[int, bytes]]:
+        with mock.patch.object(external_sort, "MAX_MEMORY_BYTES", memory_bytes):
+            made = rewriter.Rewriter()
+            for start, duration, phase in events:
+                end = start + duration if phase == "X" else start
+                made.append(EVENT, 0, ord(phase), start, end, 0, made.label(b"name", b""))
+            made.finish(lambda _, lane: lane)
+            return made.patches(1000)
+
+    assert patches(700) == patches(2500) == patches(1 << 20)

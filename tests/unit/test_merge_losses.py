@@ -51,7 +51,7 @@ def merge(tmp_path: Path) -> Any:
             (tmp_path / f"{number}.json").write_text(text)
         report = merge_traces(str(tmp_path / "merged.json"), paths, overwrite=True)
         assert compile_schema(MERGE_REPORT)(json.loads(json.dumps(report.to_json()))) is None
-        head = json.loads((tmp_path / "merged.json").read_text())["tracekit"]["losses"]
+        head = json.loads((tmp_path / "merged.json").read_text())["tracekitTotals"]["losses"]
         found = [
             (loss.rank, loss.path.rpartition("/")[2], loss.kind, loss.reason, loss.count)
             for loss in report.recording_losses
@@ -144,8 +144,8 @@ def test_a_merge_of_a_merge_passes_it_on(merge: Any, tmp_path: Path) -> None:
     again = [(loss.rank, loss.path, loss.kind, loss.reason, loss.count) for loss in report.recording_losses]
     assert again == once
     assert (
-        json.loads((tmp_path / "again.json").read_text())["tracekit"]["losses"]
-        == (json.loads((tmp_path / "first.json").read_text())["tracekit"]["losses"])
+        json.loads((tmp_path / "again.json").read_text())["tracekitTotals"]["losses"]
+        == (json.loads((tmp_path / "first.json").read_text())["tracekitTotals"]["losses"])
     )
 
 

@@ -50,13 +50,16 @@ def merged(tmp_path: Path) -> Any:
             first, output = output, tmp_path / "again.json"
             merge_traces(str(output), [str(first)])
         processes: dict[int, list[str]] = {}
+        orders: dict[int, int] = {}
         for found in json.loads(output.read_text())["traceEvents"]:
             if found["name"] == "process_name":
-                processes[found["pid"]] = [found["args"]["name"]]
+                processes.setdefault(found["pid"], []).insert(0, found["args"]["name"])
+            elif found["name"] == "process_sort_index":
+                orders[found["pid"]] = found["args"]["sort_index"]
             elif found["ph"] == "X":
-                processes[found["pid"]].append(found["name"])
-        assert list(processes) == sorted(processes)
-        return list(processes.values())
+                processes.setdefault(found["pid"], []).append(found["name"])
+        assert len(set(orders.values())) == len(orders)
+        return [processes[pid] for pid in sorted(orders, key=orders.__getitem__)]
 
     return _merged
 
@@ -144,7 +147,8 @@ def test_the_main_thread_of_a_worker_comes_first(tmp_path: Path) -> None:
     path.write_text(json.dumps([*child(2, "main", 0, pid=50), other]))
     merge_traces(str(tmp_path / "merged.json"), [str(path)])
     events = json.loads((tmp_path / "merged.json").read_text())["traceEvents"]
-    assert [found["tid"] for found in events if found["name"] == "thread_sort_index"] == [50]
+    places = {found["tid"]: found["args"]["sort_index"] for found in events if found["name"] == "thread_sort_index"}
+    assert min(places, key=lambda tid: places[tid]) == 50
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,11 @@ import pytest
 from tests.integration.test_cli_merge import rank_trace, slice_
 from tracekit.errors import MergeError, StorageError
 from tracekit.merge import merge_traces
-from tracekit.merge import remote_parts as rooms
-from tracekit.spill import Run
+from tracekit.merge.execute import executor as merge_executor
+from tracekit.merge.execute import part_store as stores
+from tracekit.merge.execute.part_store import PartStore, part_store
 from tracekit.storage import exists, filesystem_of, open_read, remove_all
+from tracekit.worker_processes import process_pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,13 +60,7 @@ INPUTS = [f"run/rank{rank}.json" for rank in range(RANKS)]
 
 
 @pytest.mark.parametrize("ending", [".json", ".json.gz", ".pftrace", ".tar"])
-@pytest.mark.parametrize("join_parts", [2, 64])
-def test_the_output_is_that_of_a_merge_here(
-    folder: Path, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, ending: str, join_parts: int
-) -> None:
-    monkeypatch.setattr(rooms, "_JOIN_PARTS", join_parts)
-    # Groups are for storages that join by themselves; that the way is right can be seen on any.
-    monkeypatch.setattr(rooms, "joins_by_itself", lambda _: True)
+def test_the_output_is_that_of_a_merge_here(folder: Path, executor: ThreadPoolExecutor, ending: str) -> None:
     local = folder.parent / f"merged{ending}"
     report = merge_traces(str(local), [str(folder)])
     output = f"{ROOT}/merged{ending}"
@@ -73,20 +70,6 @@ def test_the_output_is_that_of_a_merge_here(
     assert remote.overlaps_moved == report.overlaps_moved
     assert remote.events_out == report.events_out
     assert names() == sorted([f"merged{ending}", *INPUTS])
-
-
-def test_what_travels_holds_no_times(folder: Path, executor: ThreadPoolExecutor) -> None:
-    with rooms.RemoteWorkshop(f"{ROOT}/merged.json", executor) as workshop:
-        scanner = workshop.scanner([f"{ROOT}/run/rank0.json"])
-        found = scanner(f"{ROOT}/run/rank0.json", None)
-        runs = [
-            run
-            for process in found.processes.values()
-            for thread in process.threads.values()
-            for run in (*thread.slices.whole, *thread.slices.pairs)
-        ]
-        assert sum(run.length for run in runs) == 600
-        assert all(isinstance(run, Run) and run.path.startswith(f"{ROOT}/.merged.json.") for run in runs)
 
 
 def test_a_strict_merge_that_is_refused_leaves_nothing(folder: Path, executor: ThreadPoolExecutor) -> None:
@@ -116,36 +99,38 @@ def test_a_scratch_space_that_fails_is_not_the_fault_of_an_input(
     def upload(_: str, url: str) -> None:
         raise StorageError(f"{url}: full")
 
-    monkeypatch.setattr(rooms, "upload", upload)
+    monkeypatch.setattr(stores, "upload", upload)
     with pytest.raises(MergeError, match=r"the scratch space of the merge cannot be written: .*full"):
         merge_traces(f"{ROOT}/merged.json", [f"{ROOT}/run"], executor=executor)
     assert names() == INPUTS
 
 
-def test_a_worker_that_comes_too_late_takes_away_what_it_wrote(folder: Path, tmp_path: Path) -> None:
-    scratch = rooms._Scratch(f"{ROOT}/scratch/")
-    file = tmp_path / "part"
-    file.write_bytes(b"part")
+def test_a_worker_that_comes_too_late_takes_away_what_it_wrote(folder: Path) -> None:
+    parts = PartStore(f"{ROOT}/scratch/")
+    with pytest.raises(MergeError, match="the merge was ended"), parts.create() as (file, _):
+        file.write(b"part")
     with pytest.raises(MergeError, match="the merge was ended"):
-        scratch.put(str(file), scratch.new("part"))
+        merge_executor._write_part([], parts)
+    [found] = merge_executor._probe_all([f"{ROOT}/run/rank0.json"], parts)
     with pytest.raises(MergeError, match="the merge was ended"):
-        rooms._scan_job(f"{ROOT}/run/rank0.json", scratch)
-    with pytest.raises(MergeError, match="the merge was ended"):
-        rooms._join_job([], scratch)
+        raise pickle.loads(found)
     assert names() == INPUTS
 
 
-def test_long_work_ends_soon_after_the_merge(monkeypatch: pytest.MonkeyPatch) -> None:
-    scratch = rooms._Scratch(f"{ROOT}/scratch/")
-    check = scratch.checker()
-    check(1)  # not yet due
-    monkeypatch.setattr(rooms, "_CHECK_S", -1.0)
-    with pytest.raises(MergeError, match="the merge was ended"):
-        scratch.checker()(1)
+def test_long_work_ends_soon_after_the_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for parts in (PartStore(f"{ROOT}/scratch/"), PartStore(str(tmp_path))):
+        parts.end()
+        check = merge_executor._checker(parts)
+        monkeypatch.setattr(type(parts), "check_s", 1000)
+        merge_executor._checker(parts)(1)  # not yet due
+        monkeypatch.setattr(type(parts), "check_s", -1.0)
+        check = merge_executor._checker(parts)
+        with pytest.raises(MergeError, match="the merge was ended"):
+            check(1)
 
 
-def test_who_works_together_on_what() -> None:
-    with ThreadPoolExecutor(1) as threads:
-        assert type(rooms.workshop_for("s3://bucket/out.json", threads)) is rooms.RemoteWorkshop
-        assert type(rooms.workshop_for("out.json", threads)) is not rooms.RemoteWorkshop
-        assert type(rooms.workshop_for("s3://bucket/out.json", None)) is not rooms.RemoteWorkshop
+def test_workers_of_a_remote_output_share_its_storage_unless_they_are_processes_of_this_machine() -> None:
+    with ThreadPoolExecutor(1) as threads, process_pool(2) as processes:
+        assert part_store("s3://bucket/out.json", threads, "folder").is_remote
+        assert not part_store("s3://bucket/out.json", processes, "folder").is_remote
+        assert not part_store("out.json", threads, "folder").is_remote

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.bad_traces import rank_trace, slice_
+from tracekit import core
 from tracekit.errors import StorageError
-from tracekit.merge import merge_traces, scratch
-from tracekit.merge.lanes import Slices
-from tracekit.merge.scratch import OWNER, Scratch, remove_left
-from tracekit.spill import ScratchError
+from tracekit.merge import merge_traces
+from tracekit.merge.execute import scratch
+from tracekit.merge.execute.scratch import OWNER, ScratchFolder, remove_stale
+from tracekit.traces.external_sort import ExternalSort
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +26,7 @@ DAY_S = 24 * 3600
 
 def left_by_a_dead_merge(parent: Path, **changed: Any) -> Path:
     """Make what a killed merge leaves: its lock is gone with it. ``changed`` is said by its owner instead of the truth."""
-    made = Scratch(parent, "out.json")
+    made = ScratchFolder(parent, "out.json")
     (made.path / "part-0").write_bytes(b"part")
     owner = json.loads((made.path / OWNER).read_bytes())
     (made.path / OWNER).write_text(json.dumps({**owner, **changed}))
@@ -59,10 +60,11 @@ def test_a_merge_removes_what_a_dead_one_left(tmp_path: Path, at: str) -> None:
 def test_merge_without_scratch_space_fails_instead_of_leaving_the_input_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Slices, path: str | None) -> None:
-        raise ScratchError("rows: cannot be written: No space left on device")
+    def full(self: ExternalSort) -> None:
+        raise StorageError("rows: cannot be written: No space left on device")
 
-    monkeypatch.setattr(Slices, "finish", full)
+    monkeypatch.setattr(core, "merge", None)
+    monkeypatch.setattr(ExternalSort, "__iter__", full)
     for rank in (0, 1):
         (tmp_path / f"rank{rank}.json").write_bytes(rank_trace(slice_(1, 2, "a")))
     with pytest.raises(StorageError, match="No space left"):
@@ -71,7 +73,7 @@ def test_merge_without_scratch_space_fails_instead_of_leaving_the_input_out(
 
 
 def test_a_merge_that_ends_leaves_nothing(tmp_path: Path) -> None:
-    made = Scratch(tmp_path, "out.json")
+    made = ScratchFolder(tmp_path, "out.json")
     (made.path / "part-0").write_bytes(b"part")
     made.remove()
     assert list(tmp_path.iterdir()) == []
@@ -79,10 +81,10 @@ def test_a_merge_that_ends_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_what_belongs_to_a_merge_that_runs_stays(tmp_path: Path) -> None:
-    first = Scratch(tmp_path, "out.json")
+    first = ScratchFolder(tmp_path, "out.json")
     (first.path / "part-0").write_bytes(b"part")
     make_old(first.path)
-    remove_left(tmp_path, "out.json")
+    remove_stale(tmp_path, "out.json")
     assert {path.name for path in first.path.iterdir()} == {OWNER, "part-0"}
     first.remove()
 
@@ -95,16 +97,16 @@ def test_what_cannot_be_judged_stays_and_is_named_when_it_is_old(
 ) -> None:
     left = left_by_a_dead_merge(tmp_path, host="node7", pid=4711, **changed)
     with caplog.at_level(logging.WARNING, "tracekit"):
-        remove_left(tmp_path, "out.json")
+        remove_stale(tmp_path, "out.json")
         assert caplog.messages == []
         make_old(left)
-        remove_left(tmp_path, "out.json")
+        remove_stale(tmp_path, "out.json")
         [said] = caplog.messages
         assert f"{left}: left by a merge (process 4711 on node7)" in said
         assert "nothing was written there for 72 hours" in said
         # One file that is written to is enough to be at work.
         (left / "part-1").write_bytes(b"")
-        remove_left(tmp_path, "out.json")
+        remove_stale(tmp_path, "out.json")
     assert len(caplog.messages) == 1
     assert {path.name for path in left.iterdir()} == {OWNER, "part-0", "part-1"}
 
@@ -112,7 +114,7 @@ def test_what_cannot_be_judged_stays_and_is_named_when_it_is_old(
 def test_without_a_boot_id_nothing_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scratch, "_boot_id", lambda: None)
     left = left_by_a_dead_merge(tmp_path)
-    remove_left(tmp_path, "out.json")
+    remove_stale(tmp_path, "out.json")
     assert left.is_dir()
 
 
@@ -125,7 +127,7 @@ def test_without_locks_a_folder_is_made_and_not_judged(tmp_path: Path, monkeypat
     assert json.loads((left / OWNER).read_bytes())["locked"] is False
     monkeypatch.undo()
     monkeypatch.setattr(scratch, "_boot_id", lambda: "this boot")
-    remove_left(tmp_path, "out.json")
+    remove_stale(tmp_path, "out.json")
     assert left.is_dir()
 
 
@@ -143,7 +145,7 @@ def test_only_folders_of_that_output_are_looked_at(tmp_path: Path) -> None:
     for name in others:
         (tmp_path / name).mkdir()
         (tmp_path / name / OWNER).write_bytes((left / OWNER).read_bytes())
-    remove_left(tmp_path, "out.json")
+    remove_stale(tmp_path, "out.json")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
     assert all((tmp_path / name / OWNER).is_file() for name in others)
 
@@ -167,7 +169,7 @@ def test_a_folder_that_merely_looks_alike_stays(tmp_path: Path, owner: bytes | N
     if owner is not None:
         (alike / OWNER).write_bytes(owner)
     make_old(alike)
-    remove_left(tmp_path, "out.json")
+    remove_stale(tmp_path, "out.json")
     assert (alike / "mine").read_bytes() == b"mine"
 
 
@@ -176,7 +178,7 @@ def test_a_file_or_a_pipe_that_looks_alike_stays(tmp_path: Path) -> None:
     folder = tmp_path / ".out.json.bcdefghi.parts"
     folder.mkdir()
     os.mkfifo(folder / OWNER)
-    remove_left(tmp_path, "out.json")
+    remove_stale(tmp_path, "out.json")
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -190,7 +192,7 @@ def test_nothing_is_followed_through_links(tmp_path: Path) -> None:
     owner_by_link = beside / ".out.json.bcdefghi.parts"
     owner_by_link.mkdir()
     (owner_by_link / OWNER).symlink_to(target / OWNER)
-    remove_left(beside, "out.json")
+    remove_stale(beside, "out.json")
     assert {path.name for path in target.iterdir()} == {OWNER, "part-0"}
     assert len(list(beside.iterdir())) == 2
 
@@ -201,7 +203,7 @@ def test_links_in_a_folder_that_is_removed_go_and_their_targets_stay(tmp_path: P
     left = left_by_a_dead_merge(tmp_path)
     (left / "to-folder").symlink_to(tmp_path / "precious", target_is_directory=True)
     (left / "to-file").symlink_to(tmp_path / "precious" / "file")
-    remove_left(tmp_path, "out.json")
+    remove_stale(tmp_path, "out.json")
     assert not left.exists()
     assert (tmp_path / "precious" / "file").read_bytes() == b"mine"
 
@@ -209,12 +211,12 @@ def test_links_in_a_folder_that_is_removed_go_and_their_targets_stay(tmp_path: P
 def test_a_folder_that_cannot_be_emptied_keeps_its_owner(tmp_path: Path) -> None:
     left = left_by_a_dead_merge(tmp_path)
     (left / "folder").mkdir()  # nothing that a merge makes
-    remove_left(tmp_path, "out.json")
+    remove_stale(tmp_path, "out.json")
     assert {path.name for path in left.iterdir()} >= {OWNER, "folder"}
 
 
 def test_the_folders_of_other_users_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = left_by_a_dead_merge(tmp_path)
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
-    remove_left(tmp_path, "out.json")
+    remove_stale(tmp_path, "out.json")
     assert left.is_dir()

@@ -11,7 +11,7 @@ import pytest
 
 from tracekit.errors import ConfigError, MergeError
 from tracekit.merge import Selection, merge_traces
-from tracekit.merge.workers import process_pool
+from tracekit.worker_processes import process_pool
 
 if TYPE_CHECKING:
     from tracekit.merge import MergeReport
@@ -57,7 +57,7 @@ class Merged:
 
     @property
     def names(self) -> list[str]:
-        return [found["name"] for found in self.events if found["ph"] != "M"]
+        return [found["name"] for found in self.events if found["ph"] != "M" and found.get("cat") != "clock"]
 
     @property
     def phases(self) -> list[str]:
@@ -70,7 +70,11 @@ class Merged:
         dropped = sum(drop.count for drop in self.report.dropped)
         gone = sum(item.count or 0 for item in self.report.left_out)
         assert sum(self.report.events_out.values()) == (
-            sum(self.report.events_in.values()) + self.report.metadata_added - dropped - gone
+            sum(self.report.events_in.values())
+            + self.report.metadata_added
+            + self.report.clock_events_added
+            - dropped
+            - gone
         )
         return {item.reason: item.count for item in self.report.left_out}
 
@@ -168,10 +172,10 @@ def test_inputs_of_other_ranks_are_not_read_beyond_their_head(
         "c.json": torch_trace(slice_("two", 1), rank=2),
     }
     read: list[str] = []
-    from tracekit.merge import workshop
+    from tracekit.merge.execute import executor
 
-    scan = workshop.scan
-    monkeypatch.setattr(workshop, "scan", lambda path, *rest: read.append(path) or scan(path, *rest))
+    probe = executor.probe
+    monkeypatch.setattr(executor, "probe", lambda path, *rest: read.append(path) or probe(path, *rest))
     merged = merge(files, ranks={1})
     assert read == [str(tmp_path / "b.json")]
     assert merged.names == ["one"]
@@ -248,7 +252,7 @@ def test_ranks_are_taken_out_of_a_merged_trace(merge: Any, tmp_path: Path) -> No
     (tmp_path / "merged.json").rename(tmp_path / "all.json")
     merged = merge({}, ["all.json"], ranks={0, 2})
     assert merged.names == ["on 0", "from 0", "on 2", "from 2"]
-    assert merged.left_out == {"rank": len([found for found in everything if found["pid"] == 1001])}
+    assert merged.left_out == {"rank": len([found for found in everything if found["pid"] == 100_001])}
     assert [rank.rank for rank in merged.report.ranks] == [0, 2]
     with pytest.raises(MergeError, match="none of the inputs"):
         merge({}, ["all.json"], ranks={7})

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tracekit.errors import ConfigError
 from tracekit.merge import Selection, merge_traces
-from tracekit.merge.selection.names import WantedNames
-from tracekit.merge.workers import process_pool
+from tracekit.merge.selection.criteria import WantedNames
+from tracekit.worker_processes import process_pool
 
 if TYPE_CHECKING:
     from pathlib import Path

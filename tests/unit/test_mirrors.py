@@ -305,7 +305,7 @@ def test_what_is_not_installed_is_named_with_its_extra(
     kind: Callable[[], Mirror], module: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingExtraError, match=rf"{kind.__name__} needs .*: pip install 'tracekit\[{extra}\]'"):  # type: ignore[attr-defined]
+    with pytest.raises(MissingExtraError, match=rf"{kind.__name__} needs .*: pip install 'tracekit-ml\[{extra}\]'"):  # type: ignore[attr-defined]
         kind()
 
 

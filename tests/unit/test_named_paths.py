@@ -11,12 +11,12 @@ import pytest
 
 import tracekit
 from tracekit import ConfigError, JSONTraceHandler, Profiler
-from tracekit.anonymising import anonymise_traces
 from tracekit.arguments import resolve_path
+from tracekit.check.anonymise import anonymise_traces
+from tracekit.check.validation import validate_file
 from tracekit.cli import VERBS, _load, main
 from tracekit.outbox.spool import default_root
 from tracekit.timers import read_timers
-from tracekit.validation import validate_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable

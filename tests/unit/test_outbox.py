@@ -218,7 +218,7 @@ def test_a_spool_is_not_made_where_somebody_else_could_play_tricks(tmp_path: Pat
     (tmp_path / "link").symlink_to(tmp_path)
     (tmp_path / "file").write_text("")
     for name in ("link", "file"):
-        with pytest.raises(StorageError, match="cannot be made: it is no folder; name another folder with spool="):
+        with pytest.raises(StorageError, match="cannot be made: it is not a folder; name another folder with spool="):
             Spool.create(tmp_path / name, HEADER)
     with pytest.raises(StorageError, match="no spool of tracekit"):
         Spool.load(tmp_path)
@@ -495,7 +495,7 @@ def test_merge_tells_of_segments_that_are_listed_and_not_there(tmp_path: Path, m
     ]  # fmt: skip
     assert "tracekit upload" in partly.omitted[1].reason
     assert "the spool was full" in partly.omitted[2].reason
-    # A damaged index is only a file that is no trace.
+    # A damaged index is only a file that is not a trace.
     memory.pipe_file("/b/run/rank0.index.json", b'{"tracekit_index": ')
     damaged = merge_traces(str(tmp_path / "damaged.json"), ["memory://b/run/"])
     assert [omission.path.rpartition("/")[2] for omission in damaged.omitted] == ["rank0.index.json"]

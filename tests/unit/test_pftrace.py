@@ -11,6 +11,8 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
 
 from tracekit.formats import pftrace
 from tracekit.formats import protobuf_wire as wire
+from tracekit.merge.write.pftrace_events import Arguments
+from tracekit.merge.write.pftrace_packets import COUNTER, INSTANT, SLICE, PacketStore
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
 UINT64 = st.integers(0, 2**64 - 1)
@@ -72,79 +74,77 @@ def test_a_number_is_what_it_was(number: int) -> None:
     assert packet.timestamp == number % 2**64
 
 
+def written(store: PacketStore) -> Any:
+    return trace(*iter(store.packets, None))
+
+
 @given(
     number=st.integers(1, 2**32 - 1),
-    time_ns=UINT64,
-    uuid=UINT64,
+    time_ns=st.integers(0, 2**63 - 3),
+    uuid=st.integers(1, 2**63 - 1),
     name=TEXT,
     category=TEXT,
     arguments=st.dictionaries(TEXT, VALUES, max_size=4),
-    arrows=st.lists(UINT64, max_size=2),
-    group=TEXT,
     max_texts=st.sampled_from([0, 1, 50_000]),
 )
 def test_an_event_is_what_it_was(
-    number: int,
-    time_ns: int,
-    uuid: int,
-    name: str,
-    category: str,
-    arguments: dict[str, Any],
-    arrows: list[int],
-    group: str,
-    max_texts: int,
+    number: int, time_ns: int, uuid: int, name: str, category: str, arguments: dict[str, Any], max_texts: int
 ) -> None:
-    sequence = pftrace.Sequence(number, max_texts=max_texts)
-    body = sequence.kind(pftrace.BEGIN, uuid) + sequence.category(category.encode()) + sequence.name(name.encode())
-    body += b"".join(sequence.argument(key, value) for key, value in arguments.items())
-    body += b"".join(pftrace.flow(arrow) + pftrace.flow_end(arrow) for arrow in arrows) + pftrace.correlation(group)
-    read = trace(sequence.definitions(), sequence.event(time_ns, body), sequence.end(time_ns, uuid))
+    store = PacketStore(number, max_texts)
+    encoder = Arguments(store.intern)
+    rest = b"".join(encoder.argument(key, value) for key, value in arguments.items())
+    store.add(SLICE, uuid, uuid >> 32, time_ns, time_ns + 1, category.encode(), name.encode(), rest)
+    read = written(store)
     texts = interned(read)
-    first, packet, last = read.packet
-    event = packet.track_event
-    assert [found.trusted_packet_sequence_id for found in read.packet] == [number] * 3
-    assert [found.sequence_flags for found in read.packet] == [1, 2, 2]
-    assert first.WhichOneof("data") is None
-    assert (packet.timestamp, event.type, event.track_uuid) == (time_ns, protos.TrackEvent.TYPE_SLICE_BEGIN, uuid)
+    assert {packet.trusted_packet_sequence_id for packet in read.packet} == {number}
+    assert [packet.sequence_flags for packet in read.packet] == [1] + [2] * (len(read.packet) - 1)
+    start, begin, end = read.packet[-3:]
+    assert [(clock.clock_id, clock.timestamp, clock.is_incremental) for clock in start.clock_snapshot.clocks] == [
+        (6, 0, False),
+        (64, 0, True),
+    ]
+    assert start.trace_packet_defaults.timestamp_clock_id == 64
+    assert start.trace_packet_defaults.track_event_defaults.track_uuid == uuid
+    event = begin.track_event
+    assert (begin.timestamp, event.type) == (time_ns, protos.TrackEvent.TYPE_SLICE_BEGIN)
     assert (texts["event_names"][event.name_iid] if event.name_iid else event.name) == name
     categories = [*event.categories, *(texts["event_categories"][iid] for iid in event.category_iids)]
-    assert categories == [category]
+    assert categories == ([category] if category else [])
     found = {name_of(argument, texts): value_of(argument, texts) for argument in event.debug_annotations}
     assert found == arguments
     assert [type(value) for value in found.values()] == [type(value) for value in arguments.values()]
-    assert (list(event.flow_ids), list(event.terminating_flow_ids)) == (arrows, arrows)
-    assert event.correlation_id_str == group
-    assert (last.timestamp, last.track_event.type, last.track_event.track_uuid) == (time_ns, 2, uuid)
+    assert (end.timestamp, end.track_event.type) == (1, protos.TrackEvent.TYPE_SLICE_END)
 
 
 def test_each_text_is_defined_once_and_before_it_is_used() -> None:
-    sequence = pftrace.Sequence(7)
-    first = sequence.name(b"forward") + sequence.argument("step", "warm up")
-    packets = [sequence.definitions()]
-    again = sequence.name(b"forward") + sequence.argument("step", "warm up")
-    assert again == first
-    assert sequence.definitions() == b""
-    sequence.name(b"backward")
-    packets.append(sequence.definitions())
-    assert interned(trace(*packets)) == {
+    store = PacketStore(7)
+    encoder = Arguments(store.intern)
+    for start in range(2):
+        store.add(INSTANT, 5, 0, start, start, b"cat", b"forward", encoder.argument("step", "warm up"))
+    store.add(INSTANT, 5, 0, 2, 2, b"cat", b"backward", b"")
+    read = written(store)
+    assert interned(read) == {
+        "event_categories": {1: "cat"},
         "event_names": {1: "forward", 2: "backward"},
         "debug_annotation_names": {1: "step"},
         "debug_annotation_string_values": {1: "warm up"},
     }
-    assert [packet.sequence_flags for packet in trace(*packets).packet] == [1, 2]
+    kinds = [packet.HasField("track_event") for packet in read.packet]
+    assert kinds == sorted(kinds)
 
 
 def test_what_has_no_form_of_its_own_is_kept_as_text() -> None:
-    sequence = pftrace.Sequence(7)
+    store = PacketStore(7)
+    encoder = Arguments(store.intern)
     deep: Any = "bottom"
     for _ in range(60):
         deep = [deep]
-    body = b"".join(
-        [sequence.argument("huge", 10**30), sequence.argument("deep", deep), sequence.argument("half", "\ud800")]
-    )
-    read = trace(sequence.definitions(), sequence.event(1, sequence.kind(pftrace.INSTANT, 3) + body))
+    values = {"huge": 10**30, "deep": deep, "half": "\ud800"}
+    rest = b"".join(encoder.argument(key, value) for key, value in values.items())
+    store.add(INSTANT, 5, 0, 1, 1, b"", b"", rest)
+    read = written(store)
     texts = interned(read)
-    huge, nested, half = read.packet[1].track_event.debug_annotations
+    huge, nested, half = read.packet[-1].track_event.debug_annotations
     assert huge.string_value == "1" + 30 * "0"
     for _ in range(32):
         (nested,) = nested.array_values
@@ -154,16 +154,19 @@ def test_what_has_no_form_of_its_own_is_kept_as_text() -> None:
 
 @given(value=INT64 | st.floats(allow_nan=False, allow_infinity=False) | st.integers(2**63, 2**200))
 def test_the_value_of_a_counter_is_what_it_was(value: float) -> None:
-    sequence = pftrace.Sequence(1)
-    packet = sequence.event(5, sequence.kind(pftrace.COUNTER, 9) + pftrace.counter_value(value))
-    event = trace(packet).packet[0].track_event
+    store = PacketStore(1)
+    store.add(COUNTER, 1 << 63 | 9, 3, 5, 5, b"bytes", b"memory used", pftrace.counter_value(value))
+    read = written(store)
+    track, _, packet = read.packet[-3:]
+    assert (track.track_descriptor.name, track.track_descriptor.parent_uuid) == ("memory used", 3 << 32)
+    assert track.track_descriptor.counter.unit == 3
+    event = packet.track_event
     kind = event.WhichOneof("counter_value_field")
     assert math.isclose(getattr(event, kind), value, rel_tol=0 if -(2**63) <= value < 2**63 else 1e-12)
-    assert event.type == protos.TrackEvent.TYPE_COUNTER
+    assert (packet.timestamp, event.type) == (5, protos.TrackEvent.TYPE_COUNTER)
 
 
 def test_tracks_are_described_as_perfetto_defines_them() -> None:
-    sequence = pftrace.Sequence(3)
     descriptions = [
         pftrace.root_track(),
         pftrace.process_track(1 << 32, 1, "rank 0", order=4, labels=["node a", "CPU"]),
@@ -176,7 +179,7 @@ def test_tracks_are_described_as_perfetto_defines_them() -> None:
         pftrace.counter_track(13, 1 << 32, "load", unit="%", order=0),
         pftrace.counter_track(14, 1 << 32, "loss", unit="", order=0),
     ]
-    packets = trace(*(sequence.describe(description) for description in descriptions)).packet
+    packets = trace(*(pftrace.sequence_packet(3, wire.block(60, text)) for text in descriptions)).packet
     assert {packet.trusted_packet_sequence_id for packet in packets} == {3}
     root, process, thread, nameless, group, merged, *counters = (packet.track_descriptor for packet in packets)
     assert (root.uuid, root.process_ordering, root.thread_ordering) == (0, 1, 1)
@@ -193,10 +196,9 @@ def test_tracks_are_described_as_perfetto_defines_them() -> None:
 
 
 def test_a_snapshot_and_a_value_of_metadata_are_read_back() -> None:
-    sequence = pftrace.Sequence(3)
     clocks, kept = trace(
-        sequence.plain(pftrace.clock_snapshot(5, 6)), sequence.plain(pftrace.metadata_value("run", b'{"a":1}'), 8)
+        pftrace.sequence_packet(3, pftrace.clock_snapshot(5, 6)),
+        pftrace.sequence_packet(3, pftrace.metadata_value("run", b'{"a":1}')),
     ).packet
     assert [(clock.clock_id, clock.timestamp) for clock in clocks.clock_snapshot.clocks] == [(6, 5), (1, 6)]
     assert [(value.name, value.json_value) for value in kept.chrome_events.metadata] == [("run", '{"a":1}')]
-    assert kept.timestamp == 8

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
 
+from tracekit.check.recovery import recover_trace
+from tracekit.check.validation import validate_trace
 from tracekit.errors import TraceFormatError
+from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.pftrace_stream import is_pftrace
 from tracekit.formats.trace_event import decode_json, encode_events
-from tracekit.formats.trace_reader import TraceReader
 from tracekit.merge import merge_traces
-from tracekit.recovery import recover_trace
-from tracekit.validation import validate_trace
 
 if TYPE_CHECKING:
     from pathlib import Path

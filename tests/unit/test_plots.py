@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import xml.etree.ElementTree as ET
+from collections import Counter
 from random import Random
 from typing import Any
 
@@ -12,10 +13,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tracekit.analysis.step_times import RankSteps, StepPoint, reduced_steps, step_grid, step_points
-from tracekit.reporting.axes import BYTES, NUMBERS, PERCENTS, TIMES, axis, words
-from tracekit.reporting.plot_style import CATEGORIES, PLOT_CSS
-from tracekit.reporting.plots import Bar, Line, heat_map, line_plot, stacked_bars, step_time_plot
+from tracekit.explain.step_times import StepPoint, StepSeries, reduced_steps, step_grid, step_points
+from tracekit.view.report.axes import BYTES, NUMBERS, PERCENTS, TIMES, axis, words
+from tracekit.view.report.plot_style import CATEGORIES, PLOT_CSS
+from tracekit.view.report.plots import Bar, Line, heat_map, line_plot, stacked_bars, step_time_plot
 
 NS = "{http://www.w3.org/2000/svg}"
 EVIL = [
@@ -224,7 +225,7 @@ def test_a_name_is_text_and_never_markup(draw: Any, name: str) -> None:
 )
 def test_any_steps_can_be_drawn(steps: list[tuple[int, list[int]]]) -> None:
     ranks = [
-        RankSteps(
+        StepSeries(
             rank,
             [number for number, own in steps if len(own) > rank],
             [own[rank] for _, own in steps if len(own) > rank],
@@ -306,7 +307,7 @@ def test_values_have_three_digits_and_their_unit(value: float, units: Any, text:
 
 
 def test_steps_are_told_rank_by_rank() -> None:
-    ranks = [RankSteps(0, [0, 1, 2, 3], [10, 20, 30, 40]), RankSteps(3, [2, 1, 1], [7, 9, 50])]
+    ranks = [StepSeries(0, [0, 1, 2, 3], [10, 20, 30, 40]), StepSeries(3, [2, 1, 1], [7, 9, 50])]
     assert step_points(ranks) == [
         StepPoint(0, 0, 10, 10, 10, 0, 0),
         StepPoint(1, 1, 9, 20, 50, 3, 1),
@@ -328,10 +329,10 @@ def test_no_peak_is_lost_however_steps_are_put_together(
     ranks: list[list[tuple[int, int]]], most: int, at_once: int
 ) -> None:
     columns = [
-        RankSteps(rank, [number for number, _ in own], [time for _, time in own]) for rank, own in enumerate(ranks)
+        StepSeries(rank, [number for number, _ in own], [time for _, time in own]) for rank, own in enumerate(ranks)
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tracekit.analysis.step_times._MOST_AT_ONCE", at_once)
+        patch.setattr("tracekit.explain.step_times._MOST_AT_ONCE", at_once)
         points = step_points(columns)
     reduced, grid = reduced_steps(points, most), step_grid(columns, most)
     longest = max((time for own in ranks for _, time in own), default=0)
@@ -368,3 +369,44 @@ def test_every_class_that_is_drawn_has_a_style() -> None:
     styled = set(re.findall(r"\.(tk-[a-z0-9]+)", PLOT_CSS))
     # The first line and its band have the colour that is for all.
     assert used - styled == {"tk-l0", "tk-b0"}
+
+
+@pytest.mark.parametrize("stall", [0.0, 30.0])
+def test_the_slow_rank_of_64_has_a_shade_of_its_own(stall: float) -> None:
+    random = Random(3)
+    ranks, stages = 64, 8
+    differences = [[random.gauss(0, 0.004) for _ in range(ranks)] for _ in range(stages)]
+    differences[2][17] = 0.07
+    svg = heat_map(
+        differences,
+        rows=[f"stage {at}" for at in range(stages)],
+        columns=[str(rank) for rank in range(ranks)],
+        row_name="stage",
+        column_name="rank",
+        title="",
+        units=PERCENTS,
+        diverging=True,
+    )
+    cells = {node.get("class"): node.get("d") for node in ET.fromstring(svg).iter(f"{NS}path")}
+    assert cells["tk-cell tk-d8"] == f"M17 {2 * 22}h1v22h-1z"
+    assert not {"tk-cell tk-d0", "tk-cell tk-d1", "tk-cell tk-d7"} & cells.keys()
+    # Steps: the rank is 7 % slower in all of them, and another one stalls once.
+    times = [
+        [100e6 * (random.gauss(1, 0.01) + (0.07 if rank == 17 else 0)) for _ in range(100)] for rank in range(ranks)
+    ]
+    times[40][50] += stall * 100e6
+    svg = heat_map(
+        times,
+        rows=[str(rank) for rank in range(ranks)],
+        columns=[str(step) for step in range(100)],
+        row_name="rank",
+        column_name="step",
+        title="",
+    )
+    dark = Counter[str]()
+    for node in ET.fromstring(svg).iter(f"{NS}path"):
+        for y, length in re.findall(r"M\d+ (\d+)h(\d+)v", node.get("d") or ""):
+            if (node.get("class") or "")[-1] >= "4":
+                dark[int(y) // 6] += int(length)
+    assert dark[17] > 70
+    assert all(count < 10 for row, count in dark.items() if row != 17)

@@ -22,6 +22,7 @@ from tracekit import (
     Profiler,
     ProfilerAction,
     Source,
+    Summary,
     Timestamp,
     TraceHandler,
     active_profiler,
@@ -29,12 +30,13 @@ from tracekit import (
 )
 from tracekit.events import INSTANT, WIDTH, EventBatch, Label, Timestamps, Track
 from tracekit.recording.event_order import EventOrder
+from tracekit.recording.failures import Failures
+from tracekit.recording.outlet import BEYOND_EVENTS, Outlet
 from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tracekit import Summary
     from tracekit.recording.source import Recorder
 
 S, W, A, V = (
@@ -1180,6 +1182,31 @@ def test_no_more_events_wait_anywhere_than_the_limits_allow(on_full: str, limit:
         assert counts.recorded == recorded + 1
         assert handled + sum(counts.dropped.values()) == recorded + 1
     assert set(summary.dropped) == {"events beyond " + next(iter(limit))}
+
+
+def test_a_call_posted_while_old_events_make_room_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    outlet = Outlet(
+        MemoryTraceHandler(),
+        Failures(),
+        lambda outlet: Summary(slices=0, instants=0, counters=0, dropped={}, failures={}),
+        limit_events=100,
+        limit_bytes=10**9,
+        on_full="drop_oldest",
+        loop_track=0,
+    )
+    thin = outlet._thin
+
+    def thin_while_another_thread_posts(*args: Any) -> None:
+        outlet.post("flush")
+        thin(*args)
+
+    monkeypatch.setattr(outlet, "_thin", thin_while_another_thread_posts)
+    record = [0, 5, 1, INSTANT]
+    tables = ([Label("a")], [Track(0, ""), Track(7, "t")], Timestamps(Timestamp()), 0)
+    for _ in range(3):
+        outlet.post_events(EventBatch(record * 60, *tables))
+    assert outlet.waiting_events == 60
+    assert dict(outlet.dropped) == {BEYOND_EVENTS: 120}
 
 
 def ends(events: Sequence[Any]) -> int:

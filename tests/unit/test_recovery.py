@@ -15,7 +15,7 @@ import pytest
 from tests.bad_traces import METADATA, array, begin, counter, end, event, object_, rank_trace, slice_
 from tracekit import ConfigError, RecoveryReport, StorageError, TraceFormatError, recover_trace, validate_trace
 from tracekit.formats.schema import TRACE_EVENT, compile_schema
-from tracekit.recovery import is_other_json
+from tracekit.formats.trace_files import is_other_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -139,6 +139,14 @@ def test_another_recording_in_the_file_is_told_with_its_place_and_not_mixed_in(t
     assert [(loss.offset_bytes, loss.events) for loss in report.losses] == [(at, second.count(b'"ph"'))]
     assert f"tail -c +{at + 1}" in report.damages[0]
     assert not report.complete
+
+
+def test_a_header_behind_another_recording_is_lost_with_it(tmp_path: Path) -> None:
+    first, second = rank_trace(A), rank_trace(B, baseTimeNanoseconds=METADATA["baseTimeNanoseconds"] + 1000)
+    report, events = recover(tmp_path, first + second + rank_trace(C))
+    assert names(events).count("tracekit_metadata") == 1
+    assert [one for one in names(events) if len(one) == 1] == ["a"]
+    assert report.lost_events == (second + rank_trace(C)).count(b'"ph"')
 
 
 def test_the_object_form_keeps_its_keys_before_and_after_the_events(tmp_path: Path) -> None:
@@ -294,7 +302,7 @@ def test_in_place_touches_nothing_when_it_fails_or_the_file_still_grows(
     def grow(source: str, target: object) -> None:
         raise AssertionError("the file was replaced while it grew")
 
-    from tracekit.recovery import engine
+    from tracekit.check.recovery import engine
 
     whole_write = engine._Recovery.write
 
@@ -351,13 +359,13 @@ def test_the_report_is_plain_data(tmp_path: Path) -> None:
 MEASURE = """
 import re, sys
 from pathlib import Path
-import tracekit.recovery
+import tracekit.check.recovery
 
 def peak_kib():  # not ru_maxrss, in which Linux counts what the parent had
     return int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
 
 before = peak_kib()
-report = tracekit.recovery.recover_trace(sys.argv[1])
+report = tracekit.check.recovery.recover_trace(sys.argv[1])
 print(report.events, peak_kib() - before)
 """
 

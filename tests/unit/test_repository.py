@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tracekit.version import __version__
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # Spelled so that this file does not contain what it forbids.
@@ -19,7 +21,18 @@ FORBIDDEN = re.compile(
     "|".join([*(rf"(?<![\w.}}-]){path}" for path in MACHINE_PATHS), *(re.escape(host) for host in REGISTRY_HOSTS)])
 )
 
-SCRIPTS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "scripts").iterdir() if path.suffix == "")
+SCRIPTS = sorted(
+    path.relative_to(ROOT).as_posix() for path in (ROOT / "scripts").iterdir() if path.is_file() and path.suffix == ""
+)
+
+PAGES = sorted(
+    path.relative_to(ROOT)
+    for path in [
+        *ROOT.glob("*.md"),
+        *(path for place in ("docs", "examples", "tests") for path in (ROOT / place).rglob("*.md")),
+    ]
+    if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+)
 
 
 def tracked_files() -> list[Path]:
@@ -103,3 +116,22 @@ def test_no_test_asserts_how_long_something_takes() -> None:
         if elapsed.search(line) and path != Path(__file__)
     ]
     assert found == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_the_links_and_paths_of_a_page_lead_somewhere(page: Path) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    links = re.findall(r"\]\((?!\w+:|#)([^)#\s]+)", text)
+    paths = re.findall(r"`((?:tracekit|tests|scripts|examples|schemas|docs)/[\w./-]+)`", text)
+    missing = [link for link in links if not (ROOT / page).parent.joinpath(link).exists()]
+    missing += [path for path in paths if not (ROOT / path).exists()]
+    assert missing == []
+
+
+def test_the_recipe_for_conda_has_the_version_and_requirements_of_the_package() -> None:
+    recipe = (ROOT / "scripts" / "conda" / "meta.yaml").read_text("utf-8")
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    assert f'set version = "{__version__}"' in recipe
+    (listed,) = re.findall(r"^dependencies = (\[.*\])$", project, re.MULTILINE)
+    needed = {name.replace(">=", " >=") for name in re.findall(r'"([^"]+)"', listed)}
+    assert needed <= set(re.findall(r"^    - (.*)$", recipe, re.MULTILINE))

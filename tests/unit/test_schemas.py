@@ -14,10 +14,11 @@ from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
 from tests.bad_traces import METADATA
+from tests.result_schemas import RESULTS, schema_text
+from tracekit.check.validation.schema_check import shape
 from tracekit.errors import MissingExtraError
 from tracekit.formats import schema as schemas
 from tracekit.formats.schema import RANK_METADATA, TRACE_EVENT, compile_schema, load_schema
-from tracekit.validation.shapes import shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +42,12 @@ def test_each_schema_file_resolves_all_references_by_itself(path: Path) -> None:
     resolver = Registry().with_resource(found["$id"], Resource.from_contents(found)).resolver()
     for reference in references(found):
         resolver.lookup(reference)
+
+
+@pytest.mark.parametrize("command", RESULTS)
+def test_the_schema_of_a_result_is_that_of_its_definition(command: str) -> None:
+    text = (FOLDER / f"{command}.schema.json").read_text()
+    assert text == schema_text(command), "run python -m tests.result_schemas"
 
 
 def references(schema: Any, base: str = "") -> Iterator[str]:
@@ -114,7 +121,7 @@ def test_a_long_value_is_cut_in_the_message() -> None:
 def test_without_jsonschema_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_schema.cache_clear()
     monkeypatch.setitem(sys.modules, "jsonschema", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'tracekit\[validate\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'tracekit-ml\[validate\]'"):
         compile_schema(TRACE_EVENT)
 
 

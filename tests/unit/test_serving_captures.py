@@ -11,7 +11,7 @@ import pytest
 from tracekit.capture.documents import CaptureState, CaptureStatus, RankStatus
 from tracekit.capture.folder import ControlFolder
 from tracekit.errors import TracekitError
-from tracekit.serving.captures import ENDED, RUNNING, Capture, Captures
+from tracekit.view.serve.captures import ENDED, RUNNING, Capture, Captures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,6 +88,6 @@ def test_what_breaks_while_a_capture_is_followed_is_shown(
     def break_down(drive: object) -> str:
         raise ZeroDivisionError("one by zero")
 
-    monkeypatch.setattr("tracekit.serving.captures.progress_words", break_down)
+    monkeypatch.setattr("tracekit.view.serve.captures.progress_words", break_down)
     captures.start("live", control, steps=5, ranks=None)
     assert "unexpected ZeroDivisionError: one by zero" in ended(captures).error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING
 
@@ -9,12 +10,12 @@ import pytest
 
 from tests.served import rank_trace
 from tracekit.errors import ConfigError
-from tracekit.serving.catalog import Catalog
+from tracekit.view.serve.catalog import Catalog
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tracekit.serving.runs import Run
+    from tracekit.view.serve.runs import Run
 
 
 def write(folder: Path, run: str, *ranks: int) -> None:
@@ -79,6 +80,25 @@ def test_all_of_a_folder_is_merged_unless_others_are_in_it(tmp_path: Path) -> No
     assert {name for name, run in runs.items() if run.shared} == {"outer"}
     (tmp_path / "alone" / "torch-rank0.json").write_text('{"traceEvents": [] }')
     assert catalog.inputs(runs["alone"]).key != alone.key
+
+
+def test_traces_of_other_tools_are_one_run_a_folder_unless_they_belong_to_a_recorded_run(tmp_path: Path) -> None:
+    trace = json.dumps({"schemaVersion": 1, "traceEvents": []})
+    for name in ("torch/rank-0.json", "torch/rank-1.json", "torch/later/rank-0.json", "run/torch/rank-0.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(trace)
+    (tmp_path / "settings.json").write_text('{"learning_rate": 0.1}')
+    write(tmp_path / "run", "run", 0, 1)
+    catalog = Catalog(str(tmp_path))
+    runs = by_name(catalog)
+
+    assert set(runs) == {"run", "torch", "torch/later"}
+    assert (runs["torch"].rank_words, runs["torch"].states) == ("2 ranks", (("finished", 2),))
+    assert [rank.name for rank in runs["torch"].ranks] == ["0", "1"]
+    assert catalog.inputs(runs["torch"]).names == tuple(
+        str(tmp_path / "torch" / f"rank-{rank}.json") for rank in (0, 1)
+    )
+    assert catalog.inputs(runs["run"]).names == (str(tmp_path / "run"),)
 
 
 def test_only_what_is_below_the_root_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tracekit.errors import StorageError
-from tracekit.serving.store import Store, key_of
-from tracekit.watching.places import Entry
+from tracekit.traces.trace_store import Entry
+from tracekit.view.serve.store import Store, key_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -335,5 +335,5 @@ def test_recording_nothing_is_refused() -> None:
 
 def test_without_psutil_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psutil", None)
-    with pytest.raises(MissingExtraError, match=r"SystemProfiler needs psutil: pip install 'tracekit\[system\]'"):
+    with pytest.raises(MissingExtraError, match=r"SystemProfiler needs psutil: pip install 'tracekit-ml\[system\]'"):
         SystemProfiler()

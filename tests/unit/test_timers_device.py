@@ -15,8 +15,9 @@ import pytest
 
 from tracekit import Timers
 from tracekit.testing import FakeClock
-from tracekit.timers import Timer, device
-from tracekit.timers.device import _MOST_PENDING
+from tracekit.timers import Timer
+from tracekit.timers import timer as timer_module
+from tracekit.timers.device import _MAX_PENDING
 
 MS = 1_000_000
 
@@ -117,7 +118,7 @@ def test_who_chooses_the_host_gets_no_hint(cuda: Cuda, caplog: pytest.LogCapture
 def test_timers_without_a_timers_measure_the_device_and_hint_at_it_once(
     cuda: Cuda, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "_warned", set())
+    monkeypatch.setattr(timer_module.warn_once, "_warned", set())
     clock = FakeClock()
     for _ in range(2):
         with Timer("x", clock=clock.clock.monotonic_ns) as timer:
@@ -261,11 +262,11 @@ def test_a_driver_that_fails_does_not_reach_training(
 
 def test_a_device_that_hangs_costs_no_memory_without_end(cuda: Cuda, caplog: pytest.LogCaptureFixture) -> None:
     timers, _ = make("events")
-    for _ in range(_MOST_PENDING + 10):
+    for _ in range(_MAX_PENDING + 10):
         with timers("x"):
             pass
-    assert cuda.events <= 2 * _MOST_PENDING + 1
+    assert cuda.events <= 2 * _MAX_PENDING + 1
     assert "calls wait for the device" in caplog.text
     cuda.run()
     timers("x").elapsed()
-    assert timers.snapshot().of("x")[0].count == _MOST_PENDING
+    assert timers.snapshot().of("x")[0].count == _MAX_PENDING

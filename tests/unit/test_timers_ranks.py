@@ -16,7 +16,7 @@ import pytest
 
 from tracekit import ConfigError, MemoryTraceHandler, Profiler, TimerError, Timers
 from tracekit.timers import Timer
-from tracekit.timers import registry as registry_module
+from tracekit.timers import timers as timers_module
 from tracekit.timers.exchange import Exchange, open_exchange, process_group
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class World:
     def numbered(self, make: Callable[[], Any]) -> Any:
         """Make something as a process of its own would, which has made no timers before."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(registry_module, "_numbers", defaultdict(itertools.count))
+            patch.setattr(timers_module, "_numbers", defaultdict(itertools.count))
             return make()
 
     def _pause(self, seconds: float) -> None:
@@ -373,7 +373,7 @@ def test_steps_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> N
     world = World(monkeypatch, 2, 2)
     for step in range(1000):
         world.on(0).write([], None, step)
-    assert len(world.ranks[0]._ranks._step_counts) <= 256
+    assert len(world.ranks[0]._ranks._exchange._step_counts) <= 256
 
 
 def test_only_ranks_with_a_writer_wait(monkeypatch: pytest.MonkeyPatch) -> None:

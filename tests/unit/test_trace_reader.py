@@ -11,11 +11,12 @@ from unittest import mock
 import pytest
 
 from tracekit.errors import StorageError, TraceFormatError
-from tracekit.formats import byte_stream, trace_reader
+from tracekit.formats import byte_stream
 from tracekit.formats.decimal_time import format_us, parse_us
-from tracekit.formats.json_repair import object_end, repair_object
+from tracekit.formats.json import window
+from tracekit.formats.json.reader import TraceReader
+from tracekit.formats.json.repair import repair_object
 from tracekit.formats.trace_event import UNSET, Event, encode_events
-from tracekit.formats.trace_reader import TraceReader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -181,7 +182,6 @@ def test_deep_nesting_loses_that_event_only(write: Any) -> None:
 def test_the_end_of_what_no_decoder_follows_is_not_looked_for() -> None:
     for levels, found in ((20_000, True), (20_001, False)):
         text = b'{"a":' * levels + b"1" + b"}" * levels
-        assert object_end(text, 0, len(text)) == (len(text) if found else -1)
         assert (repair_object(text, 0, len(text)) is not None) == found
 
 
@@ -203,20 +203,19 @@ def test_white_space_without_end_takes_no_memory(tmp_path: Path, head: bytes) ->
 
 @pytest.mark.parametrize("head", [b"", b"["])
 def test_white_space_is_not_read_for_ever(write: Any, monkeypatch: pytest.MonkeyPatch, head: bytes) -> None:
-    monkeypatch.setattr(trace_reader, "_MAX_UNREADABLE_BYTES", 1 << 18)
+    monkeypatch.setattr(window, "_MAX_UNREADABLE_BYTES", 1 << 18)
     path = write(head + b" " * (1 << 20))
     with pytest.raises(TraceFormatError, match="bytes of it are nothing but white space"):
         TraceReader(str(path))
 
 
-@pytest.mark.parametrize("piece", [b"{", b'{"ph":\n', b'"'])
+@pytest.mark.parametrize("piece", [b"{", b'{"ph":\n', b'"', b'{"ph":"X","args":{"l":[1,'])
 def test_what_begins_with_nothing_readable_is_not_read_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: bytes
 ) -> None:
-    monkeypatch.setattr(trace_reader, "_MAX_UNREADABLE_BYTES", 1 << 18)
-    monkeypatch.setattr(trace_reader, "_MAX_EVENT_BYTES", 1 << 17)
-    monkeypatch.setattr(trace_reader, "_MAX_UNREADABLE_EVENTS", 5000)
-    monkeypatch.setattr(trace_reader, "_MAX_MISSES", 10)
+    monkeypatch.setattr(window, "_MAX_UNREADABLE_BYTES", 1 << 18)
+    monkeypatch.setattr(TraceReader, "max_event_bytes", 1 << 17)
+    monkeypatch.setattr(window, "_MAX_UNREADABLE_EVENTS", 5000)
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(gzip.compress(b"[{" + piece * (3 << 20) + b"]"))
     with TraceReader(str(path)) as reader:
@@ -377,6 +376,6 @@ def test_a_layout_that_changes_after_the_metadata_is_learned_anew(write: Any, co
     head = b'{"ph":"M","name":"process_name","pid":1,"args":{"name":"p"}}'
     events = [b'{"pid":1,"tid":1,"ts":%d,"ph":"X","dur":1,"name":"f"}' % ts for ts in range(count)]
     path = str(write(b'{"traceEvents":[%b]}' % b",".join([head, head, *events])))
-    with TraceReader(path) as reader, mock.patch.object(reader, "_decode_one", side_effect=reader._decode_one) as alone:
+    with TraceReader(path) as reader, mock.patch.object(reader, "_read_one", side_effect=reader._read_one) as alone:
         assert sum(map(len, reader.runs())) == count + 2
     assert alone.call_count < 10  # of the rest, each piece is decoded at once

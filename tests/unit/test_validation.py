@@ -32,15 +32,15 @@ from tests.bad_traces import (
     rank_trace,
     slice_,
 )
+from tracekit.check.validation import RULES, validate_trace
+from tracekit.check.validation.report import KEPT_PER_RULE
 from tracekit.errors import ConfigError, StorageError, TraceFormatError
-from tracekit.validation import RULES, validate_trace
-from tracekit.validation.report import KEPT_PER_RULE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.real_traces import RealTraces
-    from tracekit.validation import ValidationReport
+    from tracekit.check.validation import ValidationReport
 
 
 def validate(folder: Path, data: bytes, **options: bool) -> ValidationReport:
@@ -162,7 +162,7 @@ def test_without_jsonschema_the_report_says_that_the_schemas_were_left_out(
     monkeypatch.setitem(sys.modules, "jsonschema", None)
     report = validate(tmp_path, rank_trace(slice_(5, 1), rank=-1))
     assert report.problems == ()
-    assert "tracekit[validate]" in str(report.not_checked)
+    assert "tracekit-ml[validate]" in str(report.not_checked)
 
 
 def test_the_schemas_can_be_left_out(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_message_says_file_event_and_rule(tmp_path: Path) -> None:
 
 
 def test_what_is_no_json_cannot_be_validated(tmp_path: Path) -> None:
-    with pytest.raises(TraceFormatError, match="no JSON"):
+    with pytest.raises(TraceFormatError, match="not JSON"):
         validate(tmp_path, b"\x0a\x05proto")
 
 

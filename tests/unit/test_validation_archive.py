@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.bad_traces import ARCHIVE_RULES, array, rank_trace, slice_
+from tracekit.check.validation import validate_file
 from tracekit.cli import main
 from tracekit.errors import ConfigError, TraceFormatError
 from tracekit.merge import merge_traces
-from tracekit.validation import validate_file
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tracekit.validation import ValidationReport
+    from tracekit.check.validation import ValidationReport
 
 GOOD = array(slice_(1, 2))
 MANIFEST = "perfetto_manifest.json"
@@ -199,7 +199,7 @@ def test_other_files_go_their_way(tmp_path: Path) -> None:
     assert validate(tmp_path, GOOD)[0].form == "array"
     with pytest.raises(ConfigError):
         validate_file("")
-    with pytest.raises(TraceFormatError, match="no JSON"):
+    with pytest.raises(TraceFormatError, match="not JSON"):
         validate(tmp_path, b"hello")
 
 
@@ -214,4 +214,4 @@ def test_the_command_prints_a_line_for_each(tmp_path: Path, capsys: pytest.Captu
     ]
     path.write_bytes(zip_([("notes.txt", b"hello")]))
     assert main(["validate", str(path)]) == 3
-    assert "[archive-member] 'notes.txt': is no trace" in capsys.readouterr().out
+    assert "[archive-member] 'notes.txt': is not a trace" in capsys.readouterr().out

@@ -1,0 +1,87 @@
+"""Names and order of rows in merges of real traces, as Perfetto's own engine reads them."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tracekit.merge import merge_traces
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.perfetto import Engine
+    from tests.real_traces import RealTraces
+
+ROWS = """
+select distinct process.name, coalesce(nullif(track.name, ''), thread.name) from slice
+join track on track.id = slice.track_id
+left join thread_track on thread_track.id = track.id left join thread using (utid)
+left join process_track on process_track.id = track.id
+join process on process.upid = coalesce(thread.upid, process_track.upid)
+"""
+GPU_ROWS = {7: "compute", 22: "memcpy h2d", 24: "compute", 84: "nccl"}
+
+
+@pytest.mark.parametrize("ending", ["json", "pftrace"])
+def test_rows_of_gpus_say_rank_device_and_role(engine: Engine, traces: RealTraces, tmp_path: Path, ending: str) -> None:
+    output = tmp_path / f"merged.{ending}"
+    merge_traces(str(output), [str(traces / "dlrm_8gpu")])
+    with engine.load(output) as loaded:
+        assert loaded.errors() == []
+        rows = {(process, row) for process, row in loaded.rows(ROWS) if row and "stream" in row}
+    # A native trace has them in a group "GPU 3" of the rank's process.
+    whose = {"json": "rank {0} · GPU {0} · ", "pftrace": ""}[ending]
+    process = {"json": "rank {0} · GPU {0}", "pftrace": "rank {0} · python3"}[ending]
+    assert rows == {
+        (process.format(rank), f"{whose.format(rank)}stream {stream} ({role})")
+        for rank in range(4)
+        for stream, role in GPU_ROWS.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("single_gpu/cuda_event_sync.json.gz", "Device 0 (sync)"),
+        ("single_gpu/cuda_triton_example.json.gz", "stream 7 (compute)"),
+        ("single_gpu/h100_bert_small.json.gz", "stream 7 (compute)"),
+        ("single_gpu/rocm_mi350x.json.gz", "stream 1 (compute)"),
+    ],
+)
+def test_rows_of_one_gpu(engine: Engine, traces: RealTraces, tmp_path: Path, name: str, row: str) -> None:
+    merge_traces(str(tmp_path / "merged.json"), [str(traces / name)])
+    with engine.load(tmp_path / "merged.json") as loaded:
+        assert f"rank 0 · GPU 0 · {row}" in {found for _, found in loaded.rows(ROWS)}
+
+
+@pytest.mark.parametrize("ending", ["json", "pftrace"])
+def test_lanes_are_named_after_their_threads_and_no_name_holds_a_synthetic_number(
+    engine: Engine, traces: RealTraces, tmp_path: Path, ending: str
+) -> None:
+    output = tmp_path / f"merged.{ending}"
+    merge_traces(str(output), [str(path) for path in sorted((traces / "torch_2.13_gloo").glob("full_*"))])
+    with engine.load(output) as loaded:
+        rows = set(loaded.rows(ROWS))
+        # A viewer writes the number of a thread behind its name.
+        numbers = [tid for (tid,) in loaded.rows("select tid from thread where tid >= 1 << 30")]
+    assert {
+        ("rank 0 · python3", "thread 18312 (python3) (overlap)"),
+        ("rank 1 · python3", "thread 18313 (python3) (overlap)"),
+    } <= rows
+    assert not [row for row in rows if re.search(r"\d{9}", str(row))]
+    assert ending == "json" or numbers == []
+
+
+def test_sort_indices_keep_ranks_together_and_what_profilers_say_last(traces: RealTraces, tmp_path: Path) -> None:
+    merge_traces(str(tmp_path / "merged.json"), [str(traces / "dlrm_8gpu")])
+    events = json.loads((tmp_path / "merged.json").read_text())["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    places = {event["pid"]: event["args"]["sort_index"] for event in events if event["name"] == "process_sort_index"}
+    assert [names[pid] for pid in sorted(places, key=lambda pid: places[pid])] == [
+        *[f"rank {rank} · {what}" for rank in range(4) for what in ("python3", f"GPU {rank}")],
+        *[f"rank {rank} · profiler" for rank in range(4)],
+    ]

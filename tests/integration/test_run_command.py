@@ -1,0 +1,484 @@
+"""`tracekit run` on real processes: unmodified scripts, ranks of torchrun, signals, exit codes, reasons."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.object_store import BUCKET, ObjectStore, free_port
+from tracekit.check.validation import validate_trace
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "tests" / "auto_scripts"
+PYTHON = sys.executable
+TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+KEPT = ("0x", "stats", "graph_break", "compiled", "recompiled", "True", "in between", "2.0")
+"""How the lines of the scripts begin or what they hold that a recording must not change."""
+
+
+def environment(**variables: str) -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("TRACEKIT_")}
+    own.pop("PYTHONPATH", None)
+    return {**own, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "1", **variables}
+
+
+def execute(folder: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    folder.mkdir(exist_ok=True)
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def recorded(folder: Path, *command: str, options: tuple[str, ...] = (), **variables: str) -> Any:
+    """Run a command under `tracekit run`, with the merged trace in ``merged.json.gz`` of the folder."""
+    output = () if "--no-merge" in options else ("-o", "merged.json.gz")
+    return execute(folder, PYTHON, "-m", "tracekit", "run", *output, *options, "--", *command, **variables)
+
+
+def said(done: subprocess.CompletedProcess[str]) -> list[str]:
+    prefix = "tracekit: "
+    return [line.removeprefix(prefix) for line in done.stderr.splitlines() if line.startswith(prefix)]
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    document = json.loads(gzip.decompress(path.read_bytes()))
+    return document["traceEvents"] if isinstance(document, dict) else document
+
+
+def slices(path: Path) -> Counter[str]:
+    return Counter(event["name"] for event in events(path) if event["ph"] in "XB")
+
+
+def results(text: str) -> list[str]:
+    return [line for line in text.splitlines() if any(kept in line for kept in KEPT)]
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "script.py"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+LOOP = """
+import os, signal, sys, torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train(steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+"""
+
+MODULES = {
+    "accelerate": ["-m", "accelerate.test_utils.scripts.test_script"],
+    "accelerate_sync": ["-m", "accelerate.test_utils.scripts.test_sync"],
+}
+
+SINGLE = [
+    (
+        "plain_loop",
+        {"batch": 12, "optimizer": 12, "forward": 24, "backward": 24, "evaluation": 6, "save checkpoint": 4},
+    ),
+    pytest.param("data_loaders", {"batch": 20, "optimizer": 40, "forward": 40, "fetch": 62}, marks=pytest.mark.slow),
+    ("generator_loop", {"batch": 10, "forward": 10, "backward": 10, "zero_grad": 9}),
+    pytest.param("forks", {"batch": 15, "forward": 15, "optimizer": 15}, marks=pytest.mark.slow),
+    ("compiled", {"batch": 8, "forward": 16, "evaluation": 1, "backward": 24}),
+    pytest.param(
+        "hf_trainer", {"batch": 6, "forward": 12, "evaluation": 2, "save": 2, "train": 1}, marks=pytest.mark.slow
+    ),
+    pytest.param(
+        "lightning_demo", {"batch": 3, "run_training_batch": 6, "train_dataloader_next": 6}, marks=pytest.mark.slow
+    ),
+    pytest.param("jax_steps", {"batch": 5, "train": 5, "wait": 5, "load": 4}, marks=pytest.mark.slow),
+    pytest.param("accelerate", {"batch": 120, "forward": 120, "optimizer": 120}, marks=pytest.mark.slow),
+    pytest.param("accelerate_sync", {"batch": 5, "forward": 10, "backward": 16}, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("name", "expected"), SINGLE)
+def test_an_unmodified_script_is_recorded_and_its_results_are_the_same(
+    tmp_path: Path, name: str, expected: dict[str, int]
+) -> None:
+    command = [PYTHON, *MODULES.get(name, [str(SCRIPTS / f"{name}.py")])]
+    plain = execute(tmp_path / "plain", *command)
+    done = recorded(tmp_path / "recorded", *command)
+
+    assert done.returncode == plain.returncode == 0, done.stderr
+    assert results(done.stdout) == results(plain.stdout)
+    assert results(plain.stdout) or name in MODULES
+    found = slices(tmp_path / "recorded" / "merged.json.gz")
+    assert {name: found[name] for name in expected} == expected
+    report = validate_trace(tmp_path / "recorded" / "merged.json.gz")
+    assert report.errors == 0
+    lines = said(done)
+    assert lines[-1] == "Next: tracekit open merged.json.gz"
+    assert 2 <= len(lines) <= 6
+    assert "steps of" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "ddp",
+            {"batch": 16, "forward": 16, "backward": 16, "optimizer": 16, "all_reduce": 16, "barrier": 1, "fetch": 16},
+        ),
+        pytest.param("fsdp2", {"batch": 6, "forward": 6, "backward": 6, "zero_grad": 6}, marks=pytest.mark.slow),
+    ],
+)
+def test_both_ranks_of_torchrun_are_in_one_trace_and_no_process_without_training(
+    tmp_path: Path, name: str, expected: dict[str, int]
+) -> None:
+    command = [*TORCHRUN, str(SCRIPTS / f"{name}.py")]
+    plain = execute(tmp_path / "plain", *command)
+    done = recorded(tmp_path / "recorded", *command, options=("--steps", "3:5", "--ranks", "1"))
+
+    assert (done.returncode, plain.returncode) == (0, 0), done.stderr
+    assert results(done.stdout) == results(plain.stdout) != []
+    found = slices(tmp_path / "recorded" / "merged.json.gz")
+    assert {name: found[name] for name in expected} == {name: 2 * count for name, count in expected.items()}
+    assert [found[f"ProfilerStep#{number}"] for number in (2, 3, 4, 5)] == [0, 1, 1, 0]
+    assert validate_trace(tmp_path / "recorded" / "merged.json.gz").errors == 0
+    files = [path.name for path in (tmp_path / "recorded").glob("traces/*/*")]
+    of_ranks = [name for name in files if name.startswith(("rank0", "rank1")) and "worker" not in name]
+    assert len(of_ranks) == 2
+    assert [name[:11] for name in files if name.startswith("torch")] == ["torch-rank1"]
+
+
+@pytest.mark.slow
+def test_each_of_several_nodes_runs_the_command_and_one_merges(tmp_path: Path) -> None:
+    command = [PYTHON, "-m", "tracekit", "run", "--run-id", "job7", "--folder", "shared/{run_id}", "--"]
+    launch = [
+        PYTHON,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "1",
+        "--master-addr",
+        "127.0.0.1",
+    ]
+    port = ["--master-port", str(free_port())]
+    nodes = [
+        subprocess.Popen(
+            [*command, *launch, *port, "--node-rank", str(node), str(SCRIPTS / "ddp.py")],
+            cwd=tmp_path,
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in (0, 1)
+    ]
+    texts = [node.communicate()[1] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], texts
+    assert slices(tmp_path / "shared" / "job7" / "merged.json.gz")["batch"] == 32
+    assert "Next: tracekit open shared/job7/merged.json.gz" in texts[0]
+    assert "recorded rank 1 of 2" in texts[1]
+    assert "the node of rank 0 merges them" in texts[1]
+
+
+def test_the_exit_code_of_the_script_is_that_of_the_command(tmp_path: Path) -> None:
+    script = write(tmp_path, LOOP + "train(3)\nsys.exit(7)")
+    done = recorded(tmp_path, PYTHON, script)
+    assert done.returncode == 7
+    assert slices(tmp_path / "merged.json.gz")["batch"] == 3
+
+
+def test_a_script_that_is_killed_ends_the_command_by_the_same_signal_and_is_merged(tmp_path: Path) -> None:
+    script = write(
+        tmp_path, LOOP + "import tracekit\ntrain(3)\ntracekit.active_profiler().flush()\nos.kill(os.getpid(), 9)"
+    )
+    done = recorded(tmp_path, PYTHON, script)
+    assert done.returncode == -signal.SIGKILL
+    assert slices(tmp_path / "merged.json.gz")["optimizer"] == 3
+
+
+COUNTS_SIGNALS = """
+import signal, sys, time
+seen = []
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: seen.append(number))
+print("ready", flush=True)
+while not seen:
+    signal.sigtimedwait([], 0.05)
+for _ in range(20):
+    signal.sigtimedwait([], 0.02)
+print(*map(int, seen), flush=True)
+sys.exit(5)
+"""
+
+
+@pytest.mark.parametrize("to_group", [False, True], ids=["to the process", "to its group"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_reaches_the_script_once(tmp_path: Path, number: signal.Signals, to_group: bool) -> None:
+    script = write(tmp_path, COUNTS_SIGNALS)
+    with subprocess.Popen(
+        [PYTHON, "-m", "tracekit", "run", "--", PYTHON, script],
+        cwd=tmp_path,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        (os.killpg if to_group else os.kill)(process.pid, number)
+        out, err = process.communicate()
+    assert (out, process.returncode) == (f"{int(number)}\n", 5), err
+    assert "no process imported torch or jax" in err
+
+
+def test_ctrl_c_of_a_terminal_reaches_the_script_once(tmp_path: Path) -> None:
+    script = write(tmp_path, COUNTS_SIGNALS)
+    child, terminal = pty.fork()
+    if not child:
+        os.chdir(tmp_path)
+        os.execve(PYTHON, [PYTHON, "-m", "tracekit", "run", "--", PYTHON, script], environment())
+    text = b""
+    while b"ready" not in text:
+        text += os.read(terminal, 1000)
+    os.write(terminal, b"\x03")
+    while b"tracekit: " not in text:
+        text += os.read(terminal, 1000)
+    status = os.waitpid(child, 0)[1]
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 5
+    heard = text.partition(b"ready")[2].partition(b"tracekit: ")[0].replace(b"^C", b"")
+    assert heard.split() == [b"2"]
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ([PYTHON, "-I", "-c", "import torch"], "python was started with -I"),
+        ([PYTHON, "-E", "-c", "pass"], "python was started with -E"),
+        ([PYTHON, "-S", "-c", "pass"], "python was started with -S"),
+        (["env", "-i", PYTHON, "-c", "pass"], "env -i removes PYTHONPATH"),
+        (["true"], "no Python process has seen the variables"),
+        ([PYTHON, "-c", "pass"], "no process imported torch or jax"),
+        ([PYTHON, "-c", "import torch"], "torch was imported, but there was no step of an optimizer"),
+    ],
+)
+def test_a_run_without_a_recording_gets_the_reason(tmp_path: Path, command: list[str], reason: str) -> None:
+    done = recorded(tmp_path, *command)
+    assert done.returncode == 0
+    (line,) = said(done)
+    assert line.startswith(f"no process of this run was recorded: {reason}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_command_that_cannot_be_started_is_an_error_of_one_line(tmp_path: Path) -> None:
+    done = recorded(tmp_path, "no-such-command")
+    assert (done.returncode, said(done)) == (127, ["no-such-command: no such command"])
+    done = recorded(tmp_path)
+    assert done.returncode == 2
+    assert "name the command to run behind --" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--shapes",), "--shapes is for torch.profiler; add --steps A:B or --on-demand"),
+        (("--steps", "5:"), "--steps 5:: name the end as well, such as 20:25"),
+        (("--folder", "a/{rank}"), "--folder a/{rank}: {run_id} is the only field it can have"),
+        (("--limit", "3"), "'3' is not a size from 1MB on"),
+    ],
+)
+def test_wrong_options_are_refused_before_the_command_starts(
+    tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    done = recorded(tmp_path, "touch", "started", options=options)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not (tmp_path / "started").exists()
+
+
+def test_an_output_that_exists_is_not_replaced_unless_asked(tmp_path: Path) -> None:
+    (tmp_path / "merged.json.gz").write_bytes(b"precious")
+    done = recorded(tmp_path, "touch", "started")
+    assert done.returncode == 1
+    assert not (tmp_path / "started").exists()
+    assert recorded(tmp_path, PYTHON, write(tmp_path, LOOP + "train(2)"), options=("-f",)).returncode == 0
+    assert slices(tmp_path / "merged.json.gz")["batch"] == 2
+
+
+def test_a_profiler_of_the_script_wins_also_when_it_starts_late(tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        LOOP
+        + """
+from tracekit import JSONTraceHandler, Profiler
+if sys.argv[1] == "late":
+    train(2)
+with Profiler(JSONTraceHandler("own.json")) as profiler:
+    train(2)
+    profiler.step()
+train(2)
+""",
+    )
+    for when in ("early", "late"):
+        folder = tmp_path / when
+        done = recorded(folder, PYTHON, script, when)
+        assert (done.returncode, done.stdout) == (0, "")
+        assert said(done) == ["no process of this run was recorded: the script records with a Profiler of its own."]
+        assert [path.name for path in folder.rglob("*") if path.is_file()] == ["own.json"]
+
+
+def test_markers_of_the_script_and_no_global_hooks_of_modules(tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        LOOP
+        + """
+import tracekit
+train(1)
+with tracekit.marker("mine"):
+    train(2)
+    assert not torch.nn.modules.module._has_any_global_hook()
+tracekit.marker("mine").counter({"loss": 1.0})
+torch.jit.script(model)
+train(1)
+""",
+    )
+    done = recorded(tmp_path, PYTHON, "-W", "ignore", script)
+    assert done.returncode == 0, done.stderr
+    found = slices(tmp_path / "merged.json.gz")
+    assert (found["mine"], found["forward"], found["batch"]) == (1, 4, 4)
+
+
+def test_the_next_sitecustomize_is_imported(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "sitecustomize.py").write_text("import sys; sys.seen = __file__", encoding="utf-8")
+    code = "import sys; print(sys.seen, sys.modules['sitecustomize'].__file__, any('bootstrap' in p for p in sys.path))"
+    done = recorded(tmp_path, PYTHON, "-c", code, PYTHONPATH=f"{ROOT}{os.pathsep}{other}")
+    expected = str(other / "sitecustomize.py")
+    assert done.stdout.split() == [expected, expected, "False"]
+
+
+def test_a_limit_removes_the_oldest_segments_and_says_so(tmp_path: Path) -> None:
+    script = write(tmp_path, LOOP + "train(4000)")
+    done = recorded(tmp_path, PYTHON, script, options=("--limit", "1MB"))
+    assert done.returncode == 0
+    assert said(done)[0].endswith(" were removed, because of --limit."), done.stderr
+    kept = sum(path.stat().st_size for path in tmp_path.glob("traces/*/rank*"))
+    assert kept <= 1_000_000
+    assert 0 < slices(tmp_path / "merged.json.gz")["batch"] < 4000
+
+
+def test_no_merge_leaves_the_rank_traces_and_names_the_next_command(tmp_path: Path) -> None:
+    done = recorded(tmp_path, PYTHON, write(tmp_path, LOOP + "train(2)"), options=("--no-merge", "--folder", "here"))
+    (line,) = said(done)
+    assert line.startswith("recorded rank 0 of 1 in ")
+    assert "Next: tracekit merge -o " in line
+    assert [path.suffix for path in (tmp_path / "here").iterdir()] == [".json"]
+
+
+def test_the_flight_recorder_writes_the_last_seconds(tmp_path: Path) -> None:
+    script = write(tmp_path, LOOP + "train(3)\nraise SystemExit('over')")
+    done = recorded(tmp_path, PYTHON, script, options=("--flight-recorder", "30"))
+    assert done.returncode == 1
+    assert slices(tmp_path / "merged.json.gz")["optimizer"] == 3
+
+
+SPAWNS = """
+import os, sys, torch, torch.distributed as dist, torch.multiprocessing as mp
+def work(rank, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    mp.spawn(work, (sys.argv[1],), nprocs=2)
+"""
+
+
+@pytest.mark.slow
+def test_spawned_ranks_record_into_an_object_store_and_are_merged_there(tmp_path: Path) -> None:
+    pytest.importorskip("moto", reason="moto is not installed")
+    store = ObjectStore()
+    try:
+        command = [PYTHON, "-m", "tracekit", "run", "--run-id", "job7", "--folder", f"s3://{BUCKET}/{{run_id}}", "--"]
+        done = execute(tmp_path, *command, PYTHON, write(tmp_path, SPAWNS), str(free_port()), **store.environment())
+        assert done.returncode == 0, done.stderr
+        assert said(done)[-1] == f"Next: tracekit open s3://{BUCKET}/job7/merged.json.gz"
+        (tmp_path / "merged.json.gz").write_bytes(
+            store.client.get_object(Bucket=BUCKET, Key="job7/merged.json.gz")["Body"].read()
+        )
+    finally:
+        store.stop()
+    assert slices(tmp_path / "merged.json.gz")["batch"] == 6
+
+
+@pytest.mark.slow
+def test_the_attempts_of_an_elastic_restart_are_in_one_trace(tmp_path: Path) -> None:
+    fail = "\ntrain(3)\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n    sys.exit(3)\n"
+    done = recorded(tmp_path, *TORCHRUN, "--max-restarts", "1", write(tmp_path, LOOP + fail))
+    assert done.returncode == 0, done.stderr
+    names = [path.name for path in tmp_path.glob("traces/*/*")]
+    assert {name[:14] for name in names} >= {"rank0-attempt1", "rank1-attempt1"}
+    assert any("attempt0" in name for name in names)
+    # torchrun may end the other rank of the first attempt before it has trained.
+    assert 9 <= slices(tmp_path / "merged.json.gz")["batch"] <= 12
+
+
+@pytest.mark.slow
+def test_on_demand_records_the_steps_that_a_capture_asks_for(tmp_path: Path) -> None:
+    script = write(tmp_path, LOOP + "from pathlib import Path\nwhile not Path('done').exists():\n    train(1)\n")
+    with subprocess.Popen(
+        [PYTHON, "-m", "tracekit", "run", "--on-demand", "--folder", "here", "--", PYTHON, script],
+        cwd=tmp_path,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        assert "tracekit capture" in process.stderr.readline()
+        capture = [PYTHON, "-m", "tracekit", "capture", "here/control", "--steps", "3"]
+        while (done := execute(tmp_path, *capture)).returncode != 0:
+            assert process.poll() is None, done.stderr
+        (tmp_path / "done").touch()
+        process.communicate()
+    found = slices(tmp_path / "here" / "merged.json.gz")
+    assert found["batch"] == 4  # with one of warm-up
+    assert sum(count for name, count in found.items() if name.startswith("ProfilerStep#")) == 3
+
+
+def test_the_variable_does_the_same_without_the_command(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    shutil.copy(ROOT / "tracekit" / "auto" / "tracekit-auto.pth", site)
+    script = write(tmp_path, LOOP + "train(3)")
+    code = f"import site, runpy; site.addsitedir({str(site)!r}); runpy.run_path({script!r})"
+    assert execute(tmp_path / "off", PYTHON, "-c", code).returncode == 0
+    assert list((tmp_path / "off").iterdir()) == []
+    done = execute(tmp_path / "on", PYTHON, "-c", code, TRACEKIT_AUTO="1", TRACEKIT_RUN_ID="run")
+    assert done.returncode == 0, done.stderr
+    assert "Next: tracekit open traces/run/merged-0.json.gz" in done.stderr
+    assert slices(tmp_path / "on" / "traces" / "run" / "merged-0.json.gz")["batch"] == 3

@@ -1,0 +1,197 @@
+"""A rank trace that grows gives the same tables as the whole file, and only its new bytes are read."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from threading import Barrier
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests import both_cores
+from tests.bad_traces import METADATA
+from tests.property.test_table_properties import begins_and_ends, overlapping_slices
+from tests.watched import record, train
+from tracekit.table import growth
+from tracekit.table.build import build_entry, extend_entry, read_facts
+from tracekit.table.cache import TableCache
+from tracekit.table.extend import rows_of
+from tracekit.table.growth import Part, load_growth
+from tracekit.table.jobs import Job, build_all
+from tracekit.table.tables import EventTables
+from tracekit.testing import FakeClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+duckdb = pytest.importorskip("duckdb")
+
+MANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+SAME = ("path", "rank", "host", "base_ns", "has_batches", "rows", "damage", "unusable", "account", "span")
+
+
+def rank_trace(random: Random) -> bytes:
+    """Return a rank trace, one event per line, of which some are out of order."""
+    events: list[dict[str, Any]] = []
+    while len(events) < 150:
+        more = random.choice([begins_and_ends, overlapping_slices])(random)
+        shift = random.choice([0, 500, 5000])
+        for event in more:
+            if isinstance(event.get("args"), dict):
+                event["args"].pop("correlation", None)
+            if "ts" in event:
+                event["ts"] += shift
+        events += more
+    head = {"ph": "M", "name": "tracekit_metadata", "pid": 1, "tid": 1, "args": METADATA}
+    return b"[\n" + b",\n".join(json.dumps(event).encode() for event in [head, *events]) + b"\n]\n"
+
+
+def tables_of(folder: Path) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+    """Return the rows of all tables of an entry, and its facts."""
+    facts = read_facts(folder)
+    rows = {}
+    with duckdb.connect() as connection:
+        for name in ("events", "counters", "flows"):
+            parts = [Part(*part) for part in facts["parts"].get(name, [(f"{name}.parquet", 0, 1 << 62)])]
+            number = "row_number" if name == "flows" else "id"
+            rows[name] = connection.execute(f"FROM ({rows_of(name, folder, parts)}) ORDER BY {number}").fetchall()
+        for name in ("tracks", "steps"):
+            rows[name] = connection.execute(f"FROM read_parquet('{folder}/{name}.parquet')").fetchall()
+    return rows, {name: facts[name] for name in SAME}
+
+
+def grow(path: Path, data: bytes, cuts: list[int], scratch: Path) -> Path:
+    """Write a file in steps, extend its entry after each, and return the last one."""
+    previous: Path | None = None
+    for number, cut in enumerate(cuts):
+        path.write_bytes(data[:cut])
+        folder = scratch / f"{number}"
+        folder.mkdir()
+        if previous is None or not extend_entry(str(path), previous, folder):
+            build_entry(str(path), folder)
+        previous = folder
+    assert previous is not None
+    return previous
+
+
+@MANY
+@given(seed=st.integers(0, 2**64), steps=st.integers(1, 6), is_pure=st.booleans())
+def test_a_file_that_grows_has_the_same_rows_as_the_whole_file(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, steps: int, is_pure: bool
+) -> None:
+    random = Random(seed)
+    folder = tmp_path_factory.mktemp("grows")
+    data = rank_trace(random)
+    first = data.index(b",\n") + 200
+    cuts = sorted(random.randrange(first, len(data)) for _ in range(steps))
+    cuts.append(random.choice([len(data), len(data) - 3, random.randrange(cuts[-1], len(data))]))
+    path = folder / "rank0.json"
+    whole = folder / "whole"
+    whole.mkdir()
+    with both_cores.pure() if is_pure else mock.patch.object(growth, "_PIECE_BYTES", random.choice([1000, 1 << 18])):
+        found = grow(path, data, cuts, folder)
+        build_entry(str(path), whole)
+    assert tables_of(found) == tables_of(whole)
+
+
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which the sizes of reads of new bytes are added."""
+    sizes: list[int] = []
+    real = growth.NewBytes.read
+
+    def read(self: growth.NewBytes) -> bytes:
+        piece = real(self)
+        sizes.append(len(piece))
+        return piece
+
+    monkeypatch.setattr(growth.NewBytes, "read", read)
+    return sizes
+
+
+def test_only_the_new_bytes_of_a_recording_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = reads(monkeypatch)
+    monkeypatch.setenv("TRACEKIT_CACHE", str(tmp_path / "cache"))
+    clock = FakeClock()
+    path = tmp_path / "run" / "rank0.json"
+    query = (
+        "SELECT name, count(*), sum(self_ns), max(depth), count(step), max(id) FROM events GROUP BY name ORDER BY name"
+    )
+    with record(tmp_path, clock=clock) as profiler:
+        for number in range(12):
+            before = path.stat().st_size if number else 0
+            train(profiler, clock, 50)
+            profiler.marker("loss").counter({"loss": number})
+            profiler.flush()
+            sizes.clear()
+            with EventTables([str(path)]) as tables:
+                found = tables.query(query)
+                loss = tables.query("SELECT count(*), max(value) FROM counters")[1]
+                parts = len(tables.facts[0]["parts"].get("events", []))
+            assert loss == [(number + 1, number)]
+            assert parts <= 6
+            if number:
+                new = path.stat().st_size - before
+                assert new <= sum(sizes) <= new + 1000
+            with EventTables([str(path)], cache=False) as tables:
+                assert tables.query(query) == found
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data[: len(data) // 2],
+        lambda data: data.replace(b'"rank":0', b'"rank":7', 1) + b'{"ph":"i","name":"x","pid":1,"tid":1,"ts":1.000},\n',
+    ],
+    ids=["truncated", "another beginning"],
+)
+def test_a_file_that_was_not_only_extended_is_built_anew(
+    tmp_path: Path, change: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = reads(monkeypatch)
+    clock = FakeClock()
+    with record(tmp_path, clock=clock) as profiler:
+        train(profiler, clock, 20)
+        data = (tmp_path / "run" / "rank0.json").read_bytes()
+    path = tmp_path / "rank0.json"
+    path.write_bytes(data)
+    cache = TableCache(tmp_path / "cache")
+    build_all(cache, [Job(str(path))], lambda share, what: None)
+    path.write_bytes(change(data))
+    (found,) = build_all(cache, [Job(str(path))], lambda share, what: None)
+    (tmp_path / "whole").mkdir()
+    build_entry(str(path), tmp_path / "whole")
+    assert isinstance(found, Path)
+    assert tables_of(found) == tables_of(tmp_path / "whole")
+    assert sizes == []
+    assert load_growth(found, str(path)) is not None
+
+
+def test_two_builders_of_a_grown_file_make_one_whole_entry(tmp_path: Path) -> None:
+    clock = FakeClock()
+    cache = TableCache(tmp_path / "cache")
+    path = tmp_path / "run" / "rank0.json"
+    with record(tmp_path, clock=clock) as profiler:
+        train(profiler, clock, 20)
+        build_all(cache, [Job(str(path))], lambda share, what: None)
+        train(profiler, clock, 20)
+        both = Barrier(2)
+
+        def build(number: int) -> Any:
+            del number
+            both.wait(60)
+            return build_all(cache, [Job(str(path))], lambda share, what: None, workers=1)[0]
+
+        with ThreadPoolExecutor(2) as pool:
+            first, second = pool.map(build, range(2))
+        (tmp_path / "whole").mkdir()
+        build_entry(str(path), tmp_path / "whole")
+    assert first == second == cache.latest(str(path))
+    assert tables_of(first) == tables_of(tmp_path / "whole")
+    names = {entry.name[:9] for entry in (tmp_path / "cache").iterdir()}
+    assert not any(name.startswith("building-") for name in names)

@@ -1,0 +1,23 @@
+"""The JSON Schemas of results: ``python -m tests.result_schemas`` writes them to ``schemas/``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tracekit import StragglerReport, TraceDiff, TraceSummary
+from tracekit.explain.results import schema_of
+from tracekit.explain.run_report import WrittenReport
+
+FOLDER = Path(__file__).resolve().parents[1] / "schemas"
+RESULTS = {"summary": TraceSummary, "stragglers": StragglerReport, "diff": TraceDiff, "report": WrittenReport}
+
+
+def schema_text(command: str) -> str:
+    """Return the schema of what a command prints with ``--json``."""
+    return json.dumps(schema_of(RESULTS[command], command), indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    for name in RESULTS:
+        (FOLDER / f"{name}.schema.json").write_text(schema_text(name), encoding="utf-8")

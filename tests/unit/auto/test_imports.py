@@ -1,0 +1,64 @@
+"""Actions at the end of imports."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tracekit.imports import when_imported
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = "waited_for_package"
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("from waited_for_package import inner\nvalue = inner.value + 1\n")
+    (tmp_path / name / "inner.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in [found for found in sys.modules if found.startswith(name)]:
+        monkeypatch.delitem(sys.modules, module)
+    return name
+
+
+def test_an_action_gets_the_complete_module_once(package: str) -> None:
+    seen: list[int] = []
+
+    def act(module: ModuleType) -> None:
+        seen.append(module.value)
+
+    when_imported(package, act)
+    when_imported(f"{package}.inner", act)
+    assert package not in sys.modules
+    module = importlib.import_module(package)
+    assert seen == [1, 2]
+    assert module.__spec__ is not None
+    assert module.__spec__.name == package
+    importlib.reload(module)
+    assert seen == [1, 2]
+    when_imported(package, act)  # it is there: now
+    assert seen == [1, 2, 2]
+
+
+def test_a_failing_action_leaves_the_import_and_the_other_actions_alone(package: str) -> None:
+    seen: list[str] = []
+
+    def fail(_module: ModuleType) -> None:
+        raise RuntimeError("not this torch")
+
+    when_imported(package, fail)
+    when_imported(package, lambda module: seen.append(module.__name__))
+    assert importlib.import_module(package).value == 2
+    assert seen == [package]
+
+
+def test_a_module_that_is_not_there_is_an_import_error(package: str) -> None:
+    when_imported(f"{package}.absent", lambda module: pytest.fail(f"{module} is not there"))
+    with pytest.raises(ModuleNotFoundError, match="absent"):
+        importlib.import_module(f"{package}.absent")

@@ -1,0 +1,543 @@
+"""The compiled pass of the merge: events in, rewritten events and patches out, compared with what plain Python makes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tracekit import core
+from tracekit.formats.decimal_time import format_us
+from tracekit.merge.align.clock_map import ClockMap
+from tracekit.merge.rewrite.rewriter import Rewriter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+if core.merge is None:
+    pytest.skip("the compiled core is not built here", allow_module_level=True)
+
+MORE, ODD, NEW, AT_END = range(4)
+OFFSET = 10**10
+LANES_FROM = 3 * 2**30
+LIMITS = -(2**62), 2**61
+
+
+class Unit:
+    """Drives a rewriter as the merge does, with one log for each track and new ids in the order of appearance.
+
+    Args:
+        odd: Accept events that need the general way, and leave them out.
+    """
+
+    def __init__(self, *, odd: bool = False, snap_ns: int = 0, log_bytes: int = 32 << 20, folder: str = "/tmp") -> None:
+        self.rewriter: Any = core.merge.Rewriter((b'"nccl',), folder, snap_ns, log_bytes)  # type: ignore[union-attr]
+        self.odd: list[Any] = []
+        self.takes_odd = odd
+        self.pids: dict[bytes, int] = {}
+        self.logs: dict[tuple[bytes, bytes], int] = {}
+        self.categories: list[bytes] = []
+        self.output = b""
+        self.lanes: list[tuple[int, int]] = []
+
+    def add(self, pieces: list[bytes], *settings: Any) -> Unit:
+        """Rewrite one input; ``settings`` are those of `begin`, from the shift on."""
+        defaults = [0, *LIMITS, 0, True, 0, b"", ()]
+        defaults[: len(settings)] = settings
+        rewriter = self.rewriter
+        rewriter.begin(*defaults)
+        waiting = list(pieces)
+        text = waiting.pop(0)
+        at, final = 0, False
+        while True:
+            reason, at = rewriter.rewrite(text, at, final)
+            if reason == MORE:
+                self.output += rewriter.take()
+                if not waiting and final:
+                    break
+                final = not waiting
+                text, at = text[at:] + (waiting.pop(0) if waiting else b""), 0
+            elif reason == NEW:
+                self._add_track(*rewriter.new_track())
+            elif reason == AT_END:
+                break
+            else:
+                assert self.takes_odd, text[at : at + 200]
+                found, size = json.JSONDecoder().raw_decode(text[at:].decode())
+                self.odd.append(found)
+                rewriter.append(b"")
+                at += size
+        self.output += rewriter.take()
+        return self
+
+    def _add_track(self, pid: bytes, tid: bytes, category: bytes) -> None:
+        log = self.logs.setdefault((pid, tid), len(self.logs))
+        number = int(tid) if tid.isdigit() and tid != b"0" else LANES_FROM + log
+        new_pid = self.pids.setdefault(pid, 1001 + len(self.pids))
+        self.categories.append(category)
+        self.rewriter.add_track(pid, tid, new_pid, number, log)
+
+    def finish(self) -> tuple[int, int, int, int]:
+        found: tuple[int, int, int, int] = self.rewriter.finish(self._allot, lambda log: True)
+        return found
+
+    def _allot(self, log: int, lane: int) -> int:
+        self.lanes.append((log, lane))
+        return LANES_FROM + 1000 + len(self.lanes)
+
+    def patched(self) -> list[Any]:
+        """Return the events with all patches laid over them."""
+        text = bytearray(self.output)
+        last = -1
+        while patches := self.rewriter.patches(3):
+            for position, patch in patches:
+                assert position > last
+                last = position
+                text[position : position + len(patch)] = patch
+        return decoded(bytes(text))
+
+
+def decoded(text: bytes) -> list[Any]:
+    found: list[Any] = json.loads(b"[" + text + b"0]", parse_float=str)
+    return found[:-1]
+
+
+def pieces_of(text: bytes, size: int) -> list[bytes]:
+    return [text[at : at + size] for at in range(0, len(text), size)]
+
+
+def written(event: dict[str, Any], layout: int = 0) -> str:
+    """An event as JSON; ``ts`` and ``dur`` are ns."""
+    event = dict(event)
+    times = {key: format_us(event[key]).decode() for key in ("ts", "dur") if key in event}
+    fields = [f'"{key}"{": " if layout else ":"}{times.get(key) or json.dumps(value)}' for key, value in event.items()]
+    return "{" + (",\n    " if layout == 2 else ", " if layout else ",").join(fields) + "}"
+
+
+def array(events: list[Any], layout: int = 0) -> bytes:
+    return ((",\n  " if layout else ",").join(written(event, layout) for event in events) + "\n]").encode()
+
+
+TRACK = {"pid": 5, "tid": 7}
+
+
+def slice_of(start: int, end: int, **more: Any) -> dict[str, Any]:
+    return {"ph": "X", "name": "a", **TRACK, "ts": start, "dur": end - start, **more}
+
+
+ARGS = st.sampled_from(
+    [
+        {},
+        {"External id": 4, "correlation": 12},
+        {"external id": 0, "My external id": 5, "nested": {"correlation": 7}},
+        {"pid": 50, "tid": 7, "ts": 5.125},
+        {"correlation": 12345678901, "text": 'a "correlation": 5'},
+    ]
+)
+EVENTS = st.fixed_dictionaries(
+    {
+        "ph": st.sampled_from("XXXXXsftiIRCBEben"),
+        "cat": st.sampled_from(["cpu_op", ""]),
+        "name": st.sampled_from(["aten::add", "π", 'a "pid": 3', "", "a\\b", "nccl:all"]),
+        "pid": st.sampled_from([5, 5, 0, "Spans"]),
+        "tid": st.sampled_from([7, 7, 8, -1, "stream 7", 0]),
+        "ts": st.integers(0, 99_999),
+        "dur": st.integers(0, 9_999),
+        "id": st.sampled_from([1, 4_999_999_999, 0]),
+        "s": st.sampled_from("ptg"),
+        "bp": st.just("e"),
+        "args": ARGS,
+    },
+    optional={"bind_id": st.integers(0, 9), "cname": st.just("good"), "tts": st.just(4)},
+)
+
+
+@st.composite
+def usual_events(draw: st.DrawFn) -> dict[str, Any]:
+    """An event that the core writes, its keys in any order."""
+    event: dict[str, Any] = draw(EVENTS)
+    if event["ph"] == "C":
+        event["args"] = {"bytes": 5, "peak": -1.5e3}
+    if event["ph"] not in "stfben" and draw(st.booleans()):
+        del event["id"]
+    elif event["ph"] in "ben":
+        event["id"] = draw(st.sampled_from([3, 10**15, "0x1f", "a b\n"]))
+    if event["ph"] != "X" and draw(st.booleans()):
+        del event["dur"]
+    for key in draw(st.sets(st.sampled_from(["args", "s", "bp"]))):
+        if event["ph"] != "C":
+            event.pop(key, None)
+    keys = draw(st.permutations(list(event))) if draw(st.booleans()) else list(event)
+    return {key: event[key] for key in keys}
+
+
+def moved_ids(value: Any, offset: int) -> Any:
+    """Return arguments with other ids, at any depth."""
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: item + offset
+        if key in ("correlation", "External id", "external id") and type(item) is int and item < 10**10
+        else moved_ids(item, offset)
+        for key, item in value.items()
+    }
+
+
+def expected(event: dict[str, Any], unit: Unit, shift_ns: int, offset: int, mode: int, clock: ClockMap | None) -> Any:
+    found: dict[str, Any] = dict(event)
+    phase = found["ph"]
+    pid, tid = json.dumps(found["pid"]).encode(), json.dumps(found["tid"]).encode()
+    found["pid"] = unit.pids[pid]
+    found["tid"] = found["tid"] if type(found["tid"]) is int and found["tid"] > 0 else LANES_FROM + unit.logs[pid, tid]
+    warp = clock.offset_at(found["ts"]) if clock else 0
+    if clock and found.get("dur"):
+        found["dur"] += clock.offset_at(found["ts"] + found["dur"]) - warp
+    found["ts"] += shift_ns + warp
+    for key in ("ts", "dur"):
+        if key in found:
+            found[key] = format_us(found[key]).decode()
+    if phase in "stf":
+        found["id"] += offset
+    if phase in "ben":
+        found["id2"] = {"local": f"{offset}:{found.pop('id')}"}
+    if phase in "iIR" and found.get("s") == "g":
+        found["s"] = "p"
+    if "bind_id" in found:
+        found["bind_id"] += offset
+    if "args" in found and phase != "C":
+        args = found.pop("args")
+        if mode == 1:
+            args = {key: value for key, value in args.items() if key in ("correlation", "External id", "external id")}
+        if mode == 0 or (mode == 1 and args):
+            found["args"] = json.loads(json.dumps(moved_ids(args, offset)), parse_float=str)
+    elif "args" in found:
+        found["args"] = json.loads(json.dumps(found["args"]), parse_float=str)
+    return found
+
+
+CLOCKS = st.sampled_from([None, None, ClockMap(((0, 50), (30_000, 2_040), (60_000, -3)))])
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(usual_events(), max_size=25),
+    st.integers(0, 2),
+    st.sampled_from([0, 1_000, 123_456_789, 10**15 + 7]),
+    st.sampled_from([0, OFFSET]),
+    st.integers(0, 2),
+    CLOCKS,
+    st.sampled_from([7, 97, 10**6]),
+)
+def test_rewriter_makes_of_usual_events_what_python_does(
+    events: list[dict[str, Any]], layout: int, shift_ns: int, offset: int, mode: int, clock: ClockMap | None, size: int
+) -> None:
+    if mode:
+        # Arguments before the phase, or at the start of an event, take the general way.
+        events = [{key: event[key] for key in sorted(event, key="args".__eq__)} for event in events]
+    unit = Unit().add(
+        pieces_of(array(events, layout), size),
+        *(shift_ns, *LIMITS, offset, True, mode, b"%d:" % offset, clock.knots if clock else ()),
+    )
+    assert decoded(unit.output) == [expected(event, unit, shift_ns, offset, mode, clock) for event in events]
+    phases = [event["ph"] for event in events]
+    assert unit.rewriter.counts() == {phase: phases.count(phase) for phase in phases}
+    noted = [json.loads(text)["name"] for text in unit.rewriter.noted()]
+    assert noted == [event["name"] for event in events if event["name"].startswith("nccl")]
+
+
+# ---- Lanes. ----
+
+
+def in_python(events: list[dict[str, Any]], snap_ns: int) -> tuple[list[Any], tuple[int, ...]]:
+    """Return the patched events, and the counts, of Python's rewriter."""
+    rewriter = Rewriter(snap_ns=snap_ns)
+    for event in events:
+        text = written(event).replace('"pid":5,"tid":7', '"pid":1001,"tid":7         ').encode()
+        label = rewriter.label(json.dumps(event["name"]).encode(), json.dumps(event["cat"]).encode())
+        end_ns = event["ts"] + event.get("dur", 0)
+        dur_at = text.index(b'"dur":') + 6 if event["ph"] == "X" else 0
+        place = text.index(b"7  "), label, dur_at, 5 if dur_at else 0
+        rewriter.append(text, 0, ord(event["ph"]), event["ts"], end_ns, *place)
+    output = bytearray(rewriter.take())
+    counts = rewriter.finish(lambda log, lane: LANES_FROM + 1000 + lane, lambda log: True)
+    for position, patch in rewriter.patches(10**6):
+        output[position : position + len(patch)] = patch
+    return decoded(bytes(output)), counts
+
+
+def lane_of(event: dict[str, Any], unit: Unit) -> int:
+    return 0 if event["tid"] == TRACK["tid"] else unit.lanes[event["tid"] - LANES_FROM - 1001][1]
+
+
+@st.composite
+def slice_events(draw: st.DrawFn) -> dict[str, Any]:
+    phase = draw(st.sampled_from("XXXBEs"))
+    event = {"ph": phase, "name": draw(st.sampled_from("aab")), "cat": draw(st.sampled_from(["", "c"])), "id": 1}
+    event |= {**TRACK, "ts": 1000 + draw(st.integers(0, 20))}
+    if phase == "X":
+        event["dur"] = draw(st.integers(0, 8))
+    if phase == "E" and draw(st.booleans()):
+        event["name"] = ""
+    return event
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(slice_events(), max_size=40),
+    st.booleans(),
+    st.sampled_from([0, 100, 32 << 20]),
+    st.sampled_from([0, 0, 1, 3]),
+)
+def test_rewriter_assigns_the_lanes_that_python_does(
+    events: list[dict[str, Any]], in_order: bool, log_bytes: int, snap_ns: int
+) -> None:
+    if in_order:
+        events = sorted(events, key=lambda event: event["ts"])
+    unit = Unit(log_bytes=log_bytes, snap_ns=snap_ns).add([array(events)])
+    counts = unit.finish()
+    assert (unit.patched(), counts) == in_python(events, snap_ns)
+    assert unit.lanes == sorted(unit.lanes)
+
+
+def test_rewriter_lays_slices_beyond_the_greatest_depth_on_another_lane() -> None:
+    events = [slice_of(number, 5_000 - number) for number in range(600)]
+    unit = Unit(log_bytes=1000).add([array(events)])
+    assert unit.finish() == (88, 0, 0, 0)
+    assert [lane_of(event, unit) for event in unit.patched()] == [0] * 512 + [1] * 88
+
+
+def test_rewriter_needs_n_log_n_steps_for_many_lanes() -> None:
+    count = 20_000
+    events = [slice_of(number, number + count) for number in range(count)]
+    unit = Unit().add([array(events)])
+    assert unit.finish()[0] == count - 1
+    assert [lane_of(event, unit) for event in unit.patched()] == list(range(count))
+
+
+def test_rewriter_shares_a_log_among_inputs() -> None:
+    unit = Unit().add([array([slice_of(10, 30)])]).add([array([slice_of(0, 20)])], 15)
+    assert unit.finish() == (1, 0, 0, 0)
+    assert [lane_of(event, unit) for event in unit.patched()] == [0, 1]
+
+
+# ---- Reasons to stop. ----
+
+
+def reasons(text: bytes, *, final: bool = True) -> list[tuple[int, bytes]]:
+    """Return each reason for which it stops, with the remaining text; skip odd events."""
+    rewriter: Any = core.merge.Rewriter((), "/tmp")  # type: ignore[union-attr]
+    rewriter.begin(0, *LIMITS, 0, True, 0, b"", ())
+    rewriter.add_track(b"5", b"7", 1001, 7, 0)
+    found = []
+    at = 0
+    while True:
+        reason, at = rewriter.rewrite(text, at, final)
+        found.append((reason, text[at:]))
+        if reason != ODD or len(found) > 5:
+            return found
+
+
+@pytest.mark.parametrize(
+    ("text", "stops"),
+    [
+        ("EVENT]", [(AT_END, "]")]),
+        (" EVENT , EVENT ] , more", [(AT_END, "] , more")]),
+        ("EVENT,]", [(ODD, "]"), (AT_END, "]")]),
+        ("EVENT EVENT]", [(ODD, "EVENT]"), (AT_END, "]")]),
+        ("EVENT,,EVENT]", [(ODD, ",EVENT]"), (AT_END, "]")]),
+        ("EVENT,", [(MORE, "")]),
+        ("", [(MORE, "")]),
+    ],
+)
+def test_rewriter_stops_where_separators_are_damaged(text: str, stops: list[tuple[int, str]]) -> None:
+    event = written(slice_of(1, 2))
+    expected = [(reason, rest.replace("EVENT", event).encode()) for reason, rest in stops]
+    assert reasons(text.replace("EVENT", event).encode()) == expected
+
+
+def test_rewriter_asks_for_more_in_an_event_and_gives_it_up_at_the_end() -> None:
+    text = written(slice_of(1, 2)).encode()
+    for size in range(1, len(text)):
+        assert reasons(text[:size], final=False)[0] == (MORE, text[:size])
+        assert reasons(text[:size])[0] == (ODD, text[:size])
+
+
+ODD_EVENTS = [
+    {"dur": "5"},
+    {"dur": -1},
+    {"ts": "5"},
+    {"ts": -1},
+    {"ts": 1e300},
+    {"name": 5},
+    {"cat": None},
+    {"args": 3},
+    {"sf": 3},
+    {"bp": "x"},
+    {"s": "x"},
+    {"bind_id": "0x5"},
+    {"bind_id": 5 * 10**9},
+    {"pid": 5.5},
+    {"tid": None},
+    {"other": 5},
+    {"ph": "XX"},
+    {"ph": "M", "name": "tracekit_metadata"},
+    {"ph": "s", "id": "5", "cat": "c"},
+    {"ph": "f", "id": 1},
+    {"ph": "C", "args": {"a": "5"}},
+    {"ph": "b", "id": 1.5},
+    {"ph": "n", "id": 1, "id2": {"local": "5"}},
+    {"ph": "e", "id2": {"global": "5"}},
+    {"ph": "Z"},
+    {"name": "x" * (4 << 20)},
+    {"name": "ends with a \\"},
+    {"name": "\U0001f600"},
+    {"args": {"ends with a \\": "and \\"}},
+]
+
+
+@pytest.mark.parametrize("odd", ODD_EVENTS, ids=str)
+def test_rewriter_gives_back_an_event_whatever_comes_behind_it(odd: dict[str, Any]) -> None:
+    event = {"ph": "X", "name": "a", **TRACK, "ts": 1, "dur": 1} | odd
+    if event["ph"] != "X" and "dur" not in odd:
+        del event["dur"]
+    text = json.dumps(event).encode()
+    for rest in (b"]", b",", b"", b"," + text):
+        unit = Unit(odd=True).add([text + rest])
+        assert unit.odd == [event] * (1 + (rest == b"," + text))
+        assert unit.output == b""
+
+
+def test_rewriter_keeps_metadata_for_the_caller() -> None:
+    named = [{"ph": "M", "name": name, "pid": 5, "args": {"name": "n"}} for name in ("process_name", "thread_name")]
+    stamp = {"ph": "M", "name": "tracekit_timestamp", **TRACK, "ts": 5, "args": {"batch": 1}}
+    unit = Unit(odd=True).add([array([*named, stamp, slice_of(1, 2), stamp])])
+    assert [json.loads(text) for text in unit.rewriter.metadata()] == named
+    assert unit.rewriter.metadata() == []
+    # Its track is not known at first.
+    assert [event["name"] for event in unit.odd] == ["tracekit_timestamp"]
+    assert [event["ph"] for event in decoded(unit.output)] == ["X", "M"]
+    assert unit.rewriter.counts() == {"M": 1, "X": 1}
+
+
+def test_rewriter_keeps_every_id_where_it_is_told_to() -> None:
+    events = [
+        {"ph": "s", "name": "a", "cat": "c", "id": 10**18, **TRACK, "ts": 1, "bind_id": 10**18},
+        {"ph": "b", "name": "a", "cat": "c", "id2": {"local": "5:3"}, **TRACK, "ts": 1, "args": {"correlation": 3}},
+    ]
+    unit = Unit().add([array(events)], 0, *LIMITS, -1)
+    assert decoded(unit.output) == [event | {"pid": 1001, "ts": "0.001"} for event in events]
+
+
+def test_rewriter_puts_a_prefix_before_a_local_id() -> None:
+    event = {"ph": "b", "name": "a", "id2": {"local": "5:3"}, **TRACK, "ts": 1}
+    unit = Unit().add([array([event])], 0, *LIMITS, 0, True, 0, b"20:")
+    assert decoded(unit.output)[0]["id2"] == {"local": "20:5:3"}
+
+
+def test_rewriter_writes_its_own_output_as_it_is() -> None:
+    events = [slice_of(number, number + 5) for number in range(20)]
+    first = Unit().add([array(events)])
+    again = Unit()
+    again.pids[b"1001"] = 1001
+    again.add([first.output])
+    assert again.output == first.output
+
+
+def test_rewriter_logs_events_of_the_general_way() -> None:
+    unit = Unit().add([array([slice_of(10, 30)])])
+    text = b'{"ph":"X","name":"b","pid":1001,"tid":7         ,"ts":0.015,"dur":0.030}'
+    unit.rewriter.append(text, 0, ord("X"), 15, 45, text.index(b"7 "))
+    unit.output += unit.rewriter.take()
+    assert unit.finish() == (1, 0, 0, 0)
+    assert [lane_of(event, unit) for event in unit.patched()] == [0, 1]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_rewriter_lays_patches_over_the_output_a_second_time(size: int) -> None:
+    events = [slice_of(10 * number, 10 * number + 12) for number in range(30)]
+    events.append({"ph": "E", "name": "lost", **TRACK, "ts": 4})
+    one, other = Unit().add([array(events)]), Unit().add([array(events)])
+    assert one.finish() == other.finish()
+    laid = b"".join(one.rewriter.lay(one.output[at : at + size], at) for at in range(0, len(one.output), size))
+    assert decoded(laid) == other.patched()
+
+
+def test_rewriter_writes_to_a_file_and_over_it(tmp_path: Path) -> None:
+    events = [slice_of(10 * number, 10 * number + 12) for number in range(30)]
+    one, other = Unit().add([array(events)]), Unit()
+    other.rewriter.begin(0, *LIMITS, 0, True, 0, b"", ())
+    other.rewriter.add_track(b"5", b"7", 1001, 7, 0)
+    assert other.rewriter.rewrite(array(events), 0, True)[0] == AT_END
+    descriptor = os.open(tmp_path / "output", os.O_RDWR | os.O_CREAT)
+    os.write(descriptor, b"head")
+    other.rewriter.write(descriptor)
+    one.finish()
+    other.finish()
+    other.rewriter.write_patches(descriptor, 4)
+    os.close(descriptor)
+    assert decoded((tmp_path / "output").read_bytes()[4:]) == one.patched()
+    failing = Unit().rewriter
+    failing.append(b"{}")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        failing.write(descriptor)
+    assert failing.take() == b"{},\n"
+
+
+# ---- Overlaps that are snapped. ----
+
+
+def snapped(events: list[dict[str, Any]], snap_ns: int) -> tuple[list[Any], tuple[int, int, int, int]]:
+    unit = Unit(snap_ns=snap_ns).add([array(events)])
+    counts = unit.finish()
+    return [(event["ts"], event["dur"], lane_of(event, unit)) for event in unit.patched()], counts
+
+
+def test_rewriter_shortens_a_slice_that_reaches_into_the_next_by_little() -> None:
+    events = [slice_of(1_000, 10_000), slice_of(5_000, 10_000), slice_of(9_000, 12_000), slice_of(11_000, 14_000)]
+    found, counts = snapped(events, 1_000)
+    assert found == [("1.000", "8.000", 0), ("5.000", "4.000", 0), ("9.000", "2.000", 0), ("11.000", "3.000", 0)]
+    assert counts == (0, 0, 3, 1_000)
+
+
+def test_rewriter_moves_a_slice_that_reaches_into_the_next_by_more() -> None:
+    found, counts = snapped([slice_of(1_000, 11_000), slice_of(5_000, 10_000), slice_of(9_999, 12_000)], 1_000)
+    assert found == [("1.000", "10.000", 0), ("5.000", "5.000", 0), ("9.999", "2.001", 1)]
+    assert counts == (1, 0, 0, 0)
+
+
+# ---- Errors. ----
+
+
+def test_rewriter_reports_that_its_log_cannot_be_written(tmp_path: Path) -> None:
+    unit = Unit(log_bytes=10, folder=str(tmp_path / "missing"))
+    with pytest.raises(FileNotFoundError):
+        unit.add([array([slice_of(number, number + 5) for number in range(50)])])
+
+
+def test_rewriter_leaves_nothing_of_its_log_behind(tmp_path: Path) -> None:
+    unit = Unit(log_bytes=10, folder=str(tmp_path)).add([array([slice_of(n, n + 5) for n in range(500)])])
+    assert list(tmp_path.iterdir()) == []
+    unit.finish()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rewriter_refuses_what_it_cannot_do() -> None:
+    rewriter: Any = core.merge.Rewriter((), "/tmp")  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="no input"):
+        rewriter.rewrite(b"]", 0, True)
+    with pytest.raises(OverflowError):
+        rewriter.begin(2**62 + 1, *LIMITS, 0, True, 0, b"", ())
+    with pytest.raises(OverflowError, match="knot"):
+        rewriter.begin(0, *LIMITS, 0, True, 0, b"", ((5, 0), (5, 1)))
+    rewriter.begin(0, *LIMITS, 0, True, 0, b"", ())
+    with pytest.raises(ValueError, match="no such log"):
+        rewriter.append(b"{}", 0, ord("X"), 1, 2, 0)
+    rewriter.finish(lambda log, lane: 0)
+    with pytest.raises(ValueError, match="finished"):
+        rewriter.append(b"{}")
+    with pytest.raises(ValueError, match="finished"):
+        rewriter.finish(lambda log, lane: 0)

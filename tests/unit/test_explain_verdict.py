@@ -1,0 +1,179 @@
+"""The verdict of a summary: what limits a run, and which steps count."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.unit.test_explain_stragglers import run
+from tests.unit.test_explain_stragglers import write as write_ranks
+from tracekit import find_stragglers, merge_traces, summarize_traces
+from tracekit.explain.run_report import report_run
+from tracekit.explain.summary_text import summary_lines
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tracekit import TraceSummary
+
+Stages = dict[str, float]
+
+
+def write(path: Path, stages: Stages, steps: int = 20, gpu: Stages | None = None, lengths: Any = None) -> str:
+    """Write steps of these stages, us; ``gpu``: kernels, each launched when the GPU has become idle."""
+    events: list[dict[str, Any]] = []
+    at = 0.0
+    for step in range(steps):
+        factor = (lengths or {}).get(step, 1.0)
+        began = at
+        for name, length in stages.items():
+            events.append({"ph": "X", "name": name, "pid": 1, "tid": 1, "ts": at, "dur": length * factor})
+            at += length * factor
+        busy = began
+        for number, (name, length) in enumerate((gpu or {}).items()):
+            identity = {"correlation": 100 * step + number, "device": 0, "stream": 7}
+            call = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 2}
+            kernel = {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7}
+            events.append({**call, "ts": busy + 0.5, "dur": 0.2, "args": identity})
+            events.append({**kernel, "ts": busy + 1, "dur": length, "args": identity})
+            busy += 1 + length
+        batch = {"name": "batch", "cat": "training loop", "args": {"batch": step}}
+        events.append({"ph": "X", **batch, "pid": 1, "tid": 9, "ts": began, "dur": at - began})
+    path.write_text(json.dumps(events))
+    return str(path)
+
+
+def verdict(summary: TraceSummary) -> tuple[str, str]:
+    return summary.verdict.bound, summary.verdict.sentences[1]
+
+
+@pytest.mark.parametrize(
+    ("stages", "gpu", "expected"),
+    [
+        (
+            {"dataloader": 50, "forward": 30, "backward": 20},
+            None,
+            ("input", "The run is input-bound: waiting for data takes 50.0% of the step."),
+        ),
+        (
+            {"forward": 20, "backward": 20, "all_reduce": 60},
+            None,
+            (
+                "communication",
+                "The run is communication-bound: exchanging data and waiting for it takes 60.0% of the step.",
+            ),
+        ),
+        (
+            {"forward": 70, "backward": 20, "all_reduce": 10},
+            None,
+            ("compute", "The run is compute-bound: forward takes 70.0% of the step."),
+        ),
+        (
+            {"forward": 100},
+            {"gemm": 10, "add": 10},
+            ("launch", "The run is launch-bound: for 79.2% of the time, GPUs are idle until the CPU launches work."),
+        ),
+        (
+            {"forward": 100},
+            {"gemm": 90},
+            ("compute", "The run is compute-bound: computing takes 90.5% of the time of the GPUs."),
+        ),
+        (
+            {"forward": 100},
+            {"gemm": 20, "ncclDevKernel_AllReduce_Sum": 70},
+            (
+                "communication",
+                "The run is communication-bound: communication that computing does not hide takes 70.3% of the time of the GPUs.",
+            ),
+        ),
+    ],
+)
+def test_the_verdict_names_what_takes_most_time(
+    tmp_path: Path, stages: Stages, gpu: Stages | None, expected: tuple[str, str]
+) -> None:
+    summary = summarize_traces([write(tmp_path / "rank0.json", stages, gpu=gpu)])
+    assert verdict(summary) == expected
+    assert len(summary.verdict.sentences) <= 5
+    assert summary.verdict.sentences[-1].startswith("Next: tracekit ")
+
+
+def test_a_slow_rank_is_in_the_verdict_with_the_sentence_of_stragglers(tmp_path: Path) -> None:
+    folder = write_ranks(tmp_path, run(1, slow={(2, 1): 3.0}))
+    summary = summarize_traces([folder])
+    assert summary.verdict.imbalanced
+    assert summary.stragglers == find_stragglers([folder]).stragglers
+    assert any(one.startswith("Rank 2 holds the others up in forward: ") for one in summary.verdict.sentences)
+    assert summary.verdict.sentences[-1].startswith("Next: tracekit stragglers")
+
+
+def test_warm_up_and_evaluation_do_not_count_and_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "rank0.json", {"forward": 100}, steps=30, lengths={0: 20, 1: 5, 10: 30})
+    events = json.loads((tmp_path / "rank0.json").read_text())
+    start = next(event["ts"] for event in events if event.get("args") == {"batch": 10})
+    events.append({"ph": "X", "name": "evaluation", "pid": 1, "tid": 3, "ts": start + 50, "dur": 100})
+    (tmp_path / "rank0.json").write_text(json.dumps(events))
+    summary = summarize_traces([path])
+    (rank,) = summary.ranks
+    assert (rank.steps.count, rank.steps.mean_ns, rank.steps.longest_ns) == (27, 100_000, 100_000)
+    assert summary.warm_up == [0, 1]
+    assert summary.notes == [
+        "steps that overlap an evaluation are not counted: step 10",
+        "steps 0 to 1 are warm-up (up to 20.0 x the usual step) and not counted: 2 steps",
+    ]
+    assert [number for number, counted in enumerate(rank.step_by_step.counted) if not counted] == [0, 1, 10]
+
+
+def test_delays_below_the_resolution_of_the_alignment_are_not_named(tmp_path: Path) -> None:
+    folder = write_ranks(tmp_path, run(1, steps=60, slow={(2, 1): 3.0}))
+    merged = str(tmp_path / "merged.json")
+    merge_traces(merged, [folder], align="wall")
+    assert [one.rank for one in find_stragglers([merged]).stragglers] == [2]
+    document = json.loads((tmp_path / "merged.json").read_text())
+    for clock in document["tracekit"]["clocks"]["ranks"]:
+        clock["error_ns"] = 40_000_000
+    (tmp_path / "merged.json").write_text(json.dumps(document))
+    report = find_stragglers([merged])
+    assert report.stragglers == []
+    (note,) = [note for note in report.notes if note.startswith("delays below 1")]
+    assert "of a step are not reported: the alignment of the ranks may stretch times by 5." in note
+
+
+def test_tables_fit_80_columns_with_long_names_and_many_ranks(tmp_path: Path) -> None:
+    long = "a_function_with_a_very_long_name_" * 4
+    for rank in range(12):
+        write(tmp_path / f"rank{rank}.json", {long: 123_456.7, f"{long} 2": 98_765.4}, gpu={f"void {long}": 55_555.5})
+    summary = summarize_traces([str(tmp_path)])
+    for per_rank in (False, True):
+        lines = list(summary_lines(summary, 20, per_rank=per_rank))
+        first = lines.index("")
+        assert max(map(len, lines[first:])) <= 80
+
+
+def test_events_of_torchs_allocator_are_counters(tmp_path: Path) -> None:
+    events = [
+        {
+            "ph": "i",
+            "name": "[memory]",
+            "cat": "cpu_instant_event",
+            "pid": 1,
+            "tid": 1,
+            "ts": at,
+            "args": {
+                "Device Type": 1,
+                "Device Id": 0,
+                "Bytes": 10,
+                "Total Allocated": 100 * at,
+                "Total Reserved": 1000,
+            },
+        }
+        for at in range(1, 6)
+    ]
+    events.append({"ph": "X", "name": "work", "pid": 1, "tid": 1, "ts": 0, "dur": 9})
+    (tmp_path / "rank0.json").write_text(json.dumps(events))
+    counters = report_run([str(tmp_path)]).counters.counters
+    assert [(one.name, one.key, one.values, one.low, one.high, one.last) for one in counters] == [
+        ("torch memory GPU 0", "allocated_bytes", 5, 100, 500, [500]),
+        ("torch memory GPU 0", "reserved_bytes", 5, 1000, 1000, [1000]),
+    ]

