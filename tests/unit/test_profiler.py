@@ -28,7 +28,7 @@ from tracekit import (
     active_profiler,
     cyclic_schedule,
 )
-from tracekit.events import INSTANT, WIDTH, EventBatch, Label, Timestamps, Track
+from tracekit.events import INSTANT, WIDTH, EventBatch, Instant, Label, Timestamps, Track
 from tracekit.recording.event_order import EventOrder
 from tracekit.recording.failures import Failures
 from tracekit.recording.outlet import BEYOND_EVENTS, Outlet
@@ -630,6 +630,38 @@ def test_window_end_comes_after_all_events_of_the_window_and_before_later_ones()
     for number in range(3):
         expected += [("B", f"batch {number}"), ("E", f"batch {number}"), ("window end", number + 1)]
     assert order == expected
+
+
+def test_a_window_that_ends_while_the_writer_cuts_comes_before_the_events_after_it() -> None:
+    class TakesBatches(TraceHandler):
+        def process_events(self, batch: EventBatch) -> None:
+            order.extend(event.label.name for event in batch if isinstance(event, Instant))
+
+        def window_end(self, timestamp: Timestamp, wall_clock_time_ns: int) -> None:
+            order.append(f"end {int(timestamp.batch)}")
+
+    order: list[str] = []
+    one = profiler(TakesBatches(), schedule=cyclic_schedule(warmup=0, active=1, repeat=0))
+    cutting, recorded = threading.Event(), threading.Event()
+    with one:
+        writer = one._writer
+        assert writer is not None
+        running_batch = writer._running_batch
+
+        def held() -> Any:
+            writer._running_batch = running_batch
+            cutting.set()
+            assert recorded.wait(30)
+            return running_batch()
+
+        writer._running_batch = held  # the writer asks when it has looked at what was posted
+        writer._wake.set()
+        assert cutting.wait(30)
+        for number in range(3):
+            one.marker(f"batch {number}").instant()
+            one.step()
+        recorded.set()
+    assert order == ["batch 0", "end 1", "batch 1", "end 2", "batch 2", "end 3"]
 
 
 def test_the_writer_delivers_by_itself_after_the_flush_interval() -> None:

@@ -453,13 +453,15 @@ class Writer:
 
     def _cut_all(self, start_ns: int) -> None:
         self._cut_apart_ns, self._last_cut_ns = max(1, start_ns - self._last_cut_ns), start_ns
-        for _ in range(len(self._posted)):
-            cut_ns, *hook = self._posted.popleft()
-            self._hooks.append(tuple(hook))
-            if cut_ns is not None:
-                self._cut(cut_ns)
-                self._post_hooks()
-        self._cut(None)
+        ended_window = True
+        while ended_window:
+            for _ in range(len(self._posted)):
+                cut_ns, *hook = self._posted.popleft()
+                self._hooks.append(tuple(hook))
+                if cut_ns is not None:
+                    self._cut(cut_ns)
+                    self._post_hooks()
+            ended_window = self._cut(None)
         while self._posted and self._posted[0][0] is None and (self._posted[0][1] or 0) <= self._cut_ns:
             self._hooks.append(self._posted.popleft()[1:])  # start hooks of what this cut has found
         self._post_hooks()  # the events up to their times are delivered now
@@ -478,8 +480,15 @@ class Writer:
         for outlet in self._outlets:
             outlet.post(method, *args)
 
-    def _cut(self, cut_ns: int | None) -> None:
-        """Hand the events up to a moment, which is now if None, to the outlets."""
+    def _cut(self, cut_ns: int | None) -> bool:
+        """Hand the events up to a moment to the outlets.
+
+        Args:
+            cut_ns: The monotonic time. None is now, or the end of a window that was posted meanwhile.
+
+        Returns:
+            Whether such an end was found: the call that was posted with it comes before any later event.
+        """
         buffer = self._buffer
         running = self._running_batch()
         running = running if self._has_begun else None  # read last: a new batch has not begun yet
@@ -492,6 +501,11 @@ class Writer:
         opened = [slice_ for slice_ in self._open_slices() if slice_[1] < cut]
         taken = buffer.take(len(buffer.records))
         self._in_hand = len(taken) // WIDTH  # what is carried is there the next time, if the next line fails
+        # Looked for after the records were taken: a thread posts the end of a window before it records anything after it.
+        ends = [] if cut_ns is not None else [end for end, *_ in self._posted.copy() if end is not None and end < cut]
+        if ends:
+            before, cut = 0, ends[0]
+            opened = [slice_ for slice_ in opened if slice_[1] < cut]
         if self._carry:
             taken = self._carry + taken
         records, self._carry = taken, []
@@ -516,6 +530,7 @@ class Writer:
         self._hold_carry()
         self._cut_ns = max(self._cut_ns, cut)  # a window may end a moment before the last cut
         self._timestamps.forget_before(min([cut, *self._carry[1::WIDTH]]))
+        return bool(ends)
 
     def _begin_expected(self, records: list[Any], opened: list[OpenSlice]) -> OpenSlice | None:
         """Post the start hooks of a batch whose first event is among these. Return its slice, if it has begun so."""
