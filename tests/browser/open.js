@@ -8,7 +8,7 @@
 // Prints {"page": text, "after": what its status says in the end, "address": of the UI, "tracks": [{"name", "depth"}], "pinned": [names], "expanded": [names],
 // "error": text or null, "problems": [what the consoles of the page and the UI say is wrong]} as JSON.
 'use strict';
-const {task, TIMEOUT_MS, DIALOG, isReady, drive, run} = require('../perfetto/chromium.js');
+const {task, TIMEOUT_MS, DIALOG, waitForTrace, drive, run} = require('../perfetto/chromium.js');
 
 // Runs inside the UI.
 const readTracks = () => {
@@ -46,9 +46,7 @@ async function look(browser) {
   // A page that was not left has opened the UI in a tab of its own.
   if (task.click) await Promise.race([popup, page.waitForURL(/#!/)]);
   const ui = page.url().includes('#!') ? page : await popup;
-  await ui.waitForFunction(isReady, DIALOG, {polling: 100});
-  const loaded = await ui.evaluate(() => Boolean(window.app?.trace));
-  if (loaded) await ui.evaluate(() => window.waitForPerfettoIdle(500));
+  const loaded = await waitForTrace(ui);
   await ui.screenshot({path: task.png});
   const error = await ui.evaluate((dialog) => document.querySelector(dialog)?.innerText.trim() || null, DIALOG);
   const seen = loaded ? await ui.evaluate(readTracks) : {tracks: [], pinned: [], expanded: []};

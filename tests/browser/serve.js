@@ -11,7 +11,7 @@
 // Prints {"pages": [{"name", "address", "text", "beyond": pixels beyond the width, "unlabelled": fields without a name,
 // "small": targets below 24 pixels}], "ui": {"tracks", "pinned", "error"} or null, "problems": [what the consoles say]} as JSON.
 'use strict';
-const {task, TIMEOUT_MS, DIALOG, isReady, drive, run} = require('../perfetto/chromium.js');
+const {task, TIMEOUT_MS, DIALOG, waitForTrace, drive, run} = require('../perfetto/chromium.js');
 
 const timeline = (dialog) => {
   const tracks = [];
@@ -91,12 +91,7 @@ async function walk(browser) {
         if (Date.now() > end) throw new Error(`no tab was opened; the page says: ${await page.locator('body').innerText()}`);
       }
       const tab = popups.pop();
-      await tab.waitForFunction(isReady, DIALOG, {polling: 100});
-      // A tab behind another one draws nothing, and would never be idle.
-      await tab.bringToFront();
-      if (await tab.evaluate(() => Boolean(window.app?.trace))) {
-        await Promise.race([tab.evaluate(() => window.waitForPerfettoIdle(500)), tab.waitForTimeout(20_000)]);
-      }
+      await waitForTrace(tab);
       await tab.screenshot({path: `${task.folder}/perfetto.png`});
       ui = await tab.evaluate(timeline, DIALOG);
       await tab.close();

@@ -9,7 +9,7 @@ const fs = require('node:fs');
 const http = require('node:http');
 const path = require('node:path');
 
-const {task, TIMEOUT_MS, DIALOG, isReady, drive, run} = require('./chromium.js');
+const {task, TIMEOUT_MS, DIALOG, waitForTrace, drive, run} = require('./chromium.js');
 
 const TYPES = {
   '.css': 'text/css', '.html': 'text/html', '.js': 'text/javascript', '.json': 'application/json',
@@ -17,7 +17,6 @@ const TYPES = {
 };
 // The UI shows the last part of this address as the title of the trace.
 const TRACE_ADDRESS = '/the-trace/' + encodeURIComponent(path.basename(task.trace));
-const QUIET_MS = 500;
 
 const server = http.createServer((request, response) => {
   const address = request.url.split(/[?#]/)[0];
@@ -60,12 +59,10 @@ async function look(browser, origin) {
     route.request().url().startsWith(origin) ? route.continue() : route.abort()
   ));
   await page.goto(`${origin}/#!/?hideSidebar=true&url=${encodeURIComponent(origin + TRACE_ADDRESS)}`);
-  await page.waitForFunction(isReady, DIALOG, {polling: 100});
-  const loaded = await page.evaluate(() => Boolean(window.app?.trace));
-  if (loaded) {
-    // The UI's own tests wait with this function: no query, task, drawing or animation is under way.
-    if (task.expand) await page.evaluate(expandTracks);
-    await page.evaluate((quietMs) => window.waitForPerfettoIdle(quietMs), QUIET_MS);
+  const loaded = await waitForTrace(page);
+  if (loaded && task.expand) {
+    await page.evaluate(expandTracks);
+    await waitForTrace(page);
   }
   await page.screenshot({path: task.png});
   const error = await page.evaluate((dialog) => document.querySelector(dialog)?.innerText.trim() || null, DIALOG);

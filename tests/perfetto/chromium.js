@@ -4,12 +4,27 @@ const task = JSON.parse(process.argv[2]);
 const {chromium} = require(task.playwright);
 
 const TIMEOUT_MS = 120_000;
+const IDLE_MS = 60_000;
+const QUIET_MS = 500;
 const DIALOG = '.pf-modal-dialog, .modal-dialog';
 
 // Runs inside the UI: whether it shows a trace, or a dialog.
 const isReady = (dialog) =>
   document.querySelector(dialog)?.innerText.trim()
   || (window.app?.trace && !window.app.isLoadingTrace && document.querySelector('.pf-viewer-page'));
+
+// Waits until the UI in this tab shows a trace, or a dialog, and has drawn it; tells whether it is a trace.
+async function waitForTrace(tab) {
+  await tab.waitForFunction(isReady, DIALOG, {polling: 100});
+  const loaded = await tab.evaluate(() => Boolean(window.app?.trace));
+  if (loaded) {
+    // A tab behind another one draws nothing, and would never be idle.
+    await tab.bringToFront();
+    // The UI's own tests wait with this function: no query, task, drawing or animation is under way.
+    await Promise.race([tab.evaluate((quietMs) => window.waitForPerfettoIdle(quietMs), QUIET_MS), tab.waitForTimeout(IDLE_MS)]);
+  }
+  return loaded;
+}
 
 // Prints as JSON what `look` makes of a browser that reaches these hosts only.
 async function drive(look, hosts, options = {}) {
@@ -36,4 +51,4 @@ function run(program) {
   });
 }
 
-module.exports = {task, TIMEOUT_MS, DIALOG, isReady, drive, run};
+module.exports = {task, TIMEOUT_MS, DIALOG, waitForTrace, drive, run};
