@@ -99,6 +99,50 @@ def test_the_verdict_names_what_takes_most_time(
     assert summary.verdict.sentences[-1].startswith("Next: tracekit ")
 
 
+def write_with_exchange(path: Path, computing: tuple[float, float], exchanging: tuple[float, float]) -> str:
+    """Write 20 steps of 100 us: a forward of 30 us that computes, a backward of 70 us, and an all-reduce on another thread."""
+    events: list[dict[str, Any]] = []
+    for step in range(20):
+        began = 100.0 * step
+        batch = {"name": "batch", "cat": "training loop", "args": {"batch": step}, "tid": 9}
+        for event, start, length in (
+            (batch, 0, 100),
+            ({"name": "forward", "tid": 1}, 0, 30),
+            ({"name": "aten::mm", "cat": "cpu_op", "tid": 1}, 0, 30),
+            ({"name": "backward", "tid": 1}, 30, 70),
+            ({"name": "aten::mm", "cat": "cpu_op", "tid": 1}, *computing),
+            ({"name": "gloo:all_reduce", "cat": "user_annotation", "tid": 5}, *exchanging),
+        ):
+            events.append({"ph": "X", "pid": 1, **event, "ts": began + start, "dur": length})
+    path.write_text(json.dumps(events))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("computing", "exchanging", "expected"),
+    [
+        (
+            (30, 20),
+            (40, 60),
+            "The run is communication-bound: exchanging data and waiting for it takes 50.0% of the step.",
+        ),
+        ((30, 70), (40, 60), "The run is compute-bound: backward takes 70.0% of the step."),
+        ((30, 40), (65, 20), "The run is compute-bound: backward takes 55.0% of the step."),
+    ],
+    ids=["waited for", "hidden", "partly hidden"],
+)
+def test_an_all_reduce_of_another_thread_counts_where_no_operator_computes(
+    tmp_path: Path, computing: tuple[float, float], exchanging: tuple[float, float], expected: str
+) -> None:
+    summary = summarize_traces([write_with_exchange(tmp_path / "rank0.json", computing, exchanging)])
+    assert summary.verdict.sentences[1] == expected
+
+
+def test_an_operator_that_broadcasts_shapes_is_no_collective(tmp_path: Path) -> None:
+    summary = summarize_traces([write(tmp_path / "rank0.json", {"forward": 40, "aten::broadcast_tensors": 60})])
+    assert [stage.collective for stage in summary.ranks[0].stages] == [False, False]
+
+
 def test_a_slow_rank_is_in_the_verdict_with_the_sentence_of_stragglers(tmp_path: Path) -> None:
     folder = write_ranks(tmp_path, run(1, slow={(2, 1): 3.0}))
     summary = summarize_traces([folder])

@@ -28,7 +28,8 @@ _MAX_CHARACTERS: Final = 500
 _OPENING_SHARE: Final = 0.8
 _DEVICE: Final = "('kernel', 'Kernel', 'gpu_memcpy', 'Memcpy', 'gpu_memset', 'Memset', 'collective_comm')"
 
-# A frame encloses stages and is not one; a shadow is a copy of a CPU slice on the track of a device.
+# A frame encloses stages and is not one; a shadow is a copy of a CPU slice on the track of a device. Operators such as
+# aten::broadcast_tensors change shapes and exchange nothing.
 _KIND: Final = r"""
 CASE WHEN category IN {device} THEN 'device'
     WHEN category IN ('gpu_user_annotation', 'cuda_sync', 'cuda_event', 'hardware_counters', 'mtia_ccp_events') THEN 'shadow'
@@ -37,7 +38,7 @@ CASE WHEN category IN {device} THEN 'device'
         THEN 'step'
     WHEN category IN ('python_function', 'Trace') OR name IN {inside} THEN 'frame'
     WHEN regexp_matches(name, '{loading}', 'i') THEN 'loading'
-    WHEN regexp_matches(name, '{collective}', 'i') THEN 'collective'
+    WHEN regexp_matches(name, '{collective}', 'i') AND NOT regexp_matches(name, '^(aten|prims)::') THEN 'collective'
     ELSE 'stage' END"""
 
 # Every slice of one name and category has one label; names beyond the first 100,000 share the label 0.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.arguments import check_names, check_paths
 from tracekit.explain.arrays import np
+from tracekit.explain.collectives import exposed_shares
 from tracekit.explain.gpu import gpu_gaps, gpu_times
 from tracekit.explain.run import MAX_NAMES, OTHERS, device_where, open_run, shortened_name
 from tracekit.explain.stages import cut_notes, training_stages
@@ -41,6 +42,7 @@ _MAX_GAPS: Final = 10
 _MAX_GAPS_READ: Final = 100  # some of them are pauses of the recording
 _MAX_CELLS: Final = 2_000_000
 _MIN_STEPS: Final = 200
+_LONG_STAGE: Final = 0.05
 _MAX_STEPS: Final = 20_000
 
 _MARKERS: Final = """
@@ -134,11 +136,12 @@ def summarize_run(run: Run, stages: dict[int, StageTimes]) -> TraceSummary:
         if rank in spans
     ]
     found = compare_run(run, stages, collectives=False)
+    exposed = {} if devices else exposed_shares(run, _long_stages(ranks))
     notes = [*run.notes, *run.steps.notes]
     if any(len(own) > kept for own in run.steps.ranks.values()):
         notes.append(f"only the first {kept:,} steps of each rank are listed one by one")
     return TraceSummary(
-        verdict=verdict_of(ranks, found),
+        verdict=verdict_of(ranks, found, exposed),
         files=[FileSummary(file=path, events=events) for path, events in run.files],
         ranks=ranks,
         slowest_rank=slowest_of(ranks),
@@ -150,6 +153,12 @@ def summarize_run(run: Run, stages: dict[int, StageTimes]) -> TraceSummary:
         notes=[*notes, *cut_notes(stages.values())],
         incomplete=run.incomplete,
     )
+
+
+def _long_stages(ranks: list[RankSummary]) -> set[str]:
+    """Return the names of the stages that take a considerable part of the steps of a rank."""
+    stages = (stage for rank in ranks for stage in rank.stages)
+    return {stage.name for stage in stages if stage.share_of_steps >= _LONG_STAGE and not stage.collective}
 
 
 def _self_time_changes(run: Run) -> Counter[tuple[int, str, str]]:

@@ -25,12 +25,13 @@ _TEXTS: Final = {
 }
 
 
-def verdict_of(ranks: list[RankSummary], found: StragglerReport) -> Verdict:
+def verdict_of(ranks: list[RankSummary], found: StragglerReport, exposed: dict[int, dict[str, float]]) -> Verdict:
     """Return the verdict on a run.
 
     Args:
         ranks: The ranks.
         found: The comparison of their stages.
+        exposed: The shares of the steps of each rank with a collective that computing does not hide; see `exposed_shares`.
     """
     timed = [rank for rank in ranks if rank.steps.count]
     devices = [(rank.rank, device) for rank in ranks for device in rank.devices]
@@ -41,7 +42,7 @@ def verdict_of(ranks: list[RankSummary], found: StragglerReport) -> Verdict:
             imbalanced=False,
             sentences=["No steps: the traces hold neither batches of tracekit nor ProfilerStep#N of torch.profiler."],
         )
-    bound, explained, words = _bound(timed, devices)
+    bound, explained, words = _bound(timed, devices, exposed)
     sentences = [] if not timed else [_steps(timed)]
     sentences.append(words)
     waits = [rank.loading.share_of_steps or 0.0 for rank in timed if rank.loading is not None]
@@ -66,7 +67,9 @@ def _steps(timed: list[RankSummary]) -> str:
     )
 
 
-def _bound(timed: list[RankSummary], devices: list[tuple[int, DeviceSummary]]) -> tuple[str, float | None, str]:
+def _bound(
+    timed: list[RankSummary], devices: list[tuple[int, DeviceSummary]], exposed: dict[int, dict[str, float]]
+) -> tuple[str, float | None, str]:
     """Return what limits the run, the share of the step that it explains, and the sentence."""
     loading = [
         (0.0 if rank.loading is None or rank.loading.share_of_steps is None else rank.loading.share_of_steps, rank.rank)
@@ -89,16 +92,20 @@ def _bound(timed: list[RankSummary], devices: list[tuple[int, DeviceSummary]]) -
         part = {"communication": "communication that computing does not hide", "compute": "computing"}
     else:
         shares["communication"] = [
-            (sum(stage.share_of_steps for stage in rank.stages if stage.collective), rank.rank) for rank in timed
+            (
+                max(
+                    sum(stage.share_of_steps for stage in rank.stages if stage.collective),
+                    exposed.get(rank.rank, {}).get("", 0.0),
+                ),
+                rank.rank,
+            )
+            for rank in timed
         ]
-        longest = _longest_stage(timed)
-        compute = [
-            (sum(stage.share_of_steps for stage in rank.stages if stage.name == longest), rank.rank) for rank in timed
-        ]
+        longest, compute = _longest_stage(timed, exposed)
         part = {"communication": "exchanging data and waiting for it", "compute": shortened(longest)}
     middles = {bound: median(own for own, _ in values) for bound, values in shares.items()}
     bound = max(middles, key=lambda name: middles[name])
-    unrecorded = median(rank.unrecorded_share or 0.0 for rank in timed) if timed else 0.0
+    unrecorded = median(_unmarked(rank, exposed.get(rank.rank, {})) for rank in timed) if timed else 0.0
     if not devices and unrecorded > max(_MUCH, middles[bound], median(own for own, _ in compute)):
         words_of = f"{share(unrecorded)} of the step is in no marker: put markers around its stages."
         return "unknown", None, words_of
@@ -111,20 +118,34 @@ def _bound(timed: list[RankSummary], devices: list[tuple[int, DeviceSummary]]) -
     return bound, explained, _TEXTS[bound].format(share=share(explained), **words)
 
 
-def _longest_stage(timed: list[RankSummary]) -> str:
-    """Return the longest stage that does not exchange data; empty without stages."""
-    totals: dict[str, float] = {}
+def _longest_stage(
+    timed: list[RankSummary], exposed: dict[int, dict[str, float]]
+) -> tuple[str, list[tuple[float, int]]]:
+    """Return the stage that computes longest, and its share on each rank without the exchange that another thread does.
+
+    The name is empty without stages.
+    """
+    shares: dict[str, dict[int, float]] = {}
     for rank in timed:
         for stage in rank.stages:
             if not stage.collective:
-                totals[stage.name] = totals.get(stage.name, 0.0) + stage.share_of_steps
-    return max(totals, key=lambda name: totals[name], default="")
+                own = shares.setdefault(stage.name, {})
+                waiting = exposed.get(rank.rank, {}).get(stage.name, 0.0)
+                own[rank.rank] = own.get(rank.rank, 0.0) + stage.share_of_steps - waiting
+    longest = max(shares, key=lambda name: sum(shares[name].values()), default="")
+    return longest, [(shares.get(longest, {}).get(rank.rank, 0.0), rank.rank) for rank in timed]
+
+
+def _unmarked(rank: RankSummary, exposed: dict[str, float]) -> float:
+    """Return the share of the steps outside of all stages in which no collective is waited for."""
+    waiting = exposed.get("", 0.0) - sum(own for stage, own in exposed.items() if stage)
+    return (rank.unrecorded_share or 0.0) - max(0.0, waiting)
 
 
 def _next(bound: str, timed: list[RankSummary], *, imbalanced: bool) -> str:
     if imbalanced and len(timed) > 1:
         return "Next: tracekit stragglers shows the cost of each stage and the steps to look at."
-    if bound in ("launch", "communication") or any(rank.devices for rank in timed):
+    if bound == "launch" or any(rank.devices for rank in timed):
         return "Next: tracekit gpu shows kernels, launches and collectives."
     if len(timed) > 1:
         return "Next: tracekit stragglers compares the ranks, tracekit report draws the steps."
