@@ -56,7 +56,7 @@ VERBS: Final = {
     "upload": ("upload what recordings could not upload", "spools/"),
     "validate": ("check that Perfetto loads all of a trace", "merged.json.gz"),
 }
-"""What each verb does, and the arguments of an example."""
+"""The summary of each verb, and the arguments of its example."""
 
 _FAILURE: Final = 1
 _USAGE: Final = 2
@@ -65,26 +65,26 @@ _BROKEN_PIPE: Final = 141
 
 
 class Verb(Protocol):
-    """What a verb's module offers."""
+    """The functions of a verb's module."""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the verb's arguments."""
 
     def run(self, args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-        """Do it; return the exit code."""
+        """Run the verb. Return the exit code."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code; every failure is one sentence on standard error.
+    """Run the command line, and return its exit code. Print one sentence to standard error for each failure.
 
     Args:
-        argv: The arguments after the program's name; those of the process by default.
+        argv: The arguments after the program's name. None means the arguments of the process.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _run(arguments)
     except SystemExit as stop:
-        # argparse ends this way, after --help and after a usage error.
+        # argparse raises it after --help and after a usage error.
         return stop.code if isinstance(stop.code, int) else _USAGE
     except CommandError as error:
         _complain(message_of(error))
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complain("interrupted; nothing was left half done")
         return _INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has stopped. Python must not try to flush it again at exit.
+        # The reader of the output has closed the pipe. Prevent Python from flushing it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
     except Exception as error:
@@ -114,13 +114,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def entry_point() -> None:
     """Run the command line as a program."""
-    # Loading modules makes thousands of objects that all stay, which a collection at each 700 would look through again.
+    # Imports make thousands of permanent objects. A garbage collection for every 700 of them would visit all of them
+    # again.
     gc.set_threshold(50_000)
     sys.exit(main())
 
 
 class Parser(argparse.ArgumentParser):
-    """Suggests the nearest word where a verb, a choice or an option is misspelt."""
+    """An argument parser that suggests the nearest word for a misspelt verb, choice or option."""
 
     def error(self, message: str) -> NoReturn:
         """Print the usage and the message, and exit with 2."""
@@ -131,27 +132,27 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def actions(self) -> Sequence[argparse.Action]:
-        """The arguments that this parser knows."""
+        """The options and verbs of this parser."""
         return self._actions
 
     def refuse_unknown(self, unknown: Sequence[str]) -> NoReturn:
-        """Exit with 2 because of arguments that this parser does not know."""
+        """Exit with 2 because of unknown arguments."""
         known = [option for action in self.actions for option in action.option_strings]
         self.error(f"unrecognized arguments: {' '.join(unknown)}{_suggestion(unknown[0].partition('=')[0], known)}")
 
 
 def _suggestion(word: str, known: Sequence[str]) -> str:
-    import difflib  # only a wrong command needs it
+    import difflib  # needed only for a wrong command
 
     nearest = difflib.get_close_matches(word, known, 1)
     return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
 def make_parser(loaded: Collection[str] = VERBS) -> tuple[Parser, dict[str, Parser]]:
-    """Return the parser of the command line, and that of each verb.
+    """Return the parser of the command line, and the parser of each verb.
 
     Args:
-        loaded: The verbs whose arguments are needed. Those of the others cost the time to load their modules.
+        loaded: The verbs to add arguments for. This loads their modules, which takes time.
     """
     parser = Parser(prog="tracekit", description="Record, merge and check traces of ML training.", allow_abbrev=False)
     parser.epilog = (
@@ -161,7 +162,7 @@ def make_parser(loaded: Collection[str] = VERBS) -> tuple[Parser, dict[str, Pars
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     parsers: dict[str, Parser] = {}
     for name, (summary, example) in VERBS.items():
-        # Not str.capitalize, which writes "perfetto".
+        # Not str.capitalize, which would turn "Perfetto" into "perfetto".
         description = f"{summary[0].upper()}{summary[1:]}. Example: tracekit {name} {example}"
         parsers[name] = verbs.add_parser(name, help=summary, description=description, allow_abbrev=False)
         if name in loaded:
@@ -179,7 +180,7 @@ def _run(arguments: list[str]) -> int:
         verb_parser.refuse_unknown(unknown)
     with copied_pipes(args):
         code = _load(args.verb).run(args, verb_parser)
-    # Here, where a reader that has stopped listening is handled; not at the interpreter's end, where it is not.
+    # Flush here, where a closed pipe is handled, and not at the interpreter's exit.
     sys.stdout.flush()
     return code
 
@@ -189,5 +190,5 @@ def _load(verb: str) -> Verb:
 
 
 def _complain(message: str) -> None:
-    # One line, whatever names from a trace or a path are in it.
+    # Always one line, because names from a trace or a path may contain line breaks.
     print(printable(f"tracekit: {' '.join(message.split())}", sys.stderr), file=sys.stderr)

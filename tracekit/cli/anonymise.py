@@ -1,4 +1,4 @@
-"""``tracekit anonymise INPUT...``: traces without the names of people, machines and files."""
+"""``tracekit anonymise INPUT...``: removes the names of people, machines and files from traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments that several verbs take."""
+"""Arguments of several verbs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_US = 1_000_000
 
 
 def add_inputs(parser: argparse.ArgumentParser) -> None:
-    """Add the traces to analyse, and what all verbs that analyse take."""
+    """Add the traces to analyse, and the common arguments of verbs that analyse."""
     parser.add_argument(
         "inputs",
         type=resolve_path,
@@ -38,14 +38,14 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
-    """Add what all verbs that analyse take beside their traces."""
+    """Add the common arguments of verbs that analyse, except their traces."""
     add_inside(parser)
     parser.add_argument("--no-cache", action="store_true", help="read the traces, and keep nothing of them")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def keeps_cache(args: argparse.Namespace) -> bool:
-    """Return True if the tables of the inputs are to be kept: copies of pipes are gone when the command ends."""
+    """Return True if the tables of the inputs can be cached. Copies of pipes disappear when the command ends."""
     return not args.no_cache and not args.piped
 
 
@@ -66,12 +66,12 @@ def local_path(text: str) -> Path:
 
 
 def positive(text: str) -> int:
-    """Return a whole number from 1 on."""
+    """Parse an integer of 1 or more."""
     return _whole(text, 10**9 - 1, "whole number from 1 on")
 
 
 def microseconds(text: str) -> int:
-    """Return a number of microseconds from 0 on, in ns."""
+    """Parse a number of microseconds of 0 or more. Return it in ns."""
     try:
         value = float(text)
     except ValueError:
@@ -82,12 +82,12 @@ def microseconds(text: str) -> int:
 
 
 def port(text: str) -> int:
-    """Return the number of a port, from 1 on."""
+    """Parse a port number of 1 or more."""
     return _whole(text, 65535, "port from 1 to 65535")
 
 
 def percentage(text: str) -> float:
-    """Return a share, given as 5% or 0.05."""
+    """Parse a share such as 5% or 0.05."""
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
@@ -98,7 +98,7 @@ def percentage(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """Return a number of seconds from 0 on."""
+    """Parse a number of seconds of 0 or more."""
     try:
         value = float(text)
     except ValueError:

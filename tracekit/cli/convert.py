@@ -1,4 +1,4 @@
-"""``tracekit convert INPUT OUTPUT``: a trace in another format."""
+"""``tracekit convert INPUT OUTPUT``: writes a trace in another format."""
 
 from __future__ import annotations
 

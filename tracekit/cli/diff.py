@@ -132,7 +132,7 @@ def _gates(diff: TraceDiff, args: argparse.Namespace) -> list[tuple[str, float, 
     """Return the option, the accepted share and the marker of each gate.
 
     Raises:
-        CommandError: There is nothing to compare. A gate that has measured nothing must not be passed.
+        CommandError: There is nothing to compare. A gate without a measurement must fail.
     """
     gates = []
     if args.fail_above is not None:

@@ -1,4 +1,4 @@
-"""``tracekit doctor [PLACE...]``: what tracekit finds on this machine, and what is wrong with it."""
+"""``tracekit doctor [PLACE...]``: reports the environment of tracekit on this machine, and its problems."""
 
 from __future__ import annotations
 
@@ -107,11 +107,11 @@ def _traces(place: str) -> list[str]:
     try:
         return trace_files(place)
     except TracekitError:
-        return []  # a place to write to, without a trace yet
+        return []  # a folder for traces, still empty
 
 
 def _described(trace: str) -> dict[str, Any]:
-    """Return the counts of `tracekit validate` for a trace. Its sentences quote events, and are left out."""
+    """Return the counts of `tracekit validate` for a trace, without its messages, because these quote events."""
     try:
         reports = [report.as_dict() for report in validate_file(trace)]
         return {"file": basename(trace), "checks": [{key: report[key] for key in _COUNTED} for report in reports]}

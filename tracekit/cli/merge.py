@@ -1,4 +1,4 @@
-"""``tracekit merge [-o OUT] INPUT...``: the traces of all ranks into one for Perfetto."""
+"""``tracekit merge [-o OUT] INPUT...``: merges the traces of all ranks into one for Perfetto."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _wait(args: argparse.Namespace) -> RankEnds | None:
-    """Wait for the end of the run and return its traces; return None without ``--wait-for-ranks``."""
+    """Wait for the end of the run, and return its traces. Return None without ``--wait-for-ranks``."""
     if args.wait_for_ranks is None:
         for option, value in (("--timeout", args.timeout), ("--run", args.run), ("--window", args.window or None)):
             if value is not None:
@@ -213,7 +213,7 @@ def _wait(args: argparse.Namespace) -> RankEnds | None:
     if not args.force:
         refuse_existing(args.output)
 
-    from tracekit.traces.rank_ends import wait_for_ranks  # imports twice as much as a merge needs
+    from tracekit.traces.rank_ends import wait_for_ranks  # imports twice as many modules as a merge needs
 
     timeout_s = _DEFAULT_TIMEOUT_S if args.timeout is None else args.timeout
 

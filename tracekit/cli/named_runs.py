@@ -17,7 +17,7 @@ LATEST: Final = "latest"
 ROOT_VARIABLE: Final = "TRACEKIT_TRACES"
 _ROOT: Final = "traces"
 _OWN_OPTION: Final = {"merge", "top"}
-"""Verbs with another ``--run``, which selects among their inputs. Of these, only the latest run is a path."""
+"""Verbs with another ``--run``, which selects among their inputs. For these, only ``--run latest`` becomes a path."""
 
 _MOST_NAMED: Final = 5
 
@@ -63,7 +63,7 @@ def _find(name: str) -> str:
 
 
 def _runs(root: Path) -> Iterator[tuple[float, Path]]:
-    """Yield when each run was last written to (s since the epoch), and its folder."""
+    """Yield the time of the last write of each run (s since the epoch), and its folder."""
     from tracekit.formats.trace_files import TRACE_SUFFIXES  # only --run needs it
 
     for folder in [*root.iterdir()] if root.is_dir() else []:

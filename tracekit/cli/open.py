@@ -135,7 +135,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _announce(args: argparse.Namespace, prepared: Prepared, server: OneFileServer) -> None:
-    """Say where the trace is, before anything waits."""
+    """Print the address of the trace, before the command waits."""
     if args.json:
         document: dict[str, Any] = {
             "file": str(prepared.path),
@@ -158,7 +158,7 @@ def _by_hand(path: Path) -> str:
 
 
 def _open_browser(address: str) -> bool:
-    # A browser in the terminal would take the terminal, and cannot show Perfetto.
+    # A text browser would take over the terminal, and cannot show Perfetto.
     if sys.platform == "linux" and not any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))):
         return False
     try:

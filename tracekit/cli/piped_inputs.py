@@ -29,8 +29,8 @@ _PIECE_BYTES: Final = 1 << 20
 def copied_pipes(args: argparse.Namespace) -> Iterator[None]:
     """Replace ``-`` and pipes among the inputs of a command by copies that exist until the end of the block.
 
-    ``args.piped`` gets the names that were replaced. A command that reads an input once declares ``reads_once``: it gets
-    pipes as they are.
+    Sets ``args.piped`` to the replaced names. A command that reads each input once declares ``reads_once``, and
+    receives the pipes themselves.
 
     Raises:
         CommandError: Standard input is a terminal, or named twice.
@@ -86,7 +86,7 @@ def _stdin(args: argparse.Namespace, stack: contextlib.ExitStack) -> str:
 
 
 def _copied(source: str | int, name: str, stack: contextlib.ExitStack) -> str:
-    """Copy a pipe to a private file; return its path."""
+    """Copy a pipe to a private file, and return its path."""
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tracekit-pipe-"))
     copy = Path(folder) / name
     try:

@@ -21,13 +21,13 @@ _WIDTH: Final = 30
 
 
 class ProgressBar:
-    """Shows the progress of a command: with rich where it is installed, else with plain characters.
+    """Shows the progress of a command, with rich if it is installed, otherwise with plain characters.
 
-    Where standard error is no terminal, prints one line every 10 s instead.
+    Prints one line every 10 s if standard error is not a terminal.
 
     Args:
-        enabled: Whether to show anything.
-        monotonic: The clock, in seconds; for tests.
+        enabled: False to show nothing.
+        monotonic: Clock in seconds, for tests.
     """
 
     def __init__(self, *, enabled: bool, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -59,7 +59,7 @@ class ProgressBar:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
     def update(self, share: float, what: str) -> None:
-        """Show that ``share`` (0 to 1) is done, and what is being done now."""
+        """Show the completed ``share`` (0 to 1), and the current activity."""
         if not (self._lines or self._on_terminal):
             return
         now = self._monotonic()

@@ -1,4 +1,4 @@
-"""``tracekit query TRACES SQL``: asks traces in SQL, with the event table or with Perfetto's trace processor."""
+"""``tracekit query TRACES SQL``: queries traces in SQL, with the event table or with Perfetto's trace processor."""
 
 from __future__ import annotations
 
@@ -155,13 +155,13 @@ def _table(args: argparse.Namespace, sql: str, form: str) -> str | bytes:
 
 
 def _cell(value: Any) -> Cell:
-    """Return a value of DuckDB as a cell; times, lists and structs as text."""
+    """Return a value of DuckDB as a cell. Convert times, lists and structs to strings."""
     if isinstance(value, bool):
         return str(value).lower()
     if value is None or isinstance(value, (int, str, bytes)):
         return value
     try:
-        return float(value)  # decimals too
+        return float(value)  # also for decimals
     except (TypeError, ValueError):
         return str(value)
 

@@ -1,4 +1,4 @@
-"""``tracekit recover INPUT...``: cut and damaged traces into clean ones, and what was lost."""
+"""``tracekit recover INPUT...``: repairs cut and damaged traces, and reports the losses."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _files(inputs: list[str]) -> list[tuple[str, bool]]:
-    """Return each file once, and whether it was named itself (not by folder or glob)."""
+    """Return each file once, with True if the user named the file itself and not a folder or glob."""
     found: dict[str, bool] = {}
     for pattern in inputs:
         files = trace_files(pattern, SUFFIXES)

@@ -1,4 +1,4 @@
-"""``tracekit report INPUT... -o report.html``: one HTML file that tells all about a run."""
+"""``tracekit report INPUT... -o report.html``: writes one HTML file with the full analysis of a run."""
 
 from __future__ import annotations
 

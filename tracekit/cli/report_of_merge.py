@@ -1,4 +1,4 @@
-"""How the verbs that write a trace say what became of it."""
+"""Output of a merge report, for all verbs that write a trace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INCOMPLETE: Final = 3
 
 
 def show(report: MergeReport, *, as_json: bool, quiet: bool, action: str = "merged", verbose: bool = False) -> int:
-    """Print a report as text or JSON; return its exit code. See `MergeReport.lines` for ``action`` and ``verbose``."""
+    """Print a report as text or JSON. Return its exit code. See `MergeReport.lines` for ``action`` and ``verbose``."""
     if as_json:
         print_json(report.to_json())
     elif not quiet or not report.complete:

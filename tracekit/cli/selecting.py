@@ -1,4 +1,4 @@
-"""The options that say which part of a run is taken, for every verb that takes a part."""
+"""The options that select a part of a run, for all verbs that accept a selection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["add_args_option", "add_selection", "selection_of"]
 
 
 def add_selection(parser: argparse.ArgumentParser, *, names: bool) -> None:
-    """Add the options; `names` says whether ``--name`` is one of them."""
+    """Add the options. With `names`, add ``--name`` too."""
     chosen = parser.add_argument_group(
         "what to take",
         "Keep events that match all of these options. Slices that overlap a time span are kept whole, arrows with their "
@@ -55,7 +55,7 @@ def add_args_option(parser: argparse.ArgumentParser) -> None:
 
 
 def selection_of(args: argparse.Namespace) -> Selection:
-    """Return what the options say.
+    """Return the selection in the options.
 
     Raises:
         ConfigError: One of them cannot be understood.

@@ -116,11 +116,11 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _announce(args: argparse.Namespace, listener: socket.socket, access: Any, service: Any, token: str) -> None:
-    """Say where it is, once it answers."""
+    """Print the address when the server answers."""
     from tracekit.view.serve.security import is_loopback
 
     host, port = listener.getsockname()[:2]
-    wide = host in ("0.0.0.0", "::")  # noqa: S104 - it is compared, not listened at
+    wide = host in ("0.0.0.0", "::")  # noqa: S104 - a comparison, not an address to bind
     name = socket.gethostname() if wide else f"[{host}]" if ":" in host else host
     address = f"http://{name}:{port}/"
     secret = args.token_file is None and (access.token_to_read or args.allow_capture)

@@ -1,4 +1,4 @@
-"""``tracekit split INPUT...``: a trace into parts by time or rank."""
+"""``tracekit split INPUT...``: splits a trace into parts by time or rank."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _stem(inputs: list[str]) -> str:
         name = basename(files[0]) if len(files) == 1 else "merged"
     for suffix in sorted(TRACE_SUFFIXES, key=len, reverse=True):
         name = name.removesuffix(suffix)
-    # Of the holes in the name of a part only that for its number is one.
+    # In the name of a part, only ``{part}`` is a placeholder.
     return name.replace("{part}", "part") or "trace"
 
 

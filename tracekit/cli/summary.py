@@ -1,4 +1,4 @@
-"""``tracekit summary INPUT...``: says where the time goes."""
+"""``tracekit summary INPUT...``: shows where the time goes."""
 
 from __future__ import annotations
 

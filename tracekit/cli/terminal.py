@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 __all__ = ["message_of", "print_json", "printable"]
 
-# In JSON: an escaped backslash, a pair of surrogates, or (group 1) a surrogate alone, which many readers refuse.
+# In JSON: an escaped backslash, a pair of surrogates, or (group 1) a lone surrogate, which many readers reject.
 _LONE_SURROGATE: Final = re.compile(r"\\\\|\\ud[89ab]..\\ud[c-f]..|\\u(d[89a-f]..)")
 
 
 def printable(text: str, stream: TextIO | None = None) -> str:
     r"""Return text that is safe to print.
 
-    Replaces control characters by U+FFFD, escapes surrogates (``\xff`` for bytes of a file name that are not UTF-8), and
-    replaces by ``?`` what the stream cannot encode.
+    Replaces control characters by U+FFFD and characters that the stream cannot encode by ``?``. Escapes surrogates
+    (``\xff`` for bytes of a file name that are not UTF-8).
 
     Args:
         text: One line.
-        stream: Where it is written to; standard output if None.
+        stream: The output stream. None means standard output.
     """
     encoding = (stream or sys.stdout).encoding or "utf-8"
     return escape_surrogates(without_controls(text)).encode(encoding, "replace").decode(encoding, "replace")
@@ -42,10 +42,10 @@ def print_json(document: Any, *, indent: int | None = 2) -> None:
     """Print a document as JSON, with surrogates escaped as in `printable`.
 
     Args:
-        document: What json.dumps takes.
-        indent: Spaces of each level; None prints one line.
+        document: Any value that json.dumps accepts.
+        indent: Number of spaces per level; None prints one line.
     """
-    # In pieces: the steps of many ranks as one text would take several times their memory.
+    # Print in pieces: the steps of many ranks as one string would take several times their memory.
     for piece in json.JSONEncoder(indent=indent).iterencode(document):
         sys.stdout.write(_LONE_SURROGATE.sub(_escaped_again, piece) if "\\ud" in piece else piece)
     sys.stdout.write("\n")

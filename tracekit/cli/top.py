@@ -92,7 +92,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _watch(args: argparse.Namespace, watcher: _Watcher) -> None:
-    """Look until Ctrl-C."""
+    """Poll and show the run until Ctrl-C."""
     look, shown = watcher.look()
     screen = None if args.json or not sys.stdout.isatty() else Screen.open()
     last = None
@@ -115,7 +115,7 @@ def _watch(args: argparse.Namespace, watcher: _Watcher) -> None:
 
 
 class _Watcher:
-    """Looks at the shown run, and at the ends of others."""
+    """Polls the shown run, and detects the ends of other runs."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._watch = Watch(args.root, inside=args.inside, cut_after_s=args.cut_after)
@@ -124,7 +124,7 @@ class _Watcher:
         self._last: tuple[Look, RunState | None] | None = None
 
     def look(self) -> tuple[Look, RunState | None]:
-        """Return a look and the run to show.
+        """Poll the runs. Return the state of all runs, and the run to show.
 
         Raises:
             ConfigError: There are runs, but not the one of ``--run``.
@@ -139,7 +139,7 @@ class _Watcher:
         return self._last
 
     def look_or_note(self) -> tuple[Look, RunState | None]:
-        """Return a look; if the storage fails, the last one with a note."""
+        """Poll the runs. If the storage fails, return the last state with a note."""
         try:
             return self.look()
         except StorageError as error:
@@ -179,7 +179,7 @@ def _print(args: argparse.Namespace, look: Look, shown: RunState | None) -> None
 def _print_table(found: RunTable) -> None:
     lines = [*found.title]
     if found.rows:
-        # The last column is text, and is aligned by itself.
+        # The last column is text, and is aligned separately.
         numbers = table(found.head[:-1], [row[:-1] for row in found.rows], left=0)
         width = max(map(len, numbers))
         texts = [found.head[-1], *(row[-1] for row in found.rows)]
@@ -207,7 +207,7 @@ class Screen:
 
     @classmethod
     def open(cls) -> Screen | None:
-        """Take the screen; return None if rich is not installed or the terminal cannot be drawn on."""
+        """Open the screen. Return None if rich is not installed, or the terminal does not support it."""
         try:
             console = importlib.import_module("rich.console").Console()
             live = importlib.import_module("rich.live").Live(console=console, screen=True, auto_refresh=False)
@@ -220,7 +220,7 @@ class Screen:
 
     @property
     def size(self) -> tuple[int, int]:
-        """The current number of characters in a line, and of lines."""
+        """The current width in characters, and the number of lines."""
         size = self._live.console.size
         return size.width, size.height
 
@@ -238,7 +238,7 @@ class Screen:
                 header_style="bold",
             )
         for row, mark in zip(table.rows, table.marks, strict=True):
-            # A Text is not searched for markup.
+            # rich does not search a Text for markup.
             grid.add_row(*(text(printable(cell)) for cell in row), style=_STYLES[mark])
         lines = [text(printable(line), no_wrap=True, overflow="ellipsis") for line in table.title]
         below = [text(printable(line), no_wrap=True, overflow="ellipsis", style="dim") for line in table.below]

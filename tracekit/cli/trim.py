@@ -1,4 +1,4 @@
-"""``tracekit trim [-o OUT] INPUT...``: a part of a trace, which opens by itself."""
+"""``tracekit trim [-o OUT] INPUT...``: writes a part of a trace as a separate trace."""
 
 from __future__ import annotations
 

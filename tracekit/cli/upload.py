@@ -1,4 +1,4 @@
-"""``tracekit upload [SPOOL...]``: finishes what a recording could not upload."""
+"""``tracekit upload [SPOOL...]``: completes the unfinished uploads of recordings."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _spools(folders: list[Path]) -> list[Path]:
-    """Return the spools that were named, or lie in the folders that were named."""
+    """Return the given spools, and the spools in the given folders."""
     if not folders:
         return default_spools()
     found: list[Path] = []

@@ -1,4 +1,4 @@
-"""``tracekit validate FILE...``: says whether Perfetto will load a trace, all of it, and whether tracekit's own format holds."""
+"""``tracekit validate FILE...``: checks that Perfetto will load all of a trace, and that tracekit's format is valid."""
 
 from __future__ import annotations
 

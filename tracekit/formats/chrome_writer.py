@@ -1,12 +1,12 @@
-"""Records to Chrome JSON: the encoder of the rank trace (see `tracekit.formats.rank_trace` for its form).
+"""ChromeEncoder: encodes records as Chrome JSON for the rank trace (see `tracekit.formats.rank_trace` for the form).
 
-This is the writing half of a seam: a batch of fixed-width records in, bytes out. A compiled core takes the place of
-`ChromeEncoder._encode_piece`, and lets the interpreter lock go meanwhile.
+The input is a batch of fixed-width records, the output is bytes. The compiled core replaces
+`ChromeEncoder._encode_piece`, and releases the GIL during the work.
 
-In Python, what a slice costs here is paid while the training thread waits for the interpreter lock, so the work is moved into
-few calls of C code: the templates of some hundred lines are joined, and all their numbers are put in by one ``%``. Printing an
-integer is cheap and a float is not, so times are split into microseconds and nanoseconds, and three digits come from a table,
-because ``%03d`` takes ten times as long as ``%b``.
+In Python, the training thread waits for the GIL while this code runs, so few calls of C code do most of the work: the
+templates of some hundred lines are joined, and one ``%`` inserts all their numbers. Printing a float is slow and
+printing an integer is not, so times are split into microseconds and nanoseconds. The three digits of the nanoseconds
+come from a table, because ``%03d`` takes ten times as long as ``%b``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["ChromeEncoder", "encode_value"]
 _PHASE = {BEGIN: b"B", END: b"E", INSTANT: b"i", COUNTER: b"C"}
 _DIGITS = [b"%03d" % number for number in range(1000)]
 _PIECE = 512 * WIDTH
-"""How much is encoded at once: in larger pieces the numbers leave the cache, and an event costs a third more."""
+"""Number of entries that are encoded together. In larger pieces the numbers leave the cache: a third more per event."""
 _MOMENT_ARGS = ("epoch", "batch")
 _MAX_DEPTH = 32
 _MAX_TEXT = 8192
@@ -44,7 +44,7 @@ class ChromeEncoder:
 
     Args:
         pid: The process.
-        base_ns: What ``ts`` is relative to, ns since the epoch.
+        base_ns: The base of every ``ts``, in ns since the epoch.
     """
 
     __slots__ = ("_base_ns", "_compiled", "_last_timestamp_ns", "_named_tracks", "_others", "_pid", "_slices")
@@ -56,10 +56,10 @@ class ChromeEncoder:
         self.restart()
 
     def restart(self) -> None:
-        """Begin a new file: names of threads and the training time are written again."""
+        """Begin a new file: write the names of threads and the training time again."""
         self._slices: dict[int, dict[int, bytes]] = {}  # template of a whole slice's line, by label and track
-        self._others: dict[tuple[int, int, int], bytes] = {}  # that of other events, by (kind, label, track)
-        self._named_tracks = 1  # track 0 is none
+        self._others: dict[tuple[int, int, int], bytes] = {}  # template of other events, by (kind, label, track)
+        self._named_tracks = 1  # track 0 means "no track"
         self._last_timestamp_ns = -1
 
     def metadata(self, name: str, args: Mapping[str, Any], *, tid: int | None = None) -> bytes:
@@ -127,7 +127,7 @@ class ChromeEncoder:
         while self._named_tracks < len(tracks):
             track = tracks[self._named_tracks]
             self._named_tracks += 1
-            if track.async_id:  # no thread: a viewer names its track by its slices
+            if track.async_id:  # not a thread: viewers name the track after its slices
                 continue
             append(self.metadata("thread_name", {"name": track.name}, tid=track.tid))
             append(self.metadata("thread_sort_index", {"sort_index": track.sort_index}, tid=track.tid))
@@ -149,7 +149,7 @@ class ChromeEncoder:
         return template
 
     def _template(self, kind: int, label: int, track: int, batch: EventBatch) -> bytes:
-        """Make a line with places for its times and the training time, or for the values of a counter."""
+        """Return a template of a line, for its times and the training time, or for the values of a counter."""
         described = batch.labels[label]
         async_id = 0 if kind == COUNTER else batch.tracks[track].async_id
         phase = _PHASE.get(kind, b"X")
@@ -173,12 +173,12 @@ class ChromeEncoder:
 
 
 def _exact_records(records: Sequence[Any], shift_ns: int, newest_ns: int = 0) -> Sequence[Any]:
-    """Return the records of a batch with times that a viewer reads as they are.
+    """Return the records of a batch with times that a viewer reads exactly.
 
     Args:
         records: As in `tracekit.events.EventBatch`.
-        shift_ns: The number to add to their times for those in the file.
-        newest_ns: A time that none of them is later than, 0 if it is not known.
+        shift_ns: Difference between a time in the file and the time of a record.
+        newest_ns: Upper limit of the times of the records, or 0 if unknown.
     """
     if not records:
         return records
@@ -189,13 +189,13 @@ def _exact_records(records: Sequence[Any], shift_ns: int, newest_ns: int = 0) ->
         return records
     moved = list(records)
     moved[1::WIDTH] = [exact_time(time + shift_ns) - shift_ns for time in records[1::WIDTH]]
-    # The end of a slice, or what kind of event it is, which is below 0.
+    # The end of a slice, or the kind of another event, which is below 0.
     moved[2::WIDTH] = [exact_time(time + shift_ns) - shift_ns if time >= 0 else time for time in records[2::WIDTH]]
     return moved
 
 
 class _CompiledEncoder:
-    """Has the core encode records, and tells it of labels and tracks before. What it does not take is left to Python."""
+    """Encodes records with the compiled core, after passing it the new labels and tracks."""
 
     __slots__ = ("_encoder", "_labels", "_make_records", "_pid", "_tracks")
 
@@ -203,13 +203,13 @@ class _CompiledEncoder:
         self._pid = pid
         self._make_records = compiled.Records
         self._encoder = compiled.Encoder(pid)
-        self._labels = self._tracks = 0  # how many of them it knows
+        self._labels = self._tracks = 0  # number of labels and tracks passed to the core
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _compiled_encoder, (self._pid,)
 
     def encode(self, records: Sequence[Any], batch: EventBatch, shift: int, spans: _Spans) -> bytes | None:
-        """Return the lines of some records, or None if Python must encode them."""
+        """Return the lines of some records, or None if the core rejects a value and Python must encode them."""
         try:
             if not isinstance(records, self._make_records):
                 records = self._make_records(records)
@@ -231,7 +231,7 @@ class _CompiledEncoder:
             TypeError,
             ValueError,
             OverflowError,
-        ):  # numbers beyond 64 bits, and what a handler of somebody's own made up
+        ):  # numbers beyond 64 bits, and records made by a user's handler
             return None
         return lines
 
@@ -241,13 +241,13 @@ def _compiled_encoder(pid: int) -> _CompiledEncoder | None:
 
 
 class _Spans:
-    """The training times of a batch; most events lie in that of the event before.
+    """The training times of a batch. Most events have the training time of the previous event.
 
     Attributes:
-        changes: From when on each holds.
+        changes: Start of each training time.
         moments: The training times, as the arguments of an event.
-        low, high: Between which times ``moment`` holds.
-        moment: That of the last event.
+        low, high: Start and end of ``moment``.
+        moment: The training time of the last event.
     """
 
     __slots__ = ("changes", "high", "low", "moment", "moments")
@@ -260,7 +260,7 @@ class _Spans:
         self.low, self.high, self.moment = 0, -1, b""
 
     def find(self, time_ns: int) -> tuple[int, int, bytes]:
-        """Pass to the training time that was current at a time."""
+        """Set and return the training time that was current at a time."""
         index = max(bisect_right(self.changes, time_ns) - 1, 0)
         self.low = self.changes[index] if index else 0
         self.high = self.changes[index + 1] if index + 1 < len(self.changes) else 1 << 63
@@ -269,13 +269,11 @@ class _Spans:
 
 
 def _async_id(number: int) -> bytes:
-    return (
-        b'"id2":{"local":"0x%x"},' % number
-    )  # an id of the process alone: Perfetto takes "id" for one of the whole trace
+    return b'"id2":{"local":"0x%x"},' % number  # an id of this process: Perfetto reads "id" as an id of the whole trace
 
 
 def _own_arguments(label: Label) -> bytes:
-    """Return the end of the arguments of every event of a label, beginning after the training time."""
+    """Return the JSON of a label's arguments that follows the training time in every event."""
     own = {name: value for name, value in label.args.items() if name not in _MOMENT_ARGS}
     return b"," + encode_value(own)[1:] if own else b"}"
 
@@ -283,9 +281,9 @@ def _own_arguments(label: Label) -> bytes:
 def encode_value(value: Any) -> bytes:
     """Encode any value as JSON that every reader of traces accepts. Never raises.
 
-    Text keeps its characters as UTF-8 (Perfetto refuses escaped surrogate pairs); lone surrogates become U+FFFD. What JSON
-    or readers do not take becomes text: NaN and infinities, integers beyond 64 bits, objects; what is nested too deeply or too
-    long is cut.
+    Text keeps its characters as UTF-8 (Perfetto rejects escaped surrogate pairs). Lone surrogates become U+FFFD. NaN
+    and infinities, integers beyond 64 bits and other objects become strings, because JSON or readers reject them.
+    Deeply nested values and long strings are truncated.
     """
     try:
         encoded = orjson.dumps(value)
@@ -298,10 +296,10 @@ def encode_value(value: Any) -> bytes:
 
 
 def _plain(value: Any, depth: int) -> Any:
-    """Return ``value`` made of what `encode_value` promises."""
+    """Return a copy of ``value`` with only the types and sizes that `encode_value` writes."""
     if value is None or value is True or value is False:
         return value
-    # The plain types' own methods: those of a subclass may do anything.
+    # Call the methods of the built-in types: those of a subclass may raise or lie.
     if isinstance(value, int):
         number = int.__index__(value)
         return number if -(1 << 63) <= number < 1 << 63 else str(number)
@@ -319,12 +317,12 @@ def _plain(value: Any, depth: int) -> Any:
             plain: dict[str, Any] = {}
             for key, item in value.items():
                 name = _plain(str(key), 0)
-                while name in plain:  # two that differed only in what was cut or replaced
+                while name in plain:  # two keys that differed only in the truncated or replaced part
                     name += "'"
                 plain[name] = _plain(item, depth + 1)
             return plain
         if isinstance(value, list | tuple | set | frozenset):
             return [_plain(item, depth + 1) for item in value]
         return _plain(repr(value), 0)
-    except Exception as error:  # noqa: BLE001 - a user's __repr__ or __iter__ may do anything
+    except Exception as error:  # noqa: BLE001 - a user's __repr__ or __iter__ may raise anything
         return f"<{type(value).__name__}: {type(error).__name__}>"

@@ -53,15 +53,16 @@ def raw_field(field: Any) -> bytes:
 
 
 def name_and_category(event: Event) -> tuple[bytes, bytes]:
-    """Return what tells slices apart, undecoded; empty for no name or category and, as in Perfetto, for an empty one."""
+    """Return the undecoded name and category, which identify a slice. A missing value is empty, as in Perfetto."""
     name, category = raw_field(event.name), raw_field(event.cat)
     return name if name != b'""' else b"", category if category != b'""' else b""
 
 
 def raw_number(value: Any) -> Any:
-    """Return the one spelling of a ``pid`` or ``tid``: 0 where it is absent or null, whole numbers as `int`.
+    """Return the canonical form of a ``pid`` or ``tid``: 0 if it is absent or null, whole numbers as `int`.
 
-    A text of a decimal number is that number: traces of torch from 2021 mix ``"tid": 5555`` and ``"tid": "5555"``.
+    A string with a decimal number becomes that number: traces of torch from 2021 mix ``"tid": 5555`` and ``"tid":
+    "5555"``.
     """
     if type(value) is int:
         return value
@@ -75,18 +76,18 @@ def raw_number(value: Any) -> Any:
 
 
 def time_field(field: Any) -> int | None:
-    """Return the ns of a ``ts`` or ``dur``; None where it is absent or no number; see `parse_us`."""
+    """Return a ``ts`` or ``dur`` in ns, or None if it is absent or not a number; see `parse_us`."""
     return None if field is UNSET else parse_us(bytes(field))
 
 
 def text_of(field: Raw) -> Raw:
-    """Return a field as a JSON string: its JSON text where it is something else."""
+    """Return a field as a JSON string. A value of another type becomes a string with its JSON text."""
     return field if _first_byte(field)[0] == _QUOTE else Raw(encode_json(bytes(field).decode()))
 
 
 def args_depth(args: Raw) -> int:
-    """Return how deep arguments are nested; 0 where it is obvious that `MAX_NESTING` is not exceeded."""
-    # Two counts are far cheaper than a walk, and nearly always enough.
+    """Return the nesting depth of arguments, or 0 if they clearly do not exceed `MAX_NESTING`."""
+    # Two counts are much cheaper than a walk, and nearly always enough.
     if len(args) <= 2 * MAX_NESTING:
         return 0
     text = bytes(args)

@@ -1,16 +1,17 @@
-"""A dump of torch's flight recorder as a stream of Chrome JSON, for every reader of traces.
+"""FlightDumpStream: reads a dump of torch's flight recorder as Chrome JSON.
 
-The recorder keeps the last collectives of a process, and each rank writes its own when a job hangs, as a pickle
-(``nccl_trace_rank_0``) or as JSON. A collective becomes a slice on the track of its process group, from when it was enqueued
-(``time_created_ns``) to when its completion was discovered (``time_discovered_completed_ns``): that is how long it was in
-flight. How long it ran is less, and told by ``duration_ms`` where torch measured it; the watchdog of torch looks about ten
-times a second, so both discovered times are late by so much. A collective that never completed is a slice without an
-end, marked by its name; what completed without a time (gloo tells none) is an instant. Sends and receives are on a
+The recorder keeps the last collectives of a process. When a job hangs, each rank writes a dump, as a pickle
+(``nccl_trace_rank_0``) or as JSON. A collective becomes a slice on the track of its process group, from its enqueue
+(``time_created_ns``) to the discovery of its completion (``time_discovered_completed_ns``). This is its time in flight.
+Its run time is shorter; ``duration_ms`` holds it if torch measured it. The watchdog of torch polls about ten times a
+second, so both discovered times are up to 100 ms late. A collective that never completed is a slice without an end, and
+its name says so. A completed collective without a time (gloo records none) is an instant. Sends and receives are on a
 separate track.
 
-A dump names neither rank nor host: the rank is that of the file's name. Its times are ns since the epoch by the wall clock.
-Nor does it say when it was written, which is how long something has hung at least: the time of the file does, as far as it is
-not beyond the timeout of what hung; a copy may be of any time.
+A dump contains neither rank nor host. The rank comes from the file name. The times are ns since the epoch by the wall
+clock. A dump does not contain the time of its writing either, which is a lower bound for the duration of a hang. The
+modification time of the file replaces it, up to the timeout of the hung collective, because a copy may have a later
+time.
 
 Source: torch 2.13 ``torch/csrc/distributed/c10d/FlightRecorderDetail.hpp`` (version 2.10 of the dump) and its dumps.
 """
@@ -38,11 +39,11 @@ if TYPE_CHECKING:
 __all__ = ["FlightDumpStream", "is_flight_dump"]
 
 _MAX_DUMP_BYTES: Final = 64 << 20
-_MAX_TEXT_BYTES: Final = 1 << 30  # of JSON; a pickle can hold one thing many times
+_MAX_TEXT_BYTES: Final = 1 << 30  # of JSON; a pickle can contain one object many times
 _MAX_ENTRY_BYTES: Final = 1 << 20
 _MAX_HEADER_BYTES: Final = 4 << 20
 _PIECE: Final = 200
-"""So many events are handed on at once."""
+"""Number of events in a piece of output."""
 
 _MAX_CHARACTERS: Final = 2000
 _MAX_ITEMS: Final = 64
@@ -60,7 +61,7 @@ _BETWEEN: Final = re.compile(rb"[\s,]*")
 _PROCESS: Final = "flight recorder"
 _CATEGORY: Final = "flight_recorder"
 _UNNAMED: Final = ("", "undefined")
-"""What torch writes where a process group has no description."""
+"""The descriptions of process groups without a description."""
 
 _COPIED: Final = ("state", "retired", "record_id", "op_id", "p2p_seq_id", "timeout_ms", "duration_ms", "thread_name")
 _LAST_NUMBER: Final = re.compile(r"(?<!\d)(\d{1,5})(?:\.bin|\.json)?(?:\.gz)?$")
@@ -68,21 +69,21 @@ _TIMES: Final = ("time_discovered_started_ns", "time_discovered_completed_ns")
 
 
 def is_flight_dump(head: bytes) -> bool:
-    """Tell whether a file that begins so is a dump of torch's flight recorder, in JSON or a pickle."""
+    """Return True if these first bytes are of a dump of torch's flight recorder, in JSON or a pickle."""
     if is_pickle(head):
         return _OF_A_DUMP.search(head) is not None
     return _FIRST_KEY.match(head) is not None and _OF_A_DUMP.search(head) is not None and _TRACE not in head
 
 
 def _rank_at_end(path: str) -> int | None:
-    """Return the rank that torch puts after the prefix that its user chose, if the name does not state it otherwise."""
+    """Return the rank that torch appends to the user's file prefix, unless the name states the rank in another way."""
     name = basename(path)
     found = _LAST_NUMBER.search(name) if rank_in_name(name) is None else None
     return None if found is None else int(found[1])
 
 
 class _Launch(NamedTuple):
-    """The key of a coalesced group of entries, which are launched, and complete, together."""
+    """The key of a group of coalesced entries, which are launched and complete together."""
 
     group: int | None
     is_p2p: bool
@@ -94,7 +95,7 @@ class FlightDumpStream(ConvertedStream):
 
     Args:
         source: The unread file.
-        written_ns: When it was written, ns since the epoch; None where that is not known.
+        written_ns: Time of its writing in ns since the epoch, or None if unknown.
     """
 
     foreign = "flight recorder"
@@ -143,7 +144,7 @@ class FlightDumpStream(ConvertedStream):
     # The dump.
 
     def _open(self) -> tuple[dict[str, Any], Callable[[], Iterable[Any]]] | None:
-        """Return the dump without its entries, and what gives these; None, and ``damage``, where it cannot be read."""
+        """Return the dump without its entries, and a function that returns these. Set ``damage`` if unreadable."""
         data = bytearray()
         while piece := self._source.read():
             data += piece
@@ -211,7 +212,7 @@ class FlightDumpStream(ConvertedStream):
 
     @staticmethod
     def _completed(entries: Iterable[Any]) -> dict[_Launch, int]:
-        """Return the time at which each launch completed, where an entry has it."""
+        """Return the completion time of each launch, if one of its entries has it."""
         found = {}
         for entry in entries:
             completed_ns = _time(_dict(entry).get("time_discovered_completed_ns"))
@@ -220,7 +221,7 @@ class FlightDumpStream(ConvertedStream):
         return found
 
     def _events(self, value: Any, completed: dict[_Launch, int]) -> Iterator[str]:
-        """Yield the event of an entry, and before it what names its track where it is the first there."""
+        """Yield the event of an entry, after the metadata of its track if that is new."""
         entry = _dict(value)
         created_ns = _time(entry.get("time_created_ns"))
         if created_ns is None:
@@ -262,7 +263,7 @@ class FlightDumpStream(ConvertedStream):
             yield _event("B", track, created_ns, f"{name} (not completed)", args, "")
 
     def _end_of_what_hung(self) -> list[str]:
-        """Return an instant when the dump was written, so that what has no end is seen for as long as it hung at least."""
+        """Return an instant at the time of writing, so that viewers draw hung collectives up to that time."""
         if self._written_ns is None or self._written_ns <= self._last_ns or self._timeout_ns <= self._last_ns:
             return []
         late = self._written_ns > self._timeout_ns
@@ -271,7 +272,7 @@ class FlightDumpStream(ConvertedStream):
         return [_event("i", _PROCESS, end_ns, name, {}, ', "s": "p"')]
 
     def _args(self, entry: dict[str, Any], launch: _Launch) -> dict[str, Any]:
-        """Return the arguments of a collective, with the names of torch.profiler."""
+        """Return the arguments of a collective under the names that torch.profiler uses."""
         group, description = _group(entry)
         ranks = _dict(self._configs.get(group)).get("ranks")
         name = _text_of(entry.get("profiling_name"))
@@ -341,7 +342,7 @@ def _after(text: bytes, at: int) -> int:
     return match.end() if match else at
 
 
-# An entry may hold any value of any size.
+# An entry may contain any value of any size.
 
 
 def _dict(value: Any) -> dict[str, Any]:
@@ -353,14 +354,14 @@ def _items(value: Any) -> list[Any]:
 
 
 def _integer(value: Any) -> int | None:
-    """Return a whole number that may be a text, as in JSON dumps."""
+    """Return an integer, which may be a string as in JSON dumps, or None."""
     if isinstance(value, str) and len(value) < 20 and value.isascii() and value.removeprefix("-").isdecimal():
         value = int(value)
     return value if type(value) is int and abs(value) < 2**63 else None
 
 
 def _time(value: Any) -> int | None:
-    """Return a time in ns since the epoch; JSON dumps have 0 for a missing value."""
+    """Return a time in ns since the epoch, or None. JSON dumps have 0 for a missing value."""
     return value if type(value) is int and 0 < value < _MAX_NS else None
 
 

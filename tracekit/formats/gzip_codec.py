@@ -1,6 +1,7 @@
-"""Gzip by the fastest codec that is installed: isal (``tracekit-ml[fast]``) packs four times as fast as zlib, and as small.
+"""Gzip with the fastest installed codec.
 
-Both have the same interface; with either, the same input gives the same bytes, but not the same as with the other.
+isal (``tracekit-ml[fast]``) compresses four times as fast as zlib, and as small. Both have the same interface. Each is
+deterministic, but their compressed bytes differ.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ with contextlib.suppress(ImportError):
 __all__ = ["Behind", "GzipWriter", "InflateError", "inflater", "packed"]
 
 InflateError: Final[type[Exception]] = _codec.error
-"""What unpacking damaged data raises."""
+"""The exception raised for damaged data."""
 
 _GZIP_WBITS: Final = 31
 _LEVEL: Final = 1
 _BLOCK_BYTES: Final = 1 << 16
 _TOGETHER_BYTES: Final = 1 << 20
-"""So much is handed to the thread that packs at a time."""
+"""Size of the pieces that the compressing thread receives."""
 
 _MOST_LEFT: Final = 3
-"""So many items wait at most: enough that neither side waits for the other at every turn, and not much memory."""
+"""Maximum number of waiting items. Enough that the threads rarely wait for each other, with little memory."""
 
 _Item = TypeVar("_Item")
 
@@ -46,12 +47,12 @@ def inflater() -> Any:
 
 
 class GzipWriter:
-    """Packs what is written to it into one gzip member, without a name and a time in it. Use it in a ``with``.
+    """Compresses data into one gzip member, without a name or a time in it. Use it in a ``with``.
 
     Args:
         file: The output, which stays open.
-        behind: Pack and write in a separate thread, while the caller goes on; the bytes are the same. Until the end of
-            the ``with`` the file is then that thread's, and `write` may raise what writing earlier data raised.
+        behind: Compress and write in a separate thread while the caller continues. The bytes are the same. That thread
+            then owns the file until the end of the ``with``, and `write` may raise an exception of an earlier write.
     """
 
     def __init__(self, file: BinaryIO, *, behind: bool = False) -> None:
@@ -104,23 +105,23 @@ class GzipWriter:
 
 
 def packed(path: str, file: BinaryIO, *, behind: bool = False) -> AbstractContextManager[BinaryIO | GzipWriter]:
-    """Return what takes the content of ``file``: packed where ``path`` ends with ``.gz``, ``behind`` as `GzipWriter` does it."""
+    """Return a writer to ``file`` that compresses if ``path`` ends with ``.gz``. For ``behind`` see `GzipWriter`."""
     return GzipWriter(file, behind=behind) if path.endswith(".gz") else contextlib.nullcontext(file)
 
 
 class Behind(Generic[_Item]):
     """Calls a function for each item, in order, in a separate thread. Use it in a ``with``, from one thread.
 
-    Worth it for work that leaves Python's lock alone, as packing and writing do: it then runs on a second processor. The end of
-    the ``with`` waits until all is put away; where an error ends it, only for the item that is under way. If no thread
-    can start, the thread of the caller calls it.
+    Useful for work that releases the GIL, such as compressing and writing, because it then runs on a second processor.
+    The end of the ``with`` waits for all items. After an error it waits only for the current item. If no thread can
+    start, the caller's thread calls the function.
 
     Args:
-        put: Takes an item. The next call of `give` that waits, or the end of the ``with``, raises its exceptions.
+        put: The function. The next call of `give` that waits, or the end of the ``with``, raises its exceptions.
     """
 
     def __init__(self, put: Callable[[_Item], object]) -> None:
-        from concurrent.futures import ThreadPoolExecutor  # takes long to load, and most merges need none
+        from concurrent.futures import ThreadPoolExecutor  # slow to import, and most merges do not need it
 
         self._put = put
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tracekit-behind")
@@ -138,12 +139,12 @@ class Behind(Generic[_Item]):
             self._thread.shutdown(cancel_futures=True)
 
     def give(self, item: _Item) -> None:
-        """Pass an item to the function. Wait while many are left."""
+        """Pass an item to the function. Wait while many items are waiting."""
         self._wait_for(_MOST_LEFT - 1)
         if not self._is_alone:
             try:
                 future = self._thread.submit(self._put, item)
-            except RuntimeError:  # from now on: a thread that starts late must not do it, too
+            except RuntimeError:  # no thread: submit no more, or a thread that starts later would repeat this item
                 self._is_alone = True
             else:
                 self._left.append(future)

@@ -1,4 +1,4 @@
-"""The losses of a rank during its recording, by its own account in rank traces and merges of them."""
+"""The losses of a rank during its recording, as stated in rank traces and in merges of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 ACCOUNTS: Final = frozenset({SUMMARY_EVENT, LOSS_EVENT, DUMP_EVENT})
-"""Metadata events that tell what a file lacks."""
+"""Metadata events about the losses of a file."""
 
 DROPPED: Final = "dropped"
 FAILED: Final = "failed"
@@ -43,15 +43,15 @@ _NO_SUMMARY: Final = "the file ends without its summary"
 
 @dataclass(frozen=True, slots=True)
 class RecordingLoss:
-    """Something that a rank lost while it recorded.
+    """A loss of a rank during its recording.
 
     Attributes:
         rank: The rank.
-        path: The file with the account.
+        path: The file that states the loss.
         kind: `DROPPED` (events are missing), `FAILED` (a handler, a source or the schedule failed) or `CUT` (the recording
             did not end: its process was killed or is still running).
         reason: The loss or failure in the words of the file.
-        count: How many events, or how often; None where nobody knows.
+        count: Number of events or failures, or None if unknown.
     """
 
     rank: int
@@ -63,13 +63,13 @@ class RecordingLoss:
 
 @dataclass(slots=True)
 class Accounts:
-    """The account of one file about itself.
+    """The statements of one file about its losses.
 
     Attributes:
-        summary: ``args`` of its summary, None without one.
-        lost_events: How many events it lacks because it could not be written.
-        gap_events: The same, from the gaps in it; may include what was lost before the file.
-        is_dump: Whether it is a dump of a flight recorder, which has no summary.
+        summary: ``args`` of its summary, or None without one.
+        lost_events: Number of events that are missing because the file could not be written.
+        gap_events: The same number from the gaps in the file. May include losses before the file.
+        is_dump: True for a dump of a flight recorder, which has no summary.
     """
 
     summary: dict[str, Any] | None = None
@@ -78,7 +78,7 @@ class Accounts:
     is_dump: bool = False
 
     def note(self, name: str, args: dict[str, Any]) -> None:
-        """Take in one of the metadata events `ACCOUNTS`."""
+        """Add one of the metadata events `ACCOUNTS`."""
         if name == SUMMARY_EVENT:
             self.summary = args
         elif name == LOSS_EVENT:
@@ -87,7 +87,7 @@ class Accounts:
             self.is_dump = True
 
     def take(self, run: Sequence[Event]) -> None:
-        """Add the accounts in a run of events."""
+        """Add the loss statements in a run of events."""
         for event in run:
             if event.ph == "i":
                 self.note_instant(event)
@@ -97,7 +97,7 @@ class Accounts:
                     self.note(name, args)
 
     def note_instant(self, event: Event) -> None:
-        """Take in an instant, which may be a gap."""
+        """Add an instant if it is a gap."""
         if event.name is not UNSET and bytes(event.name) == GAP_NAME:
             self.gap_events += _count(decode_dict(event.args).get(LOST_EVENTS_KEY))
 
@@ -107,10 +107,10 @@ class RecordedFile:
     """A file of a recording.
 
     Attributes:
-        path: As it may be shown.
-        start_ns: When its first event is; 0 where it has none.
-        cut: Whether it ends without its closing bracket.
-        accounts: What it says about itself.
+        path: Path for display.
+        start_ns: Time of its first event; 0 without events.
+        cut: True if the closing bracket is missing.
+        accounts: The loss statements of the file.
     """
 
     path: str
@@ -120,19 +120,19 @@ class RecordedFile:
 
 
 def losses_of_process(rank: int, files: Sequence[RecordedFile]) -> list[RecordingLoss]:
-    """Return the losses of a process during its recording, by the account of its files.
+    """Return the losses of a process during its recording, as its files state them.
 
-    The summary of a recording counts for all of its files. Without a summary, the files' own counts are a lower limit.
-    A dump of a flight recorder is not a recording.
+    The summary of a recording covers all of its files. Without a summary, the counts in the files are a lower bound. Do
+    not pass dumps of a flight recorder: they are not recordings.
     """
     told = [file for file in files if file.accounts.summary is not None]
     return [loss for file in told for loss in _of_summary(rank, file)] if told else _of_files(rank, files)
 
 
 def stated_losses(header: dict[str, Any], ranks: Collection[int]) -> list[RecordingLoss]:
-    """Return what a merged trace passes on of its ranks."""
+    """Return the losses of the given ranks that a merged trace states."""
     found = []
-    totals = header.get(TOTALS_KEY, header[MERGED_KEY])  # before format version 2 they stood in the head
+    totals = header.get(TOTALS_KEY, header[MERGED_KEY])  # before format version 2, the totals were in the head
     own = totals.get("losses") if isinstance(totals, dict) else None
     for entry in own if isinstance(own, list) else []:
         if not isinstance(entry, dict):
@@ -161,7 +161,7 @@ def _of_files(rank: int, files: Sequence[RecordedFile]) -> list[RecordingLoss]:
         if lost:
             found.append(RecordingLoss(rank, file.path, DROPPED, _UNWRITTEN, lost))
     last = max(files, key=lambda file: (file.start_ns, file.path))
-    # A file that was completed has its closing bracket; only the last one of a recording has a summary.
+    # A complete file has its closing bracket. Only the last file of a recording has a summary.
     if last.cut:
         found.append(RecordingLoss(rank, last.path, CUT, _NO_SUMMARY, None))
     return found

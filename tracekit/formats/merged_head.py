@@ -1,8 +1,8 @@
-"""The metadata of a merged trace: before its events, after those of each rank, and at its end.
+"""The metadata of a merged trace: before its events, after the events of each rank, and at its end.
 
-Before the events stand the decisions: how pids are numbered, and the clocks. After the events of a rank follow its
-names and the facts for a further merge. Traces that were merged before format version 2 have all of that before the
-events, in one to some kB for each input.
+The merge decisions, such as the numbering of pids and the clocks, come before the events. The names of a rank, and the
+facts for a further merge, come after its events. Traces merged before format version 2 have all metadata before the
+events, with one to several kB per input.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ __all__ = [
 ]
 
 MAX_HEAD_BYTES: Final = 64 * 1024 * 1024
-"""A head that is larger is not read."""
+"""Maximum size of a head that is read."""
 
 MERGED_KEY: Final = "tracekit"
-"""The key of the object form that holds most of it."""
+"""The key of the object form with most of the metadata."""
 
 PROCESS_EVENT: Final = "tracekit_process"
-"""Metadata behind the events of a rank: what a process and its threads were before the merge."""
+"""Metadata after the events of a rank: the identity of a process and its threads before the merge."""
 
 INPUT_EVENT: Final = "tracekit_input"
-"""Metadata behind the events of a rank: what an input says about itself."""
+"""Metadata after the events of a rank: the header of an input."""
 
 END_EVENT: Final = "tracekit_merge_end"
 """The last event."""
 
 TABLE_EVENTS: Final = frozenset({PROCESS_EVENT, INPUT_EVENT, END_EVENT})
-"""Metadata that a merge writes anew."""
+"""Metadata that each merge writes again."""
 
 TOTALS_KEY: Final = "tracekitTotals"
-"""The key behind the events that holds what only all of them tell."""
+"""The key after the events with the totals over all events."""
 
 MAX_VALUE_BYTES: Final = 4096
-"""Maximum size, as JSON, of a value beside the events of an input that a merged trace keeps."""
+"""Maximum JSON size of a header value of an input that a merged trace keeps."""
 
 MAX_KEYS: Final = 64
 """Maximum number of such values."""
 
 _INFO: Final = "distributedInfo"
-# What the merged trace has in another form.
+# Keys that the merged trace has in another form.
 _MERGED_KEYS: Final = frozenset(
     {"traceEvents", "deviceProperties", "displayTimeUnit", "schemaVersion", "tracekit", STACK_FRAMES}
 )
@@ -72,8 +72,8 @@ class RankOfPid(Mapping[Any, int]):
     Iterating yields one pid of each rank.
 
     Args:
-        stride: How far apart the pids of two ranks are.
-        ranks: The ranks, as (first, last) of each row of them.
+        stride: Distance between the pids of two successive ranks.
+        ranks: The ranks, as (first, last) of each range.
     """
 
     __slots__ = ("_ranks", "stride")
@@ -97,14 +97,14 @@ class RankOfPid(Mapping[Any, int]):
 
 
 def merge_decisions(header: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the header of a merged trace says of how it was merged; nothing where that is damaged."""
+    """Return the merge decisions in the header of a merged trace; empty if they are damaged."""
     own = header.get(MERGED_KEY)
     merge = own.get("merge") if isinstance(own, dict) else None
     return merge if isinstance(merge, dict) else {}
 
 
 def merged_ranks(header: Mapping[str, Any]) -> Mapping[Any, int]:
-    """Return the rank of each pid of a merged trace, as far as its header has it."""
+    """Return the rank of each pid of a merged trace, as far as its header contains it."""
     own = header.get(MERGED_KEY)
     if not isinstance(own, dict):
         return {}
@@ -128,10 +128,11 @@ def merged_ranks(header: Mapping[str, Any]) -> Mapping[Any, int]:
 
 
 def truncate_header(header: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the keys and values of the header of an input that a merged trace keeps, and the names of the other keys.
+    """Return the part of an input's header that a merged trace keeps, and the names of the other keys.
 
-    It leaves out long values: a log, a whole configuration or the process groups of thousands of ranks would make its head so
-    large that no reader takes it. Of ``distributedInfo`` that is too long, it keeps what is short, such as rank and backend.
+    Long values are dropped: a log, a whole configuration or the process groups of thousands of ranks would make the
+    head too large for readers. If ``distributedInfo`` is too long, its short values, such as rank and backend, are
+    kept.
     """
     kept: dict[str, Any] = {}
     left: list[str] = []
@@ -148,7 +149,7 @@ def truncate_header(header: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
 
 
 def _short_part(value: Any) -> tuple[Any, list[str]]:
-    """Return a value without what is long in it, and the names of that."""
+    """Return a value without its long items, and the names of these items."""
     if not isinstance(value, dict) or not _is_long(value):
         return value, []
     long = [name for name, item in value.items() if _is_long(item)]

@@ -1,10 +1,10 @@
-"""Perfetto's own trace format: protobuf wire encoding by hand, for the few messages that a merged trace needs.
+"""Perfetto's native trace format: hand-written protobuf encoding of the few messages that a merged trace needs.
 
-A trace is a sequence of packets, each length-prefixed, so that traces can be joined by appending one to the other and a cut
-loses only its last packet. Fields and numbers are those of perfetto_trace.proto in Perfetto's repository.
+A trace is a list of length-prefixed packets. So traces can be concatenated, and a cut trace loses only its last packet.
+The field numbers are those of perfetto_trace.proto in Perfetto's repository.
 
-A packet belongs to a sequence, written by one writer. A sequence interns texts: it defines a number for each once, and uses the
-number from then on. Its clock counts from one packet to the next.
+A packet belongs to a sequence, which has one writer. A sequence interns strings: it defines a number for each string
+once, and uses the number from then on. The clock of a sequence counts from one packet to the next.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
 """Types of events."""
 
 ROOT_UUID: Final = 0
-"""The track that every trace has; it holds what is true of all tracks."""
+"""The root track of every trace, with settings for all tracks."""
 
 CLOCK: Final = 64
-"""The clock of a sequence, in ns since the packet before. Numbers from 64 on are of one sequence only."""
+"""The clock of a sequence, in ns since the previous packet. Clock numbers from 64 on are local to a sequence."""
 
 _BOOTTIME: Final = 6
 _REALTIME: Final = 1
@@ -61,13 +61,13 @@ def sequence_packet(number: int, content: bytes, *, flags: int = 0) -> bytes:
     Args:
         number: The sequence, unique in the trace: 1 to 2**32 - 1.
         content: The fields of the packet.
-        flags: 1 clears what the sequence defined before; 2 says that the packet needs it.
+        flags: 1 clears the earlier definitions of the sequence; 2 means that the packet needs them.
     """
     return packet(number_field(10, number) + (number_field(13, flags) if flags else b"") + content)
 
 
 def flow_offset(description: bytes) -> int:
-    """Return what a merge adds to the ids of flows, from its metadata: ids mean something within one merge only."""
+    """Return the offset that a merge adds to flow ids, from its metadata, because the ids are local to one merge."""
     return int.from_bytes(sha256(description).digest()[:8], "little")
 
 
@@ -75,7 +75,7 @@ def flow_offset(description: bytes) -> int:
 
 
 def root_track() -> bytes:
-    """Return the description of the root track: processes and threads have the order of their tracks."""
+    """Return the description of the root track. It orders processes and threads like their tracks."""
     return number_field(1, ROOT_UUID) + number_field(19, 1) + number_field(20, 1)
 
 
@@ -115,9 +115,9 @@ def track(uuid: int, parent: int, name: str | bytes, *, order: int, merge: bool 
     Args:
         uuid: The track's number.
         parent: The track that it is shown in.
-        name: What it is called.
-        order: Its place among the tracks there.
-        merge: Whether the viewer may show it as one with tracks of the same name there.
+        name: The name of the track.
+        order: Its position among the tracks of the parent.
+        merge: True if the viewer may combine it with tracks of the same name in the parent.
     """
     text = (
         number_field(1, uuid)
@@ -154,12 +154,12 @@ def counter_value(value: float) -> bytes:
 
 
 def clock_snapshot(boot_ns: int, real_ns: int) -> bytes:
-    """Return the field that ties the clock of the trace to the time of day, ns since the epoch."""
+    """Return the field that maps the clock of the trace to wall time, in ns since the epoch."""
     return block(6, _clock(_BOOTTIME, boot_ns) + _clock(_REALTIME, real_ns) + number_field(2, _BOOTTIME))
 
 
 def begin_track(uuid: int) -> bytes:
-    """Return the fields that set the track of the events that follow, and the clock of the sequence to 0."""
+    """Return the fields that set the track of the following events, and reset the clock of the sequence to 0."""
     clocks = _clock(_BOOTTIME, 0) + block(1, number_field(1, CLOCK) + number_field(2, 0) + number_field(3, 1))
     defaults = number_field(58, CLOCK) + block(11, number_field(11, uuid))
     return block(6, clocks) + block(59, defaults)
@@ -170,5 +170,5 @@ def _clock(number: int, time_ns: int) -> bytes:
 
 
 def metadata_value(name: str, json: bytes) -> bytes:
-    """Return the field of a packet that keeps a JSON text with the trace, under a name."""
+    """Return the field of a packet that stores a JSON text under a name."""
     return block(5, block(2, text_field(1, name) + block(5, json)))

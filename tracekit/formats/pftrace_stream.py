@@ -1,8 +1,8 @@
-"""A native trace of Perfetto as a stream of Chrome JSON, for every reader of traces.
+"""PftraceStream: reads a native trace of Perfetto as Chrome JSON.
 
 Slices become ``B`` and ``E``, arrows flow events, counters ``C``. Tracks without a thread become async events if
-tracekit merged the trace, otherwise threads with new names. What a trace holds beside track events (the scheduler of
-the system, samples) has no form in Chrome JSON and is counted as lost.
+tracekit merged the trace, otherwise threads with new names. Data other than track events (the scheduler of the system,
+samples) has no form in Chrome JSON, and is counted as lost.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["PftraceStream", "is_pftrace"]
 
 _MAX_PACKET_BYTES: Final = 64 << 20
-# The first field of a packet: its time, snapshot of clocks, sequence, user, flags, event, interned texts, description of a
-# track, configuration, packed packets, or uuid. No JSON text goes on so after an empty line and a bracket.
+# The possible first fields of a packet: its time, clock snapshot, sequence, user, flags, event, interned strings, track
+# description, configuration, compressed packets, or uuid. No JSON text has these bytes after an empty line and a
+# bracket.
 _FIRST_KEYS: Final = (
     b"\x40",
     b"\x32",
@@ -64,7 +65,7 @@ def _listed(of: Any, key: str) -> list[Any]:
 
 
 def is_pftrace(data: bytes) -> bool:
-    """Tell whether a file that begins so is a native trace of Perfetto."""
+    """Return True if these first bytes are of a native trace of Perfetto."""
     if data[:1] != b"\x0a":
         return False
     start = 2

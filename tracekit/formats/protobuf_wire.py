@@ -123,10 +123,10 @@ def fields(data: int | bytes) -> Iterator[Field]:
 
 
 def packet_at(data: bytes, at: int) -> tuple[int, int] | None:
-    """Return where the content of the packet at a place begins and ends; None where more of the file is needed.
+    """Return the start and the end of the content of the packet at a position, or None if more data is needed.
 
     Raises:
-        WireError: There is no packet.
+        WireError: The data at this position is not a packet.
     """
     if data[at : at + 1] not in (b"\x0a", b""):
         raise WireError("something other than a packet")
@@ -138,5 +138,5 @@ def packet_at(data: bytes, at: int) -> tuple[int, int] | None:
 
 
 def signed(value: int) -> int:
-    """Return a number that was written as two's complement."""
+    """Convert an unsigned 64-bit number to the signed number with the same bits."""
     return value - (1 << 64) if value >> 63 else value

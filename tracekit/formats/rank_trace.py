@@ -1,6 +1,6 @@
-r"""The words of a rank trace: what tracekit writes for one process, and what readers look for.
+r"""The format of a rank trace, the file of one process: names of events and keys, and the base of its times.
 
-A rank trace is Chrome's Trace Event Format in its *array* form, one event a line::
+A rank trace is Chrome's Trace Event Format in its *array* form, with one event per line::
 
     [
     {"ph":"M","name":"tracekit_metadata","pid":4711,"tid":4711,"args":{"rank":0,...,"baseTimeNanoseconds":...}},
@@ -10,15 +10,16 @@ A rank trace is Chrome's Trace Event Format in its *array* form, one event a lin
     {"ph":"M","name":"tracekit_summary",...}
     ]
 
-* The array form, because Perfetto loads an array that was cut anywhere and refuses a cut object. ``tracekit_metadata``
-  is in the first write, so a file that exists is never empty and always names its rank.
+* It uses the array form, because Perfetto loads an array that is cut anywhere, and rejects a cut object.
+  ``tracekit_metadata`` is in the first write, so a file is never empty and always contains its rank.
 * ``ts`` and ``dur`` are microseconds with exactly three decimals, written from integer nanoseconds.
-  Absolute time in ns = ``baseTimeNanoseconds + ts * 1000``. The base is Kineto's own grid as a rule (see `base_time_ns`),
+  Absolute time in ns = ``baseTimeNanoseconds + ts * 1000``. The base is usually on Kineto's grid (see `base_time_ns`),
   so that a rank trace and torch.profiler's traces need no shift, and Perfetto reads every ``ts`` to the nanosecond (see
-  `tracekit.formats.decimal_time` for runs that go on beyond the quarter).
-* Slices are ``X``; a slice that was open when an earlier part of the file was written is a ``B`` there and an ``E``
-  later, so that a process that hangs or is killed shows what it was in. On one (pid, tid) slices nest and never overlap.
-* tracekit's own metadata are ``M`` events whose names Perfetto does not know and passes over.
+  `tracekit.formats.decimal_time` for runs that are longer than a quarter of a year).
+* Slices are ``X``. A slice that was open when an earlier part of the file was written is a ``B`` there and an ``E``
+  later, so that the trace of a hung or killed process shows its open slices. Slices of one (pid, tid) nest and never
+  overlap.
+* tracekit's metadata are ``M`` events with names that Perfetto ignores.
 
 Source of the rules: the Trace Event Format document; Perfetto's importer (``json_trace_tokenizer.cc``).
 """
@@ -59,40 +60,40 @@ TIMESTAMP_EVENT: Final = "tracekit_timestamp"
 COMPOSER_RANK_EVENT: Final = "global_rank"
 COMPOSER_SYNC_EVENT: Final = "clock_sync_timestamp_us"
 COMPOSER_SYNC_ERROR_EVENT: Final = "clock_sync_error_bound"
-"""What Composer's ``JSONTraceHandler`` writes in each window it records; ``args`` {"value"}. The last two: when the rank left a
-barrier, in us since the epoch, and within how many us all ranks did."""
+"""Events that Composer's ``JSONTraceHandler`` writes in each recorded window; ``args`` {"value"}. The last two contain
+the time at which the rank left a barrier, in us since the epoch, and the error bound in us."""
 
 CLOCK_ANCHOR_EVENT: Final = "tracekit_clock_anchor"
 """A pair of readings: ``args`` {"wall_ns", "monotonic_ns", "error_ns"}."""
 
 CLOCK_STEP_EVENT: Final = "tracekit_clock_step"
-"""The wall clock was set, or the machine slept: ``args`` {"step_ns", "monotonic_ns", "suspended_ns"}; the file's own
-timeline goes on unbroken."""
+"""The wall clock was set, or the machine slept: ``args`` {"step_ns", "monotonic_ns", "suspended_ns"}. The timeline of
+the file has no step."""
 
 CLOCK_OFFSET_EVENT: Final = "tracekit_clock_offset"
-"""What to add to this process's times to get those of the reference rank: ``args`` are the fields of `ClockOffset`."""
+"""The offset from this process's clock to the clock of the reference rank: ``args`` are the fields of `ClockOffset`."""
 
 COMPANION_EVENT: Final = "tracekit_companion"
-"""Another trace file of the same process: ``args`` {"file": its name, "path": the way there from the folder of this file, where
-it is in another one and the recording is not private}."""
+"""Another trace file of the same process: ``args`` {"file": its name, "path": its path relative to the folder of this
+file, if it is in another folder and the recording is not private}."""
 
 DUMP_EVENT: Final = "tracekit_dump"
 """The file is a dump of a flight recorder: ``args`` {"reasons", "events": kept, "dropped": events older than these}."""
 
 LOSS_EVENT: Final = "tracekit_loss"
-"""How many events this file lacks because it could not be written: ``args`` {`LOST_EVENTS_KEY`: n}, padded with spaces to a
-fixed width and kept right in place, so that it holds also when the disk stays full and the process is killed."""
+"""Number of events that are missing because the file could not be written: ``args`` {`LOST_EVENTS_KEY`: n}, padded with
+spaces to a fixed width and updated in place. So it is correct even if the disk stays full and the process is killed."""
 
 LOST_EVENTS_KEY: Final = "lost_events"
 
 GAP_EVENT: Final = "tracekit.gap"
-"""An instant, at the time of the first event that is missing: ``args`` {"lost_events", "from_ns", "to_ns"}."""
+"""An instant at the time of the first missing event: ``args`` {"lost_events", "from_ns", "to_ns"}."""
 
 SUMMARY_EVENT: Final = "tracekit_summary"
-"""Last event of a file that was closed: ``args`` holds the counts of what was written and what was lost."""
+"""Last event of a closed file: ``args`` contains the counts of written and lost events."""
 
 BASE_TIME_KEY: Final = "baseTimeNanoseconds"
-"""Kineto's name for the base that every ``ts`` of a file is relative to; tracekit uses the same."""
+"""The key of the base of every ``ts`` in a file, as in Kineto."""
 
 GRID_SECONDS: Final = 7_889_238
 """A quarter of a year, the grid of Kineto's bases (libkineto's ChromeTraceLogger, kineto PR #928)."""
@@ -104,11 +105,14 @@ _STEP_S: Final = 2_600_000
 
 
 def base_time_ns(wall_ns: int) -> int:
-    """Return the base for a trace that starts at ``wall_ns``: Kineto's grid, in ns since the epoch, but for 17 days of 91.
+    """Return the base for a trace that starts at ``wall_ns``, in ns since the epoch.
 
-    Perfetto takes ``ts`` for a double, multiplies it by 1000 and rounds. From 2^42 to 2^52 / 1000 microseconds, day 50.9 to
-    52.1 after the base, the product's own rounding makes every fourth ``ts`` a nanosecond too late; slices that touch overlap
-    then, and Perfetto drops one of them. A trace that starts there, or up to 16 days before, gets a base that lies later.
+    It is on Kineto's grid, except on 17 of 91 days.
+
+    Perfetto parses ``ts`` as a double, multiplies it by 1000 and rounds. From 2^42 to 2^52 / 1000 microseconds, day
+    50.9 to 52.1 after the base, the rounding of the product makes every fourth ``ts`` a nanosecond too late. Slices
+    that touch then overlap, and Perfetto drops one of them. A trace that starts in that range, or up to 16 days before
+    it, gets a later base.
     """
     grid_ns = GRID_SECONDS * 1_000_000_000
     base_ns = wall_ns // grid_ns * grid_ns

@@ -1,6 +1,6 @@
-"""The index of a recording on a remote storage: a small object next to its segments that lists them.
+"""The index of a recording on a remote storage: a small object next to its segments, with a list of them.
 
-A reader can do without it, since each segment opens and merges alone; the index shows a missing one.
+Readers do not need it, because each segment can be opened and merged alone. The index shows missing segments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["INDEX_KEY", "INDEX_SUFFIX", "Segment", "index_document", "index_name
 INDEX_KEY: Final = "tracekit_index"
 INDEX_SUFFIX: Final = ".index.json"
 _VERSION: Final = 1
-# The fields by which the segments of one recording differ, with the text that usually precedes them.
+# The fields that differ between the segments of one recording, with the text that usually precedes them.
 _VARYING: Final = re.compile(r"[-_.]?(?:part|dump|batch|epoch|ep|b|w|p)?\{(?:part|dump|batch|epoch)[^{}]*\}")
 
 
@@ -28,14 +28,15 @@ class Segment:
 
     Attributes:
         number: Its number in the spool, from 0.
-        file: Name in the spool folder, as it is written: plain.
-        url: The destination; a name that ends with ``.gz`` is packed first.
-        state: "open" while it is written (or for ever, when the process was killed), "waiting", "delivered", "dropped".
-        events: How many events it holds.
-        start_ns: From when on, ns since the epoch; 0 if not known.
-        end_ns: Until when.
-        size_bytes: Its size as it was delivered.
-        sha256: Of what was delivered.
+        file: Name of the uncompressed file in the spool folder.
+        url: The destination. If the name ends with ``.gz``, the segment is compressed first.
+        state: "open" while it is written (it stays "open" if the process is killed), "waiting", "delivered" or
+            "dropped".
+        events: Number of events.
+        start_ns: Start in ns since the epoch; 0 if unknown.
+        end_ns: End in ns since the epoch; 0 if unknown.
+        size_bytes: Size of the delivered object.
+        sha256: Hash of the delivered object.
     """
 
     number: int
@@ -50,7 +51,7 @@ class Segment:
 
 
 def index_name(template: str) -> str:
-    """Return the template of the index's name, for that of the segments' names.
+    """Return the name template of the index for the name template of the segments.
 
     Example::
 
@@ -58,7 +59,7 @@ def index_name(template: str) -> str:
     """
     folder, slash, name = template.rpartition("/")
     stem = _VARYING.sub("", name).removesuffix(".gz").removesuffix(".json").strip("-_.")
-    while _VARYING.search(folder):  # a folder for every window: the index is above them
+    while _VARYING.search(folder):  # one folder per window: put the index above them
         folder, slash, _ = folder.rpartition("/")
     return f"{folder}{slash}{stem or 'trace'}{INDEX_SUFFIX}"
 
@@ -66,13 +67,13 @@ def index_name(template: str) -> str:
 def index_document(
     header: Mapping[str, Any], segments: Iterable[Segment], index_url: str, *, complete: bool
 ) -> dict[str, Any]:
-    """Describe what a recording has written.
+    """Return the index of a recording.
 
     Args:
-        header: Whose it is; see `Spool`.
-        segments: Its files.
-        index_url: The destination of the index; names are relative to it.
-        complete: The recording has ended, and everything that it wrote is there.
+        header: Identity of the recording; see `Spool`.
+        segments: The files of the recording.
+        index_url: Destination of the index. Names are relative to it.
+        complete: True if the recording has ended and all its segments were delivered.
     """
     folder = index_url.rpartition("/")[0]
     finished = [segment for segment in segments if segment.state != "open"]
@@ -98,7 +99,7 @@ def index_document(
 
 
 def listed_segments(document: Any, index_url: str) -> list[tuple[str, str]] | None:
-    """Return path and state of every segment that an index lists; None if it is not an index.
+    """Return path and state of every segment in an index, or None if the document is not an index.
 
     Args:
         document: The index.
@@ -111,6 +112,6 @@ def listed_segments(document: Any, index_url: str) -> list[tuple[str, str]] | No
     return [
         (f"{folder}{slash}{segment['name']}", str(segment.get("state")))
         for segment in (segments if isinstance(segments, list) else [])
-        # A name that leads out of the folder was not written by tracekit.
+        # tracekit writes no names that lead out of the folder.
         if isinstance(segment, dict) and isinstance(segment.get("name"), str) and ".." not in segment["name"].split("/")
     ]

@@ -1,7 +1,8 @@
-"""Stack frames of the Trace Event Format: a table ``stackFrames`` beside the events, in which events name theirs by ``sf``.
+"""Stack frames of the Trace Event Format: the header table ``stackFrames``.
 
-``esf`` names the stack at the end of a slice. A frame names the one that called it as its ``parent``. Ids are numbers or texts,
-``7`` and ``"7"`` being one; keys of the table are texts.
+Events refer to a frame by its id in ``sf``. ``esf`` is the id of the stack at the end of a slice. The ``parent`` of a
+frame is the id of its caller. Ids are numbers or strings; ``7`` and ``"7"`` are the same id. Keys of the table are
+strings.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["PARENT", "STACK_FRAMES", "StackFrames", "frame_key", "numbered_frame
 
 STACK_FRAMES: Final = "stackFrames"
 PARENT: Final = "parent"
-"""The key of a frame that names its caller."""
+"""The key of a frame with the id of its caller."""
 _FRAME: Final = "sf"
 _END_FRAME: Final = "esf"
 _SAMPLES: Final = "samples"
@@ -38,16 +39,16 @@ def _frame_key(value: Any) -> str | None:
 
 
 def frame_key(raw: bytes) -> str | None:
-    """Return the key that an id means, from its JSON text; None: it is not an id."""
+    """Return the table key of an id, from its JSON text, or None if it is not an id."""
     return _frame_key(decode_or_none(Raw(raw)))
 
 
 def rename_frames(event: Event, new: Callable[[bytes], Raw]) -> None:
-    """Give an event other ids of frames, where it has any.
+    """Replace the frame ids of an event, if it has any.
 
     Args:
         event: Changed in place.
-        new: Returns the JSON text of the new value for that of the old one.
+        new: Returns the JSON text of the new value for the JSON text of the old one.
     """
     if event.sf is not UNSET:
         event.sf = new(bytes(event.sf))
@@ -56,13 +57,13 @@ def rename_frames(event: Event, new: Callable[[bytes], Raw]) -> None:
 
 
 def numbered_frames(header: Mapping[str, Any]) -> dict[str, int]:
-    """Return for each frame of a trace's table another id, which says nothing about it."""
+    """Return a new id for each frame of a trace's table. The new ids are numbers without a meaning."""
     table = header.get(STACK_FRAMES)
     return {key: number for number, key in enumerate(table if isinstance(table, dict) else (), 1)}
 
 
 def renumber(header: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, Any]:
-    """Return the keys beside the events with other ids in the table of frames, and in ``samples``, which name frames too."""
+    """Return the header with new frame ids in the table and in ``samples``, which also refer to frames."""
 
     def renamed(entry: Any, field: str) -> Any:
         key = _frame_key(entry.get(field)) if isinstance(entry, dict) else None
@@ -78,17 +79,17 @@ def renumber(header: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, Any
 
 
 class StackFrames:
-    """The frames of one file, under ids that the same frame with the same callers has in every file.
+    """The frames of one file, with ids that are equal in every file for the same frame with the same callers.
 
-    An id is made of what the frame and its callers say, so that tables of many files can be joined without a word between those
-    who read them, the same frame is there once, and joining them again changes no id.
+    An id is a hash of the frame and its callers. So the tables of many files can be joined without communication
+    between their readers, a frame occurs once, and another join does not change the ids.
 
     Args:
-        table: ``stackFrames`` as it was decoded. What is no frame is passed over; a caller that is not there, or that a frame
-            is a caller of itself by, is left out.
+        table: The decoded ``stackFrames``. Invalid frames are skipped. A caller is dropped if it is missing or closes a
+            cycle.
 
     Attributes:
-        used: The frames that were named, with all their callers: the JSON text of each by its id.
+        used: JSON text by id of the frames that events refer to, with all their callers.
     """
 
     def __init__(self, table: Any) -> None:
@@ -106,15 +107,15 @@ class StackFrames:
         return bool(self._ids)
 
     def rename(self, event: Event) -> None:
-        """Give an event the ids of this table; an id that the file's table does not have stays."""
+        """Replace the ids of an event by those of this table. Keep an id that is not in the file's table."""
         rename_frames(event, self._renamed)
 
     def write_out(self, event: Event) -> None:
-        """Put the frames themselves in the place of ids, for a format without such a table: texts, the innermost first."""
+        """Replace the ids of an event by lists of frames, for a format without a frame table. Innermost frame first."""
         rename_frames(event, self._written_out)
 
     def _add(self, key: str, frames: dict[str, dict[str, Any]]) -> None:
-        """Give a frame and all its callers their ids."""
+        """Make the ids of a frame and all its callers."""
         import hashlib  # few traces have stack frames
 
         way: dict[str, None] = {}
@@ -125,10 +126,10 @@ class StackFrames:
         parent = None if at is None else self._ids.get(at)
         for found in reversed(way):
             frame = frames[found]
-            # The content of an id must not depend on an order.
+            # An id must not depend on the order of the fields.
             fields = {name: frame[name] for name in sorted(frame) if name != PARENT}
             text = encode_json(fields if parent is None else {**fields, PARENT: parent})
-            # Not to be kept from anybody, only short, and not the same for two frames by chance.
+            # The hash needs no secrecy, only a short text without accidental collisions.
             name = hashlib.blake2b(text, digest_size=_ID_BYTES).hexdigest()
             self._ids[found] = name
             self._frames[name] = text, parent, _words(fields)
@@ -161,7 +162,7 @@ class StackFrames:
                 stack.append(words)
             if len(stack) > _MOST_LISTED:
                 stack[_MOST_LISTED:] = [f"{len(stack) - _MOST_LISTED} more"]
-            if len(self._known) >= _MOST_KNOWN:  # each has all its callers
+            if len(self._known) >= _MOST_KNOWN:  # each entry contains all callers
                 self._known.clear()
             known = self._known[raw] = Raw(encode_json(stack))
         return known

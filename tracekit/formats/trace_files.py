@@ -36,8 +36,8 @@ def trace_files(
 ) -> list[str]:
     """Return the traces at a path, glob, folder or URL, sorted by name.
 
-    A path of a single file is returned unchecked. The documents of on-demand capture are not traces. An ``xplane.pb`` of
-    XLA's profiler stands for the trace next to it, which takes its start from it.
+    The path of a single file is returned without a check. The documents of on-demand capture are not traces. An
+    ``xplane.pb`` of XLA's profiler is replaced by the trace next to it, which needs it for its start time.
 
     Args:
         pattern: Path, glob, folder or URL.
@@ -46,7 +46,7 @@ def trace_files(
         pipes: Accept a pipe, which can be read only once.
 
     Raises:
-        StorageError: Nothing is there, or a pipe.
+        StorageError: Nothing is found, or a pipe is found and not accepted.
     """
     found = expand(pattern, tuple(suffixes), _is_flight_dump if flight_dumps else None, pipes=pipes)
     found = list(dict.fromkeys(map(_trace_of_xplane, found)))
@@ -59,7 +59,7 @@ def trace_files(
 
 
 def is_other_json(path: str) -> bool:
-    """Return True if a file that is not a trace is a whole JSON document, as reports and settings are that lie among traces."""
+    """Return True if a file that is not a trace is a whole JSON document, such as a report or settings."""
     text = b""
     try:
         with ByteStream(path) as stream:
@@ -80,11 +80,11 @@ def _trace_of_xplane(path: str) -> str:
 
 
 def _is_flight_dump(path: str) -> bool:
-    """Return True for a dump as torch names it: the prefix that the user chose and the rank, without a suffix."""
+    """Return True for a flight-recorder dump: a name without a suffix or with ``.bin``, and the content of a dump."""
     name = basename(path)
     if "." in name and not name.endswith(".bin"):
         return False
-    if is_remote(path) and rank_in_name(name) is None:  # opening each object of a bucket takes too long
+    if is_remote(path) and rank_in_name(name) is None:  # opening every object of a bucket takes too long
         return False
     from tracekit.formats.flight_dump import is_flight_dump  # rarely needed
 

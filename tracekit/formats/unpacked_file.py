@@ -1,4 +1,4 @@
-"""Open a file or URL for reading; unpack zstd, and a zip archive with one trace. `ByteStream` unpacks gzip."""
+"""UnpackedFile: opens a file or URL, and unpacks zstd or a zip archive with one trace. `ByteStream` unpacks gzip."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 __all__ = ["ZSTD", "UnpackedFile"]
 
 ZSTD: Final = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")
-"""First bytes of zstd: a frame, or a skippable frame as pzstd writes it."""
+"""First bytes of zstd data: a frame, or a skippable frame as written by pzstd."""
 
 _ZIP: Final = b"PK\x03\x04"
 _FIRST_BYTES: Final = 256 * 1024
-"""A piece of `tracekit.formats.byte_stream`, which then takes the beginning of a file as it was read."""
+"""The piece size of `tracekit.formats.byte_stream`, so that it receives the first piece without a copy."""
 
 # 4 bytes of zstd can yield 128 KiB.
 _MAX_PACKED_BYTES: Final = 2048
@@ -33,11 +33,11 @@ class UnpackedFile:
 
     Args:
         path: The file or URL.
-        limit_bytes: How much of the file is read at most, before it is unpacked; None for all. A zip archive is read whole.
+        limit_bytes: Maximum number of packed bytes to read; None for all. A zip archive is always read whole.
 
     Attributes:
-        packing: "zstd" or "zip"; empty for a file that is read as it is.
-        damage: Why unpacking stopped early, or None. Bytes that were unpacked until then count.
+        packing: "zstd" or "zip"; empty for a file that is not unpacked.
+        damage: The reason why unpacking stopped early, or None. Bytes that were unpacked before are valid.
 
     Raises:
         StorageError: The file is missing or cannot be read.

@@ -1,12 +1,13 @@
-"""The vocabulary of XLA's profiler, the one below ``jax.profiler``, and the start time of its traces.
+"""The names used by XLA's profiler (the base of ``jax.profiler``), and the start time of its traces.
 
-A run of the profiler leaves two files in ``plugins/profile/<session>/``: ``<host>.trace.json.gz``, whose times count from its
-start and which does not say when that was, and ``<host>.xplane.pb``, a protobuf that does. What can tell the start:
+A run of the profiler writes two files to ``plugins/profile/<session>/``. The times in ``<host>.trace.json.gz`` count
+from the start of the trace, and the file does not contain the start. The protobuf ``<host>.xplane.pb`` contains it.
+There are two sources of the start:
 
-* The event `ANCHOR_EVENT` in the JSON itself, which `tracekit.integrations.jax` puts there: it surrounds one reading of
-  the wall clock and holds it, and it says whose the trace is.
-* The statistic ``profile_start_time`` of the plane "Task Environment" in the protobuf, ns since the epoch. The protobuf
-  also names the host and the process.
+* The event `ANCHOR_EVENT` in the JSON, which `tracekit.integrations.jax` adds. It surrounds one reading of the wall
+  clock, and contains the reading and the identity of the process.
+* The statistic ``profile_start_time`` of the plane "Task Environment" in the protobuf, in ns since the epoch. The
+  protobuf also contains the host and the process.
 
 Sources: openxla/xla ``xla/tsl/profiler/protobuf/xplane.proto`` and ``trace_events_to_json``; the traces of jax 0.10.
 """
@@ -37,13 +38,14 @@ __all__ = [
 ]
 
 ANCHOR_EVENT: Final = "tracekit_clock_anchor"
-"""A slice in a JAX trace; ``args`` (all texts): "wall_ns", read within it, and what `tracekit_metadata` says of a process."""
+"""A slice in a JAX trace. ``args`` (all strings): "wall_ns", read within the slice, and the identity as in
+`tracekit_metadata`."""
 
 MOST_EVENTS: Final = 1_000_000
-"""So many events the JSON holds at most, those that began first; the others are in the protobuf only (jax#21295)."""
+"""Maximum number of events in the JSON, the earliest ones. The others are in the protobuf only (jax#21295)."""
 
 PERFETTO_COPY: Final = "perfetto_trace.json.gz"
-"""The copy of the JSON that ``jax.profiler.trace(create_perfetto_trace=True)`` makes beside it."""
+"""The copy of the JSON that ``jax.profiler.trace(create_perfetto_trace=True)`` makes in the same folder."""
 
 _PROCESS: Final = re.compile(r"/(?:host|device):\S")
 _TRACE_SUFFIX: Final = re.compile(r"\.trace\.json(?:\.gz)?$")
@@ -52,7 +54,7 @@ _TEXTS: Final = ("host", "boot_id", "run_id")
 _MAX_PLANE_BYTES: Final = 1 << 20
 _PIECE_BYTES: Final = 1 << 20
 _ROUNDING_NS: Final = 1_000
-"""Start and events of a trace are readings of one clock; this is more than what rounding adds."""
+"""Upper bound of the rounding error between the start and the events of a trace, which are readings of one clock."""
 
 # Fields of XSpace, XPlane, XStat and XStatMetadata.
 _PLANES, _HOSTNAMES = 1, 4
@@ -67,10 +69,10 @@ class ProfileStart:
     """The start and the identity of a trace of XLA's profiler, as far as they are known.
 
     Attributes:
-        start_ns: The zero of its times, ns since the epoch by its host's wall clock; None where nothing tells.
-        error_ns: The largest error of the start.
-        source: The source of the start, in words; empty without one.
-        identity: Of ``rank``, ``host``, ``pid``, ``boot_id``, ``run_id`` ... what is known.
+        start_ns: The zero of its times, in ns since the epoch by its host's wall clock, or None if unknown.
+        error_ns: Maximum error of the start.
+        source: Description of the source of the start; empty without one.
+        identity: The known values of ``rank``, ``host``, ``pid``, ``boot_id``, ``run_id`` ...
     """
 
     start_ns: int | None = None
@@ -80,28 +82,28 @@ class ProfileStart:
 
 
 def is_xprof_process(name: str) -> bool:
-    """Tell whether this is how XLA's profiler names a process: "/host:CPU", "/device:GPU:0"."""
+    """Return True for a process name of XLA's profiler, such as "/host:CPU" or "/device:GPU:0"."""
     return _PROCESS.match(name) is not None
 
 
 def host_in_name(path: str) -> str | None:
-    """Return the host that the name of a trace states, ``<host>.trace.json.gz``; None for other names."""
+    """Return the host in a file name ``<host>.trace.json.gz``, or None for other names."""
     name = basename(path)
     host = _TRACE_SUFFIX.sub("", name)
     return host if host != name else None
 
 
 def start_of_anchors(anchors: Iterable[tuple[int, int, Mapping[str, Any]]]) -> ProfileStart | None:
-    """Return the start of a trace by its anchors; None where there is none that can be read.
+    """Return the start of a trace from its anchors, or None without a valid anchor.
 
     Args:
-        anchors: Of each `ANCHOR_EVENT` its start and duration in ns, and its ``args``.
+        anchors: Start in ns, duration in ns and ``args`` of each `ANCHOR_EVENT`.
     """
     found = []
     for start_ns, duration_ns, args in anchors:
         wall_ns = _number(args.get("wall_ns"))
         if wall_ns is not None and duration_ns >= 0 and wall_ns - start_ns > duration_ns:
-            # The clock was read at some moment of the slice.
+            # The clock was read at an unknown moment of the slice.
             error_ns = duration_ns // 2 + 1
             found.append((error_ns, wall_ns - start_ns - duration_ns // 2, args))
     if not found:
@@ -113,7 +115,7 @@ def start_of_anchors(anchors: Iterable[tuple[int, int, Mapping[str, Any]]]) -> P
 
 
 def start_in_xplane(trace: str) -> ProfileStart:
-    """Return the facts in the protobuf next to a JSON trace; nothing without a readable one.
+    """Return the start and identity from the protobuf next to a JSON trace. Empty without a readable protobuf.
 
     Args:
         trace: The JSON trace, ``<host>.trace.json.gz``.
@@ -155,7 +157,7 @@ def without_hosts(source: BinaryIO, target: BinaryIO) -> None:
     """Copy an XSpace without the names of its hosts.
 
     Raises:
-        ValueError: The source is none.
+        ValueError: The source is not an XSpace.
         OSError: The target cannot be written.
     """
     for number, wire_type, size in _entries(source):
@@ -173,7 +175,7 @@ def without_hosts(source: BinaryIO, target: BinaryIO) -> None:
 
 
 def _entries(file: BinaryIO) -> Iterator[tuple[int, int, int]]:
-    """Yield number, wire type and size of each field of a message, or its value if it is a number; the caller reads the rest."""
+    """Yield number, wire type and size (for a number, its value) of each field. The caller reads the content."""
     while (key := _varint(file)) is not None:
         size = _varint(file)
         if size is None or key & 7 not in (0, 2):
@@ -199,7 +201,7 @@ def _read_plane(plane: bytes, stats: dict[bytes, int]) -> None:
 
 
 def _varint(file: BinaryIO) -> int | None:
-    """Read a number; None at the end of the file."""
+    """Read a number. Return None at the end of the file."""
     value = shift = 0
     while byte := file.read(1):
         value |= (byte[0] & 0x7F) << shift
@@ -214,7 +216,7 @@ def _varint(file: BinaryIO) -> int | None:
 
 
 def _number(value: Any) -> int | None:
-    """Return a whole number from 0 on that may be a text, as in the ``args`` of XLA's traces; None for anything else."""
+    """Return an integer of 0 or more, which may be a string as in the ``args`` of XLA's traces, or None."""
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
         value = int(value)
     return value if type(value) is int and 0 <= value < 2**63 else None

@@ -1,4 +1,4 @@
-"""The merge itself: probe every input, align, plan, and rewrite every input into one output, in one pass over each."""
+"""The merge: probe every input, align, plan, and rewrite every input into one output, in one pass over each input."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["ARCHIVES", "ARGS", "merge_traces"]
 
 ARGS: Final = ("all", "ids", "none")
-"""The choices of ``args``; their places are the modes of the rewriter."""
+"""The choices of ``args``. Their indexes are the modes of the rewriter."""
 
 ARCHIVES: Final = (".tar", ".zip")
 """The suffixes of archives."""
@@ -66,47 +66,50 @@ def merge_traces(
 ) -> MergeReport:
     """Merge rank traces of tracekit and traces of torch.profiler into one trace for Perfetto.
 
-    Processes, threads and the ids of flows, async events and correlations become unique for each rank; times are put on
-    one clock in integer nanoseconds; slices that overlap get tracks on which nothing is lost; stack frames (``stackFrames``) of
-    all inputs are joined, each once, and in ``.pftrace`` written out as an argument. What is broken is repaired or left out,
-    and the report says so. The result does not depend on the order of the inputs, which are only read. The output appears
-    whole or not at all. What a merge that was killed has left beside a local output, the next merge to that output removes;
-    see `tracekit.merge.execute.scratch` for when, and `tracekit.merge.execute.part_store` for remote storages.
+    Processes, threads and the ids of flows, async events and correlations become unique for each rank. Times are
+    converted to one clock, in integer nanoseconds. Overlapping slices move to additional tracks, so that none is lost.
+    The stack frames (``stackFrames``) of all inputs are joined without duplicates; in ``.pftrace`` they become an
+    argument. Broken events are repaired or dropped, and reported.
+
+    The inputs are only read, and their order does not change the result. The output appears complete or not at all. The
+    next merge to a local output removes the temporary files of a killed merge; see `tracekit.merge.execute.scratch` for
+    the conditions, and `tracekit.merge.execute.part_store` for remote storages.
 
     Args:
-        output: The file or URL to write: ``.json``, or ``.pftrace`` for a native trace of Perfetto, with ``.gz`` after it to
-            pack it; ``.tar`` or ``.zip`` for an archive of the inputs with a ``perfetto_manifest.json`` that places them, for
-            Perfetto v58 and later.
+        output: The file or URL to write: ``.json``, or ``.pftrace`` for a native trace of Perfetto. Append ``.gz`` to
+            compress it. ``.tar`` and ``.zip`` write an archive of the inputs with a ``perfetto_manifest.json`` that
+            aligns them, for Perfetto v58 and later.
         inputs: Files, folders, globs and URLs of Chrome JSON traces, plain or gzip.
-        overwrite: Whether an output that is there already may be replaced.
-        strict: Whether to write nothing when an event would be lost, an input left out, or a clock assumed.
-        ranks: Ranks of inputs that do not tell theirs (or tell it wrongly), by path or file name.
-        select: Which part of the run to take; everything by default.
-        align: What may say how the clocks of the ranks stand to each other, beyond that ranks of one host and boot share one.
-            "auto": clock exchanges of `ClockSync`, else the ends of matched collectives in torch's traces (of large ones, in
-            samples), else the wall clock; "sync" or "collectives": only that, and all collectives; "wall": the wall clocks are
-            trusted; "none": every file keeps its times.
-        offsets_ns: What to add to all times of a rank, in ns, by hand; its clock is not aligned otherwise.
-        collective_flows: Whether to add arrows between the members of each collective that is found in torch's traces, from who
-            came first to who came last, and a counter of how far apart they came. Not in archives.
-        group_by: Show the ranks in the order of their place in a dimension of parallelism ("tp", "dp", "pp" or "ep"), or of their
-            hosts ("node"). Places come from the names of known projects' files and from Kineto's process groups.
-        args: Which arguments of events to keep: "all", "ids" (those that tie events together) or "none".
-        snap_overlaps_ns: The maximum overlap of two slices of a GPU stream that is removed by shortening the earlier one, as the
-            noise of CUPTI's clock causes it; larger ones move to a track of their own, as all do by default.
-        progress: Called now and then with the share that is done, 0 to 1, and with what is being done.
-        executor: Who reads and rewrites the inputs, those of a rank as one piece of work, for example
-            `tracekit.worker_processes.process_pool` or `tracekit.merge.execute.dask_cluster.DaskExecutor`, beside this
-            thread; it must reach the inputs and the folder of the output. The output is the same to the byte.
+        overwrite: True to replace an existing output.
+        strict: True to write nothing if an event would be lost, an input dropped, or a clock assumed.
+        ranks: Ranks by path or file name, for inputs without a rank or with a wrong one.
+        select: The part of the run to keep; everything by default.
+        align: The source of the offsets between the clocks of the ranks. Ranks of one host and boot share a clock.
+            "auto": clock exchanges of `ClockSync`, else the ends of matched collectives in torch's traces (a sample of
+            large traces), else the wall clock. "sync" or "collectives": only this source, and all collectives. "wall":
+            trust the wall clocks. "none": every file keeps its times.
+        offsets_ns: Offset in ns to add to all times of a rank, instead of an alignment of its clock.
+        collective_flows: True to add arrows between the members of each collective in torch's traces, from the first to
+            the last arrival, and a counter of the time between these. Not in archives.
+        group_by: Sort the ranks by their position in a dimension of parallelism ("tp", "dp", "pp" or "ep"), or by their
+            hosts ("node"). Positions come from the file names of known projects and from Kineto's process groups.
+        args: The arguments of events to keep: "all", "ids" (those that connect events) or "none".
+        snap_overlaps_ns: Maximum overlap of two slices of a GPU stream that is removed by shortening the earlier slice.
+            The noise of CUPTI's clock causes such overlaps. Slices with larger overlaps move to a separate track, as
+            all do by default.
+        progress: Called from time to time with the completed share, 0 to 1, and the current activity.
+        executor: Executor that reads and rewrites the inputs in addition to this thread, with one task per rank, for
+            example `tracekit.worker_processes.process_pool` or `tracekit.merge.execute.dask_cluster.DaskExecutor`. It
+            needs access to the inputs and the folder of the output. The output is the same to the byte.
 
     Returns:
-        What was merged, repaired and left out.
+        A report of the merged, repaired and dropped events and inputs.
 
     Raises:
-        ConfigError: The output is one of the inputs, or no input was named, or an argument is not a path.
-        MergeError: The inputs do not fit together; or, under ``strict``, the merge would not be complete; or a worker died.
+        ConfigError: The output is one of the inputs, there is no input, or an argument is not a path.
+        MergeError: The inputs do not fit together, the merge would be incomplete under ``strict``, or a worker died.
         TraceFormatError: None of the inputs is a trace.
-        StorageError: An input cannot be read, or the output cannot be written or is there already.
+        StorageError: An input cannot be read, or the output exists or cannot be written.
     """
     output = check_path("output", output)
     is_archive = output.endswith(ARCHIVES)
@@ -114,7 +117,7 @@ def merge_traces(
     _check_options(output, select, args, collective_flows=collective_flows, snaps=snap_overlaps_ns > 0)
     files = find_inputs(output, check_paths("inputs", inputs))
     if not overwrite:
-        refuse_existing(output)  # before the inputs are read, which may take long; atomic_write looks again
+        refuse_existing(output)  # before the inputs are read, which may take long; atomic_write checks it again
     edits = group_by is not None or args != "all" or snap_overlaps_ns > 0
     told = MergeProgress(progress, [path for path, _ in files])
     with merge_executor(output, executor) as workers:
@@ -159,7 +162,7 @@ def merge_traces(
 
 
 def _check_options(output: str, select: Selection | None, args: str, *, collective_flows: bool, snaps: bool) -> None:
-    """Refuse options that do not fit together."""
+    """Reject options that do not fit together."""
     if not output.removesuffix(".gz").endswith(_FORMATS) and not output.endswith(ARCHIVES):
         endings = " or ".join(f"{ending} or {ending}.gz" for ending in _FORMATS)
         raise ConfigError(
@@ -182,7 +185,7 @@ def _check_options(output: str, select: Selection | None, args: str, *, collecti
 def _check_collectives(
     placed: Placement, align: str, *, collective_flows: bool
 ) -> tuple[Causality | None, list[list[Member]]]:
-    """Return what came of checking the order of collectives, and their members where arrows are wanted."""
+    """Check the order of collectives. Return the result, and the members of the collectives if arrows are wanted."""
     if not placed.logs:
         return None, []
     from tracekit.merge.align.collective_sets import check_causality, find_sets
@@ -228,7 +231,7 @@ def _write(
     progress: MergeProgress,
     counts: EventCounts,
 ) -> None:
-    """Write a merged trace, and note what became of the events of each input."""
+    """Write a merged trace, and count the events of each input."""
     written = _output(output, plan)
     with packed(output, file) as sink:
         sink.write(written.head())
@@ -246,7 +249,7 @@ def _write(
 
 
 def _output(output: str, plan: MergePlan) -> JsonOutput | PftraceOutput:
-    """Return the writer of the format that the name of the output asks for."""
+    """Return the writer for the format in the name of the output."""
     if output.removesuffix(".gz").endswith(".json"):
         return JsonOutput(plan)
     from tracekit.merge.write.pftrace_output import PftraceOutput
@@ -255,7 +258,7 @@ def _output(output: str, plan: MergePlan) -> JsonOutput | PftraceOutput:
 
 
 def _drawn_before(item: Input) -> int:
-    """Return how many arrows between collectives an earlier merge has drawn."""
+    """Return the number of arrows between collectives that an earlier merge has added."""
     if item.kind != "merged":
         return 0
     count = merge_decisions(item.head().header).get("collective_flows", 0)
@@ -263,7 +266,7 @@ def _drawn_before(item: Input) -> int:
 
 
 def _refuse(report: MergeReport) -> None:
-    """Raise what ``--strict`` does not accept."""
+    """Raise an error if ``--strict`` does not accept the merge."""
     lost = [drop for drop in report.dropped if drop.lost]
     missing = [item for item in report.omitted if not item.harmless]
     if lost:

@@ -56,7 +56,8 @@ class ClockEvents:
     Attributes:
         offsets: The ``args`` of each measurement of another rank's clock, in a rank trace.
         steps: Steps of the wall clock in ns, each with its monotonic time, in a rank trace.
-        barriers: The time at which a rank left each of Composer's barriers, us since the epoch, and its bound in us.
+        barriers: Time at which a rank left each of Composer's barriers, in us since the epoch, and the error bound in
+            us.
     """
 
     offsets: list[dict[str, Any]] = field(default_factory=list)
@@ -92,12 +93,12 @@ class Input:
             profiler states. Only keys that distinguish processes, clocks and hosts.
         own_rank: The rank that the metadata state.
         stated_rank: The rank that the header, or Composer's metadata, states, and the key that says so.
-        rank_of_pid: Of an earlier merge, the rank of each pid.
+        rank_of_pid: Rank of each pid, for an earlier merge.
         host_name: Kineto's name of the host.
         named_pids: The real process ids that were seen, each with the name of the process.
         header_left_out: The keys of the header that the merged trace does not keep.
         rank: Its rank.
-        rank_source: The source of the rank, in words.
+        rank_source: Description of the source of the rank.
         processes: The known processes, by pid in the file.
         tables: For an earlier merge that is merged with further inputs of its ranks, what its inputs say about themselves:
             (rank, kind, JSON).
@@ -161,7 +162,7 @@ class Input:
 
     @property
     def generation(self) -> str:
-        """The form of the times in the file, in words for the report."""
+        """Description of the times in the file, for the report."""
         if self.base_ns is None:
             return "times without a base"
         if self.profile is not None and self.profile.start_ns == self.base_ns:
@@ -172,16 +173,16 @@ class Input:
 
     @property
     def first_ns(self) -> int | None:
-        """The earliest time of those that count, in the file's own time."""
+        """The earliest valid time, in the file's own time."""
         return self.epoch_lowest_ns if self.base_ns == 0 else self.lowest_ns
 
     @property
     def start_ns(self) -> int | None:
-        """When the first event happens, ns since the epoch; None when the file's clock is unknown or it holds no times."""
+        """Time of the first event in ns since the epoch. None if the file's clock is unknown or it has no times."""
         return None if self.base_ns is None or self.first_ns is None else self.base_ns + self.first_ns
 
     def keep(self, store: ScratchStore) -> Input:
-        """Move the head to a scratch file, and share equal texts with other inputs; return the input."""
+        """Move the head to a scratch file, and share equal strings with other inputs. Return the input."""
         self._store = store
         self.stored = store.put(self.stored)
         self.identity = {key: _shared(value) for key, value in self.identity.items()}
@@ -205,13 +206,13 @@ class Input:
         return found
 
     def read_end(self) -> None:
-        """Read a packed or remote trace to its end, and note its latest time."""
+        """Read a packed or remote trace to its end, and set its latest time."""
         if not self.has_end:
             with closing(open_trace(self.path, self.stamp.limit_bytes)) as stream:
                 deque(self.note_end(iter(stream.read, b"")), maxlen=0)
 
     def note_end(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        """Pass on the pieces of the whole trace, and note its latest time, to the microsecond, at their end."""
+        """Yield the pieces of the whole trace, and set its latest time, to the microsecond, at the end."""
         last: deque[bytes] = deque(maxlen=2)
         for piece in pieces:
             last.append(piece)
@@ -271,7 +272,7 @@ class Input:
 
     @property
     def clock_events(self) -> ClockEvents:
-        """Its clock events; the file is read for them at the first use."""
+        """Its clock events. The first use reads them from the file."""
         if self._clock_events is None:
             has_any = self.kind == "tracekit" or (self.kind == "chrome" and self.composer_ranks)
             self._clock_events = _read_clock_events(self.path, self.kind) if has_any else ClockEvents()
@@ -298,7 +299,7 @@ class Input:
 
 
 def _read_clock_events(path: str, kind: str) -> ClockEvents:
-    from tracekit.traces.collectives.search import find_events  # most merges need none of it
+    from tracekit.traces.collectives.search import find_events  # most merges do not need it
 
     found = ClockEvents()
     numbers: dict[str, list[int]] = {COMPOSER_SYNC_EVENT: [], COMPOSER_SYNC_ERROR_EVENT: []}
@@ -319,5 +320,5 @@ def _read_clock_events(path: str, kind: str) -> ClockEvents:
 
 
 def _shared(value: Any) -> Any:
-    """Return one object for equal texts: ranks of a host say the same of it."""
+    """Return one object for equal strings: the ranks of a host have many of them in common."""
     return intern(value) if type(value) is str else value

@@ -98,24 +98,24 @@ def gather(
     read_all: bool = False,
     may_pass: bool = True,
 ) -> tuple[list[Input], list[_Omission]]:
-    """Scan every file and find out its rank.
+    """Scan every file, and determine its rank.
 
     Args:
-        files: As `find_inputs` returns them.
-        ranks: Ranks given by hand, by path or file name.
-        progress: Called with a path and the number of its bytes read.
-        make_scanner: Makes what scans the files that are wanted; None: they are scanned here, one after the other.
-        select: The wanted ranks; files of others are not scanned if their head names their rank.
+        files: The result of `find_inputs`.
+        ranks: Ranks set by the user, by path or file name.
+        progress: Called with a path and the number of its bytes that were read.
+        make_scanner: Returns the scanner of the given files. None scans them here, one after the other.
+        select: The wanted ranks. Files of other ranks are not scanned if their head contains the rank.
         store: The store of the scans.
-        read_all: Scan them all the same.
-        may_pass: Whether the events of an earlier merge can stay as they are in the output.
+        read_all: True to scan the files of other ranks too.
+        may_pass: True if the events of an earlier merge can stay unchanged in the output.
 
     Returns:
-        The inputs in the order of the output, and the files that are left out.
+        The inputs in the order of the output, and the omitted files.
 
     Raises:
-        MergeError: A rank is unknown, or two processes claim one.
-        ConfigError: A rank is given by hand for a file that is not there.
+        MergeError: A rank is unknown, or two processes claim the same rank.
+        ConfigError: A rank is set for a missing file.
         TraceFormatError: None of the files is a trace.
         StorageError: None of the files can be read.
     """
@@ -133,7 +133,7 @@ def gather(
     except UnknownRankError:
         if not unread:
             raise
-        # A rank trace that was not read may name the rank of that file.
+        # A rank trace that was not read may contain the rank of that file.
         return gather(files, ranks, progress, make_scanner, select, store=store, read_all=True, may_pass=may_pass)
     others = list(map(without_secrets, unread))
     if select is not None and select.ranks is not None:
@@ -144,7 +144,7 @@ def gather(
 
 
 def _settled(inputs: list[Input], omissions: list[_Omission], *, may_pass: bool) -> list[Input]:
-    """Return inputs with known ranks in the order of the output, without copies, with their processes identified."""
+    """Sort inputs with known ranks, drop copies, and identify their processes. Return the remaining inputs."""
     inputs.sort(key=lambda item: item.order)
     inputs = _without_copies(inputs, omissions)
     stride = stride_for(inputs)
@@ -163,7 +163,7 @@ def _settled(inputs: list[Input], omissions: list[_Omission], *, may_pass: bool)
 def _choose(
     files: Sequence[tuple[str, bool]], by_hand: RanksByHand, select: Selection | None, omissions: list[_Omission]
 ) -> tuple[list[tuple[str, bool]], list[str]]:
-    """Return the files to scan, and those that belong to unwanted ranks by their head."""
+    """Return the files to scan, and the files of unwanted ranks according to their heads."""
     present = {path for path, _ in files}
     xprof_folders = {path.removesuffix(basename(path)) for path in present if host_in_name(path)}
     chosen: list[tuple[str, bool]] = []
@@ -195,7 +195,7 @@ def _scan_all(
     omissions: list[_Omission],
     store: ScratchStore,
 ) -> tuple[list[Input], list[TraceFormatError | StorageError]]:
-    """Scan files, and add those that are left out to ``omissions``; return the inputs, and why others cannot be read."""
+    """Scan files. Return the inputs, and the errors of unreadable files. Add the omitted files to ``omissions``."""
     inputs: list[Input] = []
     errors: list[TraceFormatError | StorageError] = []
     for path, named in files:
@@ -222,18 +222,18 @@ def _scan_all(
 
 
 class _TooDeepError(TraceFormatError):
-    """The file is a trace, and the message would be wrong."""
+    """The file is a trace, but too deeply nested. A separate class, so that it does not count as other JSON."""
 
 
 def _scanned(scanner: Scanner, path: str, progress: Callable[[str, int], None] | None, store: ScratchStore) -> Input:
     try:
         return scanner(path, None if progress is None else partial(progress, path)).keep(store)
-    except RecursionError:  # what it says cannot be pickled, here or in a worker
+    except RecursionError:  # its header cannot be pickled, here or in a worker
         raise _TooDeepError(without_secrets(path), "what it says beside its events is nested too deeply") from None
 
 
 def _listed(path: str) -> list[tuple[str, str]] | None:
-    """Return the segments that an index lists; None if the file is none."""
+    """Return the segments in an index, or None if the file is not an index."""
     if not path.endswith(INDEX_SUFFIX):
         return None
     try:
@@ -244,7 +244,7 @@ def _listed(path: str) -> list[tuple[str, str]] | None:
 
 
 def _missing(listed: list[tuple[str, str]], present: set[str]) -> list[OmissionReport]:
-    """Tell of the segments that an index lists and that are not there."""
+    """Return an omission for each segment in an index that is missing."""
     reasons = {
         "dropped": "was dropped while recording: the spool was full",
         "waiting": "had not been uploaded when the index was; tracekit upload finishes that",
@@ -259,16 +259,16 @@ def _missing(listed: list[tuple[str, str]], present: set[str]) -> list[OmissionR
 
 
 def _without_copies(inputs: list[Input], omissions: list[_Omission]) -> list[Input]:
-    """Leave out files that hold the same events as another one, such as a trace and its packed copy."""
+    """Drop files with the same events as another file, such as the packed copy of a trace."""
     kept: dict[tuple[Any, ...], list[Input]] = {}
     digest = cache(content_digest)
     result: list[Input] = []
     for item in inputs:
         if result and item.rank != result[-1].rank:
-            kept.clear()  # they are in the order of the ranks
+            kept.clear()  # the inputs are sorted by rank
         same = item.rank, item.kind, item.digest, item.base_ns
         others = kept.setdefault(same, []) if item.highest_ns is not None else []
-        # Recordings of equal loops may agree in all of this, and differ in their names or values.
+        # Recordings of equal loops may have the same key, but different names or values.
         original = next((other for other in others if digest(other.path) == digest(item.path)), None)
         if original is not None:
             omissions.append(OmissionReport(item.shown, f"holds the same events as {original.shown}", harmless=True))

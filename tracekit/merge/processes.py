@@ -1,9 +1,10 @@
-"""Which process each input is of: a rank's own, one of its attempts, or one of its children.
+"""The process of each input: that of a rank, one of its attempts, or one of its children.
 
-A pid alone does not name a process: pids are used again, two hosts have the same ones, and the first process of every container
-is 1. Rank traces also have host, boot and the start of the process. Torch's traces have the pid at best, and go with
-the process that named them, or else with the last one of their pid that had begun by then. Earlier merges keep these
-facts, so that merging in steps gives the same as merging in one go.
+A pid alone does not identify a process: pids are reused, two hosts have the same pids, and the first process of every
+container has pid 1. Rank traces also contain host, boot and the start of the process. Torch's traces contain at most
+the pid. They belong to the process that names them as companions, or else to the last process with their pid that had
+started by then. Merged traces keep these facts, so that a merge in several steps gives the same result as a single
+merge.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ __all__ = ["assign_keys", "check_claims"]
 
 
 def check_claims(inputs: list[Input]) -> None:
-    """Refuse two different processes that claim one rank.
+    """Reject two different processes that claim the same rank.
 
-    A restarted rank, the rank's children, and several files of one process are fine.
+    Accepts a restarted rank, the rank's children, and several files of one process.
 
     Raises:
-        MergeError: There are such.
+        MergeError: Two different processes claim the same rank.
     """
     by_rank: dict[int, list[list[ProcessIdentity]]] = {}
     for item in inputs:
@@ -57,7 +58,7 @@ def _identities(item: Input) -> dict[int, ProcessIdentity]:
 
 
 def assign_keys(inputs: list[Input]) -> None:
-    """Set keys and identities of the processes of the inputs: files of one process share a key, and no two processes do."""
+    """Set keys and identities of the processes of the inputs. Files share a key exactly if they are of one process."""
     processes: dict[tuple[Any, ...], ProcessIdentity] = {}
     places: dict[tuple[Any, ...], list[tuple[Input, int]]] = {}
     loose: list[tuple[Input, int, ProcessIdentity]] = []  # of torch, which has fewer facts
@@ -98,7 +99,7 @@ def _cpu_key(identity: ProcessIdentity, same_pid: list[tuple[ProcessIdentity, Pr
 def _owner(
     item: Input, identity: ProcessIdentity, known: list[tuple[ProcessIdentity, ProcessKey]]
 ) -> tuple[ProcessIdentity, ProcessKey] | None:
-    """Return the process that a torch trace is of, among those of its pid, which are in order of time; None for another."""
+    """Return the process of a torch trace among the known ones of its pid, sorted by time. None if it is another."""
     for found in known:
         if printable_name(item.path) in found[0].companions:
             return found
@@ -110,7 +111,7 @@ def _owner(
 
 
 def _child_key(identity: ProcessIdentity) -> str:
-    """Return a key that sorts children as they are shown: by number, then by name, then by time."""
+    """Return a key that sorts children by number, then by name, then by time."""
     worker = identity.own.get("worker")
     name = f"{worker:08d}" if isinstance(worker, int) else f"~{identity.name}"
     return f"{name} {identity.began_ns:020d} {identity.pid}"

@@ -26,11 +26,11 @@ class RankOrder:
     """Labels and order of the ranks of a merge.
 
     Attributes:
-        places: The place of each rank in the order of display: the rank itself where ranks are not grouped.
-        texts: The labels of each rank as its title shows them.
-        labels: The labels of each rank that has any.
+        places: Position of each rank in the viewer: the rank itself if ranks are not grouped.
+        texts: The labels of each rank, as in its title.
+        labels: The labels of each rank with labels.
         shown: The dimensions in the titles.
-        group_by: The dimension that ranks are sorted by, or "node"; None: by rank.
+        group_by: The dimension that sorts the ranks, or "node". None sorts by rank.
     """
 
     places: dict[int, int]
@@ -40,7 +40,7 @@ class RankOrder:
     group_by: str | None = None
 
     def metadata(self) -> dict[str, Any]:
-        """Return the part of this that a merged trace keeps."""
+        """Return the labels and the grouping as metadata of a merged trace."""
         return {
             **({"labels": sorted(self.labels.items())} if self.labels else {}),
             **({"shown_labels": self.shown} if self.shown else {}),
@@ -48,20 +48,20 @@ class RankOrder:
         }
 
     def fits(self, item: Input) -> bool:
-        """Return True if an earlier merge has the titles and the order that this one gives its ranks."""
+        """Return True if an earlier merge has the same title dimensions and grouping."""
         own = merge_decisions(item.head().header)
         return own.get("shown_labels", []) == list(self.shown) and own.get("group_by") == self.group_by
 
 
 def order_ranks(inputs: Iterable[Input], group_by: str | None = None) -> RankOrder:
-    """Find the labels of the ranks, and order the ranks.
+    """Find the labels of the ranks, and sort the ranks.
 
     Args:
-        inputs: In the order of the output.
-        group_by: The grouping; None: by rank, or as the earlier merge is sorted that is the only input.
+        inputs: The inputs in the order of the output.
+        group_by: The grouping. None sorts by rank, or like the only input if that is an earlier merge.
 
     Raises:
-        ConfigError: There is no such grouping, or no rank has a place in it.
+        ConfigError: The grouping is unknown, or no rank has a position in it.
     """
     if group_by is not None and group_by not in GROUP_BY:
         raise ConfigError(f"group_by {group_by!r}: give one of {', '.join(GROUP_BY)}")
@@ -120,7 +120,7 @@ def _check_grouping(group_by: str, labels: dict[int, Labels], nodes: dict[int, s
 
 
 def _order(group_by: str | None, labels: dict[int, Labels], nodes: dict[int, str]) -> Any:
-    """Return the key to sort ranks by; ranks without a place in the grouping come last."""
+    """Return the sort key of ranks. Ranks without a position in the grouping come last."""
     first: dict[str, int] = {}
     for rank in sorted(nodes):
         first.setdefault(nodes[rank], rank)

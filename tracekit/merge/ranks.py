@@ -1,4 +1,4 @@
-"""The rank of an input: stated inside or by its name, or given by hand."""
+"""The rank of an input, from its content, from its name or set by the user."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _MAX_INDEX_BYTES: Final = 16 * 1024 * 1024
 
 
 class UnknownRankError(MergeError):
-    """A trace does not say whose it is."""
+    """The rank of a trace is unknown."""
 
 
 class RanksByHand:
-    """Ranks given by hand, by path or file name.
+    """Ranks set by the user, by path or file name.
 
     Attributes:
-        ranks: The ranks by the file or name they are given for.
+        ranks: The ranks, by path or file name.
     """
 
     def __init__(self, ranks: Mapping[str, int]) -> None:
@@ -49,7 +49,7 @@ class RanksByHand:
                 self._found.setdefault(key, []).append(name)
 
     def names(self, path: str) -> list[str]:
-        """Return what a rank is given for that is this file: its path, its name, or another path to it."""
+        """Return the keys of `ranks` that match a file: its path, its name, or another path to it."""
         if not self.ranks:
             return []
         found = [*self._found.get(path, ()), *self._found.get(basename(path), ())]
@@ -60,13 +60,13 @@ class RanksByHand:
 
 
 def told_ranks(path: str, ranks: RanksByHand) -> set[int] | None:
-    """Return whose a file is, as far as its first bytes tell; None when they do not, or it is not a trace.
+    """Return the ranks of a file from its first bytes, or None if they are unknown or it is not a trace.
 
-    Only facts that no later part of the file can change count.
+    Uses only facts that no later part of the file can change.
 
     Args:
         path: The file.
-        ranks: Ranks given by hand.
+        ranks: Ranks set by the user.
     """
     try:
         if path.endswith(INDEX_SUFFIX):
@@ -88,7 +88,7 @@ def told_ranks(path: str, ranks: RanksByHand) -> set[int] | None:
                     rank = decode_dict(event.args).get("rank")
                     return {rank} if isinstance(rank, int) and rank >= 0 else None
     except (TraceFormatError, StorageError, KeyError, TypeError, ValueError, OSError):
-        pass  # the scan says what is wrong
+        pass  # the scan will report the problem
     return None
 
 
@@ -96,14 +96,14 @@ def find_ranks(inputs: list[Input], ranks: RanksByHand, unread: Sequence[str] = 
     """Set rank and ``rank_source`` of the inputs.
 
     Args:
-        inputs: After their scan.
-        ranks: Ranks given by hand.
-        unread: Further files that were found, and are not read.
+        inputs: The scanned inputs.
+        ranks: Ranks set by the user.
+        unread: Further files that were found, but are not read.
 
     Raises:
-        UnknownRankError: A trace does not say whose it is.
+        UnknownRankError: The rank of a trace is unknown.
         MergeError: The table of an earlier merge is damaged.
-        ConfigError: A rank is given by hand for a file that is not there.
+        ConfigError: A rank is set for a missing file.
     """
     unused = set(ranks.ranks).difference(*(ranks.names(path) for path in (*unread, *(item.path for item in inputs))))
     if unused:
@@ -182,13 +182,13 @@ def _ranks_by_labels(inputs: Sequence[Input], ranks: RanksByHand, companions: Ma
         return {}
     found = ranks_of_labels([labels_in_name(printable_name(item.path)) for item in inputs]) or []
     stated = [_stated_rank(item, companions) for item in inputs]
-    # The names of some may state a rank themselves, as that of the first one does.
+    # The names of some inputs may contain a rank, like the name of the first one.
     agree = all(one in (None, (rank, "file name")) for one, rank in zip(stated, found, strict=False))
     return {item.path: rank for item, rank in zip(inputs, found, strict=False)} if agree else {}
 
 
 def _rank_on_host(item: Input, recorded: Sequence[Input]) -> tuple[int, str] | None:
-    """Return the rank whose process, or whose host, a trace of XLA's profiler names; None where there are several.
+    """Return the rank of the process, or of the host, in a trace of XLA's profiler. Return None if there are several.
 
     Args:
         item: The trace.
@@ -201,7 +201,7 @@ def _rank_on_host(item: Input, recorded: Sequence[Input]) -> tuple[int, str] | N
 
 
 def _are_of_one_process(inputs: Sequence[Input]) -> bool:
-    """Tell whether all inputs are of XLA's profiler, and of one process."""
+    """Return True if all inputs are traces of XLA's profiler from one process."""
     return (
         all(item.kind == "xprof" and item.pids for item in inputs)
         and len({(item.host, item.pids) for item in inputs}) == 1
@@ -209,10 +209,10 @@ def _are_of_one_process(inputs: Sequence[Input]) -> bool:
 
 
 def select_ranks(inputs: list[Input], select: Selection) -> tuple[list[Input], list[Input]]:
-    """Return the inputs of the wanted ranks, and the others; of an earlier merge, take only the wanted processes.
+    """Return the inputs of the wanted ranks, and the others. In an earlier merge, select only the wanted processes.
 
     Raises:
-        MergeError: There is none.
+        MergeError: No input has a wanted rank.
     """
     kept, others = [], []
     for item in inputs:

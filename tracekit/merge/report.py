@@ -60,8 +60,8 @@ _HARMLESS: Final = frozenset({"unused_process", "rewritten_metadata", "empty_eve
 class InputReport:
     """One input: ``generation`` says how its times are written, ``base_time_ns`` is None when its clock is unknown.
 
-    ``header_left_out`` names the keys beside its events that the merged trace does not keep: their values are long, or they
-    are too many.
+    ``header_left_out`` lists the header keys that the merged trace does not keep, because their values are long or
+    there are too many keys.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""One trace into several, by time or by rank, each of which opens by itself."""
+"""Split one trace into several independent traces, by time or by rank."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _HOLE: Final = "{part}"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part.
+    """One part of a trace.
 
     Attributes:
-        name: "000", "001" ... for spans of time, "rank0" ... for ranks.
-        words: What is in it.
-        select: The same for a merge.
-        output: The file.
-        report: What became of it; None for a part in which nothing happened, and that was not written.
+        name: "000", "001" ... for time ranges, "rank0" ... for ranks.
+        words: Description of the content.
+        select: The content as a selection for a merge.
+        output: The file or URL of the part.
+        report: The report of the merge, or None for an empty part, which is not written.
     """
 
     name: str
@@ -51,25 +51,25 @@ def split(
     overwrite: bool = False,
     progress: Callable[[float, str], None] | None = None,
 ) -> list[Part]:
-    """Write the parts of a trace. The trace is read once for each, and once before.
+    """Write the parts of a trace. Read the trace once, and then once for each part.
 
-    A slice that reaches over the border of two spans of time is in both, whole.
+    A slice that crosses the border between two time ranges is complete in both parts.
 
     Args:
         path: The trace.
-        output: The file or URL of a part, with ``{part}`` in it.
-        seconds: How long a part is; None: every rank is a part.
-        overwrite: Whether files that are there may be replaced.
-        progress: Called now and then with the share that is done, 0 to 1, and with what is being done.
+        output: The file or URL of a part, with the placeholder ``{part}``.
+        seconds: Length of a part. None makes a part of each rank.
+        overwrite: True to replace existing files.
+        progress: Called from time to time with the completed share, 0 to 1, and the current activity.
 
     Returns:
-        All parts, those without events as well.
+        All parts, including empty ones.
 
     Raises:
-        ConfigError: The output has no place for the part, or the parts would be too many.
+        ConfigError: The output has no placeholder, or there would be too many parts.
         MergeError: The trace has no events.
-        StorageError: The trace cannot be read, a part cannot be written or is there already.
-        TraceFormatError: It is not a trace.
+        StorageError: The trace cannot be read, or a part exists or cannot be written.
+        TraceFormatError: The file is not a trace.
     """
     if _HOLE not in output:
         raise ConfigError(f"{output}: the name of the parts needs a place for their number: {_HOLE}")

@@ -1,6 +1,6 @@
-"""AttachedMarkers: the markers that record into one profiler, and what the schedule lets them do now."""
+"""AttachedMarkers: the markers of one profiler, and their current state under its schedule."""
 
-# ruff: noqa: SLF001 - a marker falls asleep in the step that finds nothing open in it
+# ruff: noqa: SLF001 - the test for open slices and the change to sleep are one step, on private attributes of a marker
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 __all__ = ["AttachedMarkers"]
 
 _MANY_AWAKE: Final = 1_000
-"""With more markers awake, the writer sends those to sleep that are not in use, since every flush looks at all."""
+"""Above this number of awake markers, the writer sends unused ones to sleep. Every flush visits all awake markers."""
 
 _LOOKS: Final = 16
-"""It does so at one look in that many, so that a marker in use is seen to be."""
+"""The writer does so at one in this many calls of `open_slices`. A marker in use is most likely used in between."""
 
 _SEARCHES: Final = 32
-"""How often, in a row, the writer searches all objects (15 ms with torch) for who may end a slice, and finds somebody. Then it
-is taken for a program whose generators wait inside their ``with``, and no more is searched."""
+"""Stop searching after this many searches in a row that forget no slice. A search visits all objects (15 ms with
+torch). The program then most likely has generators that are suspended inside a ``with``."""
 
 _EXITS: Final = ("__exit__", "__aexit__")
 
@@ -40,18 +40,18 @@ _SUSPENDED: Final = (GeneratorType, CoroutineType, AsyncGeneratorType)
 
 
 class AttachedMarkers:
-    """Attaches markers to a buffer, and has all of them pass from one state to the next together.
+    """Attaches markers to a buffer, and changes the state of all of them together.
 
-    A change of the schedule reaches the markers that are open immediately, every other one at its next use: until then it is
-    asleep. So the work of a change grows with the markers in use, not with all that were ever made. Markers may be added from
-    any thread, also while others pass to another state.
+    A change of the schedule reaches open markers immediately. Every other marker is asleep until its next use, and
+    changes then. The cost of a change therefore grows with the markers in use, not with the markers that exist. Any
+    thread may add markers, also during a change of state.
 
     Args:
-        buffer: Where they record.
-        clock: The monotonic clock that they read, ns.
+        buffer: Buffer that the markers record into.
+        clock: Monotonic clock of the markers, in ns.
 
     Attributes:
-        observer: Who is told of every event at once, where there are inline handlers. Set before the first `pass_to`.
+        observer: Receives every event synchronously, or None without inline handlers. Set before the first `pass_to`.
     """
 
     def __init__(self, buffer: RecordBuffer, clock: Callable[[], int]) -> None:
@@ -59,7 +59,7 @@ class AttachedMarkers:
         self._buffer = buffer
         self._states = marker_states(clock)
         self._task_tracks = TaskTracks(buffer)
-        self._markers: dict[int, Marker] = {}  # by identity: two threads may add one at once
+        self._markers: dict[int, Marker] = {}  # by id(): two threads may add the same marker
         self._awake: dict[int, Marker] = {}
         self._looks = 0
         self._searches = _SEARCHES
@@ -68,14 +68,14 @@ class AttachedMarkers:
         buffer.forget_left = self._forget_left
 
     def add(self, marker: Marker) -> None:
-        """Have a marker record into the buffer."""
+        """Attach a marker to the buffer."""
         with self._buffer.lock:
             marker.attach(self._buffer, self._states, self._task_tracks)
             self._markers[id(marker)] = marker
             self._put(marker)
 
     def let_go(self, markers: Iterable[Marker]) -> None:
-        """Detach some markers, so that another profiler can have them."""
+        """Detach some markers, so that another profiler can adopt them."""
         with self._buffer.lock:
             for marker in markers:
                 if self._markers.pop(id(marker), None) is not None:
@@ -83,7 +83,7 @@ class AttachedMarkers:
                     marker.detach()
 
     def pass_to(self, action: ProfilerAction | None) -> None:
-        """Have every marker do what it does during an action of the schedule; None: record nothing."""
+        """Set the state of every marker for an action of the schedule, or to idle for None."""
         with self._buffer.lock:
             self._action = action
             for marker in list(self._awake.values()):
@@ -99,31 +99,32 @@ class AttachedMarkers:
         return found
 
     def detach(self) -> None:
-        """Detach all; when the last records have been taken."""
+        """Detach all markers. Called after the last records are taken."""
         with self._buffer.lock:
             for marker in list(self._markers.values()):
                 marker.detach()
 
     def abandon_in_child(self) -> None:
-        """Have all forget the parent's recording in a forked child."""
+        """Drop the parent's recording from all markers in a forked child."""
         for marker in list(self._markers.values()):
             marker.abandon_in_child()
 
     def _forget_left(self, slices: Mapping[tuple[int, int], int]) -> Collection[tuple[int, int]]:
-        """Forget those of some open slices whose ``with`` was left without its end, and return them.
+        """Forget slices that their ``with`` did not end, and return them.
 
-        That takes proof, since a generator may be suspended inside its ``with``: a ``with`` holds the bound ``__exit__`` that
-        it will call. Where fewer of these exist than slices of the marker are open, the ones asked for were left.
+        An interrupt can leave a ``with`` before its slice ends. A generator that is suspended inside its ``with`` looks
+        the same, so proof is needed: a ``with`` statement refers to the bound ``__exit__`` that it will call. If the
+        marker has fewer such references than open slices, nothing will end the given slices.
 
         Args:
-            slices: By (start, track), the number of the label of a slice that was around it and has ended.
+            slices: Candidates: (start, track) of an open slice, mapped to the label number of an ended slice around it.
         """
         by_hand = {(marker.name, marker.categories) for marker in list(self._markers.values()) if marker.by_hand}
         labels = self._buffer.labels
         wanted = {
             key for key, number in slices.items() if (labels[number].name, labels[number].categories) not in by_hand
         }
-        asked: list[tuple[Marker, int, list[tuple[int, int]]]] = []  # and how many are open
+        asked: list[tuple[Marker, int, list[tuple[int, int]]]] = []  # marker, its number of open slices, the candidates
         for marker in list(self._awake.values()):
             opened = [] if marker.by_hand else marker.open_slices()
             left = [slice_[1:] for slice_ in opened if slice_[1:] in wanted]
@@ -133,7 +134,7 @@ class AttachedMarkers:
             return ()
         to_come = _exits_to_come([marker for marker, _, _ in asked])
         forgotten: set[tuple[int, int]] = set()
-        with self._buffer.lock:  # or the profiler could pass a marker to another state meanwhile
+        with self._buffer.lock:  # the profiler may change the state of a marker in between
             for marker, count, left in asked:
                 if to_come[id(marker)] + len(left) <= min(count, len(marker.open_slices())) and not marker.by_hand:
                     forgotten.update(slice_ for slice_ in left if marker.forget_slice(*slice_))
@@ -147,7 +148,7 @@ class AttachedMarkers:
     def _wake(self, marker: Marker) -> None:
         with self._buffer.lock:
             if marker.__class__ is AsleepMarker:  # no other thread has woken it meanwhile
-                # It passes to its new state in one step. In between, threads and signal handlers that use it come here.
+                # The class changes in one step. Until then, threads and signal handlers that use the marker come here.
                 if id(marker) in self._markers:
                     self._put(marker)
                 else:
@@ -159,13 +160,13 @@ class AttachedMarkers:
         is_free = not (marker._start or marker._skipped or marker._contended or marker._clones)
         if is_free:
             marker.__class__ = AsleepMarker  # atomic with the lines above and below
-            self._awake.pop(key, None)  # gone if a signal handler has just changed the schedule
+            self._awake.pop(key, None)  # missing if a signal handler has just changed the schedule
         return is_free
 
     def _send_unused_to_sleep(self) -> None:
         with self._buffer.lock:
             for marker in list(self._awake.values()):
-                # A slice sets the track: one that is still 0 at the next look was not used since.
+                # A slice sets the track. If it is still 0 at the next call, the marker was not used in between.
                 if not marker.forget_track():
                     self._send_to_sleep(marker)
 
@@ -178,7 +179,7 @@ def _exits_to_come(markers: list[Marker]) -> Counter[int]:
         if isinstance(holder, (MethodType, BuiltinMethodType)):
             found[id(holder.__self__)] += holder.__name__ in _EXITS
         elif sys.version_info >= (3, 14) and isinstance(holder, _SUSPENDED):
-            # Its ``with`` holds the marker itself; those of functions that run do not show.
+            # A suspended frame refers to the marker itself. The frames of running functions are not visible to gc.
             for held in gc.get_referents(holder):
                 found[id(held)] += len(wanted[id(held)].open_slices()) if id(held) in wanted else 0
     return found

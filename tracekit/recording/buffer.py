@@ -1,7 +1,7 @@
-"""Where markers put their records: one flat list, the labels, and the track of every thread.
+"""RecordBuffer: the records of all markers as one flat list, their labels, and the track of every thread.
 
-This is the recording half of a seam (fixed-width records in; bytes out in the handlers): with a compiled core, what keeps
-the records looks like a list and is none, see `tracekit.recording.compiled`.
+Markers append fixed-width records here, and handlers turn them into bytes. The compiled core replaces the list by an
+object that behaves like a list; see `tracekit.recording.compiled`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["DETACHED", "LANE_TID", "NEVER_NS", "RecordBuffer"]
 
 LANE_TID: Final = 1 << 30
-"""Lanes get tids from here on. Linux's own are below 2**22; Perfetto takes up to 2**32 - 1."""
+"""The first tid of lanes. Linux assigns tids below 2**22; Perfetto accepts tids up to 2**32 - 1."""
 
 NEVER_NS: Final = 1 << 62
 """A monotonic time that no clock reaches."""
@@ -32,35 +32,37 @@ _SERIES_ENTRIES: Final = SERIES_BYTES * WIDTH // RECORD_BYTES + 1
 
 
 class RecordBuffer(BufferBase):
-    """Records of one profiler, its labels and tracks.
+    """The records, labels and tracks of one profiler.
 
-    Thread-safe: every change is one operation of a list or dict, atomic under the interpreter lock; labels are made under a
+    Thread-safe: every change is a single list or dict operation, which the GIL makes atomic. Labels are made under a
     lock, off the recording path.
 
     Attributes:
-        records: The flat list of records (see `tracekit.events`); markers call ``extend`` on it.
-        labels: Label of every label number.
-        tracks: Track of every track number.
-        track_of_thread: Track number by ``threading.get_ident()``. A plain dict, the cheapest to look into; where a thread
-            is missing, `thread_track` makes its track.
-        due_ns: The monotonic time from which on recording threads call `look_after` at every event: when the writer should
-            have emptied the buffer, or 0 while more comes than it can take.
-        lock: Held while labels and tracks are made, and while markers pass from one state to another; never while one records.
-        look_after: What they call then, with the time; set by the writer.
-        free_async_tracks: Tracks of async slices on which none is open, by label.
-        foreign_finishes: Names of markers that a thread has finished which had not started them.
-        wake: What a marker that is asleep calls at its first use, with itself; see `AttachedMarkers`.
-        forget_left: Forgets those of some open slices whose ``with`` was left; see `AttachedMarkers`.
-        wait_for_room: What they call when the buffer is full: waits, or not, and returns whether there is room; set by the
-            writer.
-        max_entries: From how many entries on Python code takes the buffer for full. A compiled core looks by itself.
-        keep_before: Slices that started before this monotonic time are always kept, since their start may be delivered.
-        entries_by_bytes: How many their bytes allow, less what the values of counters take.
-        refused_events: How many events Python code has refused for their number; see `refused`.
-        refused_bytes: How many for their bytes.
-        lost_events: How many events there was no memory for. May be short when two threads count at once.
-        refused_values: How many counters were no mappings.
-        refusals: The type of the first of them, by the marker's name.
+        records: Flat list of records (see `tracekit.events`). Markers call ``extend`` on it.
+        labels: Label by label number.
+        tracks: Track by track number.
+        track_of_thread: Track number by ``threading.get_ident()``. A plain dict, because its lookup is the cheapest;
+            `thread_track` adds the track of a new thread.
+        due_ns: Monotonic deadline of the writer for emptying the buffer. Recording threads call `look_after` at every
+            event after it. 0 while events arrive faster than the writer takes them.
+        lock: Held while labels and tracks are made, and while markers change state; never while a marker records.
+        look_after: Called by a recording thread after `due_ns`, with the current time. Set by the writer.
+        free_async_tracks: Tracks for async slices without an open slice, by label number.
+        foreign_finishes: Names of markers that were finished by a thread that had not started them.
+        wake: Called by an asleep marker at its first use, with the marker; see `AttachedMarkers`.
+        forget_left: Forgets slices that their ``with`` did not end; see `AttachedMarkers`.
+        wait_for_room: Called by a recording thread when the buffer is full. Returns True if there is room, possibly
+            after waiting for it. Set by the writer.
+        max_entries: Maximum number of list entries, for Python code. The compiled core has its own test for a full
+            buffer.
+        keep_before: Slices that started before this monotonic time are always kept: their start may be delivered
+            already.
+        entries_by_bytes: Number of entries that the byte limit allows, without the values of counters.
+        refused_events: Events that Python code refused because of the event limit; see `refused`.
+        refused_bytes: Events that Python code refused because of the byte limit.
+        lost_events: Events lost to a `MemoryError`. May be too low when two threads count at the same time.
+        refused_values: Counter calls with a value that is not a mapping.
+        refusals: Type of the first such value, by marker name.
     """
 
     __slots__ = (
@@ -91,7 +93,7 @@ class RecordBuffer(BufferBase):
     def __init__(self) -> None:
         self.records: list[Any] = new_records()
         self.labels: list[Label] = []
-        # Track 0 stands for "no track", so that a marker can use 0 for "not open".
+        # Track 0 means "no track", so that a marker can use 0 for "not open".
         self.tracks: list[Track] = [Track(0, "")]
         self.track_of_thread: dict[int, int] = {}
         self.due_ns = NEVER_NS
@@ -127,30 +129,31 @@ class RecordBuffer(BufferBase):
         return number
 
     def new_track(self, name: str, tid: int | None = None) -> int:
-        """Make a track; without a tid it is a lane and gets a number that no thread has."""
+        """Make a track. Without a tid it is a lane, with a tid that no thread has."""
         with self.lock:
             number = len(self.tracks)
             self.tracks.append(Track(LANE_TID + number if tid is None else tid, name, sort_index=number))
             return number
 
     def new_async_track(self, name: str) -> int:
-        """Make a track for async slices, one at a time; it belongs to the process."""
+        """Make a track of the process for async slices. It shows one slice at a time."""
         with self.lock:
             number = len(self.tracks)
             self.tracks.append(Track(os.getpid(), name, sort_index=number, async_id=LANE_TID + number))
             return number
 
     def thread_track(self) -> int:
-        """Return the track of the thread that runs, making it at its first event.
+        """Return the track of the current thread. Make it at the thread's first event.
 
-        It is forgotten when the thread ends, which shows by its thread-local values being dropped: idents are used again at
-        once, and a new thread must not record on a dead one's track.
+        The track is forgotten when the thread ends, because the system reuses thread idents immediately and a new
+        thread must not record on the track of an ended one. The end of the thread drops its thread-local values, which
+        triggers this.
         """
         ident = threading.get_ident()
         number = self.track_of_thread.get(ident)
         if number is None:
             number = self.new_track(_thread_name(ident), threading.get_native_id())
-            # First what forgets it: Ctrl-C may come in between.
+            # Install the exit hook first: Ctrl-C may come in between.
             self._local.farewell = _Farewell(self.track_of_thread, ident)
             self.track_of_thread[ident] = number
         return number
@@ -158,14 +161,14 @@ class RecordBuffer(BufferBase):
     # ---- limits -------------------------------------------------------------------------------------------------------
 
     def limit(self, events: int, in_bytes: int, wait: Callable[[], bool] | None) -> None:
-        """Refuse and count events when so many, or so many bytes, wait here and in the hands of the writer.
+        """Limit the events that wait here and in the writer. Events beyond a limit are refused and counted.
 
-        The compiled core refuses where it makes room for more rows, so that the limit costs nothing for each event.
+        The compiled core tests the limits when it allocates rows, so that they cost nothing per event.
 
         Args:
-            events: How many events may wait.
-            in_bytes: How many bytes they may take, about.
-            wait: Waits for room and returns whether there is any, for ``on_full="block"``; None refuses.
+            events: Maximum number of waiting events.
+            in_bytes: Maximum memory of the waiting events, approximate.
+            wait: Waits for room and returns True if there is any, for ``on_full="block"``. None refuses immediately.
         """
         self._max_events, self._max_bytes = events, in_bytes
         self.wait_for_room = wait or _no_room
@@ -175,7 +178,7 @@ class RecordBuffer(BufferBase):
         self.hold(0, 0)
 
     def hold(self, events: int, in_bytes: int) -> None:
-        """Count events that the writer has taken and not passed on as waiting here. Called by the writer."""
+        """Set the number and bytes of events that the writer has taken, but not passed on. They count as waiting."""
         self._held_events, self._held_bytes = events, in_bytes
         records: Any = self.records
         if isinstance(records, list):
@@ -185,25 +188,25 @@ class RecordBuffer(BufferBase):
             self.max_entries = min((self._max_events - events) * WIDTH, self.entries_by_bytes)
             return
         records.held_rows, records.held_bytes = events, in_bytes
-        if records.waits:  # else it refuses by itself
+        if records.waits:  # otherwise the core refuses by itself
             self.max_entries = (self._max_events - events) * WIDTH
 
     def keep(self, before_ns: int) -> None:
-        """Keep slices that started before a monotonic time, also in a full buffer. Called by the writer before each cut."""
+        """Always accept slices that started before a monotonic time. Called by the writer before each cut."""
         self.keep_before = before_ns
         records: Any = self.records
         if not isinstance(records, list):
             records.keep_before = before_ns
 
     def is_full(self) -> bool:
-        """Return whether another event would be refused, or has to wait."""
+        """Return True if the next event would be refused, or has to wait."""
         records: Any = self.records
         if isinstance(records, list):
             return len(records) >= self.max_entries
-        return bool(records.waits) and records.is_full()  # else it refuses by itself
+        return bool(records.waits) and records.is_full()  # without waiting, the core refuses by itself
 
     def has_room(self) -> bool:
-        """Return whether another event fits; waits for that with ``on_full="block"``."""
+        """Return True if another event fits. With ``on_full="block"``, wait for room."""
         return not self.is_full() or self.wait_for_room()
 
     def refuse(self) -> None:
@@ -215,14 +218,14 @@ class RecordBuffer(BufferBase):
 
     @property
     def refused(self) -> tuple[int, int]:
-        """How many events were refused for the number of those that wait, and for their bytes."""
+        """Numbers of events refused because of the event limit and because of the byte limit."""
         records: Any = self.records
         if isinstance(records, list):
             return self.refused_events, self.refused_bytes
         return self.refused_events + records.refused_rows, self.refused_bytes + records.refused_bytes
 
     def add(self, label: int, time_ns: int, kind: int, what: Any) -> None:
-        """Append a record where that need not be atomic, or count it. Raises nothing."""
+        """Append a record, or count it as refused or lost. Never raises. For callers that need no atomic append."""
         if not self.has_room() and not (kind >= 0 and time_ns < self.keep_before):
             self.refuse()
             return
@@ -238,7 +241,7 @@ class RecordBuffer(BufferBase):
         """Append the start or the end of a slice that is recorded as two events.
 
         Returns:
-            Whether it was recorded. The end always is, where there is memory: without it the start would stay open.
+            True if it was recorded. An end is refused only without memory: without its end, the slice would stay open.
         """
         records: Any = self.records
         if kind == BEGIN and not (self.has_room() and (isinstance(records, list) or not records.is_full())):
@@ -252,16 +255,16 @@ class RecordBuffer(BufferBase):
         return True
 
     def count_values(self, values: Mapping[str, Any]) -> None:
-        """Count the memory of a counter's values. The compiled core does so by itself."""
+        """Count the memory of a counter's values. The compiled core counts by itself."""
         self.entries_by_bytes -= _COUNTER_ENTRIES + _SERIES_ENTRIES * len(values)
         self.max_entries = min(self.max_entries, self.entries_by_bytes)
 
     def take(self, count: int) -> list[Any]:
-        """Remove and return the first ``count`` entries; markers may go on appending meanwhile."""
+        """Remove and return the first ``count`` entries. Markers may append at the same time."""
         if not isinstance(self.records, list):
             return self.records.take(count)
         taken = self.records[:count]
-        self.entries_by_bytes = self._entries_by_bytes_alone  # the values of its counters go with them
+        self.entries_by_bytes = self._entries_by_bytes_alone  # taking the records also takes their counter values
         self.hold(self._held_events + count // WIDTH, self._held_bytes + size_bytes(taken))
         del self.records[:count]
         return taken
@@ -273,22 +276,22 @@ def _no_room() -> bool:
 
 
 def _nothing(_argument: object) -> None:
-    """Stand in for the writer, or for what wakes markers, while there is none."""
+    """Do nothing: the default of `look_after` and `wake`."""
 
 
 def _none_of(_slices: Mapping[OpenKey, int]) -> Collection[OpenKey]:
-    """Forget no slice: stands in for the markers while there are none."""
+    """Forget no slice: the default of `forget_left`."""
     return ()
 
 
 DETACHED: Final = RecordBuffer()
-"""The buffer of markers that have none: nothing is recorded into it."""
-# An exit that was looked up while its marker recorded goes the slow way, which finds nothing to record.
+"""The buffer of detached markers. Nothing is recorded into it."""
+# An ``__exit__`` that was looked up while its marker recorded takes the slow path, which finds nothing to record.
 DETACHED.due_ns = 0
 
 
 class _Farewell:
-    """Lives in a thread's local values; forgets the thread's track when they are dropped with the thread."""
+    """A thread-local value that forgets the track of its thread when the thread ends and drops it."""
 
     __slots__ = ("_ident", "_tracks")
 
@@ -301,10 +304,10 @@ class _Farewell:
             self._tracks.pop(self._ident, None)
             forget_threads()
         except (AttributeError, TypeError):
-            pass  # Ctrl-C came while it was made; or this is the interpreter's end, and what would be called is gone
+            pass  # Ctrl-C came during __init__, or the interpreter exits and has cleared the module's globals
 
 
 def _thread_name(ident: int) -> str:
-    """Return a thread's name without making a dummy Thread for one that Python did not start."""
+    """Return the name of a thread. Make no dummy `threading.Thread` for a thread that Python did not start."""
     thread = threading._active.get(ident)  # type: ignore[attr-defined]  # noqa: SLF001 - current_thread() would make one
     return str(thread.name) if thread is not None else f"thread {threading.get_native_id()}"

@@ -1,10 +1,10 @@
-"""Children: processes that a rank starts and that record beside it, such as the workers of a data loader.
+"""Children: processes that a rank starts and that record too, such as the workers of a data loader.
 
-A child has a profiler, a writer thread and files of its own; nothing is shared with its parent but the identity of the rank.
-What it needs to start is a `ChildPlan`, which a forked child inherits and a spawned one gets by pickle.
+Each child has its own profiler, writer thread and files. It shares only the identity of the rank with its parent. It
+starts from a `ChildPlan`, which a forked child inherits and a spawned child unpickles.
 
-No exit hook of Python is sure to run in a child: it may be ended by ``os._exit`` or a signal at any moment. So what a child can
-promise is its flush interval; the hooks only save that.
+Exit hooks of Python may not run in a child: ``os._exit`` or a signal can end it at any moment. Therefore a child can
+lose up to one flush interval. The exit hooks only avoid that loss at an orderly end.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ __all__ = ["SHUTDOWN_TIMEOUT_S", "ChildPlan", "ChildRecording", "Parent"]
 logger = logging.getLogger("tracekit")
 
 SHUTDOWN_TIMEOUT_S: Final = 2.0
-"""How long a child waits for its handlers at its end, at most: whoever waits for it gives up sooner than the launcher."""
+"""Maximum time that a child waits for its handlers at its end. A parent waits for a child less long than a launcher
+waits for a rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildPlan:
-    """How a child process records; picklable.
+    """The recording settings of a child process. Picklable.
 
     Attributes:
         make_profiler: The class `Profiler`.
-        process: The parent.
-        handlers: What makes the child's handlers; see `TraceHandler.for_children`.
+        process: The parent process.
+        handlers: Factories of the child's handlers; see `TraceHandler.for_children`.
         options: Further arguments of the profiler.
-        action: What the parent's schedule says for the moment, or None where it has no schedule.
+        action: The current action of the parent's schedule, or None if the parent has no schedule.
     """
 
     make_profiler: Callable[..., Profiler]
@@ -56,16 +57,17 @@ class ChildPlan:
 
 
 class Parent(Protocol):
-    """The profiler whose children record."""
+    """A profiler with child processes that record."""
 
     def child_plan(self) -> ChildPlan | None:
-        """Return how children record, or None while nothing is recorded."""
+        """Return the recording settings of children, or None if the profiler is not running."""
 
 
 class ChildRecording:
-    """Records in a child process, into a trace of its own that is merged under the rank of its parent.
+    """Records a child process into a separate trace, which `tracekit merge` shows under the rank of the parent.
 
-    Made by `Profiler.child_recording` in the parent, before or after its start; used in the child, whatever started that::
+    Made by `Profiler.child_recording` in the parent, before or after its start. Used in the child, with any start
+    method::
 
         def work(recording, jobs):
             with recording:
@@ -75,14 +77,14 @@ class ChildRecording:
         Process(target=work, args=(profiler.child_recording("decoder"), jobs)).start()
         Pool(4, initializer=profiler.child_recording("decoder"))
 
-    Markers of `tracekit.marker` record there, and in a forked child those of the parent's profiler as well. It records what
-    the parent would: by the same schedule and until the parent's profiler stops, with a delay of up to the flush interval.
-    Without a running profiler in the parent, or with one in the child, it does nothing. A failure to start is logged, and
-    does not reach the child's own work (``TRACEKIT_STRICT=1`` raises it).
+    Markers of `tracekit.marker` record in the child; if it was forked, markers of the parent's profiler record too. The
+    child follows the parent's schedule, and records until the parent's profiler stops. It notices a change within the
+    flush interval. Does nothing if no profiler runs in the parent, or if one runs in the child. A failure to start is
+    logged and does not disturb the child's work (``TRACEKIT_STRICT=1`` raises it).
 
-    What was recorded is written within the flush interval, so that a child that is killed, or ended without its exit hooks
-    (`multiprocessing.Process.terminate`), loses no more than that. An orderly end of a child waits for the handlers for two
-    seconds at most.
+    Events are written within the flush interval. A child that is killed, or that ends without its exit hooks
+    (`multiprocessing.Process.terminate`), loses at most that much. At an orderly end, a child waits up to two seconds
+    for its handlers.
 
     Picklable: a copy can be sent to processes of any start method.
     """
@@ -94,7 +96,7 @@ class ChildRecording:
 
     @property
     def plan(self) -> ChildPlan | None:
-        """How the child records, or None if the parent does not record."""
+        """The recording settings of the child, or None if the parent does not record."""
         parent = self._parent
         return parent if parent is None or isinstance(parent, ChildPlan) else parent.child_plan()
 
@@ -102,13 +104,13 @@ class ChildRecording:
         return type(self), (self.plan, self.name)
 
     def start(self) -> Profiler | None:
-        """Start to record in this process, until `stop` or its end; returns the profiler, or None if nothing is recorded."""
+        """Record in this process until `stop` or its end. Return the profiler, or None if nothing is recorded."""
         if self._profiler is None:
             self._profiler = self._start(self.name)
         return self._profiler
 
     def stop(self) -> None:
-        """Stop recording, and complete the file; it may be started again, into another one."""
+        """Stop recording, and complete the file. A later `start` records into another file."""
         if self._profiler is not None:
             profiler, self._profiler = self._profiler, None
             profiler.stop()
@@ -124,7 +126,7 @@ class ChildRecording:
         self.stop()
 
     def __call__(self, *_args: Any) -> None:
-        """Start, as the initializer of a pool."""
+        """Start recording. Lets the object be the ``initializer`` of a pool."""
         self.start()
 
     def _start(self, name: str, worker: int | None = None) -> Profiler | None:
@@ -154,12 +156,12 @@ def _start(plan: ChildPlan, name: str, worker: int | None) -> Profiler | None:
         **plan.options,
     )
     profiler.start()
-    # Neither is sure to run in a child, and where both do the second finds nothing to do. Finalizers with a priority from 0
-    # on run before multiprocessing waits for queues and children.
+    # Neither hook is guaranteed to run in a child. If both run, the second does nothing. multiprocessing runs
+    # finalizers with a priority of 0 or more before it waits for queues and children.
     atexit.register(profiler.stop)
     multiprocessing: Any = sys.modules.get("multiprocessing.util")
     if multiprocessing is not None:
-        # Weakly: a process that starts and stops recordings all the time must not keep them all.
+        # A weak reference, so that a process that often starts and stops recordings does not keep them all.
         multiprocessing.Finalize(profiler, _stop, args=(weakref.ref(profiler),), exitpriority=0)
     return profiler
 
@@ -171,13 +173,13 @@ def _stop(profiler: weakref.ref[Profiler]) -> None:
 
 
 class _FollowsParent(TraceHandler):
-    """Lets a child's markers record when its parent's do: a child has no batches of its own, so its writer looks."""
+    """Applies the parent's schedule in a child. A child counts no batches, so it polls the parent at every flush."""
 
     def __init__(self, action: ActionView) -> None:
         self._action = action
 
     def flush(self) -> None:
-        """Look what the parent's schedule says now."""
+        """Apply the current action of the parent's schedule if it has changed."""
         profiler = active_profiler()
         if profiler is not None and self._action.changed():
             profiler.ask_schedule()

@@ -1,4 +1,4 @@
-"""ClockWatch: when the clocks are read again while recording, and what is said about a wall clock that was set."""
+"""ClockWatch: reads the clocks again during a recording, and logs steps of the wall clock."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ __all__ = ["ClockWatch"]
 logger = logging.getLogger("tracekit")
 
 ANCHOR_INTERVAL_NS: Final = 60_000_000_000
-"""Anchors are recorded at least this often."""
+"""Maximum time between two anchors."""
 
 STEP_INTERVAL_NS: Final = 10_000_000_000
-"""After a step, the next one is looked for no sooner: a wall clock that stands still steps all the time."""
+"""Minimum time after a step before the next one is detected: a frozen wall clock steps continuously."""
 
 LOGGED_STEPS: Final = 3
-"""How many steps are logged; all of them are in the trace."""
+"""Maximum number of logged steps. The trace contains all steps."""
 
 
 class ClockWatch:
-    """Reads the clocks every minute, and as soon as the wall clock has been set or the machine has slept.
+    """Reads the clocks every minute, and after the wall clock was set or the machine slept.
 
-    Used by one thread at a time, the one that has the writer's lock.
+    Used by one thread at a time: the thread that holds the writer's lock.
 
     Args:
         timeline: Time scale of the recording.
@@ -40,7 +40,7 @@ class ClockWatch:
         self._steps = 0
 
     def due(self, now_ns: int) -> bool:
-        """Tell whether the clocks are to be read now; asked at every flush.
+        """Return True if the clocks need a reading now. Called at every flush.
 
         Args:
             now_ns: Monotonic time.
@@ -48,7 +48,7 @@ class ClockWatch:
         return now_ns >= self._next_anchor_ns or (now_ns >= self._next_step_ns and self._timeline.moved())
 
     def read(self) -> tuple[Anchor, ClockStep | None]:
-        """Read the clocks; log a step."""
+        """Read the clocks. Log a step of the wall clock."""
         anchor, step = self._timeline.check()
         self._next_anchor_ns = anchor.monotonic_ns + ANCHOR_INTERVAL_NS
         if step is not None:

@@ -1,8 +1,8 @@
-"""Where the compiled core takes the place of Python in recording.
+"""The connection between the recording classes and the compiled core.
 
-What a marker, a buffer and a profiler keep for every event stands in `MarkerBase`, `BufferBase` and `ProfilerBase`, which C
-reaches as it does any struct of its own; `compiled` and `compiled_lookup` put methods written in C in the place of those
-that are not rare. The methods of Python say what they do, and are used where there is no core, or another clock.
+`MarkerBase`, `BufferBase` and `ProfilerBase` hold the attributes that every event needs. With the core they are C
+structs. `compiled` and `compiled_lookup` replace the frequent methods by C functions. The Python methods are the
+reference. They are used without the core, and with another clock.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ __all__ = [
 if TYPE_CHECKING or core.record is None:
 
     class MarkerBase:
-        """What of a marker is looked at for each event."""
+        """The attributes of a marker that each event reads."""
 
         __slots__ = ("_buffer", "_clones", "_contended", "_label", "_skipped", "_start", "_track")
 
     class BufferBase:
-        """What of a buffer is looked at for each event."""
+        """The attributes of a buffer that each event reads."""
 
         __slots__ = ("due_ns", "lost_events", "records", "refused_values", "track_of_thread")
 
     class ProfilerBase:
-        """What of a profiler is looked at for a marker by its name."""
+        """The attribute of a profiler that a marker lookup by name reads."""
 
         __slots__ = ("_by_name",)
 
@@ -55,18 +55,18 @@ else:
 
 
 def new_records() -> list[Any]:
-    """Return what keeps records: a list, or what looks like one and keeps each in 32 bytes."""
+    """Return an empty list of records. The list of the core stores each record in 32 bytes."""
     return [] if core.record is None else core.record.Records()
 
 
 def forget_threads() -> None:
-    """Say that a thread has no track any more: the core keeps for each thread which one it had last."""
+    """Clear the core's cache of the last track of each thread. Called when a thread has lost its track."""
     if core.record is not None:
         core.record.forget_threads()
 
 
 def is_core_clock(clock: Callable[[], int]) -> bool:
-    """Tell whether a clock is the one that the core reads by itself."""
+    """Return True if a clock is the one that the core reads."""
     return (
         clock is time.perf_counter_ns
         and time.get_clock_info("perf_counter").implementation == "clock_gettime(CLOCK_MONOTONIC)"
@@ -74,15 +74,15 @@ def is_core_clock(clock: Callable[[], int]) -> bool:
 
 
 def compiled(state: str, *, wanted: bool = True) -> Callable[[C], C]:
-    """Put the core's methods for a state of a marker in the place of those of a class, if there is a core.
+    """Return a class decorator that installs the core's methods for a state of a marker, if the core is available.
 
     Args:
         state: "idle", "recording" or "shared".
-        wanted: Whether the class shall have them.
+        wanted: False to leave the class unchanged.
     """
 
     def put(markers: C) -> C:
-        # C asks the system for the thread's number; gevent, among others, has Python give another one.
+        # The core uses the system's thread ident. gevent and others replace `threading.get_ident` by a different ident.
         if wanted and core.record is not None and threading.get_ident is _thread.get_ident:
             core.record.give_methods(state, markers)
         return markers
@@ -91,7 +91,7 @@ def compiled(state: str, *, wanted: bool = True) -> Callable[[C], C]:
 
 
 def compiled_lookup(profilers: C) -> C:
-    """Put the core's ``marker`` in front of that of a class of profilers, if there is a core: it finds the markers it knows."""
+    """Install the core's ``marker`` on a class of profilers, if available. It finds known markers in C."""
     if core.record is not None:
         core.record.give_lookup(profilers)
     return profilers

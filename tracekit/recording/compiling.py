@@ -1,10 +1,10 @@
-"""torch.compile: a marker inside a compiled function makes no graph break, and records nothing there.
+"""torch.compile: a marker inside a compiled function causes no graph break, and records nothing there.
 
-Dynamo follows the Python code of a compiled function and breaks its graph at context managers that it does not know. This
-module tells it what to do with markers: nothing. Dynamo has no public way to say so for objects, so its own tables of types are
-used; where they are not what torch 2.13 has, a marker breaks the graph, and works.
+Dynamo traces the Python code of a compiled function and breaks its graph at unknown context managers. This module makes
+Dynamo ignore markers. Dynamo has no public API for this, so this module changes its private type tables. If they differ
+from those of torch 2.13, markers break the graph, but still work.
 
-torch is never imported here.
+This module never imports torch.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ _DYNAMO: Final = "torch._dynamo"
 
 
 def pass_over_markers(marker_types: Iterable[type], make_marker: Callable[..., Any]) -> None:
-    """Have Dynamo pass over markers, now or when it is imported.
+    """Make Dynamo ignore markers, immediately or when it is imported.
 
     Args:
-        marker_types: The classes whose instances are markers.
-        make_marker: The function that returns one, to be passed over as well.
+        marker_types: The marker classes.
+        make_marker: The function that returns a marker. Dynamo ignores its calls too.
     """
     _tell(functools.partial(_tell_of_markers, tuple(marker_types), make_marker))
 
 
 def pass_over_profilers(profiler_type: type) -> None:
-    """Have Dynamo pass over the markers that the method ``marker`` of a profiler returns."""
+    """Make Dynamo ignore the markers that a profiler's ``marker`` method returns."""
     _tell(functools.partial(_tell_of_profilers, profiler_type))
 
 
 def _tell_of_markers(marker_types: tuple[type, ...], make_marker: Callable[..., Any]) -> None:
     builder = importlib.import_module("torch._dynamo.variables.builder")
     variable = _marker_variable()
-    table = builder.VariableBuilder._type_dispatch()  # noqa: SLF001 - see the head of this module
+    table = builder.VariableBuilder._type_dispatch()  # noqa: SLF001 - see the module docstring
     table.update(dict.fromkeys(marker_types, lambda _builder, _marker: variable()))
     builder.SourcelessBuilder._type_handlers[marker_types[0]] = lambda _tx, _marker: variable()  # noqa: SLF001
     any_marker = marker_types[0]("", (), frozenset())
@@ -58,7 +58,7 @@ def _tell_of_profilers(profiler_type: type) -> None:
     variable = _marker_variable()
 
     class ProfilerVariable(variables.UserDefinedObjectVariable):  # type: ignore[misc, name-defined]
-        """A profiler: its method ``marker`` gives markers to pass over, the rest is followed as usual."""
+        """A profiler in Dynamo: ``marker`` returns markers that do nothing. Dynamo traces other methods as usual."""
 
         def var_getattr(self, tx: Any, name: str) -> Any:
             if name == "marker":
@@ -75,7 +75,7 @@ def _marker_variable() -> Any:
     null_context = importlib.import_module("torch._dynamo.variables.ctx_manager").NullContextVariable
 
     class MarkerVariable(null_context):  # type: ignore[misc, valid-type]
-        """A marker, as Dynamo sees it: a context manager whose every method does nothing."""
+        """A marker in Dynamo: a context manager with methods that do nothing."""
 
         def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
             if name == "begin":
@@ -94,5 +94,5 @@ def _tell(what: Callable[[], None]) -> None:
 def _try(what: Callable[[], None]) -> None:
     try:
         what()
-    except Exception as error:  # noqa: BLE001 - private parts of torch: nothing may depend on them
+    except Exception as error:  # noqa: BLE001 - private parts of torch may be missing or different
         logger.debug("tracekit: markers will break the graphs of torch.compile: %r", error)

@@ -1,4 +1,4 @@
-"""Counter values: finite numbers are kept, everything else is left out, counted and reported."""
+"""CounterValues: keeps finite numbers; discards, counts and reports everything else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["CounterValues", "finite_numbers"]
 logger = logging.getLogger("tracekit")
 
 _MAX_NOTICES: Final = 100
-"""A recording logs no more notices than that: metric names and types that change would fill the log."""
+"""Maximum number of notices per recording: changing metric names and types would fill the log."""
 
 _LIMIT: Final = 1 << 63
 
@@ -31,7 +31,7 @@ class CounterValues:
     """Cleans the counters of one recording. Used by one thread.
 
     Attributes:
-        refused: Number of values that were left out.
+        refused: Number of discarded values.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class CounterValues:
         self._reported: set[tuple[str, str]] = set()  # (counter, reason)
 
     def clean(self, records: list[Any], labels: Sequence[Label]) -> None:
-        """Leave out of the counters among records every value that is not a finite number."""
+        """Remove every value that is not a finite number from the counters in the records."""
         for index in odd_counters(records):
             values = records[index * WIDTH + 3]
             numbers = records[index * WIDTH + 3] = finite_numbers(values)
@@ -48,7 +48,11 @@ class CounterValues:
                 self._report_refused(labels[records[index * WIDTH]].name, values)
 
     def report_others(self, refusals: Mapping[str, str]) -> None:
-        """Report counters that were given no mapping: the type of what was given, by marker name."""
+        """Log a warning for each counter call with a value that is not a mapping.
+
+        Args:
+            refusals: Type of the value, by marker name.
+        """
         for name, kind in list(refusals.items()):
             what = f"counter {name!r} was given {kind}, not a mapping of numbers by name, such as {{'loss': 0.5}}"
             self._report(name, "no mapping", what)
@@ -84,23 +88,23 @@ def finite_numbers(values: Mapping[str, Any]) -> dict[str, float]:
     for series, value in values.items():
         number = _number(value)
         if number is not None:
-            with suppress(Exception):  # a name whose __str__ may do anything
+            with suppress(Exception):  # `__str__` of a user's name may raise anything
                 numbers[str(series)] = number
     return numbers
 
 
 def _number(value: Any) -> float | None:
-    """Return a value as int or float; None if it is no finite number.
+    """Return a value as int or float, or None if it is not a finite number below 2**63.
 
-    A tensor is not a number here: reading it could wait for the device, and it may be another one by now.
+    Rejects tensors: reading one could wait for the device, and its value may have changed since the call.
     """
-    with suppress(Exception):  # a user's number, whose methods may do anything
+    with suppress(Exception):  # methods of a user's number may raise anything
         numpy = sys.modules.get("numpy")
         if numpy is not None and isinstance(value, numpy.ndarray) and value.ndim == 0:
             value = value[()]
         if not isinstance(value, Real | decimal.Decimal):
             return None
-        # Integers of any type stay exact: a float has 53 bits.
+        # Keep integers of any type exact: a float has 53 bits.
         whole = isinstance(value, Integral) or (
             isinstance(value, decimal.Decimal) and value == value.to_integral_value()
         )
@@ -111,13 +115,13 @@ def _number(value: Any) -> float | None:
 
 
 def _reason(value: Any) -> str | None:
-    """Return why a value is refused, or None if it is not."""
+    """Return the reason to refuse a value, or None if it is accepted."""
     if _number(value) is not None:
         return None
     return repr(value) if type(value) is float else f"of type {type(value).__name__}"
 
 
 def _text(series: object) -> str:
-    with suppress(Exception):  # a user's __str__ may do anything
+    with suppress(Exception):  # a user's `__str__` may raise anything
         return str(series)[:80]
     return f"<{type(series).__name__}>"

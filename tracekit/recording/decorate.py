@@ -1,4 +1,4 @@
-"""Functions of every kind, wrapped so that a marker records their runs."""
+"""Wrappers that record the runs of functions, coroutines and generators as slices of a marker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class _Marker(AbstractContextManager[Any], AbstractAsyncContextManager[Any], Protocol):
-        """What stands around a run, in a thread or a task."""
+        """The context manager around a run, in a thread or a task."""
 
 
 __all__ = ["decorate"]
@@ -48,7 +48,7 @@ def _coroutine(marker: _Marker, function: Callable[..., Any]) -> Callable[..., A
 
 
 def _generator(marker: _Marker, function: Callable[..., Any]) -> Callable[..., Any]:
-    # The slice ends at every yield: between two values the caller runs, and records slices of its own.
+    # The slice ends at every yield, because the caller runs between two values and may record slices.
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         inner = function(*args, **kwargs)
@@ -59,7 +59,7 @@ def _generator(marker: _Marker, function: Callable[..., Any]) -> Callable[..., A
                 with marker:
                     try:
                         value = resume()
-                    except StopIteration as stop:  # the end is no failure of the slice
+                    except StopIteration as stop:  # a normal end, not an exception of the slice
                         finished, value = True, stop.value
                 if finished:
                     return value

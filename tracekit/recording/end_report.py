@@ -26,8 +26,8 @@ logger = logging.getLogger("tracekit")
 def report_end(process: ProcessInfo, handlers: Sequence[TraceHandler], summary: Summary) -> None:
     """Log files, events, losses and the next command; print them to standard error if no log handler is configured.
 
-    Reports on rank 0 only, not in child processes, and nothing where no file was written or ``TRACEKIT_QUIET=1`` is set.
-    Never raises.
+    Reports on rank 0 only, and not in child processes. Reports nothing if no file was written or ``TRACEKIT_QUIET=1``
+    is set. Never raises.
     """
     try:
         if process.rank or process.parent_pid is not None or os.environ.get("TRACEKIT_QUIET", "") not in ("", "0"):
@@ -50,7 +50,7 @@ def _line(process: ProcessInfo, handlers: Sequence[TraceHandler], summary: Summa
     paths = [path for handler in written for path in handler.paths]  # type: ignore[attr-defined]
     if not paths:
         return None
-    # Names that other ranks and other kinds of files have: they show which folder is that of the run.
+    # The file names of other ranks and of other kinds of files show the folder of the run.
     others = [name for handler in written for name in getattr(handler, "other_names", ())]
     who = f"rank 0 of {process.world_size} " if process.world_size > 1 else ""
     events = counted(summary.slices + summary.instants + summary.counters, "event")
@@ -73,7 +73,7 @@ def _command(process: ProcessInfo, paths: list[str], others: list[str]) -> str:
     run_id = safe_text(process.run_id)
     if folder and (run_id in folder or run_id not in names[0]):
         return f"tracekit merge -o merged.json.gz {shell_word(folder)}"
-    # The folder also holds files of other runs, or is the current one.
+    # The folder also contains files of other runs, or is the current folder.
     prefix = os.path.commonprefix(names)  # noqa: RUF071 - also a part of a name
     if prefix.rpartition("/")[2] and len({name.rpartition("/")[0] for name in names}) == 1:
         return f"tracekit merge -o merged.json.gz {shell_word(glob.escape(prefix) + '*')}"

@@ -1,4 +1,4 @@
-"""EventOrder: puts the events and hooks of a handler that takes them one by one into the order of time."""
+"""EventOrder: sorts events and hooks by time, for a handler that takes them one by one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["GRACE_NS", "EventOrder"]
 
 GRACE_NS: Final = 200_000_000
-"""How long events are held, so that one whose thread was suspended before it could record it still gets its place."""
+"""Time that events are held. An event of a thread that was suspended before recording it still gets its place."""
 
 _NO_TIME: Final = 1 << 62
 
@@ -24,26 +24,27 @@ _EVENT_WIDTH: Final = 7
 
 
 class EventOrder:
-    """Holds events and hooks for the grace period, and delivers them in the order of their times. Used by one thread.
+    """Holds events and hooks for the grace period, and delivers them in time order. Used by one thread.
 
-    The slice of a batch of training is recorded when it has ended, which may be long after it started. So its start is
-    delivered when a cut finds the batch running (`EventBatch.running`), and its end when it is recorded.
+    The slice of a training batch is recorded at its end, which may be long after its start. Therefore its start is
+    delivered when a cut finds the batch running (`EventBatch.running`), and its end when the slice is recorded.
 
     Args:
-        loop_track: The track of the slices of batches, on which nothing else stands.
+        loop_track: The track with the slices of training batches, and nothing else.
 
     Attributes:
-        late: How many events and hooks came when something of a later time had been delivered.
+        late: Number of events and hooks that arrived after the delivery of something later.
     """
 
     def __init__(self, loop_track: int = -1) -> None:
         self.late = 0
-        # An edge and its batch; one entry more, where it is no recorded event. Or time, phase, tie, a method, its arguments.
+        # An event: an edge and its batch, and one more entry if the event was not recorded. A hook: (time, phase, tie,
+        # method, arguments).
         self._held: list[tuple[Any, ...]] = []
         self._delivered_ns = 0
         self._hook_ns = 0
         self._loop_track = loop_track
-        self._running: tuple[int, int, EventBatch] | None = None  # a slice that was started: its start, label, batch
+        self._running: tuple[int, int, EventBatch] | None = None  # start, label and batch of the started slice
 
     def add_batch(self, batch: EventBatch) -> None:
         """Hold the events of a batch."""
@@ -57,16 +58,17 @@ class EventOrder:
             if what == self._loop_track and kind == END:
                 last_end_ns = time_ns
             self._held.append((*edge, batch))
-        if batch.running is not None and batch.running[1] >= last_end_ns:  # else it has ended since the writer looked
+        if batch.running is not None and batch.running[1] >= last_end_ns:  # otherwise it has ended since the cut
             label, start_ns, _ = batch.running
             self._begin(start_ns, -_NO_TIME, label, batch)
 
     def _begin(self, start_ns: int, tie: int, label: int, batch: EventBatch) -> None:
         if self._running is not None and start_ns <= self._running[0]:
-            return  # it was started before
-        self.end_running(start_ns)  # that of a batch that is not recorded
-        self._running = (start_ns, label, replace(batch, records=()))  # which may take much memory
-        # What was delivered while it was not known that the batch would come, such as a long fetch, stays in front of it.
+            return  # already started
+        self.end_running(start_ns)  # the slice of a batch that is not recorded
+        self._running = (start_ns, label, replace(batch, records=()))  # the records may take much memory
+        # Events such as a long fetch may have been delivered before the batch was known. They stay in front of its
+        # start.
         time_ns = max(start_ns, self._delivered_ns)
         self._held.append((time_ns, 1, tie, BEGIN, label, self._loop_track, batch))
 
@@ -78,12 +80,12 @@ class EventOrder:
             self._held.append((time_ns, 0, 0, END, label, self._loop_track, batch, "not recorded"))
 
     def add_hook(self, time_ns: int | None, method: str, args: tuple[Any, ...]) -> None:
-        """Hold a hook. At its time, ends of slices come before it and starts after it.
+        """Hold a hook. Slices that end at its time come before it; slices that start at its time come after it.
 
         Args:
-            time_ns: Its monotonic time; None is that of the hook before, or as soon as may be.
-            method: The handler's method.
-            args: Its arguments.
+            time_ns: Monotonic time of the hook. None means directly after the previous hook, or as early as possible.
+            method: Name of the handler's method.
+            args: Arguments of the method.
         """
         if time_ns is not None:
             self.late += time_ns < self._delivered_ns
@@ -96,12 +98,12 @@ class EventOrder:
         give: Callable[[EventBatch, Any, bool], object],
         call: Callable[[str, tuple[Any, ...]], object],
     ) -> None:
-        """Deliver what is not later than a monotonic time; None delivers all.
+        """Deliver the events and hooks up to a monotonic time.
 
         Args:
-            until_ns: The time.
-            give: Takes a batch, an event of it, and whether it counts as one (the start of a slice does not).
-            call: Takes a hook.
+            until_ns: The time, inclusive. None delivers everything.
+            give: Called with a batch, an event of it, and True if the event counts (the start of a slice does not).
+            call: Called with the method and the arguments of a hook.
         """
         self._held.sort(key=edge_order)
         until_ns = _NO_TIME if until_ns is None else until_ns

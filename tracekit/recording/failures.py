@@ -1,4 +1,4 @@
-"""What goes wrong while recording: counted, logged once, and raised only under ``TRACEKIT_STRICT=1``."""
+"""Failures during a recording: counted, logged once, and raised only under ``TRACEKIT_STRICT=1``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MAX_IN_A_ROW: Final = 10
 
 
 class Failures:
-    """The failures of one profiler. Thread-safe enough: a count may be short by one when two threads fail at once.
+    """The failures of one profiler. Any thread may report; a count may be too low by one when two threads fail at once.
 
     Attributes:
-        counts: How often each handler, source or part of tracekit has failed.
+        counts: Number of failures of each handler, source or part of tracekit.
     """
 
     __slots__ = ("_first", "_strict", "counts")
@@ -31,7 +31,7 @@ class Failures:
         self._first: TracekitError | None = None
 
     def report(self, who: str, error: BaseException) -> None:
-        """Count a failure; log the first of each ``who``. Under ``TRACEKIT_STRICT=1`` the training thread will raise it."""
+        """Count a failure. Log the first of each ``who``; with ``TRACEKIT_STRICT=1`` the training thread raises it."""
         self.counts[who] += 1
         if self.counts[who] > 1:
             return
@@ -46,7 +46,7 @@ class Failures:
         )
 
     def raise_pending(self) -> None:
-        """Raise the first failure, once, under ``TRACEKIT_STRICT=1``; called on the training thread."""
+        """Raise the first failure, once, with ``TRACEKIT_STRICT=1``. Called on the training thread."""
         if self._first is not None:
             error, self._first = self._first, None
             raise error
@@ -56,11 +56,11 @@ class FailureLimit:
     """Disables a handler that fails ten times in a row.
 
     Args:
-        name: The handler's name, for log lines and counts.
-        failures: Where its failures are reported.
+        name: Name of the handler in log lines and counts.
+        failures: Receives the failures of the handler.
 
     Attributes:
-        is_reached: Whether the handler is disabled.
+        is_reached: True if the handler is disabled.
     """
 
     __slots__ = ("_failures", "_in_a_row", "_name", "is_reached")
@@ -72,7 +72,7 @@ class FailureLimit:
         self._in_a_row = 0
 
     def failed(self, method: str, error: BaseException) -> None:
-        """Report a failure of a method; the tenth in a row disables the handler."""
+        """Report a failure of a method. The tenth in a row disables the handler."""
         self._failures.report(f"{self._name}.{method}", error)
         self._in_a_row += 1
         if self._in_a_row >= _MAX_IN_A_ROW and not self.is_reached and method != "close":
@@ -80,5 +80,5 @@ class FailureLimit:
             logger.warning("tracekit: %s failed %d times in a row and is left out", self._name, self._in_a_row)
 
     def succeeded(self) -> None:
-        """Begin to count anew."""
+        """Reset the count of failures in a row."""
         self._in_a_row = 0

@@ -22,13 +22,13 @@ __all__ = ["InlineHandlers", "observer_of"]
 def observer_of(
     handlers: list[TraceHandler], timestamps: Timestamps, timeline: Timeline, failures: Failures
 ) -> InlineHandlers | None:
-    """Return what calls inline handlers, once they are open; None where none of them has anybody to tell."""
+    """Return the observer that calls open inline handlers, or None if all of them are inactive."""
     telling = [handler for handler in handlers if not (isinstance(handler, Mirror) and handler.is_deaf)]
     return InlineHandlers(telling, timestamps, timeline, failures) if telling else None
 
 
 class InlineHandlers(MarkerObserver):
-    """Calls inline handlers on the recording thread. One that fails ten times in a row is called no more."""
+    """Calls inline handlers on the recording thread. Disables a handler that fails ten times in a row."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class InlineHandlers(MarkerObserver):
         limit = self._limits[id(handler)]
         limit.failed(method, error)
         if limit.is_reached:
-            # New lists: other threads may be iterating over these.
+            # New lists, because other threads may be iterating over the old ones.
             self._handlers = [other for other in self._handlers if other is not handler]
             self._mirrors = [other for other in self._mirrors if other is not handler]
 
@@ -71,19 +71,19 @@ class InlineHandlers(MarkerObserver):
                 )
 
     def is_idle(self) -> bool:
-        """Tell whether there are but mirrors, and none of them listens."""
+        """Return True if all handlers are mirrors and none of them is listening."""
         if self._handlers:
             return False
         try:
             for mirror in self._mirrors:
                 if mirror.is_listening():
                     return False
-        except Exception:  # noqa: BLE001 - `begin` will ask again, and report it
+        except Exception:  # noqa: BLE001 - `begin` asks again and reports the error
             return False
         return True
 
     def begin(self, marker: Marker, track: int, monotonic_ns: int) -> None:
-        """A slice starts."""
+        """Pass the start of a slice to the handlers."""
         self._slice(marker, monotonic_ns, is_start=True)
         for mirror in self._mirrors:
             try:
@@ -94,7 +94,7 @@ class InlineHandlers(MarkerObserver):
                 self._failed(mirror, "begin", error)
 
     def end(self, marker: Marker, track: int, start_ns: int, monotonic_ns: int, exception: str | None) -> None:
-        """A slice ends."""
+        """Pass the end of a slice to the handlers."""
         for mirror in reversed(self._mirrors):
             try:
                 if mirror.has_open:
@@ -105,7 +105,7 @@ class InlineHandlers(MarkerObserver):
         self._slice(marker, monotonic_ns, is_start=False)
 
     def instant(self, marker: Marker, track: int, monotonic_ns: int) -> None:
-        """An instant was recorded."""
+        """Pass an instant to the handlers."""
         for handler in self._handlers:
             timestamp, wall_ns = self._timestamps.at(monotonic_ns), monotonic_ns + self._offset_ns
             self._call(handler, "process_instant_event", marker.name, marker.categories, timestamp, wall_ns)
@@ -118,7 +118,7 @@ class InlineHandlers(MarkerObserver):
                 self._failed(mirror, "mark", error)
 
     def counter(self, marker: Marker, monotonic_ns: int, values: Mapping[str, float]) -> None:
-        """A counter was recorded."""
+        """Pass the values of a counter to the handlers."""
         for handler in self._handlers:
             timestamp, wall_ns = self._timestamps.at(monotonic_ns), monotonic_ns + self._offset_ns
             self._call(handler, "process_counter_event", marker.name, marker.categories, timestamp, wall_ns, values)

@@ -1,9 +1,12 @@
-"""Keeps the slices of every track properly nested, and shows slices that are still open.
+"""Lanes: keeps the slices of every track nested, and adds the starts of open slices.
 
-Viewers draw a track as a stack: two slices on it either nest or do not touch (Trace Event Format; Perfetto before v57 drops
-what overlaps). Threads give that by themselves as long as markers are closed in the order they were opened. Interleaved asyncio
-tasks, generators and free use of ``start`` and ``finish`` break it; what would overlap then gets a lane of its own. So does an
-interrupt that leaves a ``with`` before its slice could end; such a slice ends here, with what is around it.
+Viewers draw a track as a stack: two slices on it nest or do not touch (Trace Event Format; Perfetto before v57 drops
+slices that overlap). The slices of a thread nest if its markers close in reverse order of opening. Interleaved asyncio
+tasks, generators and unordered ``start`` and ``finish`` calls break this rule. A slice that would overlap moves to a
+separate track, a lane.
+
+An interrupt such as Ctrl-C can leave a ``with`` before the slice ends. Such an abandoned slice ends with the slice
+around it.
 """
 
 from __future__ import annotations
@@ -29,14 +32,14 @@ OpenSlice = tuple[int, int, int]
 _STILL_OPEN: Final = sys.maxsize
 
 _ASK_TIMES: Final = 8
-"""How often it is asked whether the ``with`` of an open slice was left, once what was around it has ended."""
+"""Number of flushes that test whether an open slice was abandoned, after the slice around it has ended."""
 
 
 class Lanes:
-    """Arranges the records of each flush; used by one thread, the writer's.
+    """Arranges the records of each flush. Used by the writer thread only.
 
     Attributes:
-        left: How many slices it has ended because their ``with`` was left.
+        left: Number of abandoned slices that it has ended.
     """
 
     __slots__ = ("_announced", "_asked", "_buffer", "_lanes", "_twins", "left")
@@ -44,22 +47,22 @@ class Lanes:
     def __init__(self, buffer: RecordBuffer) -> None:
         self.left = 0
         self._buffer = buffer
-        # Open slices that may outlive what was around them: its label, and how often it was asked whether they were left.
+        # Open slices that outlived the slice around them: the label of that slice, and the number of tests so far.
         self._asked: dict[tuple[int, int], tuple[int, int]] = {}
-        self._announced: dict[tuple[int, int], tuple[int, int]] = {}  # (start, track): (label, lane) of a begun slice
-        self._lanes: dict[int, list[int]] = {}  # track: the lanes beside it
-        self._twins: set[tuple[int, int]] = (
-            set()
-        )  # slices of one start: a clock may stand still. One is announced at a time
+        # Slices with a delivered start: (label, lane) by (start, track).
+        self._announced: dict[tuple[int, int], tuple[int, int]] = {}
+        self._lanes: dict[int, list[int]] = {}  # track: its additional lanes
+        # Keys of several slices, if the clock is frozen. Their starts are delivered one at a time.
+        self._twins: set[tuple[int, int]] = set()
 
     def arrange(self, records: list[Any], opened: Sequence[OpenSlice], cut_ns: int) -> list[Any]:
-        """Return the records, with starts of open slices added and nothing overlapping on any track.
+        """Return the records with the starts of open slices added, and without overlaps on any track.
 
         Args:
-            records: Whole slices that ended up to the cut, instants and counters up to it. Slices of one track are in the
-                order in which they ended. Changed in place.
-            opened: The slices that are open at the cut.
-            cut_ns: The monotonic time of this flush.
+            records: Whole slices, instants and counters up to the cut. Slices of one track are sorted by their ends.
+                Changed in place.
+            opened: The open slices at the cut.
+            cut_ns: The monotonic time of the cut of this flush.
         """
         open_now = {slice_[1:]: slice_ for slice_ in opened}
         if len(open_now) < len(opened):
@@ -70,7 +73,8 @@ class Lanes:
         finished = _find_all(records, ended)
         lost = sorted((key for key, index in finished if index is None and key not in open_now), reverse=True)
         if lost:
-            # Neither open nor ended: an end that there was no memory for, or that Ctrl-C took. It ends here, the inner first.
+            # Neither open nor ended: the end was lost to a lack of memory or to Ctrl-C. End them here, the innermost
+            # first.
             for start, track in lost:
                 records += (self._announced[start, track][0], start, cut_ns, track)
             finished = _find_all(records, ended)
@@ -82,13 +86,13 @@ class Lanes:
         if left:
             return self.arrange(records, [slice_ for slice_ in opened if slice_[1:] not in left], cut_ns)
         for track in tangled:
-            # In front, since what is cut short ends at the same time as what was around it, and must end first.
+            # In front: a slice that is cut short ends at the same time as the slice around it, and must end first.
             cut_short[:0] = self._untangle(track, records, opened)
         for key, index in finished:
             if index is not None:
                 position = index * WIDTH
                 announced = self._announced.pop(key, None)
-                if announced is not None:  # else it goes on on another lane, as a whole slice
+                if announced is not None:  # otherwise it continues on another lane, as a whole slice
                     records[position + 1 : position + WIDTH] = (records[position + 2], END, announced[1])
         for label, start, track in opened:
             if (start, track) not in self._announced:
@@ -99,14 +103,15 @@ class Lanes:
     def _end_left(
         self, tangled: set[int], records: list[Any], opened: Sequence[OpenSlice], cut_ns: int
     ) -> Collection[tuple[int, int]]:
-        """End the slices whose ``with`` was left without their end, with the innermost that was around each.
+        """End abandoned slices at the end of the innermost slice around each of them.
 
-        One that may still be ended is asked for again at the next flush: its marker may just have been in use.
+        A slice that its ``with`` may still end is tested again at the next flush, because its marker may have been in
+        use.
 
         Returns:
-            Which (start, track) these were.
+            (start, track) of the ended slices.
         """
-        around = {  # end of what was around, its label, how often it was asked for
+        around = {  # end and label of the slice around it, number of tests so far
             key: (cut_ns, label, times) for key, (label, times) in self._asked.items() if times < _ASK_TIMES
         }
         labels = {slice_[1:]: slice_[0] for slice_ in opened}
@@ -116,7 +121,7 @@ class Lanes:
                 starts.setdefault(track, []).append(start)
         columns = (records[column::WIDTH] for column in range(WIDTH))
         for label, start, end, track in zip(*columns, strict=True) if starts else ():
-            inside = starts.get(track) if end > start else None  # else it is no slice, and may have no track
+            inside = starts.get(track) if end > start else None  # otherwise not a slice, perhaps without a track
             if inside is None or start >= inside[-1]:
                 continue
             for number in range(bisect_right(inside, start), bisect_left(inside, end)):
@@ -125,16 +130,17 @@ class Lanes:
         if not around:
             return ()
         left = self._buffer.forget_left({key: label for key, (_, label, _) in around.items()})
-        for key in sorted(left, reverse=True):  # an inner one ends before what is around it
+        for key in sorted(left, reverse=True):  # an inner slice ends before the slice around it
             records += (labels[key], key[0], around[key][0], key[1])
         self._asked.update({key: (label, times + 1) for key, (_, label, times) in around.items() if key not in left})
         self.left += len(left)
         return left
 
     def _look(self, records: list[Any], opened: Sequence[OpenSlice]) -> set[int]:
-        """Find the tracks on which slices overlap. This is a part of what every slice costs.
+        """Return the tracks with overlapping slices. This runs for every recorded slice, so it must be fast.
 
-        Slices come in the order of their ends, so that one is nested if those it does not contain ended before it started.
+        Slices are sorted by their ends. A slice nests if every earlier slice that it does not contain ended before its
+        start.
         """
         still_open = sorted(opened, key=_start, reverse=True)
         if not isinstance(records, list):
@@ -142,9 +148,10 @@ class Lanes:
                 [entry for _, start, track in still_open for entry in (0, start, _STILL_OPEN, track)]
             )
         tangled: set[int] = set()
-        # By track, the starts and the ends of slices that nothing contains yet, but for the last of them: that is in `last_...`.
+        # By track: starts and ends of the slices that no slice contains yet, without the last one, which is in
+        # `last_...`.
         stacks: dict[int, tuple[list[int], list[int]]] = {}
-        around_starts, around_ends = [], []  # those of the track of the last slice
+        around_starts, around_ends = [], []  # the stacks of the last slice's track
         last_track = last_start = last_end = -1
         columns = records[1::WIDTH], records[2::WIDTH], records[3::WIDTH]
         slices: Iterable[tuple[int, int, Any]] = zip(*columns, strict=True)
@@ -152,7 +159,7 @@ class Lanes:
             slices = chain(slices, ((start, _STILL_OPEN, track) for _, start, track in still_open))
         for start, end, track in slices:
             if end < 0:
-                continue  # no slice
+                continue  # not a slice
             if track != last_track:
                 around_starts.append(last_start)
                 around_ends.append(last_end)
@@ -170,10 +177,11 @@ class Lanes:
         return tangled
 
     def _untangle(self, track: int, records: list[Any], opened: Sequence[OpenSlice]) -> list[Any]:
-        """Give the slices of one track lanes on which they nest, the outer and the earlier first.
+        """Distribute the slices of one track over lanes so that they nest. Outer and earlier slices are placed first.
 
         Returns:
-            Ends of slices whose start is out already, and which cannot stay on their lane to their end; innermost first.
+            Records that end a slice on a lane before its real end, because its start is delivered and it cannot stay on
+            the lane. Innermost first.
         """
         slices: list[tuple[int, int, int, int]] = [  # start, -end, position (-1: open), label
             (records[position + 1], -records[position + 2], position, records[position])
@@ -183,9 +191,10 @@ class Lanes:
         slices += [(start, -_STILL_OPEN, -1, label) for label, start, where in opened if where == track]
         slices.sort()
         cut_short: list[Any] = []
-        ends: dict[int, list[int]] = {}  # lane: ends of the slices that are open on it at the time looked at
+        ends: dict[int, list[int]] = {}  # lane: ends of the slices that are open on it at the current start
         to_place: list[tuple[int, int, int, int, int]] = []  # start on its lane, -end, position, label, true start
-        # First those whose start is out: all of them were open at the last flush, each inside the one before on its lane.
+        # First the slices with a delivered start. All were open at the last flush, each inside the previous one on its
+        # lane.
         for start, minus_end, position, label in slices:
             announced = self._announced.get((start, track))
             if announced is None:
@@ -194,7 +203,7 @@ class Lanes:
             lane = announced[1]
             around = ends.setdefault(lane, [])
             if around and around[-1] < -minus_end:
-                # What is around it ends first: end it there as well, and go on beside it.
+                # The slice around it ends first. End this one at the same time, and continue it on another lane.
                 cut_short[:0] = (label, around[-1], END, lane)
                 to_place.append((around[-1], minus_end, position, label, start))
                 around.append(around[-1])
@@ -216,10 +225,10 @@ class Lanes:
     def _free_lane(
         self, track: int, ends: dict[int, list[int]], begun: set[tuple[int, int]], start: int, end: int
     ) -> int:
-        """Return the first lane of a track on which (start, end) nests, and take it.
+        """Return the first lane of a track where (start, end) nests, and reserve it for this slice.
 
-        What goes on from one moment gets a lane each: of a start (B) and a whole slice (X) at one time, viewers take the whole
-        slice for the outer one.
+        Slices with the same start get different lanes: viewers draw a whole slice (X) outside a start (B) of the same
+        time.
         """
         lanes = self._lanes.setdefault(track, [])
         for lane in (track, *lanes):
@@ -239,7 +248,7 @@ class Lanes:
 
 
 def _find_all(records: list[Any], keys: Iterable[tuple[int, int]]) -> list[tuple[tuple[int, int], int | None]]:
-    """Return each key, (start, track), with the index of its slice, or None where it is not among the records."""
+    """Return each key (start, track) with the index of its slice in the records, or None if there is no such slice."""
     if not isinstance(records, list):
         return [(key, records.find(*key)) for key in keys]
     starts, tracks = records[1::WIDTH], records[3::WIDTH]

@@ -1,7 +1,4 @@
-"""The state of the process: which profiler is active, the module-level markers, forks and the end of the interpreter.
-
-All of tracekit's global state is here.
-"""
+"""The global state of tracekit: active profilers, module-level markers, and hooks for forks and interpreter exit."""
 
 from __future__ import annotations
 
@@ -39,27 +36,27 @@ __all__ = [
 ]
 
 DEFAULT_ACTIONS: Final = frozenset({ProfilerAction.WARMUP, ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE})
-"""What a marker records in unless told otherwise: everything but SKIP."""
+"""Actions during which a marker records by default: all except SKIP."""
 
 
 MANY_MARKERS: Final = 10_000
-"""With so many markers the table warns: no program has as many places, so names are made at run time."""
+"""Number of markers at which the table warns. No program has that many places, so names are generated at run time."""
 
 MAX_MARKERS: Final = 50_000
-"""A table holds no more markers, at about 1 KB each in memory: 50 MB, which a training process can spare."""
+"""Maximum number of markers in a table. At about 1 KB each they take 50 MB, which a training process can spare."""
 
 OTHER_NAMES: Final = "(other names)"
 """The name of the marker for names beyond `MAX_MARKERS`."""
 
 
 class MarkerTable:
-    """Markers by everything that makes them different, so that asking again gives the same one.
+    """A table of markers by name and options. Equal requests return the same marker.
 
-    Thread-safe: two threads that ask for a new marker at once get the same one, and none gets one that does not record yet.
+    Thread-safe: two threads that request a new marker at the same time get the same one, and it is already attached.
 
-    Names that are made for each step or request would fill the memory. There is a warning at `MANY_MARKERS`, and from
-    `MAX_MARKERS` on every new name gets the marker `OTHER_NAMES` of the same actions, so that memory stays flat: the slices
-    are there, and only their names are lost.
+    Names that are generated for each step or request would fill the memory. The table warns at `MANY_MARKERS`. From
+    `MAX_MARKERS` on, every new name gets the marker `OTHER_NAMES` with the same actions. Then memory stays flat, and
+    the slices are recorded without their names.
     """
 
     __slots__ = ("_by_key",)
@@ -80,7 +77,7 @@ class MarkerTable:
         *,
         adopt: Callable[[Marker], object],
     ) -> Marker:
-        """Return the marker; a new one is adopted first."""
+        """Return the marker. Call ``adopt`` with a new marker first."""
         key = (
             _text(name),
             _texts(categories),
@@ -96,8 +93,7 @@ class MarkerTable:
                 marker = self._by_key.get(key)
         if marker is None:
             new = Marker(*key[:3], record_instant_on_start=key[3], record_instant_on_finish=key[4])
-            # Before any other thread can find it: this one may have to wait for its next turn, and what the others record
-            # with a marker that is not adopted is lost.
+            # Adopt it before another thread can find it: events of a marker without a profiler are lost.
             adopt(new)
             marker = self._by_key.setdefault(key, new)  # atomic
         return marker
@@ -117,17 +113,17 @@ class MarkerTable:
 
 
 def _text(name: object) -> str:
-    """Return a name as text, whatever it is: a strange name is not worth a training run."""
+    """Return a name of any type as a string. Never raises, because an odd name must not end a training run."""
     try:
         return str(name)
-    except Exception:  # noqa: BLE001 - a user's __str__ may do anything
+    except Exception:  # noqa: BLE001 - a user's `__str__` may raise anything
         return f"<{type(name).__name__}>"
 
 
 def _texts(categories: object) -> tuple[str, ...]:
-    """Return categories as texts; what is none is one."""
+    """Return categories as strings; wrap a single value in a tuple."""
     if not isinstance(categories, str):
-        with suppress(Exception):  # nothing to iterate over, or something that fails at it
+        with suppress(Exception):  # not iterable, or the iteration fails
             return tuple(map(_text, categories))  # type: ignore[call-overload]
     return (_text(categories),)
 
@@ -135,24 +131,24 @@ def _texts(categories: object) -> tuple[str, ...]:
 logger = logging.getLogger("tracekit")
 
 _active: list[Profiler] = []
-"""Profilers that have been started and not stopped, the innermost last."""
+"""Running profilers, the innermost last."""
 
 _lock = threading.RLock()
-"""Held while profilers become active and cease to be, which threads may do at once. Re-entrant, for signal handlers."""
+"""Held while profilers are activated and deactivated, on any thread. Re-entrant, for signal handlers."""
 
 _module_markers: Final = MarkerTable()
-"""Markers made by `tracekit.marker`, which record into the innermost active profiler."""
+"""Markers of `tracekit.marker`. They record into the innermost active profiler."""
 
 _inherited: Final[list[MarkerTable]] = []
-"""In a forked child: the markers of its parent's profilers, which do the same there."""
+"""In a forked child: markers of the parent's profilers. They record into the child's innermost active profiler."""
 
 _known: Final[weakref.WeakSet[Profiler]] = weakref.WeakSet()
-"""Every profiler that was started, for forked children and for the end of the interpreter."""
+"""Every profiler that was started, for the fork hook."""
 
 
 def active_profiler() -> Profiler | None:
-    """Return the innermost profiler that has been started and not stopped, or None."""
-    innermost = _active[-1:]  # at once: another thread may stop it
+    """Return the innermost running profiler, or None."""
+    innermost = _active[-1:]  # one step: another thread may stop it
     return innermost[0] if innermost else None
 
 
@@ -163,7 +159,7 @@ def marker(
     record_instant_on_start: bool = False,
     record_instant_on_finish: bool = False,
 ) -> Marker:
-    """Return a marker that records into whichever profiler is active when it is used, and costs next to nothing else.
+    """Return a marker that records into the profiler that is active at its use. Without one it costs next to nothing.
 
     For libraries, and for code that is imported before a profiler exists::
 
@@ -175,13 +171,13 @@ def marker(
     found = _module_markers.get(
         name, categories, actions, record_instant_on_start, record_instant_on_finish, adopt=_adopt_by_active
     )
-    if not found.attached:  # or by a profiler that another thread has started since
+    if not found.attached:  # another thread may have started a profiler since
         _adopt_by_active(found)
     return found
 
 
 def activate(profiler: Profiler) -> None:
-    """Make a profiler the active one: the module-level markers record into it."""
+    """Make a profiler the active one. The module-level markers then record into it."""
     if not _known:
         _register_hooks()
     _known.add(profiler)
@@ -195,7 +191,7 @@ def activate(profiler: Profiler) -> None:
 
 
 def deactivate(profiler: Profiler) -> None:
-    """Take a profiler out; the one that was active before gets the module-level markers back."""
+    """Remove a profiler. The profiler that was active before it gets the module-level markers back."""
     with _lock:
         if profiler not in _active:
             return
@@ -208,12 +204,12 @@ def deactivate(profiler: Profiler) -> None:
 
 
 def inherit(markers: MarkerTable) -> None:
-    """In a forked child: have the markers of a parent's profiler record into whichever profiler is active in the child."""
+    """In a forked child: make the markers of a parent's profiler record into the child's active profiler."""
     _inherited.append(markers)
 
 
 def adopt_in_child(found: Marker) -> None:
-    """In a forked child: the same for a marker that the parent's profiler was asked for just now."""
+    """In a forked child: make a new marker of the parent's profiler record into the child's active profiler."""
     _adopt_by_active(found)
 
 
@@ -231,7 +227,7 @@ _hooks_registered = False
 
 
 def _register_hooks() -> None:
-    global _hooks_registered  # noqa: PLW0603 - hooks of the interpreter cannot be taken back, so they are set once
+    global _hooks_registered  # noqa: PLW0603 - hooks of the interpreter cannot be removed, so they are set once
     if _hooks_registered:
         return
     _hooks_registered = True
@@ -247,17 +243,17 @@ def _at_exit() -> None:
 
 
 def _after_fork_in_child() -> None:
-    # No logging here: another thread of the parent may have held the lock of a logging handler (dd-trace-py #18900).
+    # Do not log here: another thread of the parent may have held the lock of a logging handler (dd-trace-py #18900).
     global _lock  # noqa: PLW0603 - another thread of the parent may have held it
     _lock = threading.RLock()
-    DETACHED.lock = threading.RLock()  # likewise: the only buffer that the markers of parent and child share
+    DETACHED.lock = threading.RLock()  # likewise; the child's markers inherit no other buffer
     for profiler in list(_known):
         profiler.abandon_in_child()
     _active.clear()
 
 
 def _pickled(found: Marker) -> tuple[Callable[..., Marker], tuple[Any, ...]]:
-    """Have a marker that is sent to another process record into the profiler that is active there."""
+    """Pickle a marker as a call of `marker`, so that it records into the active profiler of the receiving process."""
     return marker, (
         found.name,
         found.categories,

@@ -1,7 +1,7 @@
-"""Data loaders of torch: what their workers do, and what they do in this process where they have none.
+"""Recording of torch data loaders, in their workers or, without workers, in this process.
 
-Neither the dataset nor the loader is wrapped: slices are recorded where torch calls its own fetchers, of which each worker and
-each iterator has one. torch is never imported here.
+Neither the dataset nor the loader is wrapped. Slices are recorded where torch calls its fetchers; each worker and each
+single-process iterator has one. This module never imports torch.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ CATEGORIES: Final = ("dataloader",)
 
 
 class MarkingParent(Parent, Protocol):
-    """The profiler under which a loader loads."""
+    """A profiler that records data loaders."""
 
     def marker(self, name: str, categories: Sequence[str] = ()) -> Marker:
-        """Return a marker."""
+        """Return the marker of a name."""
 
 
 class WorkerRecording(ChildRecording):
-    """A data loader's ``worker_init_fn`` that records in each worker, and then calls the user's own."""
+    """A ``worker_init_fn`` that starts recording in each worker, and then calls the user's ``worker_init_fn``."""
 
     def __init__(self, parent: Parent | ChildPlan | None, user_fn: Callable[[int], object] | None = None) -> None:
         if user_fn is not None and not callable(user_fn):
@@ -45,12 +45,13 @@ class WorkerRecording(ChildRecording):
         return type(self), (self.plan, self._user_fn)
 
     def __call__(self, *args: Any) -> None:
-        """Start to record as worker ``args[0]``."""
+        """Start recording as worker ``args[0]``."""
         number = args[0] if args and isinstance(args[0], int) else None
         if self._profiler is None:
             self._profiler = self._start(self.name if number is None else f"{self.name} {number}", number)
             if self._profiler is not None:
-                # Sooner than the writer would: the batches of a short window may all be fetched within a flush interval.
+                # Ask the schedule before each batch, not only at each flush: a short window may fit into one flush
+                # interval.
                 _record_fetchers_to_come(self._profiler.ask_schedule)
         if self._user_fn is not None:
             self._user_fn(*args)
@@ -58,15 +59,15 @@ class WorkerRecording(ChildRecording):
 
 @contextmanager
 def recording_loader(loader: Any, parent: MarkingParent) -> Iterator[None]:
-    """Have the iterator of a torch DataLoader that is made meanwhile record what it and its workers do.
+    """Make a torch DataLoader record the work of each iterator that it makes inside this context.
 
-    Anything else is left alone. The loader is as it was afterwards: it reads these attributes when it makes an iterator, and only
-    then. What it has made keeps recording for as long as it lives, while the profiler does.
+    Other loaders are left unchanged. On exit the attributes of the loader are restored, because it reads them only when
+    it makes an iterator. Iterators made inside the context keep recording while the profiler does.
     """
     loader = _torch_loader(loader)
     changed = _changes(loader, parent)
     own = {name: loader.__dict__[name] for name in changed if name in loader.__dict__}
-    with suppress(AttributeError, TypeError, ValueError):  # a subclass that refuses it
+    with suppress(AttributeError, TypeError, ValueError):  # a subclass may refuse the attribute
         for name, value in changed.items():
             setattr(loader, name, value)
     try:
@@ -81,20 +82,20 @@ def recording_loader(loader: Any, parent: MarkingParent) -> Iterator[None]:
 
 
 def _changes(loader: Any, parent: MarkingParent) -> dict[str, Any]:
-    """Return the attributes with which a loader makes an iterator that records."""
+    """Return the attributes to set on a loader so that its next iterator records."""
     if loader is None:
         return {}
     if loader.num_workers:
         mine = isinstance(loader.worker_init_fn, WorkerRecording)
         return {} if mine else {"worker_init_fn": WorkerRecording(parent, loader.worker_init_fn)}
-    make_iterator = getattr(loader, "_get_iterator", None)  # with which DataLoader makes every one
+    make_iterator = getattr(loader, "_get_iterator", None)  # DataLoader makes every iterator with it
     if make_iterator is None:
         return {}
     return {"_get_iterator": functools.partial(_single_process_iterator, make_iterator, parent)}
 
 
 def _torch_loader(loader: Any) -> Any:
-    """Return the torch DataLoader that something is, or that (as accelerate's) it holds; else None."""
+    """Return the loader if it is a torch DataLoader, or the DataLoader that it wraps (accelerate), or None."""
     for candidate in (loader, getattr(loader, "base_dataloader", None)):
         kinds = type(candidate).__mro__
         if any(kind.__name__ == "DataLoader" and kind.__module__ == "torch.utils.data.dataloader" for kind in kinds):
@@ -104,13 +105,13 @@ def _torch_loader(loader: Any) -> Any:
 
 def _single_process_iterator(make_iterator: Callable[[], Any], parent: MarkingParent) -> Any:
     iterator = make_iterator()
-    with suppress(AttributeError):  # another torch: then its slices are missing
+    with suppress(AttributeError):  # an unknown version of torch: its slices are missing
         iterator._dataset_fetcher = _RecordedFetcher(iterator._dataset_fetcher, parent.marker)  # noqa: SLF001
     return iterator
 
 
 def _record_fetchers_to_come(before: Callable[[], object]) -> None:
-    """In a worker: have the fetchers that it will make, which all of its work goes through, record slices."""
+    """In a worker: make all its future fetchers record slices. The fetchers do all work of a worker."""
     kind = getattr(sys.modules.get("torch.utils.data.dataloader"), "_DatasetKind", None)
     create = getattr(kind, "create_fetcher", None)
     if kind is None or create is None or hasattr(create, "__wrapped__"):
@@ -124,11 +125,11 @@ def _record_fetchers_to_come(before: Callable[[], object]) -> None:
 
 
 class _RecordedFetcher:
-    """Stands before one of torch's fetchers: records a slice for each batch that it fetches, and one in it for the collation.
+    """Wraps one of torch's fetchers. Records a slice "fetch" for each batch, and in it a slice "collate".
 
     Args:
-        fetcher: The fetcher.
-        make_marker: Makes the markers.
+        fetcher: The fetcher to wrap.
+        make_marker: Factory of the markers.
         before: Called before each batch.
     """
 

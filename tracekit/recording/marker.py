@@ -1,17 +1,19 @@
 """Marker: names a piece of code, and records a slice each time it runs.
 
-The recording path is measured in nanoseconds, and three things follow:
+The recording path takes nanoseconds. Three design decisions make that possible:
 
-* A marker has a class for each of its states (`Marker` when nothing is recorded, those of `MarkerStates` else); the profiler
-  sets ``__class__`` when the schedule passes from one action to the next, so that no state is asked for on the way in or out.
-* The start of the one open slice stands in the marker's own slots. Only recursion, a second thread or a second task takes
-  the slow way, with a stack per thread and task.
-* There is no lock. CPython changes threads, and runs signal handlers, at the start of Python functions, after calls and at
-  backward jumps only, so a test and the store after it, with no call in between, are one step. The comments "atomic" mark
-  where that is used. A slice is therefore either open or recorded, and never both, whenever the writer looks or Ctrl-C comes.
+* A marker has a class per state: `Marker` while nothing is recorded, otherwise a class of `MarkerStates`. The profiler
+  sets ``__class__`` when the action of the schedule changes. So neither the enter nor the exit of a slice tests the
+  state.
+* The marker's slots hold the start of the one open slice. Only recursion, a second thread or a second task takes the
+  slow path, with a stack per thread and task.
+* Markers use no lock. CPython switches threads and runs signal handlers only at the start of Python functions, after
+  calls and at backward jumps. A test and a store without a call in between are therefore one step. The comments
+  "atomic" mark the lines that rely on this. So the writer, and a signal handler such as that of Ctrl-C, find each slice
+  either open or recorded, never both.
 
-After `RecordBuffer.due_ns` a recording thread looks after the buffer: that is the one comparison with which a writer that is
-kept from running, or does not keep up, is noticed.
+Each event compares its time with `RecordBuffer.due_ns`. An event after that time calls the buffer's ``look_after``.
+This one comparison detects a writer that cannot run or does not keep up.
 """
 
 from __future__ import annotations
@@ -44,33 +46,33 @@ _NO_TASKS: Final = TaskTracks(DETACHED)
 
 
 class MarkerObserver:
-    """What is told of a marker's events at once, on the recording thread; stands in front of inline handlers."""
+    """Receives marker events synchronously on the recording thread. Base class of the connection to inline handlers."""
 
     def is_idle(self) -> bool:
-        """Tell whether nobody is to be told of a slice that starts now, nor of its end."""
+        """Return True if no observer needs a slice that starts now, or its end."""
         return False
 
     def begin(self, marker: Marker, track: int, monotonic_ns: int) -> None:
-        """A slice starts."""
+        """Handle the start of a slice."""
 
     def end(self, marker: Marker, track: int, start_ns: int, monotonic_ns: int, exception: str | None) -> None:
-        """The slice that started at ``start_ns`` on this track ends; by an exception, if its type is named."""
+        """Handle the end of the slice that started at ``start_ns``. ``exception`` is the type's name, or None."""
 
     def instant(self, marker: Marker, track: int, monotonic_ns: int) -> None:
-        """An instant was recorded."""
+        """Handle an instant."""
 
     def counter(self, marker: Marker, monotonic_ns: int, values: Mapping[str, float]) -> None:
-        """A counter was recorded."""
+        """Handle the values of a counter."""
 
 
 class MarkerStates(NamedTuple):
-    """The classes that a marker passes to while it records; `tracekit.recording.recording_marker` makes them.
+    """The classes of a marker while it records. `tracekit.recording.recording_marker` makes them.
 
     Attributes:
-        clock: The monotonic clock that they read.
-        recording: It records.
-        observed: It records, and somebody is to be told at once.
-        shared: Several threads use it at once.
+        clock: Monotonic clock of the markers, in ns.
+        recording: Class of a marker that records.
+        observed: Class of a marker that records, and has an observer or records instants at the edges of its slices.
+        shared: Class of a marker that several threads use at the same time.
     """
 
     clock: Callable[[], int]
@@ -83,28 +85,30 @@ class MarkerStates(NamedTuple):
 class Marker(MarkerBase):
     """Records slices, instants and counters under one name. Made by `Profiler.marker` or `tracekit.marker`.
 
-    Use it as ``with marker:``, ``async with marker:``, a decorator (of functions, generators, coroutines and async
-    generators), by `start` and `finish`, or by `begin` where another thread ends the slice. One marker may be open any number
-    of times at once: recursively, in many threads, in many asyncio tasks. Whether a slice is recorded is decided at its start;
-    the finish of one that is not recorded does nothing. An exception in the body is not swallowed; it closes the slice and its
-    type is kept as the slice's argument ``exception``.
+    Use it as ``with marker:``, ``async with marker:`` or as a decorator of functions, generators, coroutines and async
+    generators. Or call `start` and `finish`, or `begin` if another thread ends the slice. Slices of one marker may be
+    open at the same time: recursively, in many threads, in many asyncio tasks. The start of a slice decides whether it
+    is recorded. The finish of an unrecorded slice does nothing. An exception in the body propagates. It ends the slice,
+    and its type becomes the argument ``exception`` of the slice.
 
-    Ctrl-C may leave a ``with`` before the marker could end its slice. Such a slice ends with the innermost slice around it of
-    its thread; without one around it, it stays open. A slice of `start` is never ended for you. Neither is one whose ``with``
-    waits in a generator, a coroutine or an `contextlib.ExitStack`. Use `start` rather than to call ``__enter__`` yourself.
+    Ctrl-C may leave a ``with`` before the marker ends its slice. Such a slice ends with the innermost slice around it
+    on its thread. Without a slice around it, it stays open. Only `finish` ends a slice of `start`. A slice also stays
+    open while its ``with`` is suspended in a generator, a coroutine or a `contextlib.ExitStack`. Call `start` instead
+    of ``__enter__``.
 
-    After a fork the child's markers record nothing until a profiler starts there, and then into that; a slice that was open
-    at the fork belongs to the parent. A pickled marker records into the profiler that is active where it is unpickled.
+    After a fork, the child's markers record nothing until a profiler starts in the child. Then they record into that
+    profiler. A slice that was open at the fork belongs to the parent. A pickled marker records into the profiler that
+    is active where it is unpickled.
 
     Attributes:
-        name: What the slice is called.
-        categories: Categories of its events.
-        actions: The schedule's actions during which it records.
-        by_hand: Whether `start`, or a timer, has opened slices of it, so that none of them is taken for one that was left.
+        name: Name of the slices.
+        categories: Categories of the events.
+        actions: Actions of the schedule during which it records.
+        by_hand: True if `start` or a timer has opened slices of it. None of its slices is then treated as abandoned.
     """
 
-    # This class is the idle state: `_skipped` counts slices that are open and not recorded, so that their finish, which
-    # may come when the marker records again, is not taken for the finish of a recorded one.
+    # This class is the idle state. `_skipped` counts open slices that are not recorded. Their finish may come when the
+    # marker records again, and must not end a recorded slice.
     __slots__ = (
         "__weakref__",
         "_carried",
@@ -138,19 +142,19 @@ class Marker(MarkerBase):
         self.record_instant_on_finish = record_instant_on_finish
         self.by_hand = False
         self._skipped = 0
-        self._carried = 0  # how many of the skipped ones were open when recording began
-        # The slot: when its slice started, and on which track. 0 is free; 2 keeps it from being taken while there is anything
-        # on the stacks.
+        self._carried = 0  # number of skipped slices that were open when recording began
+        # The slot: start and track of its slice. A start of 0 means free. A start of 2 reserves it while the stacks
+        # have slices.
         self._start = 0
         self._track = 0
-        self._contended = 0  # how many slices are on the stacks, plus _carried
+        self._contended = 0  # number of slices on the stacks, plus _carried
         self._stacks: dict[Hashable, list[tuple[int, int]]] = {}  # (start, track) by ident of the thread, or by task
         self._label = 0
         self._observer: MarkerObserver | None = None
-        self._recording = True  # whether the clones of a marker that is shared do
+        self._recording = True  # for a shared marker: True if its clones record
         self._buffer: RecordBuffer = DETACHED
         self._states: MarkerStates | None = None
-        self._clones: dict[int, Marker] = {}  # of a marker that is shared, by track of the thread
+        self._clones: dict[int, Marker] = {}  # for a shared marker: its clone for each thread, by track
         self._clock: Callable[[], int] = time.perf_counter_ns
         self._task_tracks = _NO_TASKS
 
@@ -161,7 +165,7 @@ class Marker(MarkerBase):
 
     def __enter__(self) -> Marker:
         if self._start:
-            self._push(0, 0)  # inside a slice that is recorded: its finish must find this one on top
+            self._push(0, 0)  # inside a recorded slice: the next finish must find this one on top
         else:
             self._skipped += 1  # atomic
         return self
@@ -170,7 +174,7 @@ class Marker(MarkerBase):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._start:
-            self._exit_slow(exc_type, self._clock())  # some slice started while this was recording
+            self._exit_slow(exc_type, self._clock())  # a slice is open that started while the marker recorded
         else:
             self._skipped -= 1
 
@@ -180,12 +184,12 @@ class Marker(MarkerBase):
         self.__enter__()
 
     def finish(self) -> None:
-        """End the slice that this thread (or asyncio task) started last. Without one it does nothing."""
+        """End the slice that this thread (or asyncio task) started last. Do nothing without an open slice."""
         if self._skipped or self._start:
-            self._exit_slow(None, self._clock())  # which looks whose slice it is
+            self._exit_slow(None, self._clock())  # finds the slice of this thread or task
 
     def _report_foreign_finish(self) -> None:
-        """Log once that a slice is lost which another thread or task has started."""
+        """Log once per marker that a thread or task has finished a slice that it had not started."""
         if self.name not in self._buffer.foreign_finishes:
             self._buffer.foreign_finishes.add(self.name)
             logger.warning(
@@ -195,9 +199,10 @@ class Marker(MarkerBase):
             )
 
     def begin(self) -> SliceHandle:
-        """Begin a slice that any thread may end, with the `SliceHandle.end` of what this returns.
+        """Begin a slice, and return its handle. Any thread may end the slice with `SliceHandle.end`.
 
-        For work that one thread starts and another completes, such as a request or a copy. It is drawn as an async slice::
+        For work that one thread starts and another completes, such as a request or a copy. Viewers draw an async
+        slice::
 
             handle = marker.begin()
             ...
@@ -206,7 +211,7 @@ class Marker(MarkerBase):
         return SliceHandle(self, None, None)
 
     def now(self) -> int:
-        """Return the monotonic time by which it records, ns."""
+        """Return the time of the marker's monotonic clock, in ns."""
         return self._clock()
 
     async def __aenter__(self) -> Marker:
@@ -221,9 +226,9 @@ class Marker(MarkerBase):
             self.__exit__(exc_type, exc, traceback)
 
     def _ends_task(self) -> bool:
-        """Whether the slice that the task which runs ends is open here, not in a marker behind this one.
+        """Return True if the slice that the current task ends is open in this marker, and not in a clone.
 
-        Of a thread, what began before this marker was shared ends last; its tasks end in any order.
+        On a thread, slices from before this marker was shared end last. Slices of tasks end in any order.
         """
         return bool(self._stacks.get(current_task()))
 
@@ -231,18 +236,18 @@ class Marker(MarkerBase):
         owner = current_owner()
         self._contended += 1
         if not self._start:
-            self._start = 2  # atomic with the lines above and below: from now on every start goes the slow way
+            self._start = 2  # atomic with the lines above and below: from now on every start takes the slow path
         try:
             self._stacks[owner].append((start, track))
         except KeyError:
             self._stacks[owner] = [(start, track)]
 
     def _enter_slow(self, track: int = 0) -> None:
-        """Start a slice while another of this marker is open, or on a track of its own."""
+        """Start a slice while another slice of this marker is open, or on the track of a task."""
         buffer = self._buffer
         track = track or buffer.thread_track()
         start = self._clock()
-        if buffer is not self._buffer:  # it has passed to another profiler, with other tracks
+        if buffer is not self._buffer:  # another profiler, with other tracks, has adopted the marker
             self.__enter__()
             return
         self._push(start, track)
@@ -252,7 +257,7 @@ class Marker(MarkerBase):
             self._observer.begin(self, track, start)
 
     def _exit_slow(self, exc_type: type[BaseException] | None, end: int) -> None:
-        """End a slice when more than the one in the slot is open: the newest of this thread and task."""
+        """End the newest slice of this thread and task. Handles every case that the fast path does not."""
         label, buffer = self._label, self._buffer
         if exc_type is not None:
             label = buffer.label(self.name, self.categories, {"exception": exc_type.__qualname__})
@@ -265,17 +270,17 @@ class Marker(MarkerBase):
         start = track = 0
         is_foreign = False
         try:
-            # Atomic from here to the end of ``extend``: a slice is either open or recorded, whenever the writer looks.
+            # Atomic from here to the end of ``extend``: the writer finds a slice either open or recorded.
             if stack:
                 start, track = stack[-1]
                 del stack[-1]
                 if not stack and owner.__class__ is not int:
-                    del self._stacks[owner]  # a task does not come again, and a thread most probably does
+                    del self._stacks[owner]  # a task hardly uses the marker again, a thread most likely does
                 self._contended -= 1
             elif mine:
                 start, track = self._start, self._track
                 self._start = 2
-            else:  # it was not recorded, or never started
+            else:  # an unrecorded slice, or a finish without a start
                 if self._carried:
                     self._carried -= 1
                     self._contended -= 1
@@ -303,9 +308,10 @@ class Marker(MarkerBase):
             buffer.look_after(end)
 
     def _left_behind(self) -> tuple[Hashable, list[tuple[int, int]] | None]:
-        """Find a slice that nobody else can end any more: of a task that is done, or of a thread that has ended.
+        """Find a slice that its owner can no longer end, because the task is done or the thread has ended.
 
-        An async generator that its consumer has left is closed by another task, and a generator by whichever thread drops it.
+        Another task closes an async generator that its consumer has abandoned. The thread that drops a generator closes
+        it.
         """
         for owner, stack in list(self._stacks.items()):
             if not stack:
@@ -316,20 +322,20 @@ class Marker(MarkerBase):
         return 0, None
 
     def _mine(self) -> Marker:
-        return self  # it was shared a moment ago
+        return self  # the marker was shared until a moment ago
 
     def _clone(self) -> Marker:
         return self
 
     def _share(self) -> None:
-        """Pass to the state of a marker that several threads use at once."""
-        with self._buffer.lock:  # or the profiler could pass it to another state meanwhile
+        """Change to the state of a marker that several threads use at the same time."""
+        with self._buffer.lock:  # the profiler may change the state in between
             if self._states is not None and self.__class__ is self._states.recording:
                 self._recording = True
                 self.__class__ = self._states.shared
 
     def open_slices(self) -> list[tuple[int, int, int]]:
-        """Return (label, start, track) of every slice that is being recorded now; for the writer."""
+        """Return (label, start, track) of every open recorded slice. Called by the writer."""
         stacks = list(self._stacks.values())
         found = [(self._label, start, track) for stack in stacks for start, track in list(stack) if start]
         start, track = self._start, self._track
@@ -338,7 +344,7 @@ class Marker(MarkerBase):
         return found
 
     def forget_slice(self, start: int, track: int) -> bool:
-        """Forget a slice that nobody will end; for the writer. Return whether it was still open."""
+        """Forget an abandoned slice. Return True if it was still open. Called by the writer."""
         if self._start == start and self._track == track:
             self._start = 2 if self._contended else 0  # atomic
             return True
@@ -362,13 +368,14 @@ class Marker(MarkerBase):
         """Record the values of one or more series now.
 
         Args:
-            values: Number by series name: int, float, `decimal.Decimal`, NumPy scalars and arrays without dimensions. Such
-                an array is read later, within the flush interval; pass its ``item()`` if it changes in place. Anything
-                else, a tensor included, is left out and counted, and logged once for each marker and reason.
+            values: Number by series name. A number is an int, float, `decimal.Decimal`, NumPy scalar or NumPy array
+                without dimensions. Such an array is read later, within the flush interval; pass its ``item()`` if it
+                changes in place. Other values, including tensors, are discarded, counted, and logged once for each
+                marker and reason.
         """
 
     def _refuse(self, values: object) -> None:
-        """Count what was given as the values of a counter and is no mapping."""
+        """Count the values of a counter that are not a mapping."""
         self._buffer.refused_values += 1
         self._buffer.refusals.setdefault(self.name, type(values).__name__)
 
@@ -379,10 +386,10 @@ class Marker(MarkerBase):
     @overload
     def __call__(self, function: None = None) -> Callable[[F], F]: ...
     def __call__(self, function: F | None = None) -> F | Callable[[F], F]:
-        """Decorate a function: each call is a slice. Return values, exceptions and signatures stay as they are.
+        """Decorate a function: each call is a slice. Return values, exceptions and signatures do not change.
 
-        A generator gets a slice for each time it runs (from being asked for a value to giving it), since between those
-        its caller runs; an async generator likewise. ``@marker`` and ``@marker()`` are the same.
+        A generator or an async generator gets one slice per value, from the request to the yield, because its caller
+        runs in between. ``@marker`` and ``@marker()`` are the same.
         """
         if function is None:
             return cast("Callable[[F], F]", self)
@@ -392,11 +399,11 @@ class Marker(MarkerBase):
 
     @property
     def attached(self) -> bool:
-        """Whether a profiler has adopted it."""
+        """True if a profiler has adopted the marker."""
         return self._buffer is not DETACHED
 
     def attach(self, buffer: RecordBuffer, states: MarkerStates, task_tracks: TaskTracks) -> None:
-        """Record into a buffer from now on; still idle until `set_recording`."""
+        """Set the buffer to record into. The marker stays idle until `set_recording`."""
         self._buffer = buffer
         self._states = states
         self._label = buffer.label(self.name, self.categories)
@@ -404,7 +411,7 @@ class Marker(MarkerBase):
         self._task_tracks = task_tracks
 
     def set_recording(self, recording: bool, observer: MarkerObserver | None = None) -> None:
-        """Pass to the recording or to the idle state. Slices that are open stay what they were at their start."""
+        """Change to the recording or to the idle state. Open slices stay recorded or unrecorded, as they started."""
         self._observer = observer
         if not recording:
             self.__class__ = Marker
@@ -414,7 +421,7 @@ class Marker(MarkerBase):
                 self._start = 0
             return
         if self.__class__ is Marker and self._skipped:
-            # Their finishes must not be taken for those of recorded slices: send every finish the slow way.
+            # Route finishes through the slow path, so that those of unrecorded slices do not end recorded ones.
             self._carried = self._skipped
             self._contended += self._carried
             self._start = self._start or 2
@@ -423,25 +430,25 @@ class Marker(MarkerBase):
         self.__class__ = self._states.observed if observed else self._states.recording
 
     def forget_track(self) -> bool:
-        """Forget the track of the last slice, if nothing is open. Return True if there was one since the last call."""
+        """Forget the last slice's track if no slice is open. Return True if there was a slice since the last call."""
         was_used = self._track != 0
         if not self._start:
             self._track = 0  # atomic
         return was_used
 
     def detach(self) -> None:
-        """Forget the profiler; its slices that are open become unrecorded ones. Called when its last records are taken."""
+        """Forget the profiler. Open slices become unrecorded. Called after the profiler's last records are taken."""
         self.set_recording(recording=False)
         self._skipped += sum(map(len, self._stacks.values())) + (self._start > 2)
         self._buffer = DETACHED
-        self._task_tracks = _NO_TASKS  # or a module-level marker would keep the profiler
+        self._task_tracks = _NO_TASKS  # so that a module-level marker does not keep the profiler alive
         self._start = self._contended = 0
         self._stacks.clear()
 
     def abandon_in_child(self) -> None:
-        """Forget the profiler in a forked child, and the slices of the threads that the child does not have."""
+        """Forget the profiler in a forked child, and the slices of threads that do not exist in the child."""
         ident = _get_ident()
-        # A task is taken for one of this thread, which forks: it is the one that runs.
+        # Count all tasks for the current thread, because the running task is one of its tasks.
         mine = sum(len(stack) for owner, stack in self._stacks.items() if owner == ident or not isinstance(owner, int))
         mine += self._start > 2 and self._track == self._buffer.track_of_thread.get(ident)
         open_here = self._skipped + mine
@@ -450,9 +457,9 @@ class Marker(MarkerBase):
 
 
 class SliceHandle:
-    """One slice that `Marker.begin` has begun. `end` ends it, on any thread and in any order; so does leaving a ``with``.
+    """A slice begun by `Marker.begin`. `end` or leaving a ``with`` ends it, on any thread and in any order.
 
-    It is drawn as an async slice, on a track that belongs to no thread, since it may overlap every other slice.
+    Viewers draw it as an async slice. Its track belongs to no thread, because it may overlap every other slice.
     """
 
     __slots__ = ("_marker", "_observer", "_opened")
@@ -460,7 +467,8 @@ class SliceHandle:
     def __init__(self, marker: Marker, buffer: RecordBuffer | None, observer: MarkerObserver | None) -> None:
         self._marker = marker
         self._observer = observer
-        # (buffer, label, track, start) of the slice: whoever takes it ends it. Empty for one that is not recorded.
+        # (buffer, label, track, start) of the slice. The thread that pops it ends the slice. Empty for an unrecorded
+        # slice.
         self._opened: list[tuple[RecordBuffer, int, int, int]] = []
         if buffer is None:
             return
@@ -481,7 +489,7 @@ class SliceHandle:
             buffer.look_after(start)
 
     def end(self) -> None:
-        """End the slice. A second call does nothing."""
+        """End the slice. Further calls do nothing."""
         self._end(None)
 
     def __enter__(self) -> SliceHandle:
@@ -501,7 +509,7 @@ class SliceHandle:
         exception = None if exc_type is None else exc_type.__qualname__
         if exception is not None:
             label = buffer.label(self._marker.name, self._marker.categories, {"exception": exception})
-        if buffer.add_edge(label, end, END, track):  # else its track is not used again
+        if buffer.add_edge(label, end, END, track):  # without an end, the track is not reused
             buffer.free_async_tracks[buffer.label(self._marker.name, self._marker.categories)].append(track)
         if self._observer is not None:
             self._observer.end(self._marker, track, start, end, exception)

@@ -1,4 +1,4 @@
-"""Outlet: one trace handler, its thread, and the calls that wait for it."""
+"""Outlet: one trace handler, its thread, and its queue of calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["BEYOND_BYTES", "BEYOND_EVENTS", "LEFT_BEHIND", "ON_FULL", "Outlet"]
 logger = logging.getLogger("tracekit")
 
 ON_FULL: Final = ("drop_newest", "drop_oldest", "block")
-"""What happens to events that do not fit, because a handler does not keep up."""
+"""The policies for events that do not fit because a handler does not keep up."""
 
 BEYOND_EVENTS: Final = "events beyond max_buffered_events"
 BEYOND_BYTES: Final = "events beyond max_buffered_bytes"
@@ -38,25 +38,25 @@ LEFT_OUT: Final = "events after the trace handler was left out"
 LEFT_BEHIND: Final = "events left behind when the profiler stopped"
 
 _HELD_BYTES: Final = 400
-"""About how much an event takes that is held for its order."""
+"""Approximate memory of an event that is held for its order."""
 
 _PER_STEP: Final = ("batch_start", "batch_end")
 _MOST_CALLS: Final = 20_000
-"""With more calls waiting, hooks that come with every step are left out: a handler may block for ever."""
+"""With more waiting calls, hooks of every step are skipped, because a handler may block without end."""
 
 _ROOM_CHECK_S: Final = 0.01
 _IDLE_S: Final = 3600.0
-"""How long a thread that has nothing to do sleeps before it looks again; it is woken when there is something."""
+"""Maximum sleep of an idle thread. A new call wakes it earlier."""
 
 
 class _Call:
-    """A call that waits.
+    """A waiting call.
 
     Attributes:
-        method: A method of the handler, or a function.
-        args: Its arguments.
-        events: How many events it delivers.
-        size_bytes: How many bytes they take, about.
+        method: Name of a method of the handler, or a function.
+        args: Arguments of the call.
+        events: Number of events that it delivers.
+        size_bytes: Approximate memory of these events.
     """
 
     __slots__ = ("args", "events", "method", "size_bytes")
@@ -81,27 +81,28 @@ class _Call:
 
 
 class Outlet:
-    """Calls all methods of one handler, from `open` to `close`, in the order of posting on one thread.
+    """Calls all methods of one handler, from `open` to `close`, on one thread and in the order of posting.
 
-    A handler that blocks holds up neither the recording nor another handler. Events of inline handlers are skipped: they get
-    them on the recording threads.
+    A handler that blocks delays neither the recording nor another handler. An outlet skips the events of an inline
+    handler, which receives them on the recording threads.
 
     Args:
         handler: The handler.
-        failures: Where its failures are reported.
-        summary: Returns the counts for the ``summary`` of the outlet's handler.
-        limit_events: How many events may wait.
-        limit_bytes: How many bytes they may take, about.
+        failures: Receives the failures of the handler.
+        summary: Returns the counts for the handler's ``summary``.
+        limit_events: Maximum number of waiting events.
+        limit_bytes: Maximum memory of the waiting events, approximate.
         on_full: One of `ON_FULL`.
-        loop_track: The track of the slices of batches of training.
+        loop_track: The track of the slices of training batches.
 
     Attributes:
-        waiting_events: How many events wait, those that the handler has been given and not returned included.
-        waiting_bytes: How many bytes they take, about.
-        dropped: How many events the handler has missed, by reason. An event is a slice (at its end), an instant or a counter.
-        is_given_up: Whether the profiler has stopped waiting for the handler. What still waits then is dropped.
-        losses: What the handler said last of its own losses. It is asked on its thread, after each flush and at the end.
-        busy_since_s: Since when the handler is in the call that it is in (``time.monotonic``); 0 when it is in none.
+        waiting_events: Number of waiting events, including those of the current call.
+        waiting_bytes: Approximate memory of the waiting events.
+        dropped: Number of events that the handler missed, by reason. An event is a slice (at its end), an instant or a
+            counter.
+        is_given_up: True if the profiler has stopped waiting for the handler. Events that still wait are then dropped.
+        losses: The latest result of the handler's ``losses``. Updated on its thread, after each flush and at the end.
+        busy_since_s: Start of the handler's current call (``time.monotonic``), or 0 between calls.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class Outlet:
         self._name = type(handler).__name__
         self._failures = failures
         self._failure_limit = FailureLimit(self._name, failures)
-        # Who takes batches puts them into order by itself, where it needs to.
+        # A handler that takes batches sorts the events by itself if it needs to.
         takes_batches = (
             handler.inline or getattr(handler.process_events, "__func__", None) is not TraceHandler.process_events
         )
@@ -135,7 +136,7 @@ class Outlet:
         self._limit_bytes = limit_bytes
         self._on_full = on_full
         self._calls: deque[_Call] = deque()
-        self._lock = threading.Lock()  # of the queue; held for moments only
+        self._lock = threading.Lock()  # protects the queue; held only briefly
         self._wake = Signal()
         self._round_waits = False
         self._closing = False
@@ -145,7 +146,7 @@ class Outlet:
         return f"<Outlet {self._name}>"
 
     def open(self, recording: Recording) -> None:
-        """Start the thread, open the handler on it, and wait for that.
+        """Start the thread, and open the handler on it. Return when the handler is open.
 
         Raises:
             TracekitError: The handler cannot be opened.
@@ -155,7 +156,7 @@ class Outlet:
         def open_handler() -> None:
             try:
                 self.handler.open(recording)
-            except BaseException as error:  # noqa: BLE001 - raised again by whoever waits
+            except BaseException as error:  # noqa: BLE001 - raised again by the waiting thread
                 errors.append(error)
             opened.set()
 
@@ -171,7 +172,7 @@ class Outlet:
         raise HandlerError(f"{self._name} cannot be opened: {error}") from error
 
     def discard(self) -> None:
-        """Close the handler of a profiler that does not start, quietly, and end the thread."""
+        """Close the handler of a profiler that failed to start, ignoring errors, and end the thread."""
 
         def close_handler() -> None:
             with suppress(BaseException):
@@ -182,21 +183,21 @@ class Outlet:
 
     @property
     def is_mine(self) -> bool:
-        """Whether the thread that asks is the one that calls the handler."""
+        """True on the thread that calls the handler."""
         return self._thread.ident == threading.get_ident()
 
     # ---- posting ------------------------------------------------------------------------------------------------------
 
     def post(self, method: str | Callable[..., object], *args: Any) -> None:
-        """Have a method of the handler, or a function, called. Never waits."""
+        """Queue a call of a handler's method, or of a function. Never waits."""
         self._calls.append(_Call(method, args))
         self._wake.set()
 
     def post_events(self, batch: EventBatch) -> None:
-        """Have a batch given to the handler. If there is no room for it, waits only if that was asked for (``block``).
+        """Queue a batch for the handler. If there is no room for it, wait only with ``on_full="block"``.
 
-        Starts and ends of slices that are longer than a flush are never dropped: one without the other would break the nesting
-        of what is written, and they are few.
+        Never drops the start or the end of a slice that is longer than a flush: a start without an end would break the
+        nesting in the file. These events are few.
         """
         if self.handler.inline or (not len(batch) and self._order is None):
             return
@@ -213,7 +214,7 @@ class Outlet:
         self._wake.set()
 
     def post_hook(self, time_ns: int | None, method: str, args: tuple[Any, ...]) -> None:
-        """Have a hook of the loop called, in its place among the events; of a handler that blocks, count those beyond a limit."""
+        """Queue a hook of the training loop, in time order with the events. Skip step hooks if too many calls wait."""
         if method in _PER_STEP and len(self._calls) >= _MOST_CALLS:
             self._failures.counts[f"{self._name}: hooks left out"] += 1
         elif self._order is None:
@@ -222,11 +223,11 @@ class Outlet:
             self.post(self._order.add_hook, time_ns, method, args)
 
     def post_round(self, until_ns: int | None, *, flush: bool) -> None:
-        """Have held events delivered, and the handler flushed. Left out where the last round still waits, unless all is wanted.
+        """Queue the delivery of held events, and a flush. Do nothing if a round still waits and ``until_ns`` is set.
 
         Args:
-            until_ns: The monotonic time up to which to deliver; None: all.
-            flush: Whether to flush.
+            until_ns: Deliver events up to this monotonic time. None delivers all of them.
+            flush: True to call the handler's ``flush`` too.
         """
         if self._round_waits and until_ns is not None:
             return
@@ -234,27 +235,27 @@ class Outlet:
         self.post(self._end_round, until_ns, flush)
 
     def post_end_running(self, time_ns: int) -> None:
-        """Have the slice of the batch that is running at the end of the recording ended."""
+        """Queue the end of the slice of the running batch, at the end of the recording."""
         if self._order is not None:
             self.post(self._order.end_running, time_ns)
 
     def post_end(self, deadline_s: float) -> None:
-        """Have the handler told how much time is left for the end of the recording.
+        """Queue a call of the handler's ``ending`` with the seconds that remain for the end of the recording.
 
         Args:
-            deadline_s: When it must have closed (``time.monotonic``).
+            deadline_s: Deadline for closing the handler (``time.monotonic``).
         """
         self.post(lambda: self._call("ending", (max(0.0, deadline_s - time.monotonic()),)))
 
     def _fits(self, call: _Call) -> bool:
-        """Whether there is room for a batch."""
+        """Return True if there is room for a batch."""
         return (
             self.waiting_events + call.events <= self._limit_events
             and self.waiting_bytes + call.size_bytes <= self._limit_bytes
         )
 
     def _make_room(self, call: _Call) -> None:
-        """Make room for a batch as was asked for, or leave out of it what there is no room for."""
+        """Apply ``on_full``: wait for room, drop waiting events, or drop events of this batch."""
         if self._on_full == "block":
             while self.waiting_events and not self.is_given_up and not self._fits(call):
                 time.sleep(_ROOM_CHECK_S)
@@ -275,11 +276,11 @@ class Outlet:
                         self.waiting_bytes -= before_bytes - waiting.size_bytes
 
     def _exceeded(self, call: _Call) -> str:
-        """Return which limit a batch exceeds."""
+        """Return the limit that a batch exceeds."""
         return BEYOND_EVENTS if self.waiting_events + call.events > self._limit_events else BEYOND_BYTES
 
     def _thin(self, call: _Call, keep: int, reason: str) -> None:
-        """Keep the first events of a batch, and of the rest what may not be dropped; count what is."""
+        """Drop and count the events of a batch after the first ``keep``. Keep all starts and ends of long slices."""
         batch, before = call.batch, call.events
         position = keep * WIDTH
         items = iter(batch.records[position:])
@@ -309,20 +310,20 @@ class Outlet:
                     self._deliver(call)
                 else:
                     self._call(call.method, call.args)
-                del call  # its events take memory, and count no more
+                del call  # its events take memory, and are no longer counted
             self.busy_since_s = 0.0
             if closing:
                 return
 
     def _deliver(self, call: _Call) -> None:
-        """Give a batch to the handler, or count it."""
+        """Pass a batch to the handler, or count its events as missed."""
         missed = FAILED
         if self.is_given_up:
             missed = LEFT_BEHIND
         elif self._failure_limit.is_reached:
             missed = LEFT_OUT
         elif self._order is not None:
-            self._order.add_batch(call.batch)  # waits on, until it is delivered
+            self._order.add_batch(call.batch)  # its events count as waiting until they are delivered
             return
         elif self._call("process_events", call.args):
             self._failure_limit.succeeded()
@@ -334,7 +335,7 @@ class Outlet:
             self.dropped[missed] += call.events
 
     def _end_round(self, until_ns: int | None, flush: bool) -> None:
-        """Deliver what is held up to a monotonic time, and flush."""
+        """Deliver the held events up to a monotonic time, and flush."""
         self._round_waits = False
         if self._order is not None:
             late = self._order.late
@@ -345,7 +346,7 @@ class Outlet:
             self._call("flush", ())
 
     def _give(self, _batch: EventBatch, event: Any, counts: bool) -> None:
-        """Give one event to the handler, or count it."""
+        """Pass one event to the handler, or count it as missed."""
         missed = FAILED
         if self.is_given_up:
             missed = LEFT_BEHIND
@@ -367,7 +368,7 @@ class Outlet:
                 self.dropped[missed] += 1
 
     def _call(self, method: str | Callable[..., object], args: tuple[Any, ...]) -> bool:
-        """Call a method of the handler, unless it is left out, or a function. Returns whether it has not failed."""
+        """Call a function, or a method of a handler that is not disabled. Return False if it failed."""
         if not isinstance(method, str):
             method(*args)
             return True
@@ -385,22 +386,22 @@ class Outlet:
         return True
 
     def _ask_losses(self) -> None:
-        with suppress(BaseException):  # a user's handler must not make asking fail
+        with suppress(BaseException):  # ignore errors of a user's handler
             self.losses = dict(self.handler.losses())
 
     # ---- the end ------------------------------------------------------------------------------------------------------
 
     def give_up(self) -> None:
-        """Stop waiting for the handler. What still waits counts as left behind, unless the handler takes it after all."""
+        """Stop waiting for the handler. Waiting events count as left behind unless the handler still takes them."""
         self.is_given_up = True
 
     def finish(self) -> None:
-        """End the thread when it has delivered what waits."""
+        """End the thread after the waiting calls."""
         self._closing = True
         self._wake.set()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the thread to end. Returns whether it has."""
-        if self._thread.ident is not None:  # else it could not be started
+        """Wait for the thread to end. Return True if it has ended."""
+        if self._thread.ident is not None:  # None if it could not be started
             self._thread.join(max(0.0, timeout_s))
         return not self._thread.is_alive()

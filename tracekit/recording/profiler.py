@@ -50,9 +50,9 @@ __all__ = ["Profiler"]
 logger = logging.getLogger("tracekit")
 T = TypeVar("T")
 
-_LOOK_S: Final = 1.0  # how long `stop` waits for the writer to look whether the last batch has begun
-_NO_CATEGORIES: Final = ()  # of which CPython has one only; any other that is empty takes the longer way
-_COUNTING: Final = (CyclicSchedule, StepSchedule, OnDemand)  # they know the lengths of epochs, and where a run resumed
+_LOOK_S: Final = 1.0  # time that `stop` waits for the writer to report if the last batch has begun
+_NO_CATEGORIES: Final = ()  # CPython has one empty tuple only; other empty sequences take the slower path
+_COUNTING: Final = (CyclicSchedule, StepSchedule, OnDemand)  # schedules with epoch lengths and resumption
 _ACTIVE: Final = (ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE)
 
 
@@ -217,12 +217,12 @@ class Profiler(ProfilerBase):
         self._stop(exc)
 
     def start(self) -> None:
-        """Open the handlers and the sources, and begin to record.
+        """Open the handlers and the sources, and start recording.
 
         Raises:
-            ConfigError: The profiler was started before, or a handler or source cannot work as it is set up, or the
-                schedule, which is asked for the first batch, fails.
-            TracekitError: A handler cannot be opened, for example for lack of a folder it may write to.
+            ConfigError: The profiler was started before, a handler or source has an invalid configuration, or the
+                schedule fails for the first batch.
+            TracekitError: A handler cannot be opened, for example without a writable folder.
         """
         if self._state != "new":
             raise ConfigError(f"this Profiler was {self._state} before; make a new one for every recording")
@@ -260,7 +260,7 @@ class Profiler(ProfilerBase):
         activate(self)
         if self._termination is not None:
             self._termination.install()
-        with suppress(OSError):  # without it children record always
+        with suppress(OSError):  # without it, children always record
             self._shared_action = SharedAction(self._action)
         self._attached.pass_to(self._action)
         self._begin_batch(first_action or self._decide())
@@ -269,9 +269,9 @@ class Profiler(ProfilerBase):
         self._expect_start(self._batch_start_ns, new_epoch=True)
 
     def stop(self) -> None:
-        """Save what is open, deliver the rest, close the handlers, and stop recording. A second call does nothing.
+        """Save an open window, deliver all events, close the handlers, and stop recording. A second call does nothing.
 
-        Waits for the handlers for ``shutdown_timeout`` seconds at most.
+        Waits at most ``shutdown_timeout`` seconds for the handlers.
         """
         self._stop(None)
 
@@ -283,7 +283,7 @@ class Profiler(ProfilerBase):
             self._shared_action.close()
         if ended_by is None and self._has_empty_window():
             for source in self._sources:
-                # The schedule was asked for a batch that did not come: the window that it opened is not kept.
+                # The schedule opened a window for a batch that did not come. Discard the window.
                 self._guard(source, source.step, ProfilerAction.SKIP, ProfilerAction.SKIP)
         for source in self._sources:
             try:
@@ -311,9 +311,9 @@ class Profiler(ProfilerBase):
         self._failures.raise_pending()
 
     def _end_at_signal(self, timeout_s: float) -> None:
-        """Deliver what there is and complete the files, on another thread than the training thread.
+        """Deliver all events and complete the files, on another thread than the training thread.
 
-        The sources are left as they are: torch.profiler may take longer to write a window than there is time.
+        Does not close the sources: torch.profiler may need more time to write a window than remains.
         """
         if self._state == "started":
             self._state = "stopped"
@@ -322,13 +322,13 @@ class Profiler(ProfilerBase):
             self._writer.close(timeout_s)
 
     def flush(self, timeout: float = 10.0) -> bool:
-        """Return when everything recorded until now has been delivered and written out by the handlers.
+        """Wait until the handlers have written all events that were recorded until now.
 
         Args:
-            timeout: Seconds to wait at most.
+            timeout: Maximum wait in seconds.
 
         Returns:
-            Whether it was done in time; False also when the profiler does not run.
+            True if it was done in time. False if not, or if the profiler is not running.
         """
         if self._writer is None or self._state != "started":
             return False
@@ -337,7 +337,7 @@ class Profiler(ProfilerBase):
         return done
 
     def capture(self, *, steps: int | None = None, seconds: float | None = None, warmup: int | None = None) -> bool:
-        """Record the next batches on this rank, under an `on_demand` schedule; see `OnDemand.capture`. Returns at once."""
+        """Record the next batches on this rank, with an `on_demand` schedule. Never waits; see `OnDemand.capture`."""
         if not isinstance(self._schedule, OnDemand):
             raise ConfigError("capture() needs a schedule that can be asked: Profiler(..., schedule=on_demand(...))")
         return self._schedule.capture(steps=steps, seconds=seconds, warmup=warmup)
@@ -347,7 +347,7 @@ class Profiler(ProfilerBase):
 
     @property
     def stats(self) -> Summary:
-        """What has been delivered so far, what was lost and what went wrong."""
+        """The counts of delivered events, lost events and failures so far."""
         return self._writer.summary() if self._writer is not None else Summary(0, 0, 0, {}, {})
 
     # ---- the training loop --------------------------------------------------------------------------------------------
@@ -359,7 +359,7 @@ class Profiler(ProfilerBase):
 
     @property
     def counts(self) -> str:
-        """Whose samples and tokens `step` is given: ``"rank"`` for this rank's own, ``"global"`` for those of all ranks."""
+        """Scope of the counts passed to `step`: ``"rank"`` for this rank, ``"global"`` for all ranks together."""
         return self._counts
 
     @property
@@ -369,39 +369,39 @@ class Profiler(ProfilerBase):
 
     @property
     def schedule(self) -> Schedule | None:
-        """The schedule as it is now: it may have learned the length of an epoch, and where a run was resumed."""
+        """The current schedule. It may have been updated with the length of an epoch or the resumption of the run."""
         return self._schedule
 
     @property
     def action(self) -> ProfilerAction:
-        """What the schedule says for the batch that is running."""
+        """The action of the running batch."""
         return self._action
 
     @property
     def started(self) -> bool:
-        """Whether it runs: it was started, and not stopped since."""
+        """True while the profiler is running: it was started, and not stopped since."""
         return self._state == "started"
 
     @property
     def process(self) -> ProcessInfo:
-        """Who this process is: rank, host, run id ... Known once the profiler was started."""
+        """The identity of this process: rank, host, run id ... Available after the start of the profiler."""
         if self._process is None:
             raise ConfigError("the process is known when the profiler has been started")
         return self._process
 
     @property
     def timeline(self) -> Timeline:
-        """The time scale of the recording. Known once the profiler was started."""
+        """The time scale of the recording. Available after the start of the profiler."""
         if self._timeline is None:
             raise ConfigError("the time scale is known when the profiler has been started")
         return self._timeline
 
     def resume_at(self, timestamp: Timestamp) -> None:
-        """Count on from the training time of a checkpoint, where that is learnt after the profiler was made.
+        """Continue counting from the training time of a checkpoint that is loaded after the profiler was made.
 
-        What ``Profiler(timestamp=...)`` does, for the frameworks that load a checkpoint inside of their own loop. A schedule
-        of tracekit counts from there as well, and the batch that runs begins now: what came before was not training. A recording
-        window that is open stays open.
+        Does the same as ``Profiler(timestamp=...)``, for frameworks that load a checkpoint inside their training loop.
+        A schedule of tracekit also counts from there. The running batch begins now, because the time before was not
+        training. An open recording window stays open.
         """
         self._timestamp = timestamp
         if isinstance(self._schedule, _COUNTING):
@@ -415,13 +415,16 @@ class Profiler(ProfilerBase):
                 self._pass_to(self._action, action)
 
     def step(self, samples: int = 0, tokens: int = 0, duration: timedelta | None = None) -> None:
-        """Pass to the next batch; call it once at the end of each.
+        """End the batch and begin the next one. Call it once at the end of each batch.
+
+        A count must be an integer of 0 or more. An invalid argument is reported. Both counts of the batch are then 0,
+        and its duration is the measured time.
 
         Args:
-            samples: How many samples the batch had; on this rank, or on all of them with ``Profiler(counts="global")``.
-            tokens: How many tokens it had. A count that is no whole number from 0 on is reported and taken for 0.
-            duration: How long it took, where the loop has its own idea of that (Composer leaves evaluation out); None is
-                the time since the last `step`. It is what the `Timestamp` counts, and changes no slice.
+            samples: Number of samples in the batch, on this rank or, with ``Profiler(counts="global")``, on all ranks.
+            tokens: Number of tokens in the batch.
+            duration: Duration of the batch as measured by the loop (Composer excludes evaluation). None means the time
+                since the last `step`. Only the `Timestamp` uses it; slices do not change.
         """
         self.begin_batch()
         now_ns = self._clock.monotonic_ns()
@@ -429,7 +432,7 @@ class Profiler(ProfilerBase):
         took = measured if duration is None else duration
         try:
             self._timestamp = self._timestamp.to_next_batch(samples=samples, tokens=tokens, duration=took)
-        except TimeError as error:  # a wrong count must not end a run that goes well otherwise
+        except TimeError as error:  # an invalid count must not end a run
             self.report_failure("step", error)
             self._timestamp = self._timestamp.to_next_batch(duration=measured)
         if self._state != "started":
@@ -457,17 +460,17 @@ class Profiler(ProfilerBase):
         self._failures.raise_pending()
 
     def begin_batch(self) -> None:
-        """Say that the batch has begun, where the loop knows that before it records anything. A second call does nothing.
+        """Mark the batch as begun, for loops that know it before the first event. A second call does nothing.
 
-        `iterate` says so when it has a value, and `step` at the latest. Else the first slice or instant of the training thread
-        says so. The handlers' hooks ``epoch_start`` and ``batch_start`` are called then, and never for a batch that does not
-        come.
+        Otherwise a batch begins when `iterate` has a value, at the first slice or instant of the training thread, or at
+        the latest at `step`. The handlers' hooks ``epoch_start`` and ``batch_start`` are called then. They are not
+        called for a batch that never begins.
         """
         if self._writer is not None and self._state == "started":
             self._writer.begin()
 
     def _running_batch(self) -> tuple[int, int, int] | None:
-        """Return the slice that is recorded when the batch that runs ends: label, start, track."""
+        """Return (label, start, track) of the slice that the end of the running batch will record, or None."""
         if not self._record_batches or self._action is ProfilerAction.SKIP:
             return None
         return self._batch_label, self._batch_start_ns, self._batch_track
@@ -478,13 +481,13 @@ class Profiler(ProfilerBase):
             self._writer.expect_start(since_ns, *epoch, ("batch_start", self._timestamp))
 
     def _renew_start(self, since_ns: int) -> None:
-        """Expect the start of the same batch from another time on, if it has not begun."""
+        """Expect the start of the same batch from a later time on, if it has not begun."""
         calls = () if self._writer is None else self._writer.expect_no_start()
         if calls:
             self._expect_start(since_ns, new_epoch=len(calls) > 1)
 
     def _has_empty_window(self) -> bool:
-        """Return whether a window is open in which no batch has begun. A run without any `step` is one batch."""
+        """Return True if a window is open but none of its batches has begun. A run without any `step` is one batch."""
         if self._writer is None or not self._sources or not self._has_stepped:
             return False
         return self._action in _ACTIVE and not self._window_open and not self._writer.has_begun(_LOOK_S)
@@ -493,46 +496,46 @@ class Profiler(ProfilerBase):
         return () if self._writer is None else self._writer.expect_no_start(own=True)
 
     def restart_batch(self) -> None:
-        """Begin the batch that runs only now: what came before it was no training (a setup, an evaluation).
+        """Begin the running batch again now, because the time before was not training (a setup, an evaluation).
 
-        Its slice and its duration in the `Timestamp` then leave that out.
+        Its slice and its duration in the `Timestamp` then exclude that time.
         """
         self._batch_start_ns = self._clock.monotonic_ns()
         self._renew_start(self._batch_start_ns)
 
     def next_epoch(self) -> None:
-        """Pass to the next epoch; call it after the last `step` of each."""
+        """Begin the next epoch. Call it after the last `step` of each epoch."""
         now_ns = self._next("to_next_epoch")
         if now_ns is None:
             return
         assert self._writer is not None, "a profiler that was started has one"
         not_begun = self._writer.expect_no_start()
-        if len(not_begun) < 2:  # else there was no batch in the epoch, and so no start of it
+        if len(not_begun) < 2:  # two calls: the epoch had no batch, so `epoch_start` was not called either
             self._post("epoch_end", self._timestamp, at_ns=now_ns)
         counts_through = isinstance(self._schedule, _COUNTING) and self._schedule.per == "run"
         action = self._decide()
         if self._window_open and not counts_through:
             self._end_window(action, now_ns)
         elif action is not self._action:
-            # The last step has asked the schedule for a batch that never came; its place takes the first of this epoch.
+            # The last step asked the schedule for a batch that did not come. The first batch of this epoch replaces it.
             self._pass_to(self._action, action)
         self._expect_start(now_ns, new_epoch=True)
 
     def next_iteration(self) -> None:
-        """Pass to the next iteration, where a run groups its epochs into such (as PPO does)."""
+        """Begin the next iteration, in runs that group epochs into iterations (such as PPO)."""
         now_ns = self._next("to_next_iteration")
         if now_ns is not None:
             self._renew_start(now_ns)
 
     def iterate(self, iterable: Iterable[T], name: str = "dataloader", categories: Sequence[str] = ()) -> Iterator[T]:
-        """Yield from an iterable, recording a slice for each time it is asked for a value; the first holds its start as well.
+        """Yield from an iterable, and record a slice for each wait for a value. The first includes making the iterator.
 
-        If the iterable has a length, a schedule that counts per epoch learns the length of the epoch from it, and saves its
+        If the iterable has a length, a schedule that counts per epoch uses it as the length of the epoch, and saves its
         window with the last batch.
 
-        What a torch DataLoader does is recorded as well: a slice "fetch" for each of its batches, and in it "collate". Each
-        worker records into a trace of its own; see `worker_init_fn`. Without workers the slices stand in those of the
-        waiting. The loader is not changed, and may be accelerate's.
+        Also records a torch DataLoader: a slice "fetch" for each batch, and in it a slice "collate". Each worker
+        records into a separate trace; see `worker_init_fn`. Without workers, these slices are inside the wait slices.
+        The loader is left unchanged. Loaders of accelerate work too.
         """
         with suppress(TypeError):
             self._learn_epoch_length(len(iterable))  # type: ignore[arg-type]
@@ -540,10 +543,11 @@ class Profiler(ProfilerBase):
         iterator: Iterator[T] | None = None
         with ExitStack() as starting:
             while True:
-                held = self._hold_start()  # asking for a value that does not come is no start
+                held = self._hold_start()  # a request for a value that does not come must not begin a batch
                 with marker:
                     if iterator is None:
-                        # Up to the first value: a loader whose ``__iter__`` is a generator starts its workers then.
+                        # Keep it until the first value: a loader with a generator as ``__iter__`` starts its workers
+                        # then.
                         starting.enter_context(recording_loader(iterable, self))
                         iterator = iter(iterable)
                     try:
@@ -570,7 +574,7 @@ class Profiler(ProfilerBase):
         return now_ns
 
     def _learn_epoch_length(self, batches: int) -> None:
-        # Only before the first batch of an epoch: an evaluation in its middle has a loader of another length.
+        # Only before the first batch of an epoch: an evaluation in the middle has a loader of another length.
         schedule = self._schedule
         if (
             isinstance(schedule, _COUNTING)
@@ -585,7 +589,7 @@ class Profiler(ProfilerBase):
                     self._pass_to(self._action, action)
 
     def _first_action(self) -> ProfilerAction | None:
-        """Ask the schedule for the first batch, before anything is opened; None where it can be asked then only."""
+        """Return the action of the first batch, before anything is opened. None if the schedule is not ready yet."""
         if isinstance(self._schedule, OnDemand):
             self._schedule.check(self._timestamp)
         elif self._schedule is not None:
@@ -594,7 +598,7 @@ class Profiler(ProfilerBase):
         return None
 
     def _decide(self) -> ProfilerAction:
-        """Ask the schedule what the batch that begins shall be."""
+        """Return the schedule's action for the next batch."""
         if self._schedule is None:
             return ProfilerAction.ACTIVE
         try:
@@ -622,7 +626,7 @@ class Profiler(ProfilerBase):
             self._attached.pass_to(action)
 
     def ask_schedule(self) -> None:
-        """Ask the schedule again, between two steps."""
+        """Call the schedule again between two steps, and apply its action."""
         if self._state == "started":
             self._begin_batch(self._decide())
 
@@ -636,16 +640,17 @@ class Profiler(ProfilerBase):
         record_instant_on_start: bool = False,
         record_instant_on_finish: bool = False,
     ) -> Marker:
-        """Return the marker of that name; the same arguments give the same marker.
+        """Return the marker of a name. The same arguments return the same marker.
 
         Args:
-            name: What its slices are called. Names beyond 50,000 share the marker "(other names)"; there is a warning at 10,000.
-            categories: Categories for filtering; one text or several.
-            actions: The schedule's actions during which it records; by default all but SKIP.
+            name: Name of its slices. Names beyond 50,000 share the marker "(other names)"; a warning is logged at
+                10,000.
+            categories: Categories for filtering: one string or several.
+            actions: Actions of the schedule during which it records; by default all except SKIP.
             record_instant_on_start: Also record an instant at the start of each slice.
-            record_instant_on_finish: Also record one at its finish.
+            record_instant_on_finish: Also record an instant at the finish of each slice.
         """
-        # In the order that is cheapest: this is a part of what ``with profiler.marker(name):`` costs.
+        # The order of the tests is the fastest one, because this runs for each ``with profiler.marker(name):``.
         if (
             actions is DEFAULT_ACTIONS
             and categories is _NO_CATEGORIES
@@ -654,7 +659,7 @@ class Profiler(ProfilerBase):
         ):
             try:
                 return self._by_name[name]
-            except Exception:  # noqa: BLE001 - it is new, or no text, and may raise when it is hashed
+            except Exception:  # noqa: BLE001 - a new name, or not a string, and its hash may raise
                 marker = self._markers.get(name, adopt=self.adopt)
                 self._by_name[marker.name] = marker
                 return marker
@@ -663,14 +668,14 @@ class Profiler(ProfilerBase):
         )
 
     def adopt(self, marker: Marker) -> None:
-        """Have a marker record into this profiler."""
+        """Attach a marker to this profiler."""
         if self._state == "forked":
             adopt_in_child(marker)
             return
         self._attached.add(marker)
 
     def release(self, markers: Iterable[Marker]) -> None:
-        """Let go of markers, so that another profiler can have them."""
+        """Detach markers, so that another profiler can adopt them."""
         if self._writer is not None and self._state == "started":
             self._writer.flush(self._shutdown_timeout_s)
         self._attached.let_go(markers)
@@ -678,28 +683,28 @@ class Profiler(ProfilerBase):
     # ---- child processes ----------------------------------------------------------------------------------------------
 
     def child_recording(self, name: str) -> ChildRecording:
-        """Return what records in a child process; see `ChildRecording`.
+        """Return a context manager that records a child process; see `ChildRecording`.
 
         Args:
-            name: What the child is called in the merged trace: "decoder" is shown as "rank 0 · decoder".
+            name: Name of the child in the merged trace: "decoder" is shown as "rank 0 · decoder".
         """
         return ChildRecording(self, name)
 
     def worker_init_fn(self, user_fn: Callable[[int], object] | None = None) -> WorkerRecording:
-        """Return a ``worker_init_fn`` for a torch DataLoader with which its workers record.
+        """Return a ``worker_init_fn`` that makes the workers of a torch DataLoader record.
 
-        `iterate` needs none. Each worker is a process of its own under this rank, "worker 0", "worker 1" ..., with a slice
-        "fetch" for each of its batches, "collate" in it, and what the markers of the dataset record::
+        Not needed with `iterate`. Each worker is shown as a process under this rank, "worker 0", "worker 1" ..., with a
+        slice "fetch" for each batch, a slice "collate" in it, and the events of the dataset's markers::
 
             loader = DataLoader(dataset, num_workers=4, worker_init_fn=profiler.worker_init_fn())
 
         Args:
-            user_fn: The ``worker_init_fn`` that the loader would have otherwise; called when recording has begun.
+            user_fn: The loader's previous ``worker_init_fn``. Called when recording has begun.
         """
         return WorkerRecording(self, user_fn)
 
     def child_plan(self) -> ChildPlan | None:
-        """Return how children of this process record; None while nothing is recorded."""
+        """Return the recording settings of child processes, or None if the profiler is not running."""
         if self._state not in ("started", "forked") or self._process is None:
             return None
         factories = [handler.for_children() for handler in self._handlers]
@@ -732,15 +737,15 @@ class Profiler(ProfilerBase):
         return FileName(template).format(self.process, self._timestamp)
 
     def record_chrome_json_trace_file(self, filepath: str) -> None:
-        """Tell every trace handler of a finished Chrome JSON trace of this process."""
+        """Pass the path of a complete Chrome JSON trace of this process to every trace handler."""
         self._post("process_chrome_json_trace_file", resolve_path(os.fspath(filepath)))
 
     def record_clock_offset(self, offset: ClockOffset) -> None:
-        """Tell every trace handler how this process's clock stands to another's; for sources such as `ClockSync`."""
+        """Pass a clock offset of this process to every trace handler. For sources such as `ClockSync`."""
         self._post("clock_offset", offset)
 
     def report_failure(self, who: str, error: BaseException) -> None:
-        """Count a failure of a source and log it once."""
+        """Count a failure of a source, and log it once."""
         self._failures.report(who, error)
 
     def _post(self, method: str, *args: Any, at_ns: int | None = None) -> None:
@@ -769,7 +774,7 @@ class Profiler(ProfilerBase):
 
 
 def _adapted(handlers: Any) -> Any:
-    """Have what is not a trace handler, and knows how to make one for itself, do so."""
+    """Convert objects that define `__trace_handler__` to handlers."""
     if isinstance(handlers, list | tuple):
         return [_adapted(handler) for handler in handlers]
     make = getattr(handlers, "__trace_handler__", None)

@@ -1,6 +1,6 @@
-"""The states of a marker while it records: what every slice, instant and counter pays for; see `tracekit.recording.marker`."""
+"""The classes of a marker while it records: the code that runs for every event. See `tracekit.recording.marker`."""
 
-# ruff: noqa: SLF001 - the markers behind a shared one are of its own kind
+# ruff: noqa: SLF001 - the clones of a shared marker are markers too
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = ["MARKER_TYPES", "AsleepMarker", "marker_states"]
 _get_ident = threading.get_ident
 
 _MANY_CLONES: Final = 64
-"""Behind a marker with more, those of threads that have ended are dropped."""
+"""With this many clones, a shared marker drops the clones of ended threads."""
 
 
 class _Shared(Marker):
-    """A marker that several threads use at once: each has one of its own behind it, so that they do not meet in its slot.
+    """A marker that several threads use at the same time. Each thread gets a clone, because a marker has one slot.
 
-    It becomes one when a thread finds another one in it, and stays one until it is detached, recording or not. Slices that were
-    open then are ended as ever.
+    A marker becomes shared when a thread finds the slice of another thread in its slot. It stays shared until it is
+    detached, also while it is idle. Slices that are open at that moment end in the marker itself.
     """
 
     __slots__ = ()
@@ -41,14 +41,14 @@ class _Shared(Marker):
         return self
 
     def finish(self) -> None:
-        """End the slice that this thread (or asyncio task) started last. Without one it does nothing."""
+        """End the slice that this thread (or asyncio task) started last. Do nothing without an open slice."""
         clone = self._clones.get(self._buffer.thread_track())
         if clone is not None and (clone._start or clone._skipped) and not self._ends_task():
             clone.finish()
         else:
             if not self._start and any(other.open_slices() for other in list(self._clones.values())):
                 self._report_foreign_finish()
-            Marker.finish(self)  # not by super(): it may just have been detached, and be a `Marker`
+            Marker.finish(self)  # not super(): the marker may have been detached, and its class is then `Marker`
 
     def begin(self) -> SliceHandle:
         """Begin a slice that any thread may end."""
@@ -68,25 +68,25 @@ class _Shared(Marker):
         self._mine().counter(values)
 
     def open_slices(self) -> list[tuple[int, int, int]]:
-        """Return (label, start, track) of every slice that is being recorded now, on any thread."""
+        """Return (label, start, track) of every open recorded slice, on any thread."""
         return Marker.open_slices(self) + [
             found for clone in list(self._clones.values()) for found in clone.open_slices()
         ]
 
     def forget_slice(self, start: int, track: int) -> bool:
-        """Forget a slice that nobody will end, on any thread. Return whether it was still open."""
+        """Forget an abandoned slice, on any thread. Return True if it was still open."""
         return Marker.forget_slice(self, start, track) or any(
             clone.forget_slice(start, track) for clone in list(self._clones.values())
         )
 
     def set_recording(self, recording: bool, observer: MarkerObserver | None = None) -> None:
-        """Have the markers behind this one pass to the recording or to the idle state."""
+        """Change the clones to the recording or to the idle state."""
         self._recording, self._observer = recording, observer
         for clone in list(self._clones.values()):
             clone.set_recording(recording, observer)
 
     def detach(self) -> None:
-        """Forget the profiler, and the markers behind this one."""
+        """Forget the profiler and the clones."""
         clones = list(self._clones.values())
         for clone in clones:
             clone.detach()
@@ -95,7 +95,7 @@ class _Shared(Marker):
         self._skipped += sum(clone._skipped for clone in clones)
 
     def abandon_in_child(self) -> None:
-        """Forget the profiler in a forked child, and the markers of the threads that the child does not have."""
+        """Forget the profiler in a forked child, and the clones of threads that do not exist in the child."""
         mine = self._clones.get(self._buffer.track_of_thread.get(_get_ident(), 0))
         self._unshare()
         Marker.abandon_in_child(self)
@@ -111,9 +111,9 @@ class _Shared(Marker):
         return self._clones.get(self._buffer.thread_track()) or self._clone()
 
     def _clone(self) -> Marker:
-        """Make the marker of this thread; the marker itself where it is no longer shared."""
+        """Make the clone of this thread. Return the marker itself if it is no longer shared."""
         buffer = self._buffer
-        with buffer.lock:  # or the profiler could detach it meanwhile
+        with buffer.lock:  # the profiler may detach it in between
             if self._states is None or buffer is not self._buffer or not isinstance(self, _Shared):
                 return self
             track = buffer.thread_track()
@@ -126,14 +126,15 @@ class _Shared(Marker):
             clone.attach(buffer, self._states, self._task_tracks)
             clone._track = track
             clone.set_recording(self._recording, self._observer)
-            # A signal handler may have made it meanwhile, and used it, or left a slice of it open.
+            # A signal handler may have made a clone in between, and have an open slice in it. Then keep that clone.
             return self._clones.setdefault(track, clone)
 
 
 class AsleepMarker(Marker):
-    """A marker that has not been used since the schedule changed: its first use wakes it, as what it then shall be.
+    """A marker that has not been used since the schedule changed. Its first use wakes it and sets its current state.
 
-    So a change costs work only for the markers in use, not for all names that a run has ever made. Nothing is open in it.
+    So a change of the schedule costs time only for markers in use, not for every name of the run. It has no open
+    slices.
     """
 
     __slots__ = ()
@@ -147,7 +148,7 @@ class AsleepMarker(Marker):
     ) -> None:
         if self.__class__ is AsleepMarker:
             self._buffer.wake(self)
-        self.__exit__(exc_type, exc, traceback)  # that of its class now: ``with`` looked this one up before it woke
+        self.__exit__(exc_type, exc, traceback)  # that of its new class: ``with`` looked up this one before it woke
 
     async def __aenter__(self) -> Marker:
         self._buffer.wake(self)
@@ -171,10 +172,10 @@ class AsleepMarker(Marker):
 
 @functools.cache
 def marker_states(clock: Callable[[], int]) -> MarkerStates:
-    """Return the classes of a marker that records by a clock.
+    """Return the marker classes for a clock.
 
-    The clock is a variable of this function, because reading one costs half of reading an attribute, twice a slice. All
-    profilers but those of tests have the same clock, and so the same classes.
+    The classes read the clock as a closure variable, which takes half the time of an attribute, twice per slice. All
+    profilers except those of tests have the same clock, and share the classes.
     """
 
     @compiled("recording", wanted=is_core_clock(clock))
@@ -186,21 +187,22 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
         def __enter__(self) -> Marker:
             ident = _get_ident()
             start = clock()
-            # Atomic from here on (on 3.10 because the branches that are taken here do not jump): between a look at the buffer
-            # and the end, the marker could pass to another profiler, with other tracks.
+            # Atomic from here on (on 3.10 because the branches taken here do not jump). Otherwise another profiler,
+            # with other tracks, could adopt the marker after the read of the buffer.
             buffer = self._buffer
             try:
                 track = buffer.track_of_thread[ident]
             except KeyError:
                 buffer.thread_track()
-                # Shared by now or not: the exit of a ``with`` is looked up before its enter is called, and is that of this class.
+                # ``with`` looks up the exit before it calls the enter, so this class's exit will run, even if shared by
+                # now.
                 return RecordingMarker.__enter__(self) if buffer is self._buffer else self.__enter__()
             if not self._start:
                 self._track = track
                 self._start = start
             else:
                 if self._start > 2 and self._track != track:
-                    self._share()  # another thread is in it; from the next time on they do not meet
+                    self._share()  # another thread has a slice in the slot; from the next slice on, each has a clone
                 self._push(start, track)
             if start > buffer.due_ns:
                 buffer.look_after(start)
@@ -213,11 +215,12 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
             buffer = self._buffer
             is_full = len(buffer.records) >= buffer.max_entries
             start = self._start
-            # No start: it began for another profiler, or while nothing was recorded.
+            # Without a start, the slice began for another profiler, or while nothing was recorded.
             if start and exc_type is None and not self._contended and not is_full and end < buffer.due_ns:
                 self._start = 0
                 try:
-                    # Atomic with the test and the lines above: threads change after this call at the earliest.
+                    # Atomic with the test and the lines above: CPython switches threads after this call at the
+                    # earliest.
                     buffer.records.extend((self._label, start, end, self._track))
                 except MemoryError:
                     buffer.lost_events += 1
@@ -259,13 +262,13 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
                     buffer.add(label, now, COUNTER, kept)
             except MemoryError:
                 buffer.lost_events += 1
-            except Exception:  # noqa: BLE001 - no mapping, or one whose methods raise: never the training's problem
+            except Exception:  # noqa: BLE001 - not a mapping, or its methods raise: must not disturb the training
                 self._refuse(values)
             if now > buffer.due_ns:
                 buffer.look_after(now)
 
     class ObservedMarker(RecordingMarker):
-        """A marker that also records instants at its slices' edges, or that something observes at once."""
+        """A marker that also records instants at the edges of its slices, or that has an observer."""
 
         __slots__ = ()
 
@@ -282,7 +285,7 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
             if self._contended or self.record_instant_on_finish:
                 self._exit_slow(exc_type, clock())
             else:
-                RecordingMarker.__exit__(self, exc_type, exc, traceback)  # it began while nobody was to be told
+                RecordingMarker.__exit__(self, exc_type, exc, traceback)  # the slice began while the observer was idle
 
         def instant(self) -> None:
             now, buffer = clock(), self._buffer
@@ -308,7 +311,7 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
 
     @compiled("shared", wanted=is_core_clock(clock))
     class SharedMarker(_Shared):
-        """A marker that several threads use at once, with what each slice pays for."""
+        """A marker that several threads use at the same time. Adds the code that runs for every slice."""
 
         __slots__ = ()
 
@@ -321,7 +324,7 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
             if clone is self or clone._start or clone.__class__ is not RecordingMarker:
                 clone.__enter__()
                 return self
-            start = clone._start = clock()  # nobody else comes here, so that it need not be atomic with the test
+            start = clone._start = clock()  # only this thread uses the clone, so this need not be atomic with the test
             if start > buffer.due_ns:
                 buffer.look_after(start)
             return self
@@ -347,10 +350,10 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
             elif clone._start or clone._skipped:
                 clone.__exit__(exc_type, exc, traceback)
             else:
-                self._exit_slow(exc_type, end)  # it began before the threads met
+                self._exit_slow(exc_type, end)  # the slice began before the marker was shared
 
     return MarkerStates(clock, RecordingMarker, ObservedMarker, SharedMarker)
 
 
 MARKER_TYPES = (Marker, AsleepMarker, *marker_states(time.perf_counter_ns)[1:])
-"""The classes that a marker can have, by its state."""
+"""All classes that a marker can have."""

@@ -1,4 +1,4 @@
-"""When to record: actions, and the cyclic schedule that chooses one for each batch."""
+"""Schedules: the actions of the profiler, and functions that choose one for each batch."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ __all__ = [
 
 
 class ProfilerAction(enum.Enum):
-    """What the profiler does during one batch.
+    """The action of the profiler during one batch.
 
-    ``ProfilerAction(x)`` takes a member or its name in upper or lower case. A member equals, and hashes like, its value:
-    ``ProfilerAction.ACTIVE == "active"``.
+    ``ProfilerAction(x)`` accepts a member, or its name in upper or lower case. A member equals its value and has the
+    same hash: ``ProfilerAction.ACTIVE == "active"``.
     """
 
     SKIP = "skip"
@@ -59,9 +59,9 @@ class ProfilerAction(enum.Enum):
 
 
 Schedule: TypeAlias = "Callable[[Timestamp], ProfilerAction]"
-"""Any function of the training time at the start of a batch; it is asked once for each batch.
+"""A function of the training time at the start of a batch. It is called once for each batch.
 
-`Profiler` also takes what ``torch.profiler.schedule(...)`` returns: a function of the step number.
+`Profiler` also accepts the result of ``torch.profiler.schedule(...)``, a function of the step number.
 """
 
 _TORCH_ACTIONS: Final = {
@@ -73,10 +73,10 @@ _TORCH_ACTIONS: Final = {
 
 
 def action_of(answer: object) -> ProfilerAction:
-    """Return what a schedule answered as a ProfilerAction; those of torch.profiler are converted.
+    """Return the result of a schedule as a ProfilerAction. Convert actions of torch.profiler.
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: The result is neither.
     """
     if isinstance(answer, ProfilerAction):
         return answer
@@ -86,25 +86,27 @@ def action_of(answer: object) -> ProfilerAction:
 
 
 def _is_torch_action(answer: object) -> bool:
-    torch = sys.modules.get("torch.profiler")  # where it is not imported, nothing can be one of its actions
+    torch = sys.modules.get("torch.profiler")  # if torch is not imported, there are no such actions
     return torch is not None and isinstance(answer, torch.ProfilerAction)
 
 
 def checked_schedule(schedule: Schedule, timestamp: Timestamp) -> tuple[Schedule, ProfilerAction]:
-    """Ask a schedule for the first batch; return it, or what makes it a function of the Timestamp, and its answer.
+    """Call a schedule for the first batch. Return the schedule and its result.
+
+    A schedule of torch.profiler is returned as a `StepSchedule`.
 
     Args:
-        schedule: Any function of the Timestamp, or a function of the step number that returns torch.profiler's actions.
+        schedule: A function of the Timestamp, or a function of the step number that returns torch.profiler's actions.
         timestamp: The training time at the start.
 
     Raises:
-        ConfigError: It raises, or returns something else than an action. The message names what to pass instead.
+        ConfigError: It raises, or does not return an action. The message names the accepted schedules.
     """
     try:
         return schedule, action_of(schedule(timestamp))
     except Exception as error:
         function: Any = schedule
-        with suppress(Exception):  # the first error is the one that counts
+        with suppress(Exception):  # report the first error
             if _is_torch_action(function(0)):
                 counted = StepSchedule(function, int(timestamp.batch))
                 return counted, counted(timestamp)
@@ -119,9 +121,9 @@ def checked_schedule(schedule: Schedule, timestamp: Timestamp) -> tuple[Schedule
 
 @dataclass(frozen=True, slots=True)
 class StepSchedule:
-    """A schedule in steps since the start or the resumption of the run, as ``torch.profiler.schedule`` returns it.
+    """A schedule that counts steps since the start or the resumption of the run, like ``torch.profiler.schedule``.
 
-    Its windows may reach over the end of an epoch, as torch.profiler's do.
+    Its windows may cross the end of an epoch, like those of torch.profiler.
 
     Attributes:
         function: Returns torch.profiler's action for the number of a step, from 0.
@@ -138,30 +140,30 @@ class StepSchedule:
         return action_of(self.function(int(timestamp.batch) - self.first_batch))
 
     def with_epoch_length(self, _batches: int | None) -> StepSchedule:
-        """Return the same schedule: it does not count per epoch."""
+        """Return the same schedule, because it does not count per epoch."""
         return self
 
     def resumed_at(self, timestamp: Timestamp) -> StepSchedule:
-        """Return the same schedule, counted from where a run was resumed."""
+        """Return the same schedule, counted from the resumption of a run."""
         return dataclasses.replace(self, first_batch=int(timestamp.batch))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CyclicSchedule:
-    """The value that `cyclic_schedule` returns: call it with the training time to get the action of that batch.
+    """A schedule of cycles, made by `cyclic_schedule`. Call it with the training time to get the action of a batch.
 
-    Immutable, so any thread may call it, and every rank that is given the same numbers gets the same windows.
+    Immutable, so any thread may call it. Ranks with the same arguments have the same windows.
 
     Attributes:
         skip_first: Batches to skip before the first cycle.
         wait: Batches of each cycle that are skipped.
         warmup: Batches of each cycle that warm up.
         active: Batches of each cycle that are recorded.
-        repeat: Number of cycles; 0 is for ever.
-        per: Whether counting begins again with every epoch, or goes on through the run.
-        epoch_length: Batches in an epoch, or None where it is not known. Used only per epoch.
-        resumed_batch: Batches that were over when the run was resumed: of the resumed epoch, or of the run.
-        resumed_epoch: The epoch in which the run was resumed. Used only per epoch.
+        repeat: Number of cycles; 0 means unlimited.
+        per: "epoch" restarts the count with every epoch; "run" counts through the run.
+        epoch_length: Batches in an epoch, or None if unknown. Used only per epoch.
+        resumed_batch: Batches before the resumption: of the resumed epoch, or of the run.
+        resumed_epoch: Epoch of the resumption. Used only per epoch.
     """
 
     skip_first: int = 0
@@ -198,9 +200,9 @@ class CyclicSchedule:
             return ProfilerAction.SKIP
         last = self.epoch_length - 1 if per_epoch and self.epoch_length is not None else None
         if last is not None and batch > last:
-            return ProfilerAction.SKIP  # the profiler asks for the next batch before it is known that there is none
+            return ProfilerAction.SKIP  # the profiler asks for the next batch before it knows that the epoch is over
         if phase < self.wait + self.warmup:
-            # A warm-up whose first active batch lies behind the end of the epoch would be for nothing.
+            # Skip a warm-up if the epoch ends before the first active batch.
             window_start = batch - phase + self.wait + self.warmup
             return ProfilerAction.SKIP if last is not None and window_start > last else ProfilerAction.WARMUP
         if phase == length - 1 or batch == last:
@@ -208,22 +210,22 @@ class CyclicSchedule:
         return ProfilerAction.ACTIVE
 
     def with_epoch_length(self, batches: int | None) -> CyclicSchedule:
-        """Return the same schedule for epochs of that many batches, so that a window is saved with the last of them.
+        """Return the same schedule for epochs of this length, so that the last batch of an epoch saves its window.
 
         Args:
-            batches: The length of the data loader in batches, or None where it is not known: then the profiler ends
-                an open window when the epoch ends.
+            batches: The length of the data loader in batches. None if unknown; the profiler then ends an open window
+                when the epoch ends.
         """
         return dataclasses.replace(self, epoch_length=batches)
 
     def resumed_at(self, timestamp: Timestamp) -> CyclicSchedule:
-        """Return the same schedule, counted from where a run was resumed.
+        """Return the same schedule, counted from the resumption of a run.
 
-        ``skip_first`` then counts from there, so that a resumed run is profiled at all (composer#2986). Per epoch this
-        holds for the resumed epoch only, and later epochs are counted from their own start.
+        ``skip_first`` counts from the resumption, so that a resumed run is profiled too (composer#2986). Per epoch this
+        applies to the resumed epoch only. Later epochs count from their start.
 
         Args:
-            timestamp: The training time at which the checkpoint was loaded.
+            timestamp: The training time of the loaded checkpoint.
         """
         batch = timestamp.batch_in_epoch if self.per == "epoch" else timestamp.batch
         return dataclasses.replace(self, resumed_batch=int(batch), resumed_epoch=int(timestamp.epoch))
@@ -239,10 +241,11 @@ def cyclic_schedule(
     per: Literal["epoch", "run"] = "epoch",
     epoch_length: int | None = None,
 ) -> CyclicSchedule:
-    """Return a schedule of cycles: skip ``wait`` batches, warm up for ``warmup``, record ``active``; names as in torch.
+    """Return a schedule of cycles: skip ``wait`` batches, warm up for ``warmup``, record ``active``. Names as in torch.
 
-    A cycle's last active batch is ``ACTIVE_AND_SAVE``. Per epoch, so is an active batch that is known to be the last
-    of its epoch; where the length of the epoch is not known, the profiler itself ends an open window with the epoch.
+    The last active batch of a cycle is ``ACTIVE_AND_SAVE``. Per epoch, an active batch that is known to be the last of
+    its epoch is ``ACTIVE_AND_SAVE`` too. If the length of the epoch is unknown, the profiler ends an open window with
+    the epoch.
 
     Example:
         >>> schedule = cyclic_schedule(wait=1, warmup=1, active=3, repeat=2)   # two windows in every epoch
@@ -251,15 +254,15 @@ def cyclic_schedule(
     Args:
         skip_first: Batches to skip before the first cycle, 0 or more.
         wait: Batches of each cycle to skip, 0 or more.
-        warmup: Batches of each cycle in which torch.profiler warms up, 0 or more.
+        warmup: Batches of each cycle during which torch.profiler warms up, 0 or more.
         active: Batches of each cycle to record, 1 or more.
-        repeat: Number of cycles, 0 for ever.
-        per: "epoch" starts again with every epoch; "run" counts through the whole run, and its windows may reach over
-            the end of an epoch.
-        epoch_length: Batches in an epoch, where known.
+        repeat: Number of cycles; 0 means unlimited.
+        per: "epoch" restarts with every epoch. "run" counts through the whole run, and its windows may cross the end of
+            an epoch.
+        epoch_length: Batches in an epoch, if known.
 
     Raises:
-        ConfigError: An argument is not an integer in its range; the message names it.
+        ConfigError: An argument is not an integer in its range. The message names the argument.
     """
     return CyclicSchedule(
         skip_first=skip_first,

@@ -1,4 +1,4 @@
-"""SharedAction: one byte that tells the children of a process what its schedule says."""
+"""SharedAction: one shared byte with the current action of a profiler's schedule, for its child processes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _ACTIONS: Final = tuple(ProfilerAction)
 
 
 class SharedAction:
-    """The parent's side. Children of any start method reach it by the parent's pid; it is gone when the parent is.
+    """The parent's side. Children of any start method open it through the parent's pid. It disappears with the parent.
 
-    A file that only memory holds, because nothing of it may be left when the parent is killed.
+    The byte is in an anonymous file in memory, so that nothing remains when the parent is killed.
 
     Raises:
-        OSError: The system has no such files; children then cannot tell what the schedule says.
+        OSError: The system has no such files. Children then cannot follow the schedule.
     """
 
     __slots__ = ("_descriptor", "_memory", "_path")
@@ -37,7 +37,7 @@ class SharedAction:
         self.set(action)
 
     def set(self, action: ProfilerAction) -> None:
-        """Tell the children."""
+        """Set the action for the children."""
         self._memory[0] = _ACTIONS.index(action)
 
     def view(self) -> ActionView:
@@ -45,17 +45,17 @@ class SharedAction:
         return ActionView(self._path, self._memory)
 
     def close(self) -> None:
-        """Tell the children that nothing is recorded any more."""
+        """Set the action to SKIP, so that children stop recording, and close the file."""
         self.set(ProfilerAction.SKIP)
         os.close(self._descriptor)
 
 
 class ActionView:
-    """The child's side: a schedule that says what the parent's says. Picklable.
+    """The child's side: a schedule that returns the parent's current action. Picklable.
 
     Args:
-        path: Where the byte is.
-        memory: The byte itself, for a forked child, which has it already.
+        path: Path of the file with the byte.
+        memory: The mapped file, which a forked child inherits.
     """
 
     __slots__ = ("_last", "_memory", "_path")
@@ -69,12 +69,12 @@ class ActionView:
         return ActionView, (self._path,)
 
     def __call__(self, _timestamp: Timestamp) -> ProfilerAction:
-        """Return what the parent's schedule says now."""
+        """Return the current action of the parent's schedule."""
         self._last = self._read()
         return _ACTIONS[self._last]
 
     def changed(self) -> bool:
-        """Tell whether it says something else than when it was asked last."""
+        """Return True if the action has changed since the last call of the schedule."""
         return self._read() != self._last
 
     def _read(self) -> int:
@@ -82,7 +82,7 @@ class ActionView:
             try:
                 descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
-                # The parent has gone, and its recording with it.
+                # The parent has ended, and so has its recording.
                 return _ACTIONS.index(ProfilerAction.SKIP)
             try:
                 self._memory = mmap.mmap(descriptor, 1, access=mmap.ACCESS_READ)

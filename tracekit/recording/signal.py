@@ -1,4 +1,4 @@
-"""Signal: wakes a thread that waits; safe where Ctrl-C may come, which `threading.Event` is not."""
+"""Signal: wakes a waiting thread. Unlike `threading.Event`, it is safe to interrupt with Ctrl-C."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["Signal"]
 
 
 class Signal:
-    """Set by any thread, waited for by one; waiting takes it back.
+    """An auto-reset event: any thread sets it, one thread waits for it, and `wait` resets it.
 
-    `threading.Event` holds a lock in Python code: a KeyboardInterrupt between taking it and the block that gives it back leaves
-    it locked for ever, and whoever sets the event hangs. Here each step is one call of C code.
+    `threading.Event` holds a lock in Python code. A KeyboardInterrupt after the lock is taken, but before the ``try``
+    block that releases it, leaves it locked, and the next `set` hangs. Here each step is one call of C code.
     """
 
     __slots__ = ("_lock",)
@@ -22,10 +22,10 @@ class Signal:
         self._lock.acquire()
 
     def set(self) -> None:
-        """Wake the thread that waits, or the next one that does."""
-        with suppress(RuntimeError):  # it is set already
+        """Wake the waiting thread, or the next thread that waits."""
+        with suppress(RuntimeError):  # already set
             self._lock.release()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until it is set; return whether it was."""
+        """Wait until it is set. Return False on a timeout."""
         return self._lock.acquire(timeout=max(0.0, timeout_s))

@@ -1,4 +1,4 @@
-"""The seam between a profiler and what feeds it events without user code (torch.profiler, system counters ...)."""
+"""The interface between a profiler and sources of events without user code (torch.profiler, system counters ...)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["Recorder", "Source"]
 
 
 class Recorder(Protocol):
-    """What a source may use of the `Profiler` that runs it. Every method may be called from any thread."""
+    """The methods of `Profiler` that a source may use. All of them are thread-safe."""
 
     @property
     def process(self) -> ProcessInfo:
-        """Who this process is: rank, host, run id ..."""
+        """The identity of this process: rank, host, run id ..."""
 
     @property
     def timeline(self) -> Timeline:
-        """The time scale of the recording, and the clocks that it is read from."""
+        """The time scale of the recording, and its clocks."""
 
     @property
     def timestamp(self) -> Timestamp:
@@ -34,56 +34,56 @@ class Recorder(Protocol):
 
     @property
     def action(self) -> ProfilerAction:
-        """What the schedule says for the batch that is running."""
+        """The action of the running batch."""
 
     def marker(self, name: str, categories: Sequence[str] = ()) -> Marker:
-        """Return a marker, to record slices, instants and counters with."""
+        """Return a marker, which records slices, instants and counters."""
 
     def format_path(self, template: str) -> str:
-        """Fill in a file-name template (``{run_id} {rank} ... {epoch} {batch}``) for now."""
+        """Fill in a file-name template (``{run_id} {rank} ... {epoch} {batch}``) with the current values."""
 
     def record_chrome_json_trace_file(self, filepath: str) -> None:
-        """Tell every trace handler that a finished Chrome JSON trace of this process lies at ``filepath``."""
+        """Pass the path of a complete Chrome JSON trace of this process to every trace handler."""
 
     def record_clock_offset(self, offset: ClockOffset) -> None:
-        """Tell every trace handler how this process's clock stands to another's."""
+        """Pass an offset between this process's clock and another clock to every trace handler."""
 
     def report_failure(self, who: str, error: BaseException) -> None:
-        """Count a failure and log it once; under ``TRACEKIT_STRICT=1`` the training thread raises it later. Raises nothing."""
+        """Count a failure, and log it once. Never raises. With ``TRACEKIT_STRICT=1`` the training thread raises it."""
 
 
 class Source(ABC):
-    """Something that records beside the markers, under the same schedule.
+    """Base class of sources that record events without markers, under the profiler's schedule.
 
     The profiler calls `open` once, then `step` at every batch boundary, then `close` once, all on the training thread.
-    An exception is reported and counted, and never reaches the training loop; after it the source is not called again,
-    but for `close`.
+    An exception is reported and counted, and does not reach the training loop. After an exception, only `close` is
+    called.
     """
 
     def check(self, recorder: Recorder) -> None:
-        """Raise `ConfigError` for what cannot work in this process; called before anything is started."""
+        """Raise `ConfigError` if the source cannot work in this process. Called before anything is started."""
 
     @abstractmethod
     def open(self, recorder: Recorder, action: ProfilerAction) -> None:
-        """Start.
+        """Start recording.
 
         Args:
             recorder: The profiler.
-            action: What the schedule says for the first batch.
+            action: The action of the first batch.
         """
 
     @abstractmethod
     def step(self, finished: ProfilerAction, action: ProfilerAction) -> None:
-        """Pass from one batch to the next; ``recorder.timestamp`` already names the next one.
+        """Change from one batch to the next. ``recorder.timestamp`` is already that of the next batch.
 
-        May come with no batch in between: the schedule is asked for the next batch before it is known that the epoch is
-        over, and again when the next epoch begins.
+        Two calls may come without a batch in between: the profiler asks the schedule for the next batch before it knows
+        that the epoch is over, and again when the next epoch begins.
 
         Args:
-            finished: The action of the batch that ended; after ``ACTIVE_AND_SAVE`` a window is complete: save it.
-            action: The action of the batch that begins.
+            finished: Action of the ended batch. After ``ACTIVE_AND_SAVE`` the window is complete; save it.
+            action: Action of the next batch.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Stop, and save a window that is still open. Called once, also after a failure."""
+        """Stop recording, and save a window that is still open. Called once, also after a failure."""

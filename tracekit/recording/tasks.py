@@ -1,4 +1,4 @@
-"""asyncio tasks: what an open slice belongs to, and which track a task's slices stand on."""
+"""asyncio tasks: the owners of open slices, and the tracks of tasks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["TaskTracks", "current_owner", "current_task"]
 
 
 class TaskTracks:
-    """Tracks for asyncio tasks: the tasks of one thread that are alive at once share as few lanes as can be.
+    """The tracks of asyncio tasks. Each thread has as few lanes as possible for its tasks.
 
-    A task gets the first free lane of its thread at its first ``async with``, and leaves it when it is done.
+    A task gets the first free lane of its thread at its first ``async with``, and frees it when it is done.
     """
 
     __slots__ = ("_buffer", "_free", "_lane_count", "_of_task")
@@ -30,7 +30,7 @@ class TaskTracks:
         self._lane_count: dict[int, int] = {}
 
     def track(self) -> int:
-        """Return the running task's track, or the thread's where no task runs."""
+        """Return the track of the running task, or of the thread if no task runs."""
         ident = threading.get_ident()
         task = current_task()
         if task is None:
@@ -64,7 +64,7 @@ def current_task() -> Any:
 
 
 def current_owner() -> Hashable:
-    """Return what a slice belongs to while it is open: its task, or the ident of its thread where no task runs."""
+    """Return the owner of a slice that starts now: the running task, or the ident of the thread if no task runs."""
     asyncio = sys.modules.get("asyncio")
     if asyncio is None or asyncio._get_running_loop() is None:  # noqa: SLF001 - current_task() raises without a loop
         return threading.get_ident()

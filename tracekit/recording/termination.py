@@ -1,4 +1,4 @@
-"""Termination: what SIGTERM does to a recording that was asked to end politely."""
+"""Termination: completes a recording when the process receives SIGTERM."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ if TYPE_CHECKING:
 __all__ = ["Termination"]
 
 _HANDOVER_S: Final = 0.5
-"""How long the main thread is given to carry on with the signal; beyond it, it is taken for stuck."""
+"""Minimum time that the main thread gets to handle the signal. After the timeout it counts as stuck."""
 
 
 class Termination:
-    """Gives a recording some seconds between SIGTERM and what SIGTERM means to the process.
+    """Writes a recording out between the arrival of SIGTERM and its effect on the process.
 
-    Python runs signal handlers on the main thread, between any two of its instructions: in the middle of a step, or with a
-    lock held that the writer needs. So the handler only hands the signal on to a thread of this object, which writes the
-    recording out while the main thread goes on, and then sends the signal again. This time the handler lets it through: the
-    handler that was there before is called, or, where there was none, the process ends by the signal, so that its exit status
-    is that of SIGTERM.
+    Python runs signal handlers on the main thread, between any two instructions. That may be in the middle of a step,
+    or while the main thread holds a lock that the writer needs. Therefore the handler only forwards the signal to the
+    thread of this object. The thread writes the recording while the main thread continues, and then sends the signal
+    again. This time the handler passes it on to the previous handler. Without a previous handler, the signal ends the
+    process, so that the exit status is that of SIGTERM.
 
-    A main thread that waits in C code (a collective that hangs) runs no handler at all. The interpreter's own C handler
-    writes to Python's wakeup descriptor at once, so the thread learns of the signal nevertheless, unless somebody else has
-    taken the descriptor (asyncio; a flight recorder's signal). The process is then ended from the thread: a signal
-    handler of Python must not turn a process that SIGTERM would have ended into one that it does not.
+    A main thread that is blocked in C code (a collective that hangs) runs no Python handler. The interpreter's C
+    handler still writes to the wakeup descriptor of Python, so the thread receives the signal, unless another library
+    uses the descriptor (asyncio; a flight recorder's signal). The thread then ends the process itself: SIGTERM must
+    still end a process that it would end without tracekit.
 
-    A handler that was set before gets to run with everything on the disk, but the recording goes on: such handlers often
-    note the signal only, and training ends some steps later. Without one, the files are completed. An ignored signal stays
-    ignored.
+    A previous handler runs after the events are on the disk, and the recording goes on: such handlers often only set a
+    flag, and training ends some steps later. Without a previous handler, the files are completed. An ignored signal
+    stays ignored.
 
     Args:
-        flush: Writes everything out that was recorded, within so many seconds; called on this object's thread.
-        end: Does that and completes the files; likewise.
-        grace_s: How long that may take.
+        flush: Writes all recorded events. Takes a timeout in seconds; called on this object's thread.
+        end: Writes all recorded events and completes the files. Same argument and thread.
+        grace_s: Timeout in seconds for `flush` or `end`.
 
     Raises:
-        ConfigError: This is not the main thread, or SIGTERM has a handler that Python knows nothing of.
+        ConfigError: This is not the main thread, or SIGTERM has a handler that Python did not install.
     """
 
     received: ClassVar[bool] = False
-    """True once the process has received SIGTERM: it is expected to end soon, even if a handler of the user lets it continue."""
+    """True after the process has received SIGTERM. It should end soon, even if a user's handler lets it continue."""
 
     def __init__(self, flush: Callable[[float], object], end: Callable[[float], object], grace_s: float) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -63,31 +63,31 @@ class Termination:
         self._flush = flush
         self._end = end
         self._grace_s = grace_s
-        self._pid = -1  # of the process in which it is installed
+        self._pid = -1  # pid of the process where the handler is installed
         self._previous: Any = signal.SIG_DFL
-        self._handler = self._on_signal  # one object, to be known again
-        self._written = False  # the recording is, and the next signal is let through
+        self._handler = self._on_signal  # one object, for comparison by identity
+        self._written = False  # True if the recording is written and the next signal is passed on
         self._thread: threading.Thread | None = None
         self._pipe = -1, -1
         self._has_wakeup = False
         self._let_through = threading.Event()
 
     def install(self) -> None:
-        """Begin; on the main thread."""
+        """Install the signal handler, and start the thread. Call on the main thread."""
         self._pid = os.getpid()
         self._pipe = os.pipe()
         for end in self._pipe:
             os.set_blocking(end, False)
         taken = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         self._has_wakeup = taken == -1
-        if not self._has_wakeup:  # somebody else's
+        if not self._has_wakeup:  # another library uses the descriptor
             signal.set_wakeup_fd(taken)
         self._thread = threading.Thread(target=self._wait, name="tracekit-sigterm", daemon=True)
         self._thread.start()
         self._previous = signal.signal(signal.SIGTERM, self._handler)
 
     def remove(self) -> None:
-        """Set back what was there before. Elsewhere than on the main thread, the handler stays and lets everything through."""
+        """Restore the previous handler. Outside the main thread, the handler stays installed and passes signals on."""
         if self._pid != os.getpid() or threading.current_thread() is self._thread:
             return
         self._pid = -1
@@ -101,7 +101,7 @@ class Termination:
             thread.join(self._grace_s)
 
     def leave_in_child(self) -> None:
-        """Take it back in a forked child, whose signals the parent would be told of through the pipe."""
+        """Restore the previous handler in a forked child. The shared pipe would report its signals to the parent."""
         if self._pid == -1:
             return
         self._pid, self._thread = -1, None
@@ -117,18 +117,18 @@ class Termination:
         self._has_wakeup = False
         current = signal.set_wakeup_fd(-1)
         if current != self._pipe[1]:
-            signal.set_wakeup_fd(current)  # somebody else's by now
+            signal.set_wakeup_fd(current)  # another library has set it since
 
     # ---- on the main thread -------------------------------------------------------------------------------------------
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._pid == os.getpid() and not self._written:
-            # Also where the C handler should have done so: somebody may have taken the wakeup descriptor since.
+            # Write even if the C handler should have: another library may have taken the wakeup descriptor since.
             with contextlib.suppress(BlockingIOError):
                 os.write(self._pipe[1], bytes([number]))
             return
         if self._pid == os.getpid():
-            # The signal has written here up to three times by now; what comes from now on is another one.
+            # This signal has written up to three bytes. Discard them, so that further bytes mean another signal.
             self._drain()
         self._let_through.set()
         if callable(self._previous):
@@ -157,18 +157,18 @@ class Termination:
                 os.close(end)
 
     def _drain(self) -> bytes:
-        """Return what has been written into the pipe, and take it out."""
+        """Read and return the bytes in the pipe."""
         try:
             return os.read(self._pipe[0], 4096)
         except BlockingIOError:
             return b""
 
     def _serve(self, until_s: float) -> bool:
-        """Write everything out and pass the signal on. Returns whether it may have written more than is read by now."""
+        """Write the recording, and pass the signal on. Return True if the pipe may have more bytes from this signal."""
         previous = self._previous
         ignored = previous == signal.SIG_IGN
         Termination.received = Termination.received or not ignored
-        with contextlib.suppress(Exception):  # counted and logged where it happened; the signal has to be passed on
+        with contextlib.suppress(Exception):  # already counted and logged; the signal must be passed on
             if ignored or (callable(previous) and not _is_ours(previous)):
                 self._flush(self._grace_s)
             else:
@@ -178,12 +178,13 @@ class Termination:
         self._let_through.clear()
         self._written = True
         os.kill(os.getpid(), signal.SIGTERM)
-        # The main thread has what is left of the time: it may be busy, not stuck.
+        # Give the main thread the rest of the time: it may be busy, not stuck.
         if self._let_through.wait(max(until_s - time.monotonic(), _HANDOVER_S)):
             return False
         if callable(previous):
             return True
-        # Only C can set a signal back from here. Python's own table is left as it is: nobody will read it again.
+        # On this thread, only C can reset a signal. Python's table of handlers stays as it is; nothing will read it
+        # again.
         ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
         os.kill(os.getpid(), signal.SIGTERM)
         return True

@@ -1,4 +1,4 @@
-"""Writer: takes records out of the buffer and gives them to the handlers."""
+"""Writer: takes records out of the buffer and passes them to the handlers."""
 
 from __future__ import annotations
 
@@ -40,35 +40,35 @@ if TYPE_CHECKING:
 __all__ = ["Writer"]
 
 _WAKE_UPS: Final = 4
-"""How often the writer looks in a flush interval. A short burst of work each time is felt less in a training step than a long
-one, since whoever waits for the interpreter lock waits for up to 5 ms of it (facts of CPython: ``sys.getswitchinterval``)."""
+"""Number of cuts per flush interval. Several short bursts of work disturb a training step less than a long one, because
+a thread that waits for the GIL waits at most 5 ms of each burst (``sys.getswitchinterval``)."""
 
 _BURST: Final = 16_384
-"""How many events the writer would like to find; after more than that it looks again sooner."""
+"""Target number of events per cut. After a larger cut, the writer pauses for a shorter time."""
 
 _BACKLOG: Final = 65_536
-"""With more events than that on their way, recording threads give way to whoever writes."""
+"""With more undelivered events, recording threads wait for the writer and the handlers."""
 
 _GIVE_WAY_NS: Final = 1_000_000
-"""How long a recording thread goes on before it gives way again."""
+"""Time that recording threads run before one of them waits for the writer again."""
 
 _WAIT_S: Final = 0.05
-"""How long a recording thread waits for a writer that is late, at most."""
+"""Maximum time that a recording thread waits for a late writer."""
 
 _DISCARD_S: Final = 10.0
-"""How long handlers of a profiler that cannot start may take to close."""
+"""Timeout for closing the handlers of a profiler that failed to start."""
 
 _BLOCKED_S: Final = 0.25
-"""A handler that has been in one call for longer is not waited for."""
+"""Recording threads do not wait for a handler that has been in one call for longer."""
 
 
 class _Request:
-    """A thread that waits for everything to be delivered.
+    """A request of a waiting thread to deliver all recorded events.
 
     Attributes:
-        cut: Set when what there was has been handed to the outlets.
-        delivered: Set when an outlet has delivered it.
-        everything: Whether events that are held for their order are delivered as well.
+        cut: Set when the outlets have received the events.
+        delivered: A signal for each outlet, set when it has delivered the events.
+        everything: True to deliver events that are held for their order too.
     """
 
     __slots__ = ("cut", "delivered", "everything")
@@ -80,28 +80,28 @@ class _Request:
 
 
 class Writer:
-    """Delivers what is in the buffer, several times in every flush interval and when asked, from a thread of its own.
+    """Delivers the records of the buffer on a separate thread, several times per flush interval and on request.
 
-    A delivery is a *cut* through time: it delivers every event up to a moment, and says of the slices that are open at that
-    moment that they have started. So handlers get each recording thread's events in order, whatever the threads do meanwhile.
+    Each delivery is a *cut* in time. It delivers every event up to one moment, and the starts of the slices that are
+    open at that moment. So handlers receive the events of each recording thread in order.
 
-    When the writer is late (some C code keeps the interpreter lock, or it does not keep up), the recording threads let it work:
-    see `look_after`.
+    If the writer is late (C code holds the GIL, or events arrive faster than they are delivered), recording threads
+    wait for it: see `look_after`.
 
     Args:
-        buffer: Where the records are.
-        handlers: Who takes them.
+        buffer: Buffer with the records.
+        handlers: Trace handlers that receive the events.
         timeline: Time scale of the recording.
-        timestamps: Which training time was current when.
-        open_slices: Tells which slices are open now.
-        running_batch: Tells which slice `Profiler.step` will record at the end of the batch that runs, if any.
-        loop_track: The track of those slices.
-        failures: Where failures of handlers are reported.
-        interval_s: Seconds within which an event shall have been delivered.
-        limit_events: How many events may wait anywhere. The buffer, with what the writer has in hand, and each handler get
-            an equal share, so that a handler that blocks takes nothing from the others.
-        limit_bytes: How many bytes they may take, about.
-        on_full: What happens to those beyond; see `tracekit.recording.outlet.ON_FULL`.
+        timestamps: History of the training time.
+        open_slices: Returns the open slices.
+        running_batch: Returns the slice that `Profiler.step` will record at the end of the running batch, or None.
+        loop_track: The track of these slices.
+        failures: Receives the failures of handlers.
+        interval_s: Time limit for the delivery of an event, in seconds.
+        limit_events: Maximum number of undelivered events. The buffer (with the records that the writer is processing)
+            and each handler get an equal share, so that a handler that blocks does not use the share of another one.
+        limit_bytes: Maximum memory of these events, approximate.
+        on_full: Policy for events beyond the limits; see `tracekit.recording.outlet.ON_FULL`.
     """
 
     def __init__(
@@ -127,8 +127,8 @@ class Writer:
         self._timestamps = timestamps
         self._open_slices = open_slices
         self._running_batch = running_batch
-        self._has_begun = False  # whether the running batch has, and its slice is not recorded yet
-        self._told: OpenSlice | None = None  # the running batch that the outlets were given last
+        self._has_begun = False  # True if the running batch has begun and its slice is not recorded yet
+        self._told: OpenSlice | None = None  # the running batch that the outlets received last
         self._failures = failures
         self._interval_s = interval_s
         self._interval_ns = int(interval_s * 1e9)
@@ -139,13 +139,13 @@ class Writer:
         self._outlets = [Outlet(handler, failures, self.summary, **options, on_full=on_full) for handler in handlers]
         buffer.limit(limit_events, limit_bytes, self.wait_for_room if on_full == "block" else None)
         self._lanes = Lanes(buffer)
-        self._carry: list[Any] = []  # taken from the buffer, but later than the last cut
+        self._carry: list[Any] = []  # records after the last cut, taken from the buffer
         self._posted: deque[tuple[int | None, int | None, str, tuple[Any, ...]]] = deque()
-        self._expected: list[tuple[int, int, tuple[tuple[str, Timestamp], ...]]] = []  # one, or none
-        # So that a start hook is posted before the hooks after it. Re-entrant for signal handlers, and the writer never waits
-        # for it: Ctrl-C may come while the training thread holds it.
+        self._expected: list[tuple[int, int, tuple[tuple[str, Timestamp], ...]]] = []  # at most one
+        # Ensures that a start hook is posted before the hooks that follow it. Re-entrant, for signal handlers. The
+        # writer never waits for it, because Ctrl-C may come while the training thread holds it.
         self._expected_lock = threading.RLock()
-        self._hooks: list[tuple[Any, ...]] = []  # (time, method, arguments): taken from `_posted`, posted after a cut
+        self._hooks: list[tuple[Any, ...]] = []  # (time, method, arguments) from `_posted`, to post after a cut
         self._cut_ns = 0  # the last cut
         self._wanted: deque[_Request] = deque()
         self._wake = Signal()
@@ -155,11 +155,11 @@ class Writer:
         self._close_by_s = math.inf
         self._pause_s = interval_s / _WAKE_UPS
         self._last_cut_ns = timeline.anchor.monotonic_ns
-        self._cut_apart_ns = self._interval_ns  # how long the last two cuts were apart
-        self._found = 0  # how many events the last cut found
-        self._waiting_since_s = 0.0  # since when recording threads have waited in vain
-        self._in_hand = 0  # how many events have left the buffer and not reached the outlets
-        self._is_counted = False  # whether `_slices` and so on count what is in hand
+        self._cut_apart_ns = self._interval_ns  # time between the last two cuts
+        self._found = 0  # number of events of the last cut
+        self._waiting_since_s = 0.0  # start of the unsuccessful waits of recording threads
+        self._in_hand = 0  # number of events that have left the buffer and not reached the outlets
+        self._is_counted = False  # True if `_slices` and the other totals include the events in hand
         self._lost_events = self._lost_uncounted = 0
         self._clock_watch = ClockWatch(timeline)
         self._thread = threading.Thread(target=self._run, name="tracekit-writer", daemon=True)
@@ -194,62 +194,64 @@ class Writer:
                 self._failures.report(f"{type(outlet.handler).__name__}.hooks", error)
 
     def start(self) -> None:
-        """Start the thread, when the handlers are open."""
+        """Start the thread. Called when the handlers are open."""
         self._set_due(self._timeline.clock.monotonic_ns())
         self._buffer.look_after = self.look_after
         self._thread.start()
 
     def post(self, method: str, *args: Any, at_ns: int | None = None, cut_ns: int | None = None) -> None:
-        """Have a method of every handler called, in the order of posting. Never waits.
+        """Queue a call of a method of every handler. The calls keep their order. Never waits.
 
         Args:
-            method: The handlers' method.
-            *args: Its arguments.
-            at_ns: Its monotonic time: it is called after all events up to then; None is that of what was posted before.
-            cut_ns: Call it when every event up to this monotonic time has been delivered, and none after.
+            method: Name of the method.
+            *args: Arguments of the method.
+            at_ns: Monotonic time of the call. It comes after all events up to this time. None means the time of the
+                previous call.
+            cut_ns: Make a cut at this monotonic time: the call comes after every event up to it, and before all later
+                ones.
         """
         self._posted.append((cut_ns, at_ns if cut_ns is None else cut_ns, method, args))
         if cut_ns is not None:
             self._wake.set()
 
     def expect_start(self, since_ns: int, *calls: tuple[str, Timestamp]) -> None:
-        """Have hooks called at the start of a batch: at the first event of this thread from a time on, or by `begin`.
+        """Set the hooks to call when the batch begins: at the first event of this thread since a time, or at `begin`.
 
-        The writer sees that event when it delivers it, so that recording pays nothing for this.
+        The writer detects that event when it delivers it, so this costs the recording thread nothing.
 
         Args:
             since_ns: The monotonic time.
-            *calls: The handlers' methods, and the training time that each gets.
+            *calls: Names of handler methods, each with its training time.
         """
         self._expected.append((since_ns, threading.get_ident(), calls))
 
     def begin(self) -> None:
-        """Have the hooks of `expect_start` called, if they were not yet."""
+        """Call the hooks of `expect_start`, if they were not called yet."""
         with self._expected_lock:
             if self._expected:
                 self.post_start(self._expected.pop()[2])
 
     def post_start(self, calls: tuple[tuple[str, Timestamp], ...], at_ns: int | None = None) -> None:
-        """Have hooks called because the batch has begun; from now on its slice is shown as running.
+        """Queue the start hooks of a batch. From now on its slice is delivered as running.
 
         Args:
-            calls: The handlers' methods, and the training time that each gets.
-            at_ns: The monotonic time of that. None is that of the hook before, the end of the last batch: so that they come in
-                front of every event of the batch.
+            calls: Names of handler methods, each with its training time.
+            at_ns: Monotonic time of the start. None means the time of the previous hook, which is the end of the last
+                batch. The hooks then come before every event of the batch.
         """
         for method, timestamp in calls:
             self._posted.append((None, at_ns, method, (timestamp,)))
         self._has_begun = True
 
     def end_batch(self) -> None:
-        """Say that the batch has ended; called before its slice is recorded."""
+        """Mark the running batch as ended. Called before its slice is recorded."""
         self._has_begun = False
 
     def expect_no_start(self, *, own: bool = False) -> tuple[tuple[str, Timestamp], ...]:
-        """Forget `expect_start`; return the calls that have not happened.
+        """Cancel `expect_start`. Return the calls that were not made.
 
         Args:
-            own: Only if it was called by this thread.
+            own: True to cancel only a call of `expect_start` on this thread.
         """
         with self._expected_lock:
             if not self._expected or (own and self._expected[-1][1] != threading.get_ident()):
@@ -257,7 +259,7 @@ class Writer:
             return self._expected.pop()[2]
 
     def has_begun(self, timeout_s: float) -> bool:
-        """Return whether the batch has begun, also if the writer cannot look in time."""
+        """Return True if the batch has begun, or if the writer does not answer in time."""
         if self._expected and self._thread.is_alive() and not self._is_mine():
             request = _Request(everything=False)
             self._wanted.append(request)
@@ -266,21 +268,21 @@ class Writer:
         return not self._expected
 
     def flush(self, timeout_s: float) -> bool:
-        """Deliver and write out what has been recorded until now.
+        """Deliver all recorded events, and flush the handlers.
 
         Returns:
-            Whether it was done in time. False on the thread of a handler, which cannot wait for itself.
+            True if it was done in time. False on the writer's or a handler's thread, which cannot wait for itself.
         """
         if not self._thread.is_alive() or self._is_mine():
             return False
         return not self._await_delivery(timeout_s, self._outlets, everything=True)
 
     def _await_delivery(self, timeout_s: float, outlets: Sequence[Outlet], *, everything: bool = False) -> list[Outlet]:
-        """Have everything delivered; return those of the outlets that have not done so in time, all if nothing was cut."""
+        """Wait for the delivery of all recorded events. Return the late outlets; all of them if there was no cut."""
         deadline_s = time.monotonic() + timeout_s
         request = _Request(everything)
         self._wanted.append(request)
-        if self._ended:  # set before the last look for requests: one that this does not see is found there
+        if self._ended:  # the writer sets it before it answers the last requests, so no request is missed
             return list(outlets)
         self._wake.set()
         if not request.cut.wait(timeout_s):
@@ -293,17 +295,17 @@ class Writer:
         return late
 
     def _is_mine(self) -> bool:
-        """Whether the thread that asks is the writer's or a handler's."""
+        """Return True on the writer's thread and on the threads of handlers."""
         return self._thread.ident == threading.get_ident() or any(outlet.is_mine for outlet in self._outlets)
 
     def stopping(self, error: BaseException | None) -> None:
-        """Take the handlers' hooks back, and have the handlers told that the profiler stops; on the thread that stops it."""
+        """Remove the handlers' hooks, and queue their ``stopping``. Called on the thread that stops the profiler."""
         for outlet in self._outlets:
             self._remove_hooks(outlet)
             outlet.post("stopping", error)
 
     def close(self, timeout_s: float) -> bool:
-        """Deliver the rest, give the summary, close the handlers, end the threads. Returns whether that was done in time."""
+        """Deliver the rest and the summary, close the handlers, and end the threads. Return True if done in time."""
         self._close_by_s = time.monotonic() + timeout_s
         for outlet in self._outlets:
             outlet.post_end(self._close_by_s)
@@ -318,23 +320,23 @@ class Writer:
         return False
 
     def abandon(self) -> None:
-        """Forget everything in a forked child: the records, the handlers and the threads are the parent's."""
+        """Forget everything in a forked child. The records, the handlers and the threads belong to the parent."""
         self._buffer.due_ns = NEVER_NS
         self._outlets = []
         self._posted.clear()
         self._carry = []
 
     def look_after(self, now_ns: int) -> None:
-        """Let the writer work, because it is late: called by a recording thread at an event after the buffer's ``due_ns``.
+        """Wait for the late writer. Called by a recording thread at an event after the buffer's ``due_ns``.
 
-        Late is a writer that some C code has kept from the interpreter lock, and one that does not keep up. This thread
-        waits until everything is delivered, its own event included, but for 50 ms at most, and not at all for a handler that
-        has not returned for long. It does not do the work itself: Ctrl-C, or a signal handler that records, could come in the
-        midst of it.
+        The writer is late if C code has held the GIL, or if events arrive faster than it delivers them. This thread
+        waits until everything is delivered, including its own event, but at most 50 ms. It does not wait for a handler
+        that has been in one call for more than 250 ms. It does not deliver by itself, because Ctrl-C or a signal
+        handler that records could interrupt the delivery.
         """
         if self._closing or self._is_mine():
             return
-        self._buffer.due_ns = now_ns + self._interval_ns  # one thread that waits is enough
+        self._buffer.due_ns = now_ns + self._interval_ns  # one waiting thread is enough
         now_s = time.monotonic()
         blocked = [outlet for outlet in self._outlets if 0 < outlet.busy_since_s < now_s - _BLOCKED_S]
         late = self._await_delivery(_WAIT_S, [outlet for outlet in self._outlets if outlet not in blocked])
@@ -343,10 +345,11 @@ class Writer:
             self._buffer.due_ns = self._timeline.clock.monotonic_ns() + _GIVE_WAY_NS
 
     def wait_for_room(self) -> bool:
-        """Wait while the buffer is full, with ``on_full="block"``; called by a recording thread.
+        """Wait while the buffer is full. Called by a recording thread with ``on_full="block"``.
 
         Returns:
-            Whether there is room. False on the thread of a handler, which cannot wait for itself, and at the end.
+            True if there is room. False on the writer's or a handler's thread, which cannot wait for itself, and when
+            the writer closes.
         """
         while self._buffer.is_full():
             if self._closing or not self._thread.is_alive() or self._is_mine():
@@ -355,15 +358,16 @@ class Writer:
         return True
 
     def summary(self, of: Outlet | None = None) -> Summary:
-        """Return the counts of what was recorded, of what was lost and of what failed.
+        """Return the counts of recorded events, lost events and failures.
 
         Args:
-            of: Count what this handler has missed; None stands for the one that has missed most, and for the losses of all.
+            of: Report the losses of this outlet's handler. None reports the events missed by the handler that missed
+                most, and the losses that all handlers report.
         """
         missed = [self._missed(outlet) for outlet in self._outlets if of in (None, outlet)]
         dropped = max(missed, key=lambda counts: counts.total(), default=Counter())
         recorded = self._slices + self._instants + self._counters
-        # Of events that the writer has not counted, nobody knows more than that there are some.
+        # For events that the writer has not counted, only the total is known, not the kinds.
         beyond_events, beyond_bytes = self._buffer.refused
         behind = self._left_behind_uncounted()
         dropped += Counter({BEYOND_EVENTS: beyond_events, BEYOND_BYTES: beyond_bytes, LEFT_BEHIND: behind})
@@ -384,14 +388,14 @@ class Writer:
         )
 
     def _missed(self, outlet: Outlet) -> Counter[str]:
-        """Return how many events a handler has missed, by reason; what it has not been given at the end is left behind."""
+        """Return the number of events that a handler missed, by reason. Undelivered events at the end count too."""
         missed = outlet.dropped.copy()
         if outlet.is_given_up:
             missed[LEFT_BEHIND] += outlet.waiting_events + (self._in_hand if self._is_counted else 0)
         return missed
 
     def _left_behind_uncounted(self) -> int:
-        """Return how many events are left behind, at the end, before the writer has counted them."""
+        """Return the number of events that are left behind at the end and that the writer has not counted."""
         if not (self._ended or any(outlet.is_given_up for outlet in self._outlets)):
             return 0
         behind = (len(self._buffer.records) + len(self._carry)) // WIDTH
@@ -411,11 +415,11 @@ class Writer:
             outlet.finish()
         self._ended = True
         while self._wanted:
-            self._wanted.popleft().cut.set()  # it came too late
+            self._wanted.popleft().cut.set()  # the request came too late
         self._closed_in_time = all(outlet.join(self._close_by_s - time.monotonic()) for outlet in self._outlets)
 
     def _next_pause_s(self) -> float:
-        """Return how long to wait: less than usual when much was found, so that bursts stay short and the memory flat."""
+        """Return the time to the next cut. A large cut shortens it, so that bursts stay short and memory flat."""
         change = min(2.0, max(0.1, _BURST / max(1, self._found)))
         self._pause_s = min(self._interval_s / _WAKE_UPS, self._pause_s * change)
         return self._pause_s
@@ -426,17 +430,18 @@ class Writer:
         start_ns = self._timeline.clock.monotonic_ns()
         try:
             self._cut_all(start_ns)
-        except BaseException as error:  # noqa: BLE001 - the thread must go on: the next time may work
+        except BaseException as error:  # noqa: BLE001 - the thread must go on: the next cut may succeed
             self._lost_events += self._in_hand
             self._lost_uncounted += 0 if self._is_counted else self._in_hand
-            self._in_hand = 0  # the next failure may come before anything is taken
+            self._in_hand = 0  # the next failure may come before records are taken
             self._hold_carry()
             self._failures.report("the writer thread", error)
         everything = is_last or any(request.everything for request in wanted)
         for outlet in self._outlets:
             if is_last:
                 outlet.post_end_running(self._cut_ns)
-            # After the last round `close` follows, which has the last readings of the clocks and the summary before it.
+            # The last round is followed by the last readings of the clocks, the summary and `close`, so it needs no
+            # flush.
             outlet.post_round(None if everything else start_ns - GRACE_NS, flush=not is_last)
         for request in wanted:
             for outlet in self._outlets:
@@ -446,7 +451,8 @@ class Writer:
     def _set_due(self, now_ns: int) -> None:
         behind = len(self._buffer.records) // WIDTH
         behind += max((outlet.waiting_events for outlet in self._outlets), default=0)
-        # At the rate of late, when would there be too many? Other threads may keep the writer from the lock until then.
+        # Time until the backlog is too large at the recent rate. Other threads may keep the writer from the GIL until
+        # then.
         too_many_ns = self._backlog * self._cut_apart_ns // max(1, self._found)
         late_ns = min(self._interval_ns, max(_GIVE_WAY_NS, too_many_ns))
         self._buffer.due_ns = now_ns + (_GIVE_WAY_NS if behind > self._backlog else late_ns)
@@ -463,8 +469,8 @@ class Writer:
                     self._post_hooks()
             ended_window = self._cut(None)
         while self._posted and self._posted[0][0] is None and (self._posted[0][1] or 0) <= self._cut_ns:
-            self._hooks.append(self._posted.popleft()[1:])  # start hooks of what this cut has found
-        self._post_hooks()  # the events up to their times are delivered now
+            self._hooks.append(self._posted.popleft()[1:])  # start hooks that this cut has posted
+        self._post_hooks()  # the events up to their times are with the outlets now
         now_ns = self._timeline.clock.monotonic_ns()
         if self._clock_watch.due(now_ns):
             self._post("clock_anchor", *self._clock_watch.read())
@@ -481,27 +487,28 @@ class Writer:
             outlet.post(method, *args)
 
     def _cut(self, cut_ns: int | None) -> bool:
-        """Hand the events up to a moment to the outlets.
+        """Pass the events up to a moment to the outlets.
 
         Args:
-            cut_ns: The monotonic time. None is now, or the end of a window that was posted meanwhile.
+            cut_ns: The monotonic time. None means now, or the end of a window that was posted in the meantime.
 
         Returns:
-            Whether such an end was found: the call that was posted with it comes before any later event.
+            True if it cut at such an end. The call posted with that end must come before any later event.
         """
         buffer = self._buffer
         running = self._running_batch()
-        running = running if self._has_begun else None  # read last: a new batch has not begun yet
-        # In this order: what is in front of `before` was appended before the cut, so it lies before it; a slice that was
-        # open at the cut is either still open when looked for, or among the records behind.
+        running = running if self._has_begun else None  # tested last: a new batch has not begun yet
+        # The order of these steps matters. Records in front of `before` were appended before the cut, so their times
+        # are before it. A slice that was open at the cut is still open in `opened`, or is among the records after
+        # `before`.
         before = len(self._carry) + len(buffer.records) if cut_ns is None else 0
         cut = self._timeline.clock.monotonic_ns() if cut_ns is None else cut_ns
         self._is_counted = False
         buffer.keep(cut)
         opened = [slice_ for slice_ in self._open_slices() if slice_[1] < cut]
         taken = buffer.take(len(buffer.records))
-        self._in_hand = len(taken) // WIDTH  # what is carried is there the next time, if the next line fails
-        # Looked for after the records were taken: a thread posts the end of a window before it records anything after it.
+        self._in_hand = len(taken) // WIDTH  # without the carried records, which remain if the next line fails
+        # Read after the records were taken: a thread posts the end of a window before it records later events.
         ends = [] if cut_ns is not None else [end for end, *_ in self._posted.copy() if end is not None and end < cut]
         if ends:
             before, cut = 0, ends[0]
@@ -528,12 +535,12 @@ class Writer:
                 outlet.post_events(batch)
         self._in_hand = 0
         self._hold_carry()
-        self._cut_ns = max(self._cut_ns, cut)  # a window may end a moment before the last cut
+        self._cut_ns = max(self._cut_ns, cut)  # a window may end shortly before the last cut
         self._timestamps.forget_before(min([cut, *self._carry[1::WIDTH]]))
         return bool(ends)
 
     def _begin_expected(self, records: list[Any], opened: list[OpenSlice]) -> OpenSlice | None:
-        """Post the start hooks of a batch whose first event is among these. Return its slice, if it has begun so."""
+        """Post the start hooks of the expected batch if its first event is in the records. Then return its slice."""
         if not self._expected or not self._expected_lock.acquire(blocking=False):
             return None
         try:
@@ -550,14 +557,14 @@ class Writer:
         return None
 
     def _hold_carry(self) -> None:
-        """Have the buffer count only what is carried as waiting in the hands of the writer."""
+        """Report the carried records to the buffer as the only events that the writer holds."""
         self._buffer.hold(len(self._carry) // WIDTH, size_bytes(self._carry))
 
     def _divide(self, taken: list[Any], before: int, cut: int, opened: list[OpenSlice]) -> list[Any]:
-        """Return the records up to a cut, keep those after it, and add the slices that were open at it to ``opened``."""
+        """Return the records up to a cut, and carry the later ones. Add slices that were open then to ``opened``."""
         records, carry = taken[:before], list[Any]()
         known = {slice_[1:] for slice_ in opened}
-        ended: set[tuple[int, int]] = set()  # up to the cut, by a thread that came to recording it only after the cut
+        ended: set[tuple[int, int]] = set()  # ended up to the cut, but recorded after it
         items = iter(taken[before:])
         for label, time_ns, kind, what in zip(items, items, items, items, strict=True):
             if (kind if kind >= 0 else time_ns) <= cut:
@@ -568,13 +575,13 @@ class Writer:
             carry += (label, time_ns, kind, what)
             if kind >= 0 and time_ns < cut and (time_ns, what) not in known:
                 opened.append((label, time_ns, what))
-        self._carry = carry  # only now: what fails above loses everything, and everything is counted
+        self._carry = carry  # set last: a failure above loses and counts all records
         if ended:
             opened[:] = [slice_ for slice_ in opened if slice_[1:] not in ended]
         return records
 
     def _count(self, records: list[Any]) -> None:
-        """Count what is delivered, and leave out counter values that are no finite numbers."""
+        """Count the delivered events, and remove counter values that are not finite numbers."""
         counters, instants, ends = count_kinds(records, COUNTER, INSTANT, END)
         self._slices += len(records) // WIDTH - counters - instants - ends  # an async slice counts when it begins
         self._counters += counters
