@@ -118,7 +118,7 @@ class ClockOffset:
         offset_ns: Time scale of the reference minus that of this recording (`Timeline.wall_ns`).
         monotonic_offset_ns: Monotonic clock of the reference minus that of this process.
         error_ns: Maximum error of both offsets: half the shortest round trip.
-        round_trips: Number of round trips, of which the shortest counts.
+        round_trips: Number of round trips; the shortest one counts.
         reference_rank: Rank of the reference.
         reference_boot_id: Boot id of the reference, or None. Processes of one boot share their monotonic clock.
         drift_ppb: Growth of the offset in ns per second, from this and an earlier measurement; None in the first.

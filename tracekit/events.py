@@ -245,7 +245,7 @@ class Timestamps:
         return log[_index(log, monotonic_ns)][1]
 
     def since(self, monotonic_ns: int) -> list[tuple[int, Timestamp]]:
-        """Return the timestamp at a time and all later ones, each with the time at which it became current."""
+        """Return the timestamp at a time and all later ones, each with its first time."""
         return self._log[_index(self._log, monotonic_ns) :]
 
     def copy(self) -> Timestamps:

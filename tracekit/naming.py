@@ -190,7 +190,7 @@ def child_file_name(template: str, child: str) -> str:
         child: Name of the child, such as "worker 0".
     """
     stem, suffix = split_suffix(template)
-    # With the pid, because worker numbers are reused: at every epoch, and by each of several loaders.
+    # The pid is needed because worker numbers are reused: at every epoch, and by each of several loaders.
     return f"{stem}-{safe_text(child.replace(' ', ''))}-{{pid}}{suffix}"
 
 
