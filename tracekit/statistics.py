@@ -56,7 +56,7 @@ class DurationStatistics:
         self._buckets: Counter[int] = Counter()
         self.add_all(durations_ns)
 
-    # ---- taking in --------------------------------------------------------------------------------------------------
+    # ---- input ------------------------------------------------------------------------------------------------------
 
     def add(self, duration_ns: int) -> None:
         """Take in one duration, in ns from 0 on."""
@@ -110,7 +110,7 @@ class DurationStatistics:
             whole.merge(part)
         return whole
 
-    # ---- what comes out ---------------------------------------------------------------------------------------------
+    # ---- results ----------------------------------------------------------------------------------------------------
 
     @property
     def mean_ns(self) -> float:

@@ -333,7 +333,7 @@ class Timestamp:
     def state_dict(self) -> dict[str, int]:
         """Return the fields as integers, safe for JSON: counters by name, wall-clock times as ``..._wct_us``.
 
-        Microseconds are the resolution of ``timedelta``, so `from_state_dict` gives back an equal timestamp.
+        Microseconds are the resolution of ``timedelta``, so `from_state_dict` returns an equal timestamp.
         """
         values: Iterable[int | timedelta] = self._values
         return {

@@ -109,7 +109,7 @@ static char *write_title(Encoder *self, char *out, int is_name, Span text)
     return is_name ? write_text(self, out, NAMES, 10, 23, text, &number) : write_text(self, out, CATEGORIES, 3, 22, text, &number);
 }
 
-/* Ends a message that begins behind a byte which is left for its size. */
+/* Ends a message; the byte before it is reserved for its size. */
 INLINE char *close_message(char *message, char *out)
 {
     size_t size = (size_t)(out - message);
@@ -124,7 +124,7 @@ INLINE char *close_message(char *message, char *out)
 
 static const char *write_value(Encoder *self, const char *p, char **out, int depth);
 
-/* Reads the key before a value, with the colon. Most keys come behind the same key as before. */
+/* Reads the key before a value, with the colon. Most keys follow the same key as in earlier events. */
 static const char *write_key(Encoder *self, const char *p, char **out, unsigned *before, uint32_t object, Span *name)
 {
     TextTable *keys = &self->store.tables[KEYS];
@@ -549,7 +549,7 @@ static int place_event(const Encoder *self, const Event *event, Kept *kept)
     }
 }
 
-/* Makes room for a message, and numbers objects anew before their numbers end. */
+/* Makes room for a message, and restarts the numbers of objects before they overflow. */
 static int prepare_fields(Encoder *self, size_t text_size)
 {
     /* A message takes at most nine times the bytes of its JSON: items of one digit in nested arrays. */

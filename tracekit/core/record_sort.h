@@ -34,7 +34,7 @@ void close_sorter(Sorter *sorter);
 enum outcome add_record(Sorter *sorter, Record record);
 /* Called once after the last record. */
 enum outcome sort_records(Sorter *sorter);
-/* Returns the next record in order, NULL at the end or where `outcome` is not DONE. It is there until the next call. */
+/* Returns the next record in order, NULL at the end or where `outcome` is not DONE. It is valid until the next call. */
 const Record *next_record(Sorter *sorter);
 
 #endif

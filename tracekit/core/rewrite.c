@@ -222,7 +222,7 @@ static char *write_local_id(const Rewriter *self, char *out, Span id)
     return out + size + 2;
 }
 
-/* Writes an event at `out`, which has room for it, and returns the place behind; `tid_at` and `dur_at` are where those are. */
+/* Writes an event at `out`, which has room for it, and returns its end; sets `tid_at` and `dur_at` to the places of these fields. */
 INLINE char *write_event(const Rewriter *self, char *out, const char *from, const char *behind, const Event *e, const Track *track,
                          const Moved *moved, char **tid_at, char **dur_at)
 {

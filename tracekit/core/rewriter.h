@@ -45,7 +45,7 @@ typedef struct {
     size_t log_bytes, most_log_bytes;
     ScratchFile scratch;
     int64_t snap_ns;
-    Buffer metadata, noted;      /* texts of events, each behind its size as a size_t */
+    Buffer metadata, noted;      /* texts of events, each after its size as a size_t */
     char words[MAX_WORDS][MAX_WORD];
     size_t word_sizes[MAX_WORDS];
     int word_count;

@@ -46,7 +46,7 @@ TRUNCATED: Final = "events of files that were truncated"
 UNWRITTEN: Final = "events that could not be written"
 _SEGMENTS: Final = Rotation(limit_bytes=8 << 20, limit_ns=30_000_000_000)  # on a remote storage
 _MOST_WAITING: Final = 64  # lines of metadata for a window that may come in a week
-_SUMMARY_BYTES: Final = 1000  # about what the last lines of a recording take
+_SUMMARY_BYTES: Final = 1000  # approximate size of the last lines of a recording
 
 
 class JSONTraceHandler(TraceHandler):
@@ -176,13 +176,13 @@ class JSONTraceHandler(TraceHandler):
         self._open_slices = OpenSlices()
         self._tables: EventBatch | None = None  # an empty batch: labels, tracks and timestamps for the open slices
         self._offset: tuple[str, Mapping[str, Any]] | None = None  # the newest
-        self._waiting: list[tuple[str, Mapping[str, Any]]] = []  # metadata for a file that is not there yet
+        self._waiting: list[tuple[str, Mapping[str, Any]]] = []  # metadata for a file that does not exist yet
         self._begun_at: list[tuple[str, int]] = []  # each file, and the batch that it begins with
         self._begun_ns = 0  # when the first events came to the file, on the clock of this machine
-        self._lost_events = 0  # in files that are finished, or for want of one
+        self._lost_events = 0  # in finished files, or while there was no file
         self._removed_events = 0
         self._truncated_events = 0
-        self._gap = Gap()  # what is missing since the last file
+        self._gap = Gap()  # events lost since the last file
         self._notices = Notices()
         self._summary: Summary | None = None
         self._companion: str | None = None

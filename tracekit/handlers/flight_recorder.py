@@ -185,7 +185,7 @@ class FlightRecorder(TraceHandler):
         if self._signal is not None and self._signal.arrived():
             self._request(f"signal {self._signal.name}")
 
-    # ---- what is kept -------------------------------------------------------------------------------------------------
+    # ---- kept events --------------------------------------------------------------------------------------------------
 
     def process_events(self, batch: EventBatch) -> None:
         """Keep a batch."""

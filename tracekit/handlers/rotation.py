@@ -113,7 +113,7 @@ class Retention:
             return
         try:
             size_bytes = path.stat().st_size
-        except OSError:  # somebody has taken it away
+        except OSError:  # somebody has removed it
             return
         self._files.append((path, size_bytes))
         self._total_bytes += size_bytes

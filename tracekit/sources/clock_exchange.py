@@ -4,7 +4,7 @@ A store is a table of short values that every rank can reach. torch.distributed 
 the methods used here. Rank 0 answers, one rank at a time; the others ask::
 
     rank r                               rank 0
-    asked += 1, request/N = r       ->   sees that somebody asked, answers ready/N = who it is
+    asked += 1, request/N = r       ->   sees the request, answers ready/N = its identity
     ping/N/k                        ->   wakes up, reads its clock
     wakes up                        <-   pong/N/k = the reading
 

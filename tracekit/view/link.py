@@ -1,4 +1,4 @@
-"""Make a link that opens a trace of an object store in Perfetto, in the browser of somebody else."""
+"""Make a link that opens a trace of an object store in Perfetto, for any browser."""
 
 from __future__ import annotations
 

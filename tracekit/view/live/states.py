@@ -116,7 +116,7 @@ class StageTime(Result, frozen=True, kw_only=True):
         name: The name of its marker: "backward", or "backward > all_reduce" for a collective inside it.
         total_ns: The sum over these steps.
         share: The share of the time of these steps; above 1 if it reaches beyond their end.
-        waiting: True for a collective: a rank waits there for the others.
+        waiting: True for a collective, in which a rank waits for the others.
     """
 
     name: str
