@@ -1,4 +1,4 @@
-"""Checks of arguments that many functions share: one wording, one idea of what a number is, and what a path."""
+"""Shared checks of arguments, with the same messages and the same rules for numbers and paths everywhere."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ __all__ = [
 ]
 
 StrPath: TypeAlias = "str | os.PathLike[str]"
-"""A file, folder, glob or URL; a URL as text."""
+"""A file, folder, glob or URL; a URL is a string."""
 Paths: TypeAlias = "StrPath | Iterable[StrPath]"
-"""One of these, or several."""
+"""One path or URL, or several."""
 
 _FILE_URL: Final = re.compile(r"file:(?://(?:localhost(?=/))?|(?=/))", re.IGNORECASE)
 _URL_IN_PATH: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Refuse what is none of the texts that are accepted.
+    """Refuse a value that is not one of the choices.
 
     Raises:
-        ConfigError: It is not; the message names it and them.
+        ConfigError: The value is not accepted; the message names the argument and the choices.
     """
     if not isinstance(value, str) or value not in choices:
         raise ConfigError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
 
 
 def check_whole(name: str, value: object, least: int = 1) -> int:
-    """Return a whole number of ``least`` or more; refuse anything else. ``True`` is none: it is a mistake for a number.
+    """Return a whole number of ``least`` or more; refuse anything else, including ``True``, which is a mistake.
 
     Raises:
-        ConfigError: It is not; the message names it.
+        ConfigError: The value is not such a number; the message names the argument.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{name} must be a whole number from {least} on, not {value!r}")
@@ -57,21 +57,21 @@ def check_whole(name: str, value: object, least: int = 1) -> int:
 
 
 def check_seconds(name: str, value: object) -> None:
-    """Refuse what is no finite number of seconds above 0.
+    """Refuse a value that is not a finite number of seconds above 0.
 
     Raises:
-        ConfigError: It is not; the message names it.
+        ConfigError: The value is not such a number; the message names the argument.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ConfigError(f"{name} must be a number of seconds above 0, not {value!r}")
 
 
 def check_path(name: str, value: object) -> str:
-    """Return a path or URL as text, resolved by `resolve_path`.
+    """Return a path or URL as a string, resolved by `resolve_path`.
 
     Raises:
-        ConfigError: It is neither text nor a path; or a path was made of a URL, which has lost a slash in that. The message
-            names it.
+        ConfigError: The value is neither a string nor a path, or it is a path made from a URL, which loses a slash. The message
+            names the argument.
     """
     if isinstance(value, str):
         return resolve_path(value)
@@ -84,9 +84,9 @@ def check_path(name: str, value: object) -> str:
 
 
 def resolve_path(text: str) -> str:
-    """Return the local path that a ``file:`` URL or a path with ``~`` stands for; return other paths and URLs as they are.
+    """Return the local path for a ``file:`` URL or a path with ``~``; return other paths and URLs unchanged.
 
-    Call it once, where a path enters tracekit: file systems know neither.
+    Call it once, where a path enters tracekit: file systems know neither form.
     """
     match = _FILE_URL.match(text)
     path = text if match is None else unquote(text[match.end() :], errors="surrogateescape").replace("\0", "%00")
@@ -94,10 +94,10 @@ def resolve_path(text: str) -> str:
 
 
 def check_paths(name: str, values: object) -> list[str]:
-    """Return one path or URL, or several, as texts.
+    """Return one path or URL, or several, as strings.
 
     Raises:
-        ConfigError: There is something else among them; the message names it.
+        ConfigError: A value is not a path or URL; the message names the argument.
     """
     if isinstance(values, str | os.PathLike):
         return [check_path(name, values)]
@@ -107,10 +107,10 @@ def check_paths(name: str, values: object) -> list[str]:
 
 
 def check_names(name: str, values: object) -> None:
-    """Refuse a text where several are meant: its letters would be taken for them.
+    """Refuse a single string where several are expected: each letter would count as one.
 
     Raises:
-        ConfigError: It is one text; the message names it.
+        ConfigError: The value is one string; the message names the argument.
     """
     if isinstance(values, str):
         raise ConfigError(f"{name} must be several names, such as [{values!r}], not one text")

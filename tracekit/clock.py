@@ -1,10 +1,10 @@
 """Wall and monotonic time: the only module that reads a clock.
 
-Events are stamped with the monotonic clock, which nobody can set, and placed on the wall clock's scale by an *anchor*: one
-reading of both clocks at the same moment. Linux slews both clocks alike, so their difference changes only when somebody
-sets the wall clock or the machine is suspended; `Timeline` keeps the first anchor for a whole recording, so that
-durations and nesting stay true over such a step, and reports the step. What another host's clock says at the same moment
-is a `ClockOffset`.
+Events have times of the monotonic clock, which nobody can set. An *anchor*, which is one reading of both clocks at the same
+moment, places them on the scale of the wall clock. Linux slews both clocks alike, so their difference changes only when
+somebody sets the wall clock or the machine is suspended. `Timeline` keeps the first anchor for a whole recording, so that
+durations and nesting stay true over such a step, and reports the step. A `ClockOffset` is the difference to the clock of
+another process.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 __all__ = ["SYSTEM_CLOCK", "Anchor", "Clock", "ClockOffset", "ClockStep", "Timeline"]
 
 STEP_TOLERANCE_NS: Final = 100_000
-"""A difference below this is taken for the error of the readings, not for a step of the clock."""
+"""A difference below this counts as a reading error, not as a step of the clock."""
 
 SLEW_PPM: Final = 1_000
-"""A wall clock that gains or loses no faster than this is slewed, not set: NTP slews by 500 ppm at most, a leap second is
-smeared with less. The anchors follow it, and no step is reported."""
+"""Maximum drift of a wall clock that is slewed, not set: NTP slews by 500 ppm at most, and smearing a leap second takes less.
+The anchors follow such a drift, and no step is reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Two sources of time in ns; tests put their own in place of the system's.
+    """Sources of time in ns; tests replace those of the system.
 
     Attributes:
         wall_ns: Nanoseconds since the epoch, which may be set back and forth.
         monotonic_ns: Nanoseconds since some fixed moment, never set. ``time.perf_counter_ns`` is CLOCK_MONOTONIC on Linux,
             the same for all processes of one boot.
-        boottime_ns: The monotonic clock with the time added that the machine was suspended, or None where there is none. It
-            tells a suspend from a wall clock that was set.
+        boottime_ns: The monotonic clock plus the time that the machine was suspended, or None if the system has no such clock.
+            It distinguishes a suspend from a wall clock that was set.
     """
 
     wall_ns: Callable[[], int] = time.time_ns
@@ -44,7 +44,7 @@ class Clock:
     boottime_ns: Callable[[], int] | None = None
 
     def anchor(self, samples: int = 5) -> Anchor:
-        """Read both clocks at one moment: of several tries, the one with the least time in between."""
+        """Read both clocks at one moment; return the best of several tries, with the least time in between."""
         best: Anchor | None = None
         for _ in range(samples):
             before = self.monotonic_ns()
@@ -57,10 +57,10 @@ class Clock:
         return best
 
     def asleep_ns(self) -> int:
-        """Return how long the machine has been suspended since it was booted; 0 where the system does not tell."""
+        """Return the time that the machine has been suspended since boot; 0 if the system does not report it."""
         if self.boottime_ns is None:
             return 0
-        # What comes between two readings makes the difference too small, never too large.
+        # A delay between two readings makes the difference too small, never too large.
         return max(self.boottime_ns() - self.monotonic_ns() for _ in range(3))
 
 
@@ -79,7 +79,7 @@ class Anchor:
     Attributes:
         wall_ns: The wall clock, ns since the epoch.
         monotonic_ns: The monotonic clock at the same moment.
-        error_ns: How far apart the two readings can be at most.
+        error_ns: Maximum time between the two readings.
     """
 
     wall_ns: int
@@ -88,7 +88,7 @@ class Anchor:
 
     @property
     def offset_ns(self) -> int:
-        """What to add to a monotonic time to get a wall time."""
+        """Wall time minus monotonic time."""
         return self.wall_ns - self.monotonic_ns
 
 
@@ -97,9 +97,9 @@ class ClockStep:
     """The wall clock was set, or the machine slept.
 
     Attributes:
-        monotonic_ns: When it was noticed.
-        step_ns: By how much the wall clock jumped; negative is back.
-        suspended_ns: How much of it was sleep; the rest was set. 0 where the system does not tell.
+        monotonic_ns: Time of the detection.
+        step_ns: Size of the jump of the wall clock; negative is back.
+        suspended_ns: Part of the jump that was sleep; the rest was set. 0 if the system does not report it.
     """
 
     monotonic_ns: int
@@ -109,20 +109,20 @@ class ClockStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockOffset:
-    """What to add to this process's times to get those of a reference process, as measured at one moment.
+    """The offset of this process's clock to that of a reference process: add it to a time of this process.
 
-    True offset = the one given, plus or minus ``error_ns``, at ``monotonic_ns``. Later, the drift moves it.
+    At ``monotonic_ns``, the true offset is within ``error_ns`` of the given one. Later, the drift moves it.
 
     Attributes:
-        monotonic_ns: When it was measured, on this process's monotonic clock.
-        offset_ns: What to add to a time of this recording's time scale (`Timeline.wall_ns`) to get the reference's.
-        monotonic_offset_ns: What to add to this process's monotonic clock to get the reference's.
-        error_ns: How far the two offsets can be off at most: half the round trip of the exchange that was kept.
-        round_trips: Of how many exchanges it is the one with the shortest round trip.
+        monotonic_ns: Time of the measurement, on this process's monotonic clock.
+        offset_ns: Time scale of the reference minus that of this recording (`Timeline.wall_ns`).
+        monotonic_offset_ns: Monotonic clock of the reference minus that of this process.
+        error_ns: Maximum error of both offsets: half the shortest round trip.
+        round_trips: Number of round trips; the shortest one counts.
         reference_rank: Rank of the reference.
-        reference_boot_id: Its boot, None where unknown. Processes of one boot share their monotonic clock.
-        drift_ppb: By how many ns a second the offset grows, from this measurement and an earlier one; None in the first.
-        drift_error_ppb: How far that can be off at most, where the drift was constant in between.
+        reference_boot_id: Boot id of the reference, or None. Processes of one boot share their monotonic clock.
+        drift_ppb: Growth of the offset in ns per second, from this and an earlier measurement; None in the first.
+        drift_error_ppb: Maximum error of ``drift_ppb``, if the drift was constant in between.
     """
 
     monotonic_ns: int
@@ -137,9 +137,9 @@ class ClockOffset:
 
 
 class Timeline:
-    """The time scale of one recording: the wall clock as of its start, carried on by the monotonic clock.
+    """The time scale of one recording: the wall clock at its start, continued by the monotonic clock.
 
-    Thread-safe: `wall_ns` only reads; `moved` and `check` are called by one thread, the writer's.
+    Thread-safe: `wall_ns` only reads; only the writer thread calls `moved` and `check`.
     """
 
     __slots__ = ("_asleep_ns", "_followed_ns", "_read_ns", "anchor", "clock", "offset_ns")
@@ -148,7 +148,7 @@ class Timeline:
         self.clock = clock
         self.anchor = clock.anchor()
         self.offset_ns = self.anchor.offset_ns
-        self._followed_ns = self.offset_ns  # the offset now, as far as it was followed or reported
+        self._followed_ns = self.offset_ns  # the present offset, as far as it was followed or reported
         self._read_ns = self.anchor.monotonic_ns
         self._asleep_ns = clock.asleep_ns()
 
@@ -157,12 +157,12 @@ class Timeline:
         return monotonic_ns + self.offset_ns
 
     def moved(self) -> bool:
-        """Tell whether the clocks look as if `check` would find a step. Takes a few µs."""
+        """Return True if `check` would probably find a step. Takes a few µs."""
         anchor = self.clock.anchor(samples=1)
         return self._unexplained(anchor) or self._slept(anchor.error_ns) > 0
 
     def check(self) -> tuple[Anchor, ClockStep | None]:
-        """Read the clocks again; tell whether the wall clock has been set, or the machine slept, since the last check."""
+        """Read the clocks again; return the step if the wall clock was set, or the machine slept, since the last check."""
         anchor = self.clock.anchor()
         slept_ns = self._slept(anchor.error_ns)
         self._asleep_ns += slept_ns
@@ -173,7 +173,7 @@ class Timeline:
         return anchor, ClockStep(monotonic_ns=anchor.monotonic_ns, step_ns=step_ns, suspended_ns=slept_ns)
 
     def _unexplained(self, anchor: Anchor) -> bool:
-        """Follow the wall clock as far as it can have been slewed; tell whether it has moved beyond that."""
+        """Follow the wall clock within the limits of slewing; return True if it has moved beyond them."""
         slewed_ns = (anchor.monotonic_ns - self._read_ns) * SLEW_PPM // 1_000_000
         step_ns = anchor.offset_ns - self._followed_ns
         beyond_ns = abs(step_ns) - max(slewed_ns, 0)

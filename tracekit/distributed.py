@@ -1,4 +1,4 @@
-"""Which process this is: rank, world size, node, host, attempt, run; and which source said so."""
+"""Identity of this process: rank, world size, node, host, attempt, run; and the source of the rank."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ class ProcessInfo:
     """One process of a training run.
 
     Attributes:
-        run_id: The same on every rank of a run, and different for every run.
+        run_id: Id of the run: the same on every rank, and different for every run.
         rank: Global rank, 0 .. world_size - 1.
         local_rank: Rank among the processes of this host.
         world_size: Number of ranks.
         node: Number of the host among the hosts of the run.
         host: Host name.
         pid: Process id.
-        attempt: How often the launcher has restarted this rank: 0 for the first run.
-        boot_id: The kernel's id of this boot, or None; processes with the same one share their clocks.
-        source: What the rank was read from: "arguments", "torch.distributed", "jax.distributed", "torchrun", "slurm", "openmpi",
-            "pmi", or "default" where nothing said anything.
-        restartable: The launcher may start this rank again under the same run id.
-        start_ticks: When the process was started, in the kernel's clock ticks since the boot, or None. With host, boot and
-            pid it names a process for good: pids are used again, and a container's first process is always 1.
-        child: What a process that a rank has started is called ("worker 0"); empty for the rank's own process.
-        worker: Its number, if it is a worker of a data loader.
-        parent_pid: The process that has started it and records the rank, for a child.
-        private: Host and boot are hashes, and host names, user names and paths are to be left out; see `tracekit.privacy`.
+        attempt: Number of times that the launcher has restarted this rank: 0 for the first run.
+        boot_id: The kernel's id of this boot, or None; processes with the same boot share their clocks.
+        source: Source of the rank: "arguments", "torch.distributed", "jax.distributed", "torchrun", "slurm", "openmpi", "pmi",
+            or "default" without any of these.
+        restartable: True if the launcher may start this rank again under the same run id.
+        start_ticks: Start of the process in the kernel's clock ticks since the boot, or None. Host, boot, pid and this identify
+            a process uniquely: pids are reused, and the first process of a container is always 1.
+        child: Name of a process that a rank has started ("worker 0"); empty for the main process of a rank.
+        worker: Number of the worker, if the process is a worker of a data loader.
+        parent_pid: For a child, the process that started it and records the rank.
+        private: True if host and boot are hashes, and host names, user names and paths are left out; see `tracekit.privacy`.
     """
 
     run_id: str
@@ -67,10 +67,10 @@ class ProcessInfo:
     private: bool = False
 
     def as_child(self, name: str, worker: int | None = None) -> ProcessInfo:
-        """Return what the process that runs is, if it is a child of this one.
+        """Return the identity of the current process as a child of this one.
 
         Args:
-            name: What it is called.
+            name: Name of the child.
             worker: Its number, if it is a worker of a data loader.
         """
         return replace(
@@ -118,20 +118,20 @@ def detect_process(
     run_id: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> ProcessInfo:
-    """Find out which process this is.
+    """Return the identity of this process.
 
     The rank comes from the arguments, else from torch.distributed or jax.distributed if one is initialised, else from the
-    environment that torchrun, SLURM, Open MPI or a PMI launcher sets, else it is 0.
+    environment of torchrun, SLURM, Open MPI or a PMI launcher. Otherwise, it is 0.
 
     Args:
-        rank: Global rank, when the caller knows better.
-        local_rank: Rank on this host, likewise.
-        world_size: Number of ranks, likewise.
-        node: Number of this host, likewise.
-        attempt: How often this rank was restarted, likewise.
-        run_id: Name of the run, the same on every rank; else ``TRACEKIT_RUN_ID``, else the launcher's job id, else one made
-            from the start time of this run on this host.
-        environ: Environment variables; those of the process if None.
+        rank: Global rank; None detects it, like the arguments below.
+        local_rank: Rank on this host.
+        world_size: Number of ranks.
+        node: Number of this host.
+        attempt: Number of restarts of this rank.
+        run_id: Name of the run, the same on every rank; None uses ``TRACEKIT_RUN_ID``, else the job id of the launcher, else a
+            name from the start time of this run on this host.
+        environ: Environment variables; None uses those of the process.
 
     Raises:
         ConfigError: A variable or an argument is not a number, or the rank is not below the world size.
@@ -208,7 +208,7 @@ def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
 
 
 def _interactive(environ: Mapping[str, str]) -> bool:
-    """Tell whether this is a shell that salloc or srun --pty opened: SLURM's variables then describe no rank."""
+    """Return True in a shell that salloc or srun --pty opened: SLURM's variables then do not describe a rank."""
     return environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
 
 
@@ -226,22 +226,22 @@ def _torch_distributed() -> tuple[int, int] | None:
 def _jax_distributed() -> tuple[int, int] | None:
     """Return (process index, process count) if jax.distributed is initialised in this process. Never imports jax.
 
-    ``jax.process_index()`` would set up the accelerators, which is not for a recorder to do first.
+    ``jax.process_index()`` would initialise the accelerators, which a recorder must not do first.
     """
     state: Any = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
     try:
         return None if state is None or state.client is None else (int(state.process_id), int(state.num_processes))
     except (AttributeError, TypeError, ValueError):
-        return None  # a version that keeps them elsewhere
+        return None  # another version of jax
 
 
 def _run_id(environ: Mapping[str, str], world_size: int) -> str:
-    """Return a name that the ranks of one run agree on without talking to each other, and other runs do not have."""
+    """Return a name for the run that all ranks derive without communication, and that other runs do not have."""
     given = environ.get(RUN_ID_VARIABLE)
     if given:
         return given
     elastic = environ.get("TORCHELASTIC_RUN_ID")
-    if elastic and elastic != "none":  # what torchrun says when nobody named the run
+    if elastic and elastic != "none":  # the value of torchrun for a run without a name
         return elastic
     for name in ("SLURM_JOB_ID", "PMIX_NAMESPACE", "PBS_JOBID", "LSB_JOBID", "JOB_ID"):
         job = environ.get(name)
@@ -250,8 +250,8 @@ def _run_id(environ: Mapping[str, str], world_size: int) -> str:
             return f"{job}.{step}" if step else job
     if world_size == 1:
         return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    # The ranks of one host have one parent, the launcher; several hosts agree at least on the rendezvous, and a
-    # name that an earlier run used is refused by the handlers, which never write into a file that is there.
+    # The ranks of one host have one parent, the launcher. Several hosts agree at least on the rendezvous. Handlers refuse a
+    # name of an earlier run, because they never write into an existing file.
     launcher = _launcher_start()
     if launcher and _number(environ, ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")) == world_size:
         return launcher
@@ -260,12 +260,12 @@ def _run_id(environ: Mapping[str, str], world_size: int) -> str:
 
 
 def _launcher_start() -> str | None:
-    """Return start time and pid of the parent process, or None where /proc does not tell."""
+    """Return start time and pid of the parent process, or None if /proc does not have them."""
     parent = os.getppid()
     ticks, booted = _start_ticks(parent), _boot_time()
     if ticks is None or booted is None:
         return None
-    # Not the times of /proc/PID itself: they are those of the first look at it, and may be forgotten between two ranks' looks.
+    # Do not use the times of the folder /proc/PID: they are set at its first access, and can change between two ranks.
     started = booted + ticks // os.sysconf("SC_CLK_TCK")
     return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(started))}-{parent}"
 
@@ -278,7 +278,7 @@ def _boot_id() -> str | None:
 
 
 def _boot_time() -> int | None:
-    """Return when the machine was started, in seconds since the epoch, or None where /proc does not tell."""
+    """Return the boot time in seconds since the epoch, or None if /proc does not have it."""
     try:
         return int(Path("/proc/stat").read_bytes().partition(b"\nbtime ")[2].split()[0])
     except (OSError, ValueError, IndexError):
@@ -286,9 +286,9 @@ def _boot_time() -> int | None:
 
 
 def _start_ticks(pid: int | str = "self") -> int | None:
-    """Return when a process was started, in clock ticks since the boot, or None where /proc does not tell."""
+    """Return the start of a process in clock ticks since the boot, or None if /proc does not have it."""
     try:
-        # The name in parentheses may hold anything; the start is the 22nd field, the 20th behind the name.
+        # The name in parentheses can contain any character; the start is the 22nd field, the 20th after the name.
         return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return None

@@ -3,13 +3,13 @@
 ::
 
     TracekitError
-    ├── ConfigError            a wrong argument; raised at once, before training starts  (also a ValueError)
+    ├── ConfigError            a wrong argument; raised before training starts  (also a ValueError)
     │   └── TimeError          a wrong time, time string, unit or state dict
     ├── HandlerError           a trace handler or source failed; raised only under TRACEKIT_STRICT=1
     ├── StorageError           a file, folder or URL cannot be read or written
-    ├── TraceFormatError       a trace file cannot be read as what it claims to be
+    ├── TraceFormatError       a trace file cannot be read in its format
     ├── MergeError             the inputs of a merge do not fit together
-    ├── TimerError             a timer is used in an order that makes no sense, or a rank's timers are missing
+    ├── TimerError             a timer is used in an invalid order, or a rank's timers are missing
     ├── QueryError             a query is wrong, or exceeds its limits
     ├── MissingExtraError      an optional dependency is not installed  (also an ImportError)
     └── CommandError           a command line run ends with this message and exit code
@@ -47,11 +47,11 @@ class TracekitError(Exception):
 
 
 class ConfigError(TracekitError, ValueError):
-    """An argument is wrong. The message says what is accepted."""
+    """An argument is wrong. The message names the accepted values."""
 
 
 class TimeError(ConfigError):
-    """A training time, time string, unit or state dict is wrong. The message says what is accepted."""
+    """A training time, time string, unit or state dict is wrong. The message names the accepted values."""
 
 
 class HandlerError(TracekitError):
@@ -67,8 +67,8 @@ class TraceFormatError(TracekitError):
 
     Attributes:
         path: The file, as the user named it.
-        offset_bytes: Where in the (decompressed) file, or None when the whole file is meant.
-        reason: What is wrong there.
+        offset_bytes: Offset of the error in the (decompressed) file, or None for the whole file.
+        reason: Description of the error.
     """
 
     def __init__(self, path: str, reason: str, *, offset_bytes: int | None = None) -> None:
@@ -105,7 +105,7 @@ class MissingExtraError(TracekitError, ImportError):
     Args:
         package: The package that could not be imported.
         extra: The extra of tracekit that brings it.
-        purpose: What needs it, as the start of a sentence.
+        purpose: The feature that needs it, as the start of a sentence.
     """
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:

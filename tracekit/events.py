@@ -1,4 +1,4 @@
-"""Events: how they are recorded (flat fixed-width records) and how handlers see them (values).
+"""Events: flat fixed-width records for recording, and value objects for handlers.
 
 A *record* is `WIDTH` consecutive entries of one flat list, because appending a tuple's items with one ``list.extend`` is
 the cheapest way in Python to keep an event: it is atomic under the interpreter lock, leaves no container for the garbage
@@ -9,17 +9,17 @@ collector to visit, and needs no lock. The entries are::
 ======================  =====================  =========================================
 kind_or_end             time                   track_or_values
 ======================  =====================  =========================================
->= 0: a whole slice     its start              track; kind_or_end is its end
-`INSTANT`               when it happened       track
-`COUNTER`               when it was taken      the values, ``{series: number}``
+>= 0: a whole slice     start of the slice     track; kind_or_end is its end
+`INSTANT`               time of the event      track
+`COUNTER`               time of the reading    the values, ``{series: number}``
 `BEGIN`                 start of a slice       track; the slice is still open
 `END`                   end of such a slice    track
 ======================  =====================  =========================================
 
 Times are monotonic ns; labels and tracks are indices into the tables of the `EventBatch`.
 
-With a compiled core, what looks like that list is another sequence, which keeps a record in 32 bytes and answers `count_kinds`,
-`places` and `earliest` without making an object of every entry.
+The compiled core replaces the list by a sequence that keeps a record in 32 bytes and implements `count_kinds`, `places` and
+`earliest` without making an object for every entry.
 """
 
 from __future__ import annotations
@@ -66,28 +66,28 @@ BEGIN: Final = -3
 END: Final = -4
 
 RECORD_BYTES: Final = 100
-"""About how much memory a record takes in a list: four references and two integers. In the compiled core it takes 32."""
+"""Approximate memory of a record in a list: four references and two integers. In the compiled core it takes 32."""
 
 COUNTER_BYTES: Final = 160
-"""About how much a counter's dictionary takes."""
+"""Approximate memory of a counter's dictionary."""
 
 SERIES_BYTES: Final = 64
-"""About how much each of its series takes."""
+"""Approximate memory of each series of a counter."""
 
 
 def count_kinds(records: Sequence[Any], *kinds: int) -> list[int]:
-    """Return how many records are of each of some kinds, which are no whole slices."""
+    """Return the number of records of each kind; the kinds must not be whole slices."""
     count = getattr(records, "count_kind", None)
     if count is None:
         column = records[2::WIDTH]
-        if not column or min(column) >= 0:  # as it is most often
+        if not column or min(column) >= 0:  # the most frequent case
             return [0] * len(kinds)
         count = column.count
     return [count(kind) for kind in kinds]
 
 
 def places(records: Sequence[Any], kind: int, other: int) -> list[int]:
-    """Return the indices of the records of two kinds, which may be the same, in their order."""
+    """Return the indices of the records of two kinds, which may be equal, in ascending order."""
     find = getattr(records, "places", None)
     if find is None:
         return [index for index, found in enumerate(records[2::WIDTH]) if found in (kind, other)]
@@ -96,7 +96,7 @@ def places(records: Sequence[Any], kind: int, other: int) -> list[int]:
 
 
 def odd_counters(records: Sequence[Any]) -> list[int]:
-    """Return the indices of the counters that may hold something else than finite numbers below 2**63 by text."""
+    """Return the indices of the counters that may have other values than finite numbers below 2**63, or keys other than text."""
     find = getattr(records, "odd_counters", None)
     if find is None:
         return places(records, COUNTER, COUNTER)
@@ -105,7 +105,7 @@ def odd_counters(records: Sequence[Any]) -> list[int]:
 
 
 def has_start(records: Sequence[Any], since_ns: int, track: int) -> bool:
-    """Return whether a slice or an instant of this track starts at or after a time."""
+    """Return True if a slice or an instant of this track starts at or after a time."""
     find = getattr(records, "has_start", None)
     if find is not None:
         return bool(find(since_ns, track))
@@ -120,7 +120,7 @@ def has_start(records: Sequence[Any], since_ns: int, track: int) -> bool:
 
 
 def size_bytes(records: Sequence[Any]) -> int:
-    """Return about how much memory some records take: an estimate, by their number and that of the counters' series."""
+    """Return the approximate memory of some records, from their number and the number of series of the counters."""
     measure = getattr(records, "size_bytes", None)
     if measure is not None:
         size: int = measure()
@@ -130,7 +130,7 @@ def size_bytes(records: Sequence[Any]) -> int:
 
 
 def earliest(records: Sequence[Any]) -> int:
-    """Return the earliest time of some records, one at least."""
+    """Return the earliest time of some records; there must be at least one."""
     find = getattr(records, "earliest", None)
     found: int = min(records[1::WIDTH]) if find is None else find()
     return found
@@ -138,12 +138,12 @@ def earliest(records: Sequence[Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What an event is called.
+    """The name, categories and arguments of an event.
 
     Attributes:
         name: Any text.
         categories: Categories, for filtering.
-        args: Arguments that every event of this label carries, for example the exception that ended a slice.
+        args: Arguments of every event with this label, for example the exception that ended a slice.
     """
 
     name: str
@@ -153,14 +153,14 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """Where slices and instants stand: a thread, or a lane for what would overlap on a thread's own track.
+    """The track of slices and instants: a thread, or a lane for events that would overlap on the track of a thread.
 
     Attributes:
-        tid: The thread's native id, or a number from `LANE_TID` on for a lane, which is no thread of the system.
+        tid: The thread's native id, or a number from `LANE_TID` on for a lane, which is not a thread of the system.
         name: Readable name.
         sort_index: Order among the tracks of the process.
-        async_id: Number of a track of async slices, which belongs to no thread; 0 for every other track. One such slice at a
-            time is open on it.
+        async_id: Number of a track of async slices, which belongs to no thread; 0 for every other track. At most one such slice
+            is open on it at a time.
     """
 
     tid: int
@@ -191,7 +191,7 @@ class SliceEnd:
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """Something happened at one moment."""
+    """An event at one moment."""
 
     label: Label
     track: Track
@@ -221,10 +221,10 @@ def edge_order(edge: tuple[Any, ...]) -> tuple[int, int, int]:
 
 
 class Timestamps:
-    """Which training `Timestamp` was current when: events carry a time only, and find their timestamp by it.
+    """The training `Timestamp` by monotonic time: events only have a time, and look up their timestamp by it.
 
-    That keeps the recording path free of it. One thread (the training thread) appends, one (the writer) forgets, and any asks
-    for one with `at`; each step is one operation on a list, atomic under the interpreter lock.
+    So the recording path does not handle timestamps. The training thread appends, the writer thread forgets, and any thread
+    may call `at`. Each step is one operation on a list, which is atomic under the interpreter lock.
     """
 
     __slots__ = ("_log",)
@@ -233,11 +233,11 @@ class Timestamps:
         self._log: list[tuple[int, Timestamp]] = [(monotonic_ns, first)]
 
     def append(self, monotonic_ns: int, timestamp: Timestamp) -> None:
-        """Say that ``timestamp`` is current from ``monotonic_ns`` on."""
+        """Make ``timestamp`` current from ``monotonic_ns`` on."""
         self._log.append((monotonic_ns, timestamp))
 
     def at(self, monotonic_ns: int) -> Timestamp:
-        """Return the timestamp that was current at a time. Any thread may ask."""
+        """Return the timestamp that was current at a time. Callable from any thread."""
         since_ns, newest = self._log[-1]
         if since_ns <= monotonic_ns:
             return newest
@@ -245,11 +245,11 @@ class Timestamps:
         return log[_index(log, monotonic_ns)][1]
 
     def since(self, monotonic_ns: int) -> list[tuple[int, Timestamp]]:
-        """Return the one current at a time and all later ones, each with the time it became current."""
+        """Return the timestamp at a time and all later ones, each with its first time."""
         return self._log[_index(self._log, monotonic_ns) :]
 
     def copy(self) -> Timestamps:
-        """Return what is known now, for a reader that comes later."""
+        """Return a copy of the present entries, for later lookups."""
         (first_ns, first), *later = self._log.copy()
         copied = Timestamps(first, first_ns)
         for monotonic_ns, timestamp in later:
@@ -257,7 +257,7 @@ class Timestamps:
         return copied
 
     def forget_before(self, monotonic_ns: int) -> None:
-        """Drop what no event from ``monotonic_ns`` on can need."""
+        """Drop the entries that no event from ``monotonic_ns`` on needs."""
         del self._log[: _index(self._log, monotonic_ns)]
 
 
@@ -271,21 +271,21 @@ def _time(entry: tuple[int, Timestamp]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """The events of one flush, as a handler gets them.
+    """The events of one flush, for a handler.
 
-    Iterate over it for values in time order (per track: starts before finishes, properly nested), or read ``records`` where
-    every nanosecond counts.
+    Iterate over it for values in time order (per track: starts before finishes, properly nested), or read ``records`` for
+    speed.
 
     Attributes:
         records: Flat records, `WIDTH` entries each; see the head of this module. In no particular order.
         labels: Table of labels; grows, never changes.
         tracks: Table of tracks; grows, never changes.
-        timestamps: Which training time was current when.
-        offset_ns: What to add to a record's time to get ns since the epoch.
+        timestamps: The training time by monotonic time.
+        offset_ns: Time since the epoch minus monotonic time.
         cut_ns: The monotonic time of the flush: every event up to it has been delivered, and slices that started before it
-            and have not ended are open. 0 where it is not known.
-        running: The slice of the batch of training that runs at that moment: label, start in monotonic ns, track. It is
-            recorded when it has ended. None if no batch is known to have begun.
+            and have not ended are open. 0 if unknown.
+        running: The slice of the training batch that runs at that moment: label, start in monotonic ns, track. It is recorded
+            at its end. None if no batch is known to have begun.
     """
 
     records: Sequence[Any]
@@ -300,7 +300,7 @@ class EventBatch:
         return len(self.records) // WIDTH
 
     def pieces(self, events: int) -> Iterator[EventBatch]:
-        """Yield batches of so many events at most, which hold this one's records in their order."""
+        """Yield batches of at most this many events, with the records of this batch in their order."""
         if len(self) <= events:
             yield self
             return
@@ -310,7 +310,8 @@ class EventBatch:
     def __iter__(self) -> Iterator[Event]:
         """Yield the events in time order.
 
-        At equal times a finish comes before a start, an outer start before an inner one, and a slice of no duration is whole.
+        At equal times, a finish comes before a start, an outer start before an inner one, and a slice of zero duration is not
+        split.
         """
         for edge in self.edges():
             yield self.event_of(edge)
@@ -323,7 +324,7 @@ class EventBatch:
             label, time_ns, kind, what = records[position : position + WIDTH]
             if kind >= 0:
                 # Equal starts: the longer slice is the outer one. Equal ends: the one that started last is the inner one.
-                # A slice of no duration starts and ends after what ends, and inside what starts, at that time.
+                # A slice of zero duration comes after the ends at that time, and inside the slices that start then.
                 empty = kind == time_ns
                 edges.append((time_ns, 1, -kind, BEGIN, label, what))
                 edges.append((kind, 2 if empty else 0, -time_ns, END, label, what))
@@ -337,7 +338,7 @@ class EventBatch:
         return edges
 
     def event_of(self, edge: Edge) -> Event:
-        """Return the event that an edge of this batch stands for."""
+        """Return the event for an edge of this batch."""
         time_ns, _, _, kind, label, what = edge
         timestamp = self.timestamps.at(time_ns)
         wall_ns = time_ns + self.offset_ns

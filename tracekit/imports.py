@@ -1,4 +1,4 @@
-"""Act on a module when somebody imports it, without importing it."""
+"""Run an action when a module is imported, without importing it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 __all__ = ["when_imported"]
 
 _waiting: Final[dict[str, list[Callable[[ModuleType], object]]]] = {}
-"""Actions by the name of the module that they wait for."""
+"""Actions by module name."""
 
 
 def when_imported(name: str, action: Callable[[ModuleType], object]) -> None:
-    """Call an action with a module at the end of its import, or now if it was imported. Errors are logged only.
+    """Call an action with a module at the end of its import, or now if it is already imported. Errors are only logged.
 
     Args:
         name: The full name of the module.
@@ -43,7 +43,7 @@ def _act(action: Callable[[ModuleType], object], module: ModuleType) -> None:
 
 
 class _Finder:
-    """Find nothing itself; act at the end of the imports that are waited for. Leaves when it waits for no more."""
+    """Runs the actions of `when_imported` at the end of an import. Removes itself after the last one; finds no modules."""
 
     def __init__(self) -> None:
         self._searching: set[str] = set()
@@ -51,7 +51,7 @@ class _Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Wrap the loader of a module that is waited for; leave every other module to the other finders."""
+        """Wrap the loader of a module with actions; leave every other module to the other finders."""
         if fullname not in _waiting or fullname in self._searching:
             return None
         self._searching.add(fullname)

@@ -1,4 +1,4 @@
-"""Any text as it may stand in HTML and SVG."""
+"""Escaping of text for HTML and SVG, and small HTML tables."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
 
 __all__ = ["html_lines", "html_table", "plain", "visible"]
 
-# What XML cannot hold, and what turns the direction of text.
+# Characters that XML cannot contain, and those that change the direction of text.
 _UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
 def visible(text: str) -> str:
-    """Return a text in which nothing is left that markup cannot hold, or that changes how what surrounds it is read."""
+    """Replace characters that markup cannot contain, or that change the direction of the surrounding text."""
     return _UNFIT.sub("\ufffd", text)
 
 
 def plain(text: str) -> str:
-    """Return any text as it may stand in HTML and SVG, within an element or an attribute."""
+    """Escape any text for an element or an attribute in HTML and SVG."""
     return html.escape(visible(text))
 
 
@@ -40,6 +40,6 @@ def html_table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]],
 
 
 def html_lines(lines: Iterable[str]) -> str:
-    """Return lines of a terminal for a notebook."""
+    """Return lines of terminal output as HTML for a notebook."""
     text = "\n".join(map(plain, lines))
     return f'<pre style="white-space:pre-wrap">{text}</pre>'

@@ -31,16 +31,16 @@ _WINDOW_FIELDS: Final = ("epoch", "batch")
 
 
 class FileName:
-    """A file name with fields to fill in, each with a format if wanted (``{rank:05d}``).
+    """A file name with fields to fill in, each with an optional format (``{rank:05d}``).
 
     The fields are ``{run_id} {rank} {local_rank} {world_size} {node} {host} {pid} {attempt} {epoch} {batch}``.
 
     Args:
         template: Path or URL with such fields.
-        number: Name of one more field, for what writes several files: ``part`` or ``dump``.
+        number: Name of one more field, for writers of several files: ``part`` or ``dump``.
 
     Raises:
-        ConfigError: The template is empty, not well formed, or has a field of another name.
+        ConfigError: The template is empty, not well formed, or has an unknown field.
     """
 
     __slots__ = ("_number", "fields", "template")
@@ -66,19 +66,19 @@ class FileName:
 
     @property
     def numbered(self) -> bool:
-        """Whether the name differs from one number of ``format`` to the next."""
+        """True if the name contains the number of ``format``."""
         return self._number in self.fields
 
     @property
     def per_window(self) -> bool:
-        """Whether the name differs from one recording window to the next."""
+        """True if the name differs between recording windows."""
         return bool(self.fields & set(_WINDOW_FIELDS))
 
     def check(self, process: ProcessInfo) -> None:
         """Refuse a template that would let two ranks, or two attempts of one rank, share a file.
 
         Raises:
-            ConfigError: It would; the message names the field that is missing.
+            ConfigError: Files would be shared; the message names the missing field.
         """
         fields = self.fields
         by_host = bool(fields & {"host", "node"})
@@ -93,9 +93,9 @@ class FileName:
             )
 
     def format(self, process: ProcessInfo, timestamp: Timestamp, number: int = 0) -> str:
-        """Fill in the fields, ``number`` into the ``part`` or ``dump``.
+        """Fill in the fields, with ``number`` for ``part`` or ``dump``.
 
-        Text values lose what could leave their folder or upset a shell.
+        Text values lose characters that could leave the folder or upset a shell.
         """
         values: dict[str, int | str] = {
             "run_id": safe_text(process.run_id),
@@ -121,7 +121,7 @@ class FileName:
 
         Args:
             process: Any process of the attempt.
-            timestamp: The training time that a window began with.
+            timestamp: The training time at the start of a window.
             window: Return globs for the files of that window only.
             folder: The folder of a relative local name, with a slash at its end.
         """
@@ -156,9 +156,9 @@ class FileName:
         return "".join(pieces)
 
     def alternatives(self, process: ProcessInfo, timestamp: Timestamp, number: int = 0) -> Iterator[tuple[int, str]]:
-        """Yield the name, and what to take instead where it is taken, each with its number.
+        """Yield the name and alternatives in case it is taken, each with its number.
 
-        A numbered name gets the next numbers; another one ``-2``, ``-3`` ... in front of its suffix.
+        A numbered name gets the next numbers; other names get ``-2``, ``-3`` ... in front of the suffix.
         """
         if self.numbered:
             for following in range(number, number + _MAX_ALTERNATIVES):
@@ -169,7 +169,7 @@ class FileName:
 
 
 def following_names(path: str) -> Iterator[str]:
-    """Yield a path, and what to take instead where it is taken: ``-2``, ``-3`` ... in front of its suffix."""
+    """Yield a path, and alternatives in case it is taken: with ``-2``, ``-3`` ... in front of its suffix."""
     yield path
     stem, suffix = split_suffix(path)
     for following in range(2, _MAX_ALTERNATIVES):
@@ -183,26 +183,26 @@ def split_suffix(path: str) -> tuple[str, str]:
 
 
 def child_file_name(template: str, child: str) -> str:
-    """Return the template for a child of the process that ``template`` is for: with its name and pid in front of the suffix.
+    """Return the template for a child of a process: with the child's name and pid in front of the suffix.
 
     Args:
-        template: A template that `FileName` takes.
-        child: What the child is called, such as "worker 0".
+        template: The template of the process, for `FileName`.
+        child: Name of the child, such as "worker 0".
     """
     stem, suffix = split_suffix(template)
-    # The pid, since workers of the same number come and go: at every epoch, for each of several loaders.
+    # The pid is needed because worker numbers are reused: at every epoch, and by each of several loaders.
     return f"{stem}-{safe_text(child.replace(' ', ''))}-{{pid}}{suffix}"
 
 
 def safe_text(text: str) -> str:
-    """Return a text as it may be part of a file name: without what could leave the folder or upset a shell."""
+    """Return a text for a file name: without characters that could leave the folder or upset a shell."""
     safe = _UNSAFE.sub("_", text).lstrip(".") or "_"
     if len(safe) <= _MOST_CHARACTERS:
         return safe
-    # File systems take names of 255 bytes; two long ids of one run may differ in their ends only.
+    # File systems limit names to 255 bytes. The hash keeps long ids apart that differ only at the end.
     return f"{safe[: _MOST_CHARACTERS - 17]}-{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
 
 
 def shown(name: str) -> str:
-    """Return a name or template as a message may quote it: without user information and query, where it is a URL."""
+    """Return a name or template quoted for a message; a URL loses its user information and query."""
     return repr(_SECRETS.sub("", name) if "://" in name else name)

@@ -1,4 +1,4 @@
-"""Warnings that do not fill the log: at most one a minute of a kind, or one for each subject."""
+"""Warnings with a rate limit: at most one per minute of each kind, or one for each subject."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EVERY_NS: Final = 60_000_000_000
 
 
 class Notices:
-    """Logs a warning of each kind at once, and again after a minute at the earliest. Used by one thread.
+    """Logs a warning of each kind immediately, and again after a minute at the earliest. Used by one thread.
 
     Args:
         monotonic_ns: The clock; for tests.

@@ -1,4 +1,4 @@
-"""Privacy: what a trace says of a process when it must not say where it ran."""
+"""Privacy: the identity of a process in a trace, without host name and boot id."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ __all__ = ["PRIVATE_VARIABLE", "anonymous", "is_wanted"]
 PRIVATE_VARIABLE: Final = "TRACEKIT_PRIVATE"
 
 _TELLS_NOTHING: Final = re.compile(r"\d[\d-]*(\.\w+)?")
-"""Run ids made of times, pids and job numbers. Others may be made of an address, or of a launcher's name for itself."""
+"""Run ids made of times, pids and job numbers. Other ids can contain an address or a launcher's name for itself."""
 
 
 def is_wanted(private: bool | None, environ: Mapping[str, str] | None = None) -> bool:
-    """Tell whether host names, user names and paths are to be left out: as the argument says, else ``TRACEKIT_PRIVATE``."""
+    """Return True if host names, user names and paths are left out: the argument, or ``TRACEKIT_PRIVATE`` if it is None."""
     environ = os.environ if environ is None else environ
     return environ.get(PRIVATE_VARIABLE, "") not in ("", "0") if private is None else private
 
 
 def anonymous(process: ProcessInfo, run_id: str | None = None, environ: Mapping[str, str] | None = None) -> ProcessInfo:
-    """Return a process without what names its host.
+    """Return a process without values that identify its host.
 
-    Host and boot become hashes, so that the merge still knows which ranks share a host and a clock. They are hashed with the
-    boot's own id, a random number that is not told, and with the run id: neither can be guessed, and two runs on one host
-    cannot be told to be. A run id that nobody has chosen is hashed as well where it may be made of an address.
+    Host and boot become hashes, so that the merge can still group ranks by host and clock. The hashes include the run id and
+    the boot id, a secret random number. So nobody can guess the host, or see that two runs were on the same host. A generated
+    run id is also hashed if it may contain an address.
 
     Args:
         process: The process.
-        run_id: The run id that was asked for, if one was.
-        environ: Environment variables; those of the process if None.
+        run_id: The run id that the user chose, if any.
+        environ: Environment variables; None uses those of the process.
     """
     environ = os.environ if environ is None else environ
     chosen = (run_id, environ.get(RUN_ID_VARIABLE), environ.get("TORCHELASTIC_RUN_ID"))

@@ -1,4 +1,4 @@
-"""How many processors this process may use, and how it starts further processes."""
+"""Number of processors for this process, and the start method of its worker processes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _CPU_MAX: Final = Path("/sys/fs/cgroup/cpu.max")
 
 
 def usable_processors() -> int:
-    """Return how many processors this process may use: those it is bound to, or what its container is granted, if that is less.
+    """Return the number of usable processors: those in the affinity mask, or the limit of the container if that is lower.
 
-    The grant is that of Linux's cgroups of version 2, as container engines set it (``cpu.max``), rounded up.
+    The limit comes from Linux cgroups version 2, where container engines set it (``cpu.max``), and is rounded up.
     """
     found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # another system or version, or no limit ("max")
@@ -27,7 +27,7 @@ def usable_processors() -> int:
 
 def start_method() -> Literal["fork", "spawn"]:
     """Return "fork" if this process has no other thread, not even one unknown to Python."""
-    # Before 3.11 the executor forks some processes later, when this one has threads.
+    # Before Python 3.11, the executor forks some processes later, when this one has threads.
     if sys.platform != "linux" or sys.version_info < (3, 11):
         return "spawn"
     try:

@@ -1,7 +1,7 @@
-"""Statistics of durations that come one by one: exact sums, and quantiles of a known error, in bounded memory.
+"""Statistics of a stream of durations: exact sums, and quantiles with a known error, in bounded memory.
 
-Sums are integers, so that neither order nor grouping changes any of them: the statistics of many threads, ranks or files,
-merged in whatever way, are those of all their durations together.
+Sums are integers, so that order and grouping do not matter: the merged statistics of many threads, ranks or files are those
+of all their durations together.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ _BITS: Final = 7
 _HALF: Final = 1 << (_BITS - 1)
 
 QUANTILE_ERROR: Final = 1 / (2 * _HALF)
-"""How far a quantile can be off at most, as a part of its value: 1/128, or 0.8 %."""
+"""Maximum relative error of a quantile: 1/128, or 0.8 %."""
 
 
 class DurationStatistics:
     """Count, total, mean, minimum, maximum, standard deviation and quantiles of durations.
 
     Everything is exact except the quantiles. For those, durations are counted in buckets: 64 for each power of two from 128 ns
-    on, one for each nanosecond below (as in HdrHistogram). A quantile is the middle of its bucket, at most `QUANTILE_ERROR` of
-    its value away from the duration that stands there when all are sorted. A duration of up to 10 hours falls into one of 2,700
-    buckets, of which only those are kept that hold any; thus the memory is bounded, some kilobytes as a rule.
+    on, one for each nanosecond below (as in HdrHistogram). A quantile is the middle of its bucket. It differs from the exact
+    quantile by at most `QUANTILE_ERROR` of its value. Durations up to 10 hours need at most 2,700 buckets, and empty ones are
+    not kept, so the memory is bounded: usually some kilobytes.
 
-    Not thread-safe: whoever shares one keeps a lock.
+    Not thread-safe: use a lock to share one.
 
     Args:
-        durations_ns: What to begin with.
+        durations_ns: The first durations.
 
     Attributes:
-        count: How many durations.
-        total_ns: Their sum.
-        min_ns: The shortest; 0 where there is none.
-        max_ns: The longest; 0 where there is none.
+        count: Number of durations.
+        total_ns: Sum of the durations.
+        min_ns: The shortest duration, or 0.
+        max_ns: The longest duration, or 0.
     """
 
     __slots__ = ("_buckets", "_squares", "count", "max_ns", "min_ns", "total_ns")
@@ -52,21 +52,21 @@ class DurationStatistics:
         self.total_ns = 0
         self.min_ns = 0
         self.max_ns = 0
-        self._squares = 0  # of any size, so that the deviation of durations that hardly differ is exact as well
+        self._squares = 0  # an integer of any size, so that the deviation of nearly equal durations is exact
         self._buckets: Counter[int] = Counter()
         self.add_all(durations_ns)
 
-    # ---- taking in --------------------------------------------------------------------------------------------------
+    # ---- input ------------------------------------------------------------------------------------------------------
 
     def add(self, duration_ns: int) -> None:
         """Take in one duration, in ns from 0 on."""
         self.add_all((duration_ns,))
 
     def add_all(self, durations_ns: Iterable[int]) -> None:
-        """Take in durations, in ns; many at once cost less than one by one.
+        """Take in durations, in ns; faster than one by one.
 
         Raises:
-            ConfigError: One is below 0.
+            ConfigError: A duration is below 0.
         """
         durations = list(durations_ns)
         if not durations:
@@ -78,7 +78,7 @@ class DurationStatistics:
         self.count += len(durations)
         self.total_ns += sum(durations)
         self._squares += sum(map(operator.mul, durations, durations))
-        # The bucket of a duration is its highest bits and how far they are shifted; a Counter counts them in C.
+        # The bucket of a duration consists of its highest bits and their shift; a Counter counts in C.
         self._buckets.update(
             [
                 duration
@@ -89,7 +89,7 @@ class DurationStatistics:
         )
 
     def merge(self, other: DurationStatistics) -> None:
-        """Take in all durations of another one, which stays as it is."""
+        """Take in all durations of ``other``, which does not change."""
         if not other.count:
             return
         self._widen(other.min_ns, other.max_ns)
@@ -104,35 +104,35 @@ class DurationStatistics:
 
     @classmethod
     def merged(cls, parts: Iterable[DurationStatistics]) -> DurationStatistics:
-        """Return the statistics of all durations of all parts; also the way to copy one."""
+        """Return the statistics of all durations of all parts; with one part, a copy of it."""
         whole = cls()
         for part in parts:
             whole.merge(part)
         return whole
 
-    # ---- what comes out ---------------------------------------------------------------------------------------------
+    # ---- results ----------------------------------------------------------------------------------------------------
 
     @property
     def mean_ns(self) -> float:
-        """The mean; 0 where there is none."""
+        """The mean, or 0."""
         return self.total_ns / self.count if self.count else 0.0
 
     @property
     def stdev_ns(self) -> float:
-        """The standard deviation of these durations themselves (divided by their count, not by one less)."""
+        """The population standard deviation (divided by the count, not by the count minus one)."""
         if not self.count:
             return 0.0
         return math.sqrt(self.count * self._squares - self.total_ns**2) / self.count
 
     def quantile_ns(self, quantile: float) -> int:
-        """Return the duration that this part of all durations does not exceed, up to `QUANTILE_ERROR`.
+        """Return a quantile of the durations, with a relative error of at most `QUANTILE_ERROR`.
 
         Args:
-            quantile: From 0 (the shortest) to 1 (the longest), which are exact; 0.5 is the median. With n durations it is the
-                one at place ``ceil(quantile * n)``, counted from 1, of the sorted ones.
+            quantile: From 0 (the shortest) to 1 (the longest), which are exact; 0.5 is the median. Of n sorted durations, it is
+                the one at place ``ceil(quantile * n)``, counted from 1.
 
         Returns:
-            Nanoseconds; 0 where there is no duration.
+            Nanoseconds; 0 without durations.
 
         Raises:
             ConfigError: The quantile is not between 0 and 1.
@@ -165,7 +165,7 @@ class DurationStatistics:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as what Python's own ``json`` can write; `from_dict` reads it. Some integers are beyond 64 bits."""
+        """Return a dict for Python's ``json`` module; `from_dict` reads it. Some integers are beyond 64 bits."""
         return {
             "count": self.count,
             "total_ns": self.total_ns,
@@ -177,7 +177,7 @@ class DurationStatistics:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> DurationStatistics:
-        """Return what `to_dict` has stored."""
+        """Return the statistics from a dict of `to_dict`."""
         found = cls()
         found.count, found.total_ns = stored["count"], stored["total_ns"]
         found.min_ns, found.max_ns, found._squares = stored["min_ns"], stored["max_ns"], stored["squares"]

@@ -1,6 +1,6 @@
-"""Files, globs, folders and URLs: the only module that imports fsspec, and only for what is not a local path.
+"""Files, globs, folders and URLs: the only module that imports fsspec, and only for URLs.
 
-Local paths take the standard library, so that recording to a local disk never pays for fsspec's import.
+Local paths use the standard library, so that recording to a local disk never imports fsspec.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ __all__ = [
 ]
 
 PRIVATE_MODE: Final = 0o600
-"""Traces tell of hosts, folders and models: files are for their user alone, unless told otherwise."""
+"""Default mode of files. Traces contain names of hosts, folders and models, so only their user may read them."""
 
-# The names of the errors by which the clients of object stores say that nobody is allowed in: none is an OSError.
+# Names of the errors for missing or wrong credentials in clients of object stores. They do not derive from OSError.
 _NO_CREDENTIALS: Final = frozenset(
     {
         "ClientAuthenticationError",
@@ -75,12 +75,12 @@ _NO_CREDENTIALS: Final = frozenset(
     }
 )
 _PIECE_BYTES: Final = 8 << 20
-_REASON_CHARACTERS: Final = 300  # a server's page of HTML may be the reason
+_REASON_CHARACTERS: Final = 300  # the reason may be an HTML page of a server
 _ONE_REQUEST_BYTES: Final = 5 << 30  # S3's limit for a single PUT
 
 
 class AlreadyThereError(StorageError):
-    """An object of that name exists, and was not to be replaced."""
+    """An object of that name exists, and may not be replaced."""
 
 
 class ExistsError(StorageError):
@@ -88,7 +88,7 @@ class ExistsError(StorageError):
 
     Args:
         name: The output, for messages.
-        reason: What is wrong, and how to avoid it without replacing the output.
+        reason: Description of the problem, and a way to avoid it without replacing the output.
     """
 
     def __init__(self, name: str, reason: str = "already exists; choose another name") -> None:
@@ -100,16 +100,16 @@ class ExistsError(StorageError):
         return self.message("overwrite=True")
 
     def message(self, option: str) -> str:
-        """Return the message that names the option of the caller's interface that replaces the output."""
+        """Return the message with the caller's option for replacing the output."""
         return f"{self._name}: {self._reason}, or pass {option} to replace it"
 
 
 class RefusedError(StorageError):
-    """The storage says no, and will say no again: wrong or missing credentials, no permission, no such bucket."""
+    """The storage refuses the request permanently: wrong or missing credentials, no permission, no such bucket."""
 
 
 class TooSlowError(StorageError):
-    """The storage gave no answer within the time it was given."""
+    """The storage did not answer within the timeout."""
 
 
 class UnconfirmedError(StorageError):
@@ -157,7 +157,7 @@ def printable_name(path: str) -> str:
 
 
 def common_folder(paths: Iterable[str]) -> str:
-    """Return the folder or prefix that all of some files are in, with its slash; empty where there is none."""
+    """Return the common folder or prefix of some files, with its slash; empty if they have none in common."""
     folders = {path[: path.rfind("/") + 1] for path in paths}
     levels = zip(*(folder.split("/")[:-1] for folder in folders), strict=False)
     return "".join(f"{names[0]}/" for names in takewhile(lambda names: len(set(names)) == 1, levels))
@@ -177,27 +177,27 @@ def filesystem_of(path: str) -> tuple[Any, str]:
         # fsspec's own message names the package to install ("Install s3fs to access S3") or the unknown protocol.
         raise StorageError(f"{without_secrets(path)}: {error}") from error
     except Exception as error:
-        # Some, such as FTP's, connect here.
+        # Some file systems, such as FTP, connect here.
         raise explained(path, error, "be reached") from error
     return filesystem, str(inner)
 
 
 def explained(path: str, error: BaseException, what: str) -> StorageError:
-    """Return the error that says what could not be done with a file or URL."""
+    """Return the error for a failed action on a file or URL."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
     reason = one_line(reason, _REASON_CHARACTERS)
     return StorageError(f"{without_secrets(path)}: cannot {what}: {reason}")
 
 
 def signed_url(url: str, life_s: int) -> str:
-    """Return an address with which anyone can read an object for a limited time. An ``http`` URL stays as it is.
+    """Return an address that lets anyone read an object for a limited time. An ``http`` URL is returned unchanged.
 
     Args:
         url: The object.
-        life_s: How long the address works. Drivers without signatures return the public address of the object.
+        life_s: Life of the address in seconds. Drivers without signatures return the public address of the object.
 
     Raises:
-        StorageError: The storage has no such address, or nothing is at the URL.
+        StorageError: The storage has no such address, or the object does not exist.
     """
     if url.startswith(("http://", "https://")):
         return url
@@ -217,7 +217,7 @@ def signed_url(url: str, life_s: int) -> str:
 
 
 def exists(path: str) -> bool:
-    """Tell whether a file, folder or object of that name is there."""
+    """Return True if a file, folder or object of that name exists."""
     if not is_remote(path):
         return Path(path).exists()
     filesystem, inner = filesystem_of(path)
@@ -231,7 +231,7 @@ def refuse_existing(path: str) -> None:
     """Raise if a file or object of this name exists: a check before long work.
 
     Raises:
-        ExistsError: It exists.
+        ExistsError: The file or object exists.
         StorageError: The storage cannot be reached.
     """
     if exists(path):
@@ -239,7 +239,7 @@ def refuse_existing(path: str) -> None:
 
 
 def size_bytes(path: str) -> int | None:
-    """Return the size of a file, or None where the storage does not tell."""
+    """Return the size of a file, or None if the storage does not report it."""
     try:
         if not is_remote(path):
             return Path(path).stat().st_size
@@ -251,7 +251,7 @@ def size_bytes(path: str) -> int | None:
 
 
 def modified_ns(path: str) -> int | None:
-    """Return when a local file was last written, ns since the epoch; None of a remote one and where nobody can tell."""
+    """Return the time of the last write to a local file, ns since the epoch; None for a remote file or if unknown."""
     if is_remote(path):
         return None
     try:
@@ -261,10 +261,10 @@ def modified_ns(path: str) -> int | None:
 
 
 def remote_version(path: str) -> str:
-    """Return a text that changes when a remote file is replaced: its ETag, or what else the storage states.
+    """Return a string that changes when a remote file is replaced: its ETag and other properties from the storage.
 
     Raises:
-        StorageError: The storage cannot be asked.
+        StorageError: The storage cannot be reached, or the file cannot be read.
     """
     try:
         filesystem, inner = filesystem_of(path)
@@ -276,12 +276,12 @@ def remote_version(path: str) -> str:
 
 
 def same_file(first: str, second: str) -> bool:
-    """Tell whether two names are one file: by inode for local files, by name for URLs."""
+    """Return True if two names are one file: by inode for local files, by name for URLs."""
     return first == second or file_identity(first) == file_identity(second)
 
 
 def file_identity(path: str) -> Hashable:
-    """Return what only names of one file share: see `same_file`."""
+    """Return a key that all names of one file share; see `same_file`."""
     if is_remote(path):
         return path.rstrip("/")
     try:
@@ -295,13 +295,13 @@ def open_read(path: str) -> BinaryIO:
     """Open a file or URL for reading bytes.
 
     Raises:
-        StorageError: It is not there or cannot be read.
+        StorageError: The file does not exist or cannot be read.
     """
     try:
         if not is_remote(path):
             return open(path, "rb")  # noqa: PTH123 - as in `basename`; the caller closes it
         filesystem, inner = filesystem_of(path)
-        # By default s3fs reads ahead, and keeps, some 50 MiB.
+        # By default, s3fs reads ahead and keeps about 50 MiB.
         return cast("BinaryIO", filesystem.open(inner, "rb", block_size=_PIECE_BYTES))
     except StorageError:
         raise
@@ -313,11 +313,11 @@ def refuse_pipe(path: str) -> None:
     """Raise if a path is a pipe or socket: a check for callers that read a file more than once.
 
     Raises:
-        StorageError: It is one.
+        StorageError: The path is a pipe or socket.
     """
     if is_remote(path):
         return
-    with contextlib.suppress(OSError):  # the caller's own reading reports it
+    with contextlib.suppress(OSError):  # the caller's read reports it
         mode = Path(path).stat().st_mode
         if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
             raise StorageError(
@@ -329,19 +329,19 @@ def refuse_pipe(path: str) -> None:
 def expand(
     pattern: str, suffixes: tuple[str, ...], fits: Callable[[str], bool] | None = None, *, pipes: bool = False
 ) -> list[str]:
-    """Return the files that a path, a glob or a folder stands for, sorted by name.
+    """Return the files of a path, a glob or a folder, sorted by name.
 
-    A folder stands for every file below it whose name ends with one of ``suffixes``; hidden files are passed over.
-    A plain file stands for itself, whatever its name.
+    A folder is replaced by the files below it with one of the ``suffixes``; hidden files are skipped. A file is returned with
+    any suffix.
 
     Args:
         pattern: Path, glob, folder or URL.
-        suffixes: How the names of the files in a folder end.
-        fits: Returns True for other files of a folder that also count.
+        suffixes: Suffixes of the files in a folder.
+        fits: Returns True for other files of a folder to include.
         pipes: Accept a pipe, which can be read only once.
 
     Raises:
-        StorageError: Nothing is there: no such file, a glob that matches nothing, a folder without such files. Or it is a pipe.
+        StorageError: There is no such file, the glob matches nothing, the folder has no such files, or the path is a pipe.
     """
     if is_remote(pattern):
         return _expand_remote(pattern, suffixes, fits)
@@ -404,14 +404,14 @@ def _expand_remote(pattern: str, suffixes: tuple[str, ...], fits: Callable[[str]
 
 
 def make_folders(folder: Path, mode: int = PRIVATE_MODE) -> None:
-    """Make a folder and those above it that are missing, for the user alone (0700) unless told otherwise, whatever the umask.
+    """Make a folder and its missing parents, by default for the user alone (0700), independent of the umask.
 
     Args:
         folder: The folder.
-        mode: The mode of the files in it: who may read them may also list and enter the folder.
+        mode: The mode of the files in it: users who may read them may also list and enter the folder.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: The folder cannot be made.
     """
     # makedirs gives its mode to the last folder only; parents follow the umask.
     for parent in reversed([parent for parent in (folder, *folder.parents) if not parent.exists()]):
@@ -426,19 +426,19 @@ def make_folders(folder: Path, mode: int = PRIVATE_MODE) -> None:
 def atomic_write(
     path: str, *, overwrite: bool = True, mode: int = PRIVATE_MODE, folder: str | None = None
 ) -> Iterator[BinaryIO]:
-    """Give a binary file whose content appears under ``path`` whole, when the block ends, or not at all.
+    """Yield a binary file that appears under ``path`` when the block ends, complete or not at all.
 
-    Local files are written beside their place, synced and renamed. Remote ones are written to a local temporary file and
-    uploaded, since an object store shows (or, on an error inside the block, commits) half an object otherwise.
+    A local file is written next to its final place, synced and renamed. A remote file is written to a local temporary file and
+    uploaded. Otherwise, an object store would show half an object, or commit it after an error in the block.
 
     Args:
         path: The file. Missing local folders are made, see `make_folders`.
-        overwrite: Whether a file that is already there may be replaced.
-        mode: The mode of a local file, whatever the umask and the mode of a file that it replaces.
-        folder: Where it is written until it is complete: a local one on the file system of its place, and beside it if None.
+        overwrite: True to replace an existing file.
+        mode: The mode of a local file, independent of the umask and of the mode of a file that it replaces.
+        folder: Folder of the temporary file. For a local file, it must be on the same file system; None uses the same folder.
 
     Raises:
-        StorageError: It cannot be written, or is there and ``overwrite`` is False.
+        StorageError: The file cannot be written, or it exists and ``overwrite`` is False.
     """
     if not overwrite:
         refuse_existing(path)
@@ -452,13 +452,13 @@ def atomic_write(
         raise explained(path, error, "be written") from error
     try:
         os.close(descriptor)
-        with Path(temporary).open("wb") as file:  # so that it has a name, by which others can open it
+        with Path(temporary).open("wb") as file:  # opened by name, so that callers can open it again
             yield file
             file.flush()
             if not remote:
                 os.fsync(file.fileno())
         if not overwrite:
-            refuse_existing(path)  # again: writing may have taken long
+            refuse_existing(path)  # again, because writing may take long
         if remote:
             upload(temporary, path)
         else:
@@ -482,9 +482,9 @@ def upload(local: str, url: str) -> None:
         parent = inner.rpartition("/")[0]
         if parent:
             filesystem.makedirs(parent, exist_ok=True)
-        # s3fs would have half a gigabyte in memory.
+        # With its defaults, s3fs would keep half a gigabyte in memory.
         known = inspect.signature(filesystem._put_file if filesystem.async_impl else filesystem.put_file).parameters  # noqa: SLF001
-        piece_bytes = max(_PIECE_BYTES, Path(local).stat().st_size // 9000)  # S3 takes 10,000 of them
+        piece_bytes = max(_PIECE_BYTES, Path(local).stat().st_size // 9000)  # S3 accepts 10,000 pieces
         options = {"chunksize": piece_bytes, "max_concurrency": 4} if "max_concurrency" in known else {}
         filesystem.put_file(local, inner, **options)
         _check_size(filesystem, inner, url, Path(local).stat().st_size)
@@ -498,7 +498,7 @@ def download(url: str, local: str) -> None:
     """Copy an object to a local file.
 
     Raises:
-        StorageError: It is not there, or the storage could not be reached.
+        StorageError: The object does not exist, or the storage could not be reached.
     """
     filesystem, inner = filesystem_of(url)
     try:
@@ -508,7 +508,7 @@ def download(url: str, local: str) -> None:
 
 
 def remove_all(url: str) -> None:
-    """Remove an object, or everything below a prefix. It may be gone already.
+    """Remove an object, or everything below a prefix. A missing object is not an error.
 
     Raises:
         StorageError: The storage refused or could not be reached.
@@ -531,7 +531,7 @@ def remove_all(url: str) -> None:
 
 
 def check_protocol(url: str) -> None:
-    """Refuse a URL that nothing here can write to, without touching the network.
+    """Refuse a URL without an installed driver, without using the network.
 
     Raises:
         StorageError: The protocol is unknown, or the package for it is not installed.
@@ -547,20 +547,20 @@ def check_protocol(url: str) -> None:
 def put(local: str, url: str, *, replace: bool = False, timeout_s: float | None = None) -> None:
     """Copy a local file to a URL as one object, which is visible only when complete.
 
-    In one request where the storage knows that (S3 up to 5 GiB), so that no part of it can be left behind.
+    Uses one request if the storage supports that (S3 up to 5 GiB), so that no parts are left after a failure.
 
     Args:
         local: The file.
         url: The object's name.
-        replace: Replace an object that is there. Otherwise it is made exclusively where the storage can do that, and
-            looked for beforehand where it cannot.
-        timeout_s: Seconds after which the request is cancelled, where the storage's client can be cancelled.
+        replace: Replace an existing object. Otherwise, the object is made exclusively if the storage supports that, else
+            after a check that it does not exist.
+        timeout_s: Timeout of the request in seconds, if the client of the storage supports one.
 
     Raises:
-        AlreadyThereError: An object of that name is there.
-        RefusedError: Trying again would not help.
-        TooSlowError: It took longer than ``timeout_s``.
-        UnconfirmedError: The storage accepted it, but its answer and what it has afterwards do not confirm that.
+        AlreadyThereError: An object of that name exists.
+        RefusedError: The storage refuses permanently; do not retry.
+        TooSlowError: The request took longer than ``timeout_s``.
+        UnconfirmedError: The storage accepted the object, but neither its answer nor a later check confirms it.
         StorageError: The storage could not be reached, or failed.
     """
     try:
@@ -588,8 +588,8 @@ def put(local: str, url: str, *, replace: bool = False, timeout_s: float | None 
 def _put_in_one_request(filesystem: Any, local: str, inner: str, *, replace: bool, limit: dict[str, float]) -> bool:
     """Put an object on S3; return True if the answer confirms it by the MD5 of the content.
 
-    s3fs's own ``put_file`` does not return the answer, and asking for the size needs the permission to read. S3 answers with
-    another ETag than the MD5 where a key of KMS encrypts the bucket.
+    ``put_file`` of s3fs does not return the answer, and a check of the size needs the permission to read. For a bucket with KMS
+    encryption, the ETag in the answer is not the MD5.
     """
     import hashlib
     import mimetypes
@@ -607,7 +607,7 @@ def _put_in_one_request(filesystem: Any, local: str, inner: str, *, replace: boo
 
 
 def _check_size(filesystem: Any, inner: str, url: str, size_bytes: int, **limit: float) -> None:
-    """Raise if an object that was just written is not there with its size."""
+    """Raise if an object that was just written does not exist with its size."""
     filesystem.invalidate_cache()
     try:
         found = filesystem.info(inner, **limit).get("size")
@@ -622,10 +622,10 @@ def _check_size(filesystem: Any, inner: str, url: str, size_bytes: int, **limit:
 
 
 def read(url: str, *, timeout_s: float | None = None) -> bytes | None:
-    """Return the content of an object, or None if there is none.
+    """Return the content of an object, or None if it does not exist.
 
     Raises:
-        StorageError: It cannot be read.
+        StorageError: The object cannot be read.
     """
     try:
         filesystem, inner = filesystem_of(url)
@@ -643,7 +643,7 @@ def _explain_put(url: str, error: Exception, what: str = "be written") -> Storag
     if isinstance(error, TimeoutError):
         return TooSlowError(f"{without_secrets(url)}: cannot {what}: no answer in time")
     problem = explained(url, error, what)
-    response = getattr(error.__cause__, "response", None) or {}  # botocore's, below what s3fs makes of it
+    response = getattr(error.__cause__, "response", None) or {}  # of botocore; s3fs wraps its errors
     code = response.get("Error", {}).get("Code", "") if isinstance(response, dict) else ""
     if isinstance(error, FileExistsError) or code in ("PreconditionFailed", "ConditionalRequestConflict"):
         return AlreadyThereError(str(problem))

@@ -1,6 +1,6 @@
-"""For tests of trace handlers and of code that records: a contract suite, a recording to feed handlers with, a clock to set.
+"""Helpers for tests of trace handlers and of code that records: a contract suite, a sample recording and a fake clock.
 
-Needs pytest for `TraceHandlerContract` only.
+Only `TraceHandlerContract` needs pytest.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = ["FakeClock", "TraceHandlerContract", "record_sample"]
 
 
 class FakeClock:
-    """Time that a test sets: pass ``FakeClock().clock`` to a `Profiler`. Every reading advances it by ``tick_ns``.
+    """A clock that a test sets: pass ``FakeClock().clock`` to a `Profiler`. Every reading advances it by ``tick_ns``.
 
     Attributes:
         monotonic_ns: The monotonic clock.
-        wall_ns: The wall clock; set it back or forth to play a step of the clock.
-        tick_ns: What each reading of the monotonic clock adds to both.
-        asleep_ns: How long the machine was suspended; see `suspend`.
+        wall_ns: The wall clock; set it back or forth to simulate a step of the clock.
+        tick_ns: Time that each reading of the monotonic clock adds to both clocks.
+        asleep_ns: Time that the machine was suspended; see `suspend`.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class FakeClock:
 
     @property
     def clock(self) -> Clock:
-        """This clock as the profiler takes it."""
+        """This clock as a `Clock`, for the profiler."""
         return Clock(
             wall_ns=lambda: self.wall_ns,
             monotonic_ns=self._read,
@@ -59,26 +59,26 @@ class FakeClock:
             return self.monotonic_ns
 
     def advance(self, ns: int) -> None:
-        """Let time go on, on both clocks."""
-        with self._lock:  # or a reading at the same moment could take this back
+        """Advance both clocks."""
+        with self._lock:  # otherwise, a reading at the same moment could undo this
             self.monotonic_ns += ns
             self.wall_ns += ns
 
     def suspend(self, ns: int) -> None:
-        """Let the machine sleep: the wall clock goes on, the monotonic clock stands still."""
+        """Simulate a suspend: the wall clock goes on, the monotonic clock stops."""
         self.wall_ns += ns
         self.asleep_ns += ns
 
 
 def record_sample(*handlers: TraceHandler, folder: Path | None = None) -> None:
-    """Record a short run that has everything a handler can get.
+    """Record a short run with every kind of event that a handler can get.
 
-    That is: nested and recursive slices, instants, counters, two epochs, two recording windows, an exception, a trace file,
+    It has nested and recursive slices, instants, counters, two epochs, two recording windows, an exception, a trace file,
     and a slice that is open across a flush.
 
     Args:
-        *handlers: Who gets it.
-        folder: Where the trace file is written; none is told of without.
+        *handlers: The handlers of the recording.
+        folder: Folder for the trace file; None records no trace file.
     """
     time = FakeClock(tick_ns=1000)
     schedule = cyclic_schedule(warmup=1, active=1, repeat=1)
@@ -113,7 +113,7 @@ def _takes_one_by_one(handler: TraceHandler) -> bool:
 
 
 def _watched(handler: TraceHandler) -> list[tuple[int, int, str]]:
-    """Return what will hold the calls of a handler: (wall_clock_time_ns, batch, call); a hook has the time of what was before."""
+    """Return a list that collects the calls of a handler: (wall_clock_time_ns, batch, call); hooks repeat the last time."""
     seen: list[tuple[int, int, str]] = []
 
     def watch(name: str) -> None:
@@ -143,7 +143,7 @@ def _watched(handler: TraceHandler) -> list[tuple[int, int, str]]:
 
 
 class TraceHandlerContract:
-    """What every trace handler must keep to; subclass it in a test module and say how to make a handler.
+    """Tests for the contract of trace handlers. Subclass it in a test module, and override `make_handler`.
 
     Example::
 
@@ -157,7 +157,7 @@ class TraceHandlerContract:
         raise NotImplementedError("TraceHandlerContract: define make_handler(self, tmp_path) in your test class")
 
     def test_takes_a_whole_recording_without_failing(self, tmp_path: Path) -> None:
-        """No method raises, whatever it is given; the profiler would only count that, so it is looked for."""
+        """No method raises; the profiler would only count the failure, so the test checks the count."""
         handler = self.make_handler(tmp_path)
         reference = MemoryTraceHandler()
         record_sample(handler, reference, folder=tmp_path)
@@ -172,7 +172,7 @@ class TraceHandlerContract:
         assert [event.label.name for event in alone.events] == [event.label.name for event in beside.events]
 
     def test_gets_events_and_hooks_in_the_order_of_time(self, tmp_path: Path) -> None:
-        """No event or hook comes after one with a later time, also in steps longer than events are held.
+        """No event or hook comes after one with a later time, even in steps that are longer than the hold time of events.
 
         The test watches the handler, if it takes events one by one, and a second handler that does.
         """
@@ -207,7 +207,7 @@ class TraceHandlerContract:
             record_sample(child)
 
     def test_closes_without_an_event(self, tmp_path: Path) -> None:
-        """A run that is over before anything was recorded is no failure."""
+        """A run that ends without an event does not count as a failure."""
         handler, reference = self.make_handler(tmp_path), MemoryTraceHandler()
         with Profiler([handler, reference], rank=0, run_id="empty"):
             pass

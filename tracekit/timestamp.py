@@ -1,10 +1,10 @@
-"""Training time: how far a run has come, in iterations, epochs, batches, samples, tokens and seconds.
+"""Training time: the progress of a run in iterations, epochs, batches, samples, tokens and seconds.
 
 `TimeUnit` names a unit, `Time` is a number of one unit, and `Timestamp` holds all counters of a run at one moment.
 All three are values: immutable, hashable, picklable, and safe to use from any number of threads.
 
-The words, the fields and their order are those of Composer's time module, so that code written against it reads
-the same here. Where that module is known to surprise, tracekit differs; each class lists where, under "Differences".
+The names, the fields and their order are those of Composer's time module, so that code for it reads the same here. Each class
+lists its differences under "Differences"; they avoid known surprises of that module.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SECOND = timedelta(seconds=1)
 _MICROSECOND = timedelta(microseconds=1)
 
 _TOTALS = (TimeUnit.ITERATION, TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.SAMPLE, TimeUnit.TOKEN)
-# The fields in their order; None stands for a wall-clock time.
+# The fields in their order; None is a wall-clock time.
 _FIELDS: dict[str, TimeUnit | None] = {
     **dict(zip(("iteration", "epoch", "batch", "sample", "token"), _TOTALS, strict=True)),
     "epoch_in_iteration": TimeUnit.EPOCH,
@@ -49,19 +49,19 @@ _REQUIRED = ("epoch", "batch", "sample", "token", "batch_in_epoch", "sample_in_e
 
 @final
 class Timestamp:
-    """How far training has come at one moment: 10 counters and 4 wall-clock times. Immutable; 14 fields.
+    """The progress of training at one moment: 10 counters and 4 wall-clock times. Immutable; 14 fields.
 
-    Comparison: ``==`` with a `Timestamp` compares all fields. With a `Time` or a time string, ``==`` and the orderings
-    compare the total counter of that unit: ``timestamp >= "10ep"``. Two timestamps have no order, since their
-    counters need not agree: ``<`` between them is a ``TypeError`` that says to compare a counter. A time that is equal
-    hashes differently, so look up a timestamp in sets and dicts only by a timestamp.
+    Comparison: ``==`` with a `Timestamp` compares all fields. ``==`` and the orderings with a `Time` or a time string compare
+    the total counter of that unit: ``timestamp >= "10ep"``. Two timestamps have no order, since their counters need not
+    agree: ``<`` between them raises a ``TypeError`` that suggests to compare a counter. An equal `Time` hashes differently, so
+    look up a timestamp in sets and dicts only by a timestamp.
 
-    The ``to_next_...`` methods return the following timestamp; time never goes backwards, so what they add must not be
-    negative. At the end of a batch the profiler has moved on: the timestamp names the batch that comes next.
+    The ``to_next_...`` methods return the following timestamp. Time never goes backwards, so their arguments must not be
+    negative. At the end of a batch, the profiler has moved on: the timestamp names the next batch.
 
     Differences to Composer: hashable; nothing changes in place (no setter, and `from_state_dict` instead of
-    ``load_state_dict``); negative counts and wall-clock times that are no ``timedelta`` are refused; `to_next_epoch`
-    takes the ``tokens`` that Composer documents; `state_dict` holds integers only; ``==`` never raises; every error
+    ``load_state_dict``); negative counts are refused, and wall-clock times must be a ``timedelta``; `to_next_epoch`
+    takes the ``tokens`` that Composer documents; `state_dict` only holds integers; ``==`` never raises; every error
     about a value is a `TimeError`.
 
     Args:
@@ -234,12 +234,12 @@ class Timestamp:
         Args:
             samples: Samples in the batch.
             tokens: Tokens in the batch.
-            duration: How long it took; None is zero.
+            duration: Duration of the batch; None is zero.
 
         Raises:
             TimeError: A wrong or negative argument.
         """
-        # The plain case, an int that is not negative, is all that happens once a batch: a microsecond or so.
+        # Fast path for the usual argument, an int that is not negative: this runs once per batch, in about a microsecond.
         more_samples = samples if type(samples) is int and samples >= 0 else _count("samples", samples, TimeUnit.SAMPLE)
         more_tokens = tokens if type(tokens) is int and tokens >= 0 else _count("tokens", tokens, TimeUnit.TOKEN)
         took = _wall_clock("duration", duration)
@@ -264,12 +264,11 @@ class Timestamp:
         )
 
     def to_next_epoch(self, tokens: Count | timedelta = 0, duration: timedelta | None = None) -> Timestamp:
-        """Return the timestamp after one more epoch, whose batches `to_next_batch` has counted.
+        """Return the timestamp after one more epoch; `to_next_batch` has counted its batches.
 
         Args:
-            tokens: Added to ``token_in_iteration`` and to nothing else, as Composer documents it. Tokens given to
-                `to_next_batch` are counted already. A ``timedelta`` here is taken as ``duration``, because in
-                Composer's code that is the only argument.
+            tokens: Added only to ``token_in_iteration``, as Composer documents it. Tokens of `to_next_batch` are already
+                counted. A ``timedelta`` here counts as ``duration``, because in Composer's code that is the only argument.
             duration: Time since the last batch; None is zero. Added to ``total_wct`` and ``iteration_wct``.
 
         Raises:
@@ -302,7 +301,7 @@ class Timestamp:
         )
 
     def to_next_iteration(self, duration: timedelta | None = None) -> Timestamp:
-        """Return the timestamp after one more iteration, whose epochs `to_next_epoch` has counted.
+        """Return the timestamp after one more iteration; `to_next_epoch` has counted its epochs.
 
         Args:
             duration: Time since the last epoch; None is zero. Added to ``total_wct``.
@@ -334,7 +333,7 @@ class Timestamp:
     def state_dict(self) -> dict[str, int]:
         """Return the fields as integers, safe for JSON: counters by name, wall-clock times as ``..._wct_us``.
 
-        Microseconds are the resolution of ``timedelta``, so `from_state_dict` gives back an equal timestamp.
+        Microseconds are the resolution of ``timedelta``, so `from_state_dict` returns an equal timestamp.
         """
         values: Iterable[int | timedelta] = self._values
         return {
@@ -344,10 +343,10 @@ class Timestamp:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, object]) -> Timestamp:
-        """Return the timestamp of a `state_dict`, also of Composer's, whose ``..._wct`` are ``timedelta``.
+        """Return the timestamp of a `state_dict`, also from Composer, where ``..._wct`` are ``timedelta``.
 
-        The counters of epoch, batch, sample and token, in total and in the epoch, are required; the other fields are
-        zero when absent, as in checkpoints older than they are.
+        The counters of epoch, batch, sample and token, in total and in the epoch, are required. Other fields default to
+        zero, for checkpoints from before these fields.
 
         Raises:
             TimeError: A required key is missing, a key is unknown or given in both forms, or a value has the wrong
@@ -407,9 +406,9 @@ class Timestamp:
 
 
 def _as_time(other: object) -> Time | None:
-    """Return what a timestamp may be compared with, or None for a foreign type."""
+    """Return ``other`` as a `Time` for a comparison, or None for another type."""
     if isinstance(other, Timestamp):
-        # Python's own message would not say what to do instead.
+        # The default message of Python would not suggest a solution.
         raise TypeError("two timestamps have no order; compare one of their counters, such as a.batch < b.batch")
     if isinstance(other, str):
         return Time.from_timestring(other)
@@ -444,7 +443,7 @@ def _wall_clock(name: str, value: object) -> timedelta:
     if value < _ZERO:
         raise TimeError(f"{name}: {shown(value)} is negative, and training time does not go backwards")
     if type(value) is not timedelta:
-        # A subclass (of pandas, say) may carry more than microseconds, which the state dict could not keep.
+        # A subclass (such as that of pandas) may have nanoseconds, which the state dict could not keep.
         return timedelta(value.days, value.seconds, value.microseconds)
     return value
 
@@ -461,7 +460,7 @@ def _microseconds(key: str, value: object) -> timedelta:
 
 
 def _timestamp(values: _Values) -> Timestamp:
-    """Make a timestamp of values that are known to be good."""
+    """Make a timestamp of valid values, without checks."""
     timestamp: Timestamp = object.__new__(Timestamp)
     object.__setattr__(timestamp, "_values", values)
     return timestamp

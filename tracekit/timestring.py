@@ -17,8 +17,8 @@ class TimeUnit(str, enum.Enum):
     ``TimeUnit(x)`` takes a member, a value or a member name, in upper or lower case; anything else is a `TimeError`.
     A member is also the string of its value: ``TimeUnit.EPOCH == "ep"``.
 
-    Differences: comparing with a string gives no warning, and compares with the value exactly (``"EP"`` is not equal),
-    because equal things must hash alike. A wrong unit is always a `TimeError`.
+    Differences: comparing with a string gives no warning, and compares with the exact value (``"EP"`` is not equal),
+    because equal objects must have equal hashes. A wrong unit is always a `TimeError`.
     """
 
     ITERATION = "iter"
@@ -46,7 +46,7 @@ class TimeUnit(str, enum.Enum):
         raise TimeError(f"{shown(value)} is not a unit of training time; the units are {accepted}")
 
 
-# What a trace, JSON of any language and a 64-bit counter can carry; it also keeps "1e999999999tok" from filling memory.
+# The limit of a 64-bit counter, in traces and in the JSON of any language. It also keeps "1e999999999tok" from filling memory.
 LARGEST_COUNT = 2**63 - 1
 _LONGEST = 64
 
@@ -69,7 +69,7 @@ def parse_timestring(text: str) -> tuple[int | float, TimeUnit]:
     """Return the number and the unit of a time string; `Time.from_timestring` describes the form.
 
     Raises:
-        TimeError: The message says what is wrong, at which position (the first is 0), and what is accepted.
+        TimeError: The string is invalid. The message has the error, its position from 0, and the accepted forms.
     """
     _check_length(text)
     if _CLOCK.fullmatch(text):
@@ -97,12 +97,12 @@ def parse_clock(text: str) -> int:
 
 
 def _whole_number(match: re.Match[str], unit: TimeUnit) -> int:
-    """Return the number of a matched time string exactly; through a float it would lose digits beyond 2**53."""
+    """Return the exact number of a matched time string; a float would lose digits beyond 2**53."""
     whole, fraction = ((match[part] or "").replace("_", "") for part in ("whole", "fraction"))
     fraction = fraction.rstrip("0")
     digits = int(whole + fraction or "0")
     exponent = int(match["exponent"] or 0) - len(fraction)
-    # The text is short, so the capped powers are already beyond every number that is accepted or divides evenly.
+    # The text is short, so the capped powers exceed every number that is accepted or divides evenly.
     if exponent >= 0:
         digits *= 10 ** min(exponent, 2 * _LONGEST)
     else:
@@ -127,7 +127,7 @@ def _check_length(text: str) -> None:
 
 
 def _syntax_error(text: str) -> TimeError:
-    """Say where a string stops being a time string."""
+    """Return the error for the position at which a string stops being a time string."""
     if not text.strip():
         return _error(text, "it is empty", 0)
     number, clock = _NUMBER_PREFIX.match(text), _CLOCK.match(text)

@@ -26,7 +26,7 @@ _SECOND = timedelta(seconds=1)
 class Time(Generic[_ValueT_co]):
     """A number of one unit of training time, such as 10 batches. Immutable.
 
-    Annotations may name the type of the value, as Composer's do: ``Time[int]`` or, of a duration, ``Time[float]``.
+    Annotations may name the type of the value, as in Composer: ``Time[int]`` or, for a duration, ``Time[float]``.
 
     Arithmetic: ``+``, ``-`` and ``%`` take a number (of the own unit), a time string or a `Time` of the same unit.
     ``*`` and ``/`` by a number truncate toward zero to whole units; whole factors and divisors are exact. ``*`` by a
@@ -80,27 +80,27 @@ class Time(Generic[_ValueT_co]):
 
     @classmethod
     def from_iteration(cls, iteration: int) -> Time[int]:
-        """Return so many iterations."""
+        """Return a number of iterations."""
         return Time(iteration, TimeUnit.ITERATION)
 
     @classmethod
     def from_epoch(cls, epoch: int) -> Time[int]:
-        """Return so many epochs."""
+        """Return a number of epochs."""
         return Time(epoch, TimeUnit.EPOCH)
 
     @classmethod
     def from_batch(cls, batch: int) -> Time[int]:
-        """Return so many batches."""
+        """Return a number of batches."""
         return Time(batch, TimeUnit.BATCH)
 
     @classmethod
     def from_sample(cls, sample: int) -> Time[int]:
-        """Return so many samples."""
+        """Return a number of samples."""
         return Time(sample, TimeUnit.SAMPLE)
 
     @classmethod
     def from_token(cls, token: int) -> Time[int]:
-        """Return so many tokens."""
+        """Return a number of tokens."""
         return Time(token, TimeUnit.TOKEN)
 
     @classmethod
@@ -127,26 +127,26 @@ class Time(Generic[_ValueT_co]):
     def from_timestring(cls, timestring: str) -> Time:
         """Read a time string: a number and a unit (``"10ba"``), or hours, minutes and seconds (``"1h30m"``, ``"90m"``).
 
-        The number may have a sign, ``_`` between digits, a fraction and an exponent, and is read exactly: only
-        durations go through a float. The unit may be in upper or lower case, the letters h, m and s are lower case.
-        Spaces around the number and the unit are ignored.
+        The number may have a sign, ``_`` between digits, a fraction and an exponent. It is read exactly; only durations go
+        through a float. The unit may be in upper or lower case; the letters h, m and s must be lower case. Spaces around the
+        number and the unit are ignored.
 
         Differences to Composer: a number without a unit (``"5"``, ``"1h5"``, ``""``) is refused instead of read as
-        seconds; hours, minutes and seconds have no upper limit; digits are ASCII; a trailing space is as good as a
-        leading one.
+        seconds; hours, minutes and seconds have no upper limit; digits are ASCII; trailing spaces are accepted like leading
+        ones.
 
         Raises:
-            TimeError: The message says what is wrong, at which position (the first is 0), and what is accepted.
+            TimeError: The string is invalid. The message has the error, its position from 0, and the accepted forms.
         """
         return Time(*parse_timestring(timestring))
 
     @classmethod
     def from_input(cls, value: Time | str | float | timedelta, default_unit: TimeUnit | str | None = None) -> Time:
-        """Make a `Time` of what a user may write.
+        """Convert user input to a `Time`.
 
         Args:
             value: A `Time` (returned as it is), a time string, a ``timedelta`` of whole seconds, or a number.
-            default_unit: The unit of a number. Not used for the others, which name their own.
+            default_unit: The unit of a number. The other types have a unit.
 
         Raises:
             TimeError: An invalid value, or a number without ``default_unit``.
@@ -252,7 +252,7 @@ class Time(Generic[_ValueT_co]):
             value = self._operand(other, "/")
             return NotImplemented if value is None else Time(self.value / value, TimeUnit.DURATION)
         if isinstance(self.value, int) and isinstance(divisor, int):
-            # Truncated toward zero without a float between, so that large counts stay exact.
+            # Truncate toward zero without using a float, so that large counts stay exact.
             quotient = abs(self.value) // abs(divisor)
             return Time(quotient if (self.value < 0) == (divisor < 0) else -quotient, self.unit)
         try:
@@ -261,7 +261,7 @@ class Time(Generic[_ValueT_co]):
             return Time(0, self.unit)
 
     def _of_same_unit(self, value: float) -> Time[_ValueT_co]:
-        # The unit decides the type of the value, which no type checker sees.
+        # The unit decides the type of the value; type checkers cannot see that.
         return Time(value, self.unit)  # type: ignore[arg-type]
 
     def _scaled(self, factor: float) -> Time:
@@ -272,22 +272,22 @@ class Time(Generic[_ValueT_co]):
         return self._truncated(product)
 
     def _truncated(self, value: float) -> Time:
-        """Return ``value`` in the own unit, cut to whole units; nan and infinity stay floats, which `Time` refuses."""
+        """Return ``value`` in this unit, cut to whole units; nan and infinity stay floats, which `Time` refuses."""
         if isinstance(value, float) and math.isfinite(value) and self.unit is not TimeUnit.DURATION:
             value = int(value)
         return Time(value, self.unit)
 
     def _comparable(self, other: object) -> float | None:
-        """Return the number to compare the own value with, or None when ``other`` is no kind of time."""
+        """Return ``other`` as a number to compare with this value, or None if it is not a time."""
         if isinstance(other, timedelta) and self.unit is TimeUnit.SECOND:
             seconds, rest = divmod(other, _SECOND)
-            # Against whole seconds any fraction of a second orders like a half, and a half is exact.
+            # Compared with whole seconds, any fraction of a second orders like a half, and a half is exact.
             return seconds + 0.5 if rest else seconds
         number = plain_number(other)
         return self._operand(other, "compared with") if number is None else number
 
     def _operand(self, other: object, operation: str) -> float | None:
-        """Return the value of ``other`` in the own unit, or None when it is no kind of time."""
+        """Return the value of ``other`` in this unit, or None if it is not a time."""
         if plain_number(other) is not None:
             return checked(other, self.unit)
         if not isinstance(other, (Time, str, timedelta)):
@@ -299,12 +299,12 @@ class Time(Generic[_ValueT_co]):
 
 
 def ensure_time(value: Time | str | float | timedelta, unit: TimeUnit | str | None = None) -> Time:
-    """Make a `Time` of what a user may write; ``unit`` is that of a plain number. See `Time.from_input`."""
+    """Convert user input to a `Time`; ``unit`` is the unit of a plain number. See `Time.from_input`."""
     return Time.from_input(value, unit)
 
 
 def plain_number(value: object) -> int | float | None:
-    """Return a plain number, numpy's integers included, or None for anything else."""
+    """Return a plain number, also for integers of numpy, or None for anything else."""
     if isinstance(value, (int, float)):
         return value
     try:
@@ -314,7 +314,7 @@ def plain_number(value: object) -> int | float | None:
 
 
 def checked(value: object, unit: TimeUnit) -> int | float:
-    """Return a value as its unit stores it, or raise `TimeError`."""
+    """Return a value in the type of its unit, or raise `TimeError`."""
     if isinstance(value, timedelta) and unit is TimeUnit.SECOND:
         seconds, rest = divmod(value, _SECOND)
         if rest:

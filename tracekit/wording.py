@@ -1,4 +1,4 @@
-"""Numbers, names and other people's text as parts of sentences."""
+"""Formatting of numbers, names and foreign text for messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
     "without_controls",
 ]
 
-# C0, DEL and C1 control characters, and those that turn the direction of text: names in a trace come from anywhere.
+# C0, DEL and C1 control characters, and those that change the direction of text: names in a trace are not trusted.
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
@@ -39,7 +39,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: "1 rank", "1,000 ranks"."""
+    """Return a number with a noun: "1 rank", "1,000 ranks"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
@@ -53,9 +53,9 @@ def number_spans(numbers: Iterable[int], *, dash: str = "-", most: int | None = 
     """Return "3", "0-7" or "0-2, 5".
 
     Args:
-        numbers: Which, in any order.
-        dash: What stands between the first and the last number of a span.
-        most: Of more spans than so many, the first are told, and how many numbers there are in all; None for all spans.
+        numbers: The numbers, in any order.
+        dash: Text between the first and the last number of a span.
+        most: Maximum number of spans; beyond it, the total count of the numbers follows. None returns all spans.
     """
     spans: list[list[int]] = []
     ordered = sorted(set(numbers))
@@ -75,7 +75,7 @@ def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def size_words(size_bytes: int) -> str:
-    """Return a number of bytes as people read it: "512 B", "1.2 MB", "250 MB"."""
+    """Return a number of bytes in a readable unit: "512 B", "1.2 MB", "250 MB"."""
     value = float(size_bytes)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 999.5:
@@ -85,17 +85,17 @@ def size_words(size_bytes: int) -> str:
 
 
 def without_controls(text: str) -> str:
-    """Return a text with U+FFFD for each character that a terminal would obey."""
+    """Replace each character that controls a terminal by U+FFFD."""
     return _CONTROL.sub("\ufffd", text)
 
 
 def one_line(text: str, most: int) -> str:
-    """Return a text from elsewhere as part of a log line: without line breaks and control characters, and shortened.
+    """Return foreign text for a log line: without line breaks and control characters, and shortened.
 
     Args:
-        text: Any text, such as what a server answers.
+        text: Any text, such as the answer of a server.
         most: The maximum length.
     """
-    # Only so much is looked at: an answer may be megabytes long.
+    # Look only at the beginning: an answer may have megabytes.
     line = without_controls(" ".join(text[: 10 * most].split()))
     return line if len(line) <= most and len(text) <= 10 * most else f"{line[: most - 3]}..."

@@ -26,12 +26,11 @@ _Result = TypeVar("_Result")
 def process_pool(workers: int) -> ProcessPool:
     """Return an executor of new processes, such as for `tracekit.merge.merge_traces`.
 
-    The processes are forked where this process has no other thread, which could leave a lock held in the copy; that takes some
-    milliseconds. Otherwise they are spawned, and a program must not start its work when it is imported
-    (``if __name__ == "__main__":``).
+    If this process has no other thread, which could leave a lock held in the copy, it forks the processes in some milliseconds.
+    Otherwise they are spawned, and a program must not start its work when it is imported (``if __name__ == "__main__":``).
 
     Args:
-        workers: The number of processes, this one included.
+        workers: The number of processes, including this one.
     """
     return ProcessPool(workers)
 
@@ -40,10 +39,10 @@ class ProcessPool(ProcessPoolExecutor):
     """Processes of this machine. They ignore Ctrl-C, which reaches all processes of a terminal.
 
     Attributes:
-        workers: The number of processes, the one that starts them included.
+        workers: The number of processes, including the one that starts them.
 
     Args:
-        workers: As the attribute. One process at least is started.
+        workers: As the attribute. At least one process is started.
     """
 
     def __init__(self, workers: int) -> None:
@@ -56,8 +55,8 @@ class ProcessPool(ProcessPoolExecutor):
     def submit(
         self, fn: Callable[_Arguments, _Result], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> Future[_Result]:
-        """Give a call to the next free process."""
-        # It may start a process, which inherits blocked signals: a starting worker would print a traceback.
+        """Run a call in the next free process."""
+        # This may start a process. It inherits the blocked signals; otherwise, Ctrl-C would print a traceback at its start.
         with without_interrupts():
             return super().submit(fn, *args, **kwargs)
 

@@ -1,7 +1,7 @@
-"""The compiled core, an option: what it does, Python does too, to the byte, only slower.
+"""The optional compiled core. Pure Python gives the same results to the byte, only slower.
 
-It is built where there is a compiler when tracekit is installed. ``TRACEKIT_PURE_PYTHON=1`` in the environment forces
-Python; so does a core that cannot be loaded. The log of this module says, once and at level DEBUG, which is in use.
+The installation builds it if there is a compiler. Python is used with ``TRACEKIT_PURE_PYTHON=1`` in the environment, or if the
+core cannot be loaded. This module logs once, at level DEBUG, which of the two is in use.
 """
 
 from __future__ import annotations
@@ -46,5 +46,5 @@ def _load() -> list[ModuleType | None]:
 
 
 merge, record = _load()
-"""`tracekit.core._merge` and `tracekit.core._record`, or None for pure Python. Read them when they are needed: tests set them.
-What markers are made of is decided once, when `tracekit.recording` is imported."""
+"""`tracekit.core._merge` and `tracekit.core._record`, or None for pure Python. Read them at each use, because tests set them.
+Exception: `tracekit.recording` chooses the implementation of markers once, at import."""

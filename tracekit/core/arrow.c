@@ -240,7 +240,7 @@ static void keep_error(StreamState *state)
     PyErr_Clear();
 }
 
-/* Has Python scan the file, with the interpreter lock, which it releases while it reads. */
+/* Calls Python to scan the file, with the interpreter lock, which it releases while it reads. */
 static int start_stream(StreamState *state)
 {
     PyGILState_STATE lock = PyGILState_Ensure();

@@ -68,7 +68,7 @@ static uint64_t padded(uint64_t size)
     return (size + 7) & ~UINT64_C(7);
 }
 
-/* Tells whether a column that may be NULL is that in all rows: then it has no place in the block. */
+/* Returns true if a column that may be NULL is NULL in all rows: then it has no place in the block. */
 static int is_empty(const Batch *batch, int column)
 {
     const ColumnSpec *spec = &batch->spec->columns[column];
@@ -146,7 +146,7 @@ enum outcome store_batch(BatchTable *table, ScratchFile *scratch, int to_file, u
     if (!reserve(&table->blocks, sizeof stored))
         return NO_MEMORY;
     if (to_file) {
-        /* Always the same memory: to touch new pages takes longer than to write them. */
+        /* Reuse the same memory, because touching new pages takes longer than writing them. */
         if (!reserve(&table->staging, stored.size))
             return NO_MEMORY;
         Block *block = (Block *)(void *)table->staging.data;

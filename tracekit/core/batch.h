@@ -9,7 +9,7 @@
 #include "scratch_file.h"
 
 #define BATCH_ROWS 65536
-#define MAX_TEXT_BYTES (8 << 20) /* of a batch; a text that is longer ends it */
+#define MAX_TEXT_BYTES (8 << 20) /* of a batch; a longer text ends it */
 #define MAX_COLUMNS 16
 #define NO_VALUE INT64_MIN       /* NULL in a column of integers */
 #define NO_TEXT (-1)             /* NULL in a column of texts */
@@ -32,7 +32,7 @@ typedef struct {
 /* The different texts of a column; with COLUMN_LONG_TEXT, all of them. */
 typedef struct {
     Index index;
-    Buffer offsets, bytes; /* int32_t: where each begins, and the end */
+    Buffer offsets, bytes; /* int32_t: the beginning of each text, and the end */
 } Texts;
 
 typedef struct {
@@ -42,7 +42,7 @@ typedef struct {
     Texts texts[MAX_COLUMNS];
 } Batch;
 
-/* Where the parts of a column are in a block, all 0 where the column is NULL in all rows; `size` is that of all of its texts. */
+/* Offsets of the parts of a column in a block, all 0 if the column is NULL in all rows; `size` is the size of all its texts. */
 typedef struct {
     uint64_t data, offsets, bytes, texts, size;
 } BlockColumn;
@@ -71,14 +71,14 @@ int open_batches(BatchTable *table, const TableSpec *spec);
 void close_batches(BatchTable *table);
 /* Returns the number of a text in the current batch, -1 without memory. */
 int32_t intern_column(Batch *batch, int column, const char *text, size_t size);
-/* Finishes the current batch, and moves it to the file where that is wanted. */
+/* Finishes the current batch, and moves it to the file if `to_file`. */
 enum outcome store_batch(BatchTable *table, ScratchFile *scratch, int to_file, uint64_t *stored_bytes);
-/* Finishes the row that was filled; `is_full` says that `store_batch` must be called. */
+/* Finishes the row that was filled; call `store_batch` if `is_full` is then set. */
 INLINE int end_row(BatchTable *table)
 {
     return ++table->batch.rows == BATCH_ROWS;
 }
-/* Takes a block out of the table; NULL without memory or where the file cannot be read, as `outcome` says. */
+/* Takes a block out of the table; NULL if `outcome` is set: without memory, or if the file cannot be read. */
 Block *take_block(BatchTable *table, size_t number, ScratchFile *scratch, enum outcome *outcome);
 
 #endif

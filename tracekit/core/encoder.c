@@ -1,6 +1,6 @@
-/* The lines of events in a rank trace: what `ChromeEncoder._encode_piece` in tracekit.formats.chrome_writer makes of records.
+/* The lines of events in a rank trace: does the work of `ChromeEncoder._encode_piece` in tracekit.formats.chrome_writer.
 
-   Nothing of Python is called while lines are written, so that the interpreter lock is released. */
+   Writing lines calls no Python code, so that the interpreter lock can be released. */
 
 #include "encoder.h"
 
@@ -16,7 +16,7 @@ typedef struct {
     size_t size;
 } Text;
 
-/* What a label's lines have: the name and categories, and what comes behind the training time. */
+/* The texts of a label in a line: name and categories, and the text after the training time. */
 typedef struct {
     Text named, tail;
     PyObject *owners[2];
@@ -39,7 +39,7 @@ typedef struct {
     int busy;
 } Encoder;
 
-/* From when on a training time holds, and how it is written. */
+/* The text of a training time, and the first moment at that time. */
 typedef struct {
     int64_t from;
     Text text;
@@ -126,7 +126,7 @@ static Number number_of(long long value)
     return number;
 }
 
-/* ---- Lines. Both passes go the same way: the first measures, the second writes. ---- */
+/* ---- Lines. Two parallel passes: the first measures, the second writes. ---- */
 
 #define put_text(out, text) (memcpy(out, text, sizeof(text) - 1), (out) + (sizeof(text) - 1))
 
@@ -255,7 +255,7 @@ static int text_of(PyObject *bytes, Text *text)
     return 0;
 }
 
-/* Has Python encode the values of all counters; the objects go into `owners`. */
+/* Calls Python to encode the values of all counters; the objects go into `owners`. */
 static int encode_values(const Job *job, PyObject *encode_value, Text *texts, PyObject *owners)
 {
     for (size_t i = 0; i < job->count; i++) {
@@ -324,7 +324,7 @@ static PyObject *encode(PyObject *object, PyObject *args)
         return NULL;
     }
     Records *records = (Records *)found;
-    records->busy++; /* from here on nobody changes these rows; there may be more of them */
+    records->busy++; /* from here on these rows do not change, but others may be added */
     Moment *moments = tracekit_calloc(moment_count, sizeof *moments);
     Text *values = tracekit_calloc(records->counters + 1, sizeof *values);
     Job job = {self, records->rows, records->count, shift, moments, moment_count, values};

@@ -1,4 +1,4 @@
-/* Events of a trace: objects whose keys are those of the format. Read like all JSON; see reader.h. */
+/* Events of a trace: objects with the keys of the format. Read like all JSON; see reader.h. */
 
 #ifndef TRACEKIT_EVENT_H
 #define TRACEKIT_EVENT_H
@@ -14,7 +14,7 @@ enum field {
     F_STACK = 1 << 19, F_ARGS = 1 << 20
 };
 
-/* What an id is: the number of a flow that fits a namespace of tracekit.merge.ids, another number, or a string. */
+/* Kinds of ids: ID_DIRECT is a number of a flow that fits a namespace of tracekit.merge.ids; others are numbers or strings. */
 enum id_kind { ID_ODD, ID_DIRECT, ID_NUMBER, ID_STRING };
 #define DIRECT_IDS 5000000000u
 
@@ -31,11 +31,11 @@ typedef struct {
     uint64_t id_number;
     unsigned char id_kind, bind_id_kind; /* enum id_kind */
     unsigned char kept_id_count;
-    Edit kept_ids[MAX_KEPT_IDS];         /* those of arguments that are left out else */
+    Edit kept_ids[MAX_KEPT_IDS];         /* ids of arguments that are otherwise left out */
     unsigned char ts_decimals, dur_decimals; /* 4 for more than three */
     unsigned char dur_usable;
-    unsigned char odd; /* a field has another type than viewers expect: see `is_usual` in tracekit.formats.event_fields */
-    KnownPlace *known; /* that it has */
+    unsigned char odd; /* a field has a type that viewers do not expect: see `is_usual` in tracekit.formats.event_fields */
+    KnownPlace *known; /* the place of the event, if known */
 } Event;
 
 /* Reads a number of microseconds as ns, more than three decimals rounded, halves away from zero: see `parse_us`. */
@@ -75,7 +75,7 @@ INLINE const char *read_time(const Reader *r, const char *p, int64_t *time_ns, u
     return p;
 }
 
-/* Tells whether a text is a number as `raw_number` in tracekit.formats.event_fields takes it. */
+/* Returns true if a text is a number that `raw_number` in tracekit.formats.event_fields accepts. */
 INLINE int is_number_text(const char *p, const char *end)
 {
     if (*p == '0')
@@ -105,7 +105,7 @@ static const char *read_place(Reader *r, const char *p, Span *span)
         const char *digits = p;
         while (is_digit(*p))
             p++;
-        /* Not -0, which is the same track as 0. */
+        /* Exclude -0, which is the same track as 0. */
         int odd_zero = *digits == '0' && (p - digits > 1 || digits != span->at);
         if (p == digits || p - digits > 18 || odd_zero || *p == '.' || *p == 'e' || *p == 'E')
             return NULL;
@@ -153,7 +153,7 @@ static const char *read_id(Reader *r, const char *p, uint64_t *number, unsigned 
     return p;
 }
 
-/* Finds where in `{"local": "..."}`, which was read before, the text begins; NULL where it is something else. */
+/* Returns the beginning of the text in `{"local": "..."}`, which was read before; NULL for any other value. */
 static const char *find_local_id(const Reader *r, const char *p, const char *end)
 {
     if (*p != '{' || strncmp(p = skip_space(r, p + 1), "\"local\"", 7) != 0 || *(p = skip_space(r, p + 7)) != ':'
@@ -202,7 +202,7 @@ INLINE KnownPlace *keep_place(Known *known, const char *from, const char *end, e
     return place;
 }
 
-/* Reads arguments, of which mostly the same stand again where they hold no number that changes. */
+/* Reads arguments. Arguments without changing numbers mostly repeat those of the event before. */
 INLINE const char *read_args(Reader *r, const char *p)
 {
     Known *known = &r->known;
@@ -211,7 +211,7 @@ INLINE const char *read_args(Reader *r, const char *p)
     const char *from = p;
     int edits = r->edit_count;
     p = skip_value(r, p);
-    /* Only those that count for nothing. */
+    /* Keep only arguments without edits, noted values and odd strings: those need no work when they repeat. */
     if (p != NULL && *from == '{' && p - from <= MOST_SAME && edits == r->edit_count && !r->noted_args && !r->odd_string) {
         known->same_size = (size_t)(p - from);
         memcpy(known->same_args, from, known->same_size);
@@ -219,7 +219,7 @@ INLINE const char *read_args(Reader *r, const char *p)
     return p;
 }
 
-/* Turns the edits of ids in arguments into one edit that leaves out all but some ids of the arguments; `from` is behind the value before. */
+/* Replaces the edits of ids in arguments by one edit that leaves out all but some ids; `from` is behind the previous value. */
 static int leave_out_args(Reader *r, Event *e, const char *from, const char *end, int first_edit)
 {
     e->kept_id_count = 0;
@@ -234,19 +234,19 @@ static int leave_out_args(Reader *r, Event *e, const char *from, const char *end
     return note_edit(r, EDIT_ARGS, from, end, 0);
 }
 
-/* Where an event is read, and what was read last. */
+/* The position in an event, and the last key. */
 typedef struct {
     enum where where;
     unsigned last;       /* number of the field before */
-    const char *from;    /* what stands before the key */
+    const char *from;    /* the text before the key */
     const char *key;
-    /* What stands before the key pid, where tid and ts follow directly. */
+    /* The text before the key pid, if tid and ts follow directly. */
     const char *pid_from;
     enum where pid_where;
     int in_order;
 } Place;
 
-/* Reads a key, all from what stands before it to its value; returns that with the number of the field, 0 at the end of the event. */
+/* Reads a key with the text before and after it; returns the beginning of its value. `number` is the field, 0 at the end. */
 INLINE const char *read_event_key(Reader *r, const char *p, KnownKey *expected, Place *place, unsigned *number)
 {
     KnownKey *known = &expected[place->last];
@@ -280,7 +280,7 @@ INLINE const char *read_event_key(Reader *r, const char *p, KnownKey *expected, 
     return p;
 }
 
-/* Reads the time behind a place that is known, with pid and tid. */
+/* Reads the time after a known place, with pid and tid. */
 INLINE const char *read_known_place(Reader *r, Event *e, const char *from)
 {
     const KnownPlace *known = e->known;
@@ -299,7 +299,7 @@ INLINE const char *read_known_place(Reader *r, Event *e, const char *from)
     return noted && (!r->rewrites || note_edit(r, EDIT_TS, time, p, 0)) ? p : NULL;
 }
 
-/* Reads the value of pid, tid or ts; with that of a pid, all three where the place is known. */
+/* Reads the value of pid, tid or ts. For a pid, reads all three if the place is known. */
 INLINE const char *read_place_field(Reader *r, Event *e, Place *place, const char *value, unsigned *number)
 {
     Known *known = &r->known;
@@ -352,7 +352,7 @@ INLINE const char *read_event_args(Reader *r, Event *e, const Place *place, cons
     e->odd |= *value != '{';
     if (p == NULL || !r->args_mode || e->phase == 'C' || e->phase == 'M')
         return p;
-    e->odd |= e->phase == 0 || place->where == BEHIND_BRACE; /* the comma behind it would have to go */
+    e->odd |= e->phase == 0 || place->where == BEHIND_BRACE; /* the comma after it would have to be removed */
     return leave_out_args(r, e, place->from, p, edits) ? p : NULL;
 }
 
@@ -380,7 +380,7 @@ INLINE const char *read_id_field(Reader *r, Event *e, const Place *place, const 
     }
 }
 
-/* Reads the value of a field, and notes what the merge changes in it; `number` becomes the last field that was read. */
+/* Reads the value of a field, and notes the edits of the merge in it; `number` becomes the last field that was read. */
 INLINE const char *read_field(Reader *r, Event *e, Place *place, const char *value, unsigned *number)
 {
     switch (*number) {
@@ -420,14 +420,14 @@ INLINE const char *read_field(Reader *r, Event *e, Place *place, const char *val
     return skip_value(r, value);
 }
 
-/* Reads an event whose keys are those of the format, each once, with a phase of one letter.
+/* Reads an event with the keys of the format, each at most once, and a phase of one letter.
    `values`: where to note the values of the fields that are seen, by their number (pid, tid and ts not always), or NULL. */
 INLINE const char *read_event(Reader *r, const char *p, Event *e, Span *values)
 {
     Known *known = &r->known;
     KnownKey *expected = known->of_events[0]; /* by the number of the field before */
     Place place = {.where = BEHIND_BRACE, .last = 0, .in_order = 0};
-    /* The rest is read only where `seen` says so. To clear all of it takes as long as to read a key. */
+    /* Other members are valid only if their bit in `seen` is set. Clearing all of them takes as long as reading a key. */
     e->seen = 0;
     e->phase = 0;
     e->dur_usable = e->dur_decimals = e->odd = 0;
@@ -459,7 +459,7 @@ INLINE const char *read_event(Reader *r, const char *p, Event *e, Span *values)
     }
 }
 
-/* Tells whether these arguments of a counter are numbers of ordinary size: see `PLAIN_COUNTER`. They were read before. */
+/* Returns true if the arguments of a counter, read before, are numbers of ordinary size: see `PLAIN_COUNTER`. */
 INLINE int is_plain_counter(const Reader *r, const char *p)
 {
     if (*p != '{')

@@ -1,5 +1,5 @@
-/* Texts that stood in an event before, and mostly stand in the next one again: keys with what is around them, the place of an
-   event, its arguments. Where the same bytes stand again, they mean the same, and need not be read again.
+/* A cache of texts that mostly repeat from one event to the next: keys with the text around them, the place of an event, its
+   arguments. The same bytes have the same meaning, and need not be read again.
 
    A text is known in one kind of place only: behind a value, or behind the opening brace of an object. */
 
@@ -25,23 +25,23 @@
 
 enum where { NOWHERE, BEHIND_BRACE, BEHIND_VALUE };
 
-/* All from what stands before a key to its value. 64 bytes. */
+/* The text before a key, the key, and the text up to its value. 64 bytes. */
 typedef struct {
     char text[MOST_KEY];
-    unsigned char where; /* NOWHERE: none is known */
+    unsigned char where; /* NOWHERE: no key is known */
     unsigned char size, key_at, key_size;
     unsigned char field; /* of an event, or of its arguments: enum arg_field */
-    unsigned char next;  /* of arguments: what came behind it */
+    unsigned char next;  /* of arguments: the key that followed */
     uint16_t begin;      /* a bit for each of the first 16 characters */
     char unused[8];
 } KnownKey;
 
-/* All from what stands before the key pid to the value of ts, where pid and tid are numbers. */
+/* The text from before the key pid to the value of ts, if pid and tid are numbers. */
 typedef struct {
     char text[MOST_PLACE_TEXT];
     unsigned char where, size, pid_at, pid_end, tid_at, tid_end, tid_stop; /* tid_stop: behind spaces */
     int64_t track; /* -1: to be found */
-    unsigned char new_size, new_tid_at; /* what the merge writes instead, once that is known */
+    unsigned char new_size, new_tid_at; /* the replacement that the merge writes, once it is known */
     char new_text[MOST_PLACE_TEXT + 64];
 } KnownPlace;
 
@@ -51,10 +51,10 @@ typedef struct {
     KnownPlace places[KNOWN_PLACES];
     unsigned next_place, last_place;
     char same_args[MOST_SAME];
-    size_t same_size; /* 0: none are known */
+    size_t same_size; /* 0: no arguments are known */
 } Known;
 
-/* Tells whether a text stands at p. Both have room for `most` characters where `end` is that far, so that 16 are compared at once. */
+/* Returns true if a text is at p. If `end` is at least `most` characters away, 16 characters are compared per step. */
 INLINE int stands_at(const char *p, const char *end, const char *text, size_t size, size_t most)
 {
 #if defined(__SSE2__)
@@ -105,13 +105,13 @@ INLINE int keep_key(KnownKey *known, const char *from, const char *key, const ch
     return 1;
 }
 
-/* Returns the key of arguments that came behind another one. */
+/* Returns the key of arguments that followed another one. */
 INLINE const KnownKey *next_key(const Known *known, unsigned before)
 {
     return &known->of_args[known->of_args[before].next];
 }
 
-/* Keeps a key of arguments; returns its number, or 0 where it is none that can be known. */
+/* Keeps a key of arguments; returns its number, or 0 if it cannot be kept. */
 INLINE unsigned keep_arg_key(Known *known, unsigned before, const char *from, const char *key, const char *quote, const char *value, enum where where, unsigned field)
 {
     if (quote == key || memchr(key, '\\', (size_t)(quote - key)) != NULL)

@@ -1,4 +1,4 @@
-/* A profiler's marker by its name: `Profiler.marker` in tracekit.recording.profiler when it is given nothing but a name it knows. */
+/* A profiler's marker by its name: `Profiler.marker` in tracekit.recording.profiler for calls with only a known name. */
 
 #include "lookup.h"
 
@@ -49,7 +49,7 @@ static PyObject *marker(PyObject *object, PyObject *const *args, Py_ssize_t coun
         if (PyErr_Occurred()) {
             if (!PyErr_ExceptionMatches(PyExc_Exception))
                 return NULL;
-            PyErr_Clear(); /* no text, and raises when it is hashed */
+            PyErr_Clear(); /* not a string, and its hash raises */
         }
     }
     return pass_on(object, "_marker_in_python", args, count, names);

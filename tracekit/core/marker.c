@@ -1,8 +1,8 @@
-/* What every slice, instant and counter pays for: the methods of `Marker`, `RecordingMarker` and `SharedMarker` in tracekit.recording
-   that are not rare. See there for what they do and why; what is rare is called there.
+/* The hot path of every slice, instant and counter: the frequent methods of `Marker`, `RecordingMarker` and `SharedMarker`. The
+   classes in tracekit.recording explain them, and handle rare cases.
 
-   Nothing of Python runs between a test and the store after it, so that each method is one step to other threads and signal
-   handlers, but where it calls a method of Python. */
+   No Python code runs between a test and the following store. So each method is one step for other threads and signal handlers,
+   except where it calls a Python method. */
 
 #include "marker.h"
 
@@ -12,17 +12,17 @@
 #include "records.h"
 #include "types.h"
 
-/* What of a RecordBuffer is looked at for each event. */
+/* The members of a RecordBuffer that each event needs. */
 typedef struct {
     PyObject_HEAD
     PyObject *records;
-    Records *packed; /* the same, or NULL when it is something else */
+    Records *packed; /* the same object, or NULL if it has another type */
     PyObject *track_of_thread;
     long long due_ns, lost_events, refused_values;
-    uint64_t serial; /* of this buffer alone, for as long as the process lives */
+    uint64_t serial; /* unique to this buffer during the life of the process */
 } BufferBase;
 
-/* What of a Marker is looked at for each event. */
+/* The members of a Marker that each event needs. */
 typedef struct {
     PyObject_HEAD
     BufferBase *buffer;
@@ -40,17 +40,17 @@ static int64_t now_ns(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* ---- The track of the thread that runs. ---- */
+/* ---- The track of the current thread. ---- */
 
 static uint64_t next_serial = 1, forgotten;
 
-/* The track that this thread had last, of which buffer, and how often threads had been forgotten then. */
+/* The last track of this thread, its buffer, and the value of `forgotten` at that time. */
 static _Thread_local struct {
     uint64_t serial, forgotten;
     long long track;
 } here;
 
-/* Returns -1 for a thread that has none yet, -2 with an exception. */
+/* Returns -1 for a thread without a track, -2 with an exception. */
 static long long look_up_track(BufferBase *buffer)
 {
     PyObject *ident = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
@@ -96,7 +96,7 @@ PyObject *forget_threads(PyObject *module, PyObject *none)
     Py_RETURN_NONE;
 }
 
-/* ---- What the methods have in common. ---- */
+/* ---- Shared parts of the methods. ---- */
 
 /* The marker's buffer, a reference. */
 static BufferBase *buffer_of(const MarkerBase *self)
@@ -114,7 +114,7 @@ static int done(PyObject *result)
     return result == NULL ? -1 : 0;
 }
 
-/* Appends a record; counts it as lost when there is no memory. Returns MUST_WAIT, or -1 with another exception. */
+/* Appends a record; without memory, counts it as lost. Returns 0, MUST_WAIT, or -1 with another exception. */
 static int append(BufferBase *buffer, long long label, int64_t time, int64_t kind, long long track)
 {
     int failed;
@@ -132,7 +132,7 @@ static int append(BufferBase *buffer, long long label, int64_t time, int64_t kin
     return failed == REFUSED ? 0 : failed;
 }
 
-/* Waits for room under on_full="block". Returns 0 when the record fits now, whatever the limits say; -1 with an exception. */
+/* Waits for room under on_full="block". Returns 0 if the record may be appended, even beyond the limits; -1 with an exception. */
 static int wait_for_room(BufferBase *buffer)
 {
     PyObject *found = PyObject_CallMethod((PyObject *)buffer, "wait_for_room", NULL);
@@ -216,7 +216,7 @@ static PyObject *recording_enter(PyObject *object, PyObject *none)
     BufferBase *buffer = buffer_of(self);
     long long track = buffer == NULL ? -2 : track_here(buffer);
     int failed = track == -2;
-    if (!failed && buffer != self->buffer) { /* it passed to another profiler while the track was made */
+    if (!failed && buffer != self->buffer) { /* the marker moved to another profiler while the track was made */
         failed = done(PyObject_CallMethod(object, "__enter__", NULL));
     } else if (!failed) {
         int64_t start = now_ns();
@@ -249,7 +249,7 @@ static PyObject *recording_exit(PyObject *object, PyObject *const *args, Py_ssiz
     if (buffer == NULL)
         return NULL;
     PyObject *result;
-    /* No start: it began for another profiler, or while nothing was recorded. */
+    /* No start: the slice began for another profiler, or while nothing was recorded. */
     if (args[0] == Py_None && self->start && !self->contended && end < buffer->due_ns) {
         int64_t start = self->start;
         self->start = 0;
@@ -319,7 +319,7 @@ static PyObject *recording_counter(PyObject *object, PyObject *const *args, Py_s
     while (failed == MUST_WAIT && (failed = wait_for_room(buffer)) == 0)
         failed = append_counter(self, buffer, now, args[0]);
     if (failed < 0 && PyErr_ExceptionMatches(PyExc_Exception)) {
-        /* No mapping, or one whose methods raise: never the training's problem. */
+        /* Not a mapping, or its methods raise: do not raise in the training loop. */
         int refused = !PyErr_ExceptionMatches(PyExc_MemoryError);
         PyErr_Clear();
         if (!refused)
@@ -337,7 +337,7 @@ static PyObject *recording_counter(PyObject *object, PyObject *const *args, Py_s
 
 /* ---- Shared by several threads. ---- */
 
-/* The marker of a track behind a shared one, a reference; NULL where there is none, with an exception if looking failed. */
+/* The marker of a track behind a shared one, a reference; NULL if it does not exist, with an exception if the lookup failed. */
 static PyObject *clone_of(const MarkerBase *self, long long track)
 {
     if (track < 0 || self->clones == NULL)

@@ -1,4 +1,4 @@
-/* Where memory comes from: a test makes the N-th request fail. Included by all. */
+/* Memory allocation, where a test can make the N-th request fail. Included by all. */
 
 #ifndef TRACEKIT_MEMORY_H
 #define TRACEKIT_MEMORY_H

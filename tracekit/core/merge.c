@@ -1,4 +1,4 @@
-/* tracekit.core._merge: the inner loops of the merge and of the event table in C. Python does the same without it; see _merge.pyi. */
+/* tracekit.core._merge: the inner loops of the merge and of the event table in C. Pure Python does the same; see _merge.pyi. */
 
 #include "columns.h"
 #include "packets.h"
@@ -6,7 +6,7 @@
 #include "spans.h"
 
 #ifdef TRACEKIT_FAILING_MEMORY
-/* Which request for memory fails, counted from here on; 0: none does. */
+/* Number of the request for memory that fails, counted from here on; 0: no request fails. */
 __attribute__((visibility("default"))) long tracekit_requests_left;
 #endif
 

@@ -1,4 +1,4 @@
-/* Numbers as decimal text, and in as few bytes as they need. */
+/* Numbers as decimal text and as varints. */
 
 #ifndef TRACEKIT_NUMBERS_H
 #define TRACEKIT_NUMBERS_H
@@ -35,7 +35,7 @@ INLINE char *write_eight(char *out, uint32_t number)
 INLINE char *write_short(char *out, uint32_t number)
 {
     uint64_t digits = eight_digits(number);
-    /* The last digit stays, whatever it is. */
+    /* Keep the last digit, even if it is 0. */
     int zeros = __builtin_ctzll((digits - 0x3030303030303030) | UINT64_C(1) << 56) / 8;
     digits >>= 8 * zeros;
     memcpy(out, &digits, 8);

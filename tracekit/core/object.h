@@ -11,7 +11,7 @@
 
 #include "memory.h"
 
-/* One run at a time: without the interpreter lock, another thread could come. Python's own checks would be too late. */
+/* Allows one run at a time: without the interpreter lock, another thread could enter. Checks in Python would be too late. */
 INLINE int enter(int *busy)
 {
     if (*busy) {

@@ -6,9 +6,9 @@
 #include "packets.h"
 
 #define DEFINED_AT_ONCE 500
-/* Fields of the old format: the mark of a slice that is only there for a flow event. */
+/* Fields of the old format: the mark of a slice that exists only for a flow event. */
 #define FLOW_PLACE "\x32\x02\x30\x00"
-/* The mark of an instant that is a slice of no duration. */
+/* The mark of an instant that is a slice of zero duration. */
 #define NO_DURATION "\x32\x02\x18\x00"
 
 /* Returns the fields of a record apart from the memory of records, which moves when it grows. */
@@ -85,7 +85,7 @@ static int join_half(Store *store, uint32_t target, const PacketRecord *record, 
         store->open.size -= sizeof(Half);
         return 1;
     }
-    /* The end of what began before the recording. */
+    /* The end of a slice that began before the recording. */
     fields = copy_fields(store, record, fields);
     if (fields == NULL)
         return 0;
@@ -292,7 +292,7 @@ static int end_slices(Store *store, int64_t before)
     return 1;
 }
 
-/* Gives a slice to another track: it neither follows nor is inside of what is open here. */
+/* Moves a slice to another track, because it overlaps the open slices of this one without nesting. */
 static int put_aside(Store *store, const PacketRecord *record, const char *fields)
 {
     PacketTrack *track = PACKET_TRACK(&store->tracks, store->at);

@@ -1,5 +1,5 @@
-/* Records of events in order, as the packets of one sequence of a native Perfetto trace: what `PacketStore` in
-   tracekit.merge.write.pftrace_packets does, to the byte. */
+/* Records of events in order, as the packets of one sequence of a native Perfetto trace: byte for byte the output of `PacketStore`
+   in tracekit.merge.write.pftrace_packets. */
 
 #ifndef TRACEKIT_PACKETS_H
 #define TRACEKIT_PACKETS_H
@@ -18,11 +18,11 @@
 enum kind { SLICE, FLOW, NEXT_FLOW, INSTANT, BEGIN_HALF, END_HALF, COUNTER };
 enum table { CATEGORIES, NAMES, KEYS, TEXTS, TABLES };
 
-/* What stands before the category, the name and the rest of the fields of a record. */
+/* Head of a record; the category, the name and the rest of the fields follow it. */
 typedef struct {
     int64_t start, end;
     uint64_t order;
-    size_t next;          /* where the next record of the stream is in memory; 0: nowhere */
+    size_t next;          /* offset of the next record of the stream in memory; 0: none */
     uint32_t category_size, name_size, rest_size, kind;
 } PacketRecord;
 
@@ -82,7 +82,7 @@ typedef struct {
 
 /* The records of a stream, in order. */
 typedef struct {
-    Source *sources; /* the last one stands for the records in memory */
+    Source *sources; /* the last one is a placeholder for the records in memory */
     size_t count, current;
     PacketRecord *index;   /* of the records in memory */
     size_t in_memory, next;
@@ -97,7 +97,7 @@ typedef struct {
     Buffer starts; /* of FlowStart */
     Index start_index;
     Buffer names;
-    Buffer memory; /* the records that are in no file */
+    Buffer memory; /* the records that are not in a file */
     uint64_t order, memory_bytes;
     uint32_t sequence, max_texts;
     int fd; /* -1: nothing is in a file */
@@ -123,7 +123,7 @@ int64_t intern_text(Store *store, enum table table, const char *text, size_t siz
 /* Returns the number of a track, -1 without memory. */
 int64_t track_number(Store *store, uint64_t uuid, uint64_t pid);
 
-/* Keeps a record; `title` is the name as text, for tracks that are named by what happens on them. Returns 0 without memory. */
+/* Keeps a record; `title` is the name as text, for tracks that are named by their first event. Returns 0 without memory. */
 int keep_packet_record(Store *store, uint32_t track, enum kind kind, int64_t start, int64_t end, const char *const fields[3],
     const size_t sizes[3], const char *title, size_t title_size);
 

@@ -3,7 +3,7 @@
 #include "numbers.h"
 #include "rewriter.h"
 
-/* Finds the lanes of all tracks that may need some. Nothing of Python is called. */
+/* Finds the lanes of all tracks that may need some. Calls no Python code. */
 enum outcome find_patches(Rewriter *self)
 {
     size_t limit = self->most_log_bytes / 4;
@@ -34,7 +34,7 @@ enum outcome next_patch(Rewriter *self)
     self->patch.size = 0;
     if (!reserve(&self->patch, size + 24))
         return NO_MEMORY;
-    char *behind = self->patch.data; /* what is written; spaces follow */
+    char *behind = self->patch.data; /* end of the written text; spaces follow */
     if (kind == PATCH_LANE) {
         const LaneLog *log = &LOGS(self)[number >> 31];
         uint32_t tid;

@@ -1,5 +1,5 @@
-/* Events of a merged trace as packets of a native Perfetto trace: what tracekit.merge.write.pftrace_events does, to the byte, or
-   the event is given back. Nothing of Python is called between, so that the interpreter lock is released. */
+/* Events of a merged trace as packets of a native Perfetto trace: byte for byte the output of tracekit.merge.write.pftrace_events.
+   Other events are returned to Python. The loop calls no Python code, so that the interpreter lock can be released. */
 
 #include <errno.h>
 
@@ -16,7 +16,7 @@ typedef struct {
     Buffer fields, text, title; /* of the event that is read: its fields, a text without escapes, the name of a counter */
     Buffer marks;               /* by number of a key: the object that it was last in */
     uint32_t object;
-    uint16_t next_key[NEXT_KEYS]; /* by the key before: what came behind it */
+    uint16_t next_key[NEXT_KEYS]; /* by key: the key that followed */
     uint64_t flow_offset;
     int64_t base_ns;
     int busy, no_memory;
@@ -109,7 +109,7 @@ static char *write_title(Encoder *self, char *out, int is_name, Span text)
     return is_name ? write_text(self, out, NAMES, 10, 23, text, &number) : write_text(self, out, CATEGORIES, 3, 22, text, &number);
 }
 
-/* Ends a message that begins behind a byte which is left for its size. */
+/* Ends a message; the byte before it is reserved for its size. */
 INLINE char *close_message(char *message, char *out)
 {
     size_t size = (size_t)(out - message);
@@ -124,7 +124,7 @@ INLINE char *close_message(char *message, char *out)
 
 static const char *write_value(Encoder *self, const char *p, char **out, int depth);
 
-/* Reads the key before a value, with the colon. Most keys come behind the same key as before. */
+/* Reads the key before a value, with the colon. Most keys follow the same key as in earlier events. */
 static const char *write_key(Encoder *self, const char *p, char **out, unsigned *before, uint32_t object, Span *name)
 {
     TextTable *keys = &self->store.tables[KEYS];
@@ -147,12 +147,12 @@ static const char *write_key(Encoder *self, const char *p, char **out, unsigned 
         *out = write_text(self, *out, KEYS, 1, 10, *name, &number);
         if (*out == NULL)
             return NULL;
-        /* One that is read as it is: with an escape, the same bytes would be another key. */
+        /* Only a key without escapes: with an escape, the same bytes would be another key. */
         if (number < NEXT_KEYS && name->at != self->text.data)
             self->next_key[*before] = (uint16_t)number;
     }
     if (number) {
-        /* A key that is there twice counts once. */
+        /* A duplicate key counts once. */
         if (self->marks.size < ((size_t)number + 1) * sizeof(uint32_t)) {
             size_t size = ((size_t)number + 64) * sizeof(uint32_t);
             if (!reserve(&self->marks, size - self->marks.size))
@@ -221,7 +221,7 @@ static const char *write_string(Encoder *self, const char *p, char **out)
 
 static const char *write_item(Encoder *self, const char *p, char **out, int depth)
 {
-    /* What has no value in an array is a text, with a mark; see `Arguments._item`. */
+    /* Write null, [] and {} as text with a mark, because they have no value in an array; see `Arguments._item`. */
     const char *inner = *p == '[' || *p == '{' ? skip_space(&self->reader, p + 1) : p;
     int is_empty = inner != p && (*inner == ']' || *inner == '}');
     if (*p != 'n' && !is_empty)
@@ -235,7 +235,7 @@ static const char *write_item(Encoder *self, const char *p, char **out, int dept
     return *out == NULL ? NULL : *p == 'n' ? p + 4 : inner + 1;
 }
 
-/* The arguments that say which collective operation an event belongs to; NULL for one that is not there. */
+/* The arguments that identify the collective operation of an event; NULL for a missing one. */
 typedef struct {
     Span group, ranks, number;
 } Collective;
@@ -349,7 +349,7 @@ static char *write_arguments(Encoder *self, const char *p, char *out)
     return close_message(message, out);
 }
 
-/* Writes what a native trace has no place for as an argument; see `_OTHER_FIELDS`. */
+/* Writes fields that have no place in a native trace as an argument; see `_OTHER_FIELDS`. */
 static char *write_other(Encoder *self, const Event *event, uint32_t wanted, char *out)
 {
     static const struct {
@@ -389,7 +389,7 @@ static int read_number(Span span, uint64_t *number)
     return span.end > span.at;
 }
 
-/* Hashes JSON, however it is spaced. */
+/* Hashes JSON without the spaces between its tokens. */
 static uint64_t hash_json(uint64_t hash, Span value)
 {
     int quoted = 0;
@@ -427,7 +427,7 @@ static uint64_t async_uuid(const Encoder *self, const Event *event, uint64_t pid
     return HASH_END(hash);
 }
 
-/* What names of series end with, and the unit; see `unit_of` in tracekit.merge.write.pftrace_tracks. */
+/* Endings of series names, and their units; see `unit_of` in tracekit.merge.write.pftrace_tracks. */
 static const char *const units[][2] = {{"bytes_per_s", "bytes/s"}, {"bytes", "bytes"}, {"percent", "%"}, {"ns", "ns"}, {"us", "us"},
     {"\xC2\xB5s", "\xC2\xB5s"}, {"ms", "ms"}, {"s", "s"}};
 #define UNITS (sizeof units / sizeof *units)
@@ -443,7 +443,7 @@ static const char *unit_of(Span key)
     return "";
 }
 
-/* Reads the values of a counter, and keeps them in a second turn, so that none is kept of what is given back. */
+/* Reads the values of a counter in a first turn, and keeps them in a second one: an event for Python must leave no values. */
 static int keep_counter(Encoder *self, const Event *event, uint64_t pid, int64_t start)
 {
     if (!(event->seen & F_ARGS) || *event->args.at != '{' || event->seen & F_ID || event->name.at == NULL || *event->name.at != '"')
@@ -485,7 +485,7 @@ static int keep_counter(Encoder *self, const Event *event, uint64_t pid, int64_t
     return 1;
 }
 
-/* Where and when an event is, and as which kind of record it is kept. */
+/* Track, time and record kind of an event. */
 typedef struct {
     enum kind kind;
     uint64_t pid, tid, uuid;
@@ -549,7 +549,7 @@ static int place_event(const Encoder *self, const Event *event, Kept *kept)
     }
 }
 
-/* Makes room for a message, and numbers objects anew before their numbers end. */
+/* Makes room for a message, and restarts the numbers of objects before they overflow. */
 static int prepare_fields(Encoder *self, size_t text_size)
 {
     /* A message takes at most nine times the bytes of its JSON: items of one digit in nested arrays. */
@@ -585,7 +585,7 @@ static char *write_titles(Encoder *self, const Event *event, char *out, char *en
     return out;
 }
 
-/* Copies the name of a track, which what follows would write over. */
+/* Copies the name of a track, because later steps overwrite it. */
 static int keep_title(Encoder *self, Span *name)
 {
     size_t size = (size_t)(name->end - name->at);
@@ -671,7 +671,7 @@ static int keep_event(Encoder *self, Event *event, size_t text_size)
     return 1;
 }
 
-/* Returns the end of the object at p, whatever is in it; NULL where it does not end. */
+/* Returns the end of the object at p without checking its content; NULL if it does not end. */
 static const char *skip_object(const char *p, const char *end)
 {
     size_t depth = 0;
@@ -689,7 +689,7 @@ static const char *skip_object(const char *p, const char *end)
     return NULL;
 }
 
-/* Keeps the events of a text; returns where Python must go on, and sets *odd_end to the end of that event. */
+/* Keeps the events of a text; returns the first event that Python must read, and sets *odd_end to its end. */
 static const char *encode_text(Encoder *self, const char *p, const char *end, const char **odd_end)
 {
     Event event;
@@ -701,7 +701,7 @@ static const char *encode_text(Encoder *self, const char *p, const char *end, co
         if (p == end)
             return p;
         const char *behind = read_event(&self->reader, p, &event, self->values);
-        /* The reader stops at a NUL, which is what follows the text; only events that end inside of it count. */
+        /* The reader stops at the NUL after the text; only events that end before it count. */
         if (behind == NULL || behind > end || !keep_event(self, &event, (size_t)(behind - p))) {
             *odd_end = *p == '{' && !self->no_memory ? skip_object(p, end) : NULL;
             return p;

@@ -1,9 +1,9 @@
 /* JSON as text: strict, read from the first byte to the last, nothing copied.
 
-   Every function takes a place in a text that ends with a NUL (as the content of a bytes object does) and returns the place
-   behind what it read, or NULL where it does not understand it: then the caller gives the text back to Python. NUL is
-   no part of any JSON, so that nothing reads on behind it; only where several bytes are looked at in one step is the end asked for.
-   What is accepted here is accepted by msgspec too; what is not may still be. */
+   Every function takes a pointer into a text that ends with a NUL (as the content of a bytes object does). It returns the pointer
+   behind the value that it read, or NULL if it does not understand the text: then the caller returns the text to Python. NUL is
+   not valid in JSON, so that nothing reads beyond it. Only steps over several bytes must check for the end.
+   msgspec accepts every text that is accepted here, and possibly more. */
 
 #ifndef TRACEKIT_READER_H
 #define TRACEKIT_READER_H
@@ -36,13 +36,13 @@ typedef struct {
 
 typedef struct {
     const char *end;
-    unsigned char odd_string;      /* whether a string ends with a backslash, which Perfetto misreads, or holds a surrogate */
+    unsigned char odd_string;      /* whether a string ends with a backslash, which Perfetto misreads, or has a surrogate */
     unsigned char rewrites;        /* whether edits are noted */
     unsigned char arg_ids;         /* whether ids in arguments are edits too */
     unsigned char args_mode;       /* which arguments are kept, see enum args_mode */
     unsigned char moves_durations; /* whether durations change too */
     unsigned char wants_args;      /* whether values of arguments are noted */
-    unsigned char in_args;         /* whether arguments are read whose values are noted */
+    unsigned char in_args;         /* whether the reader is in arguments with noted values */
     unsigned char noted_args;      /* a bit for each enum arg_field that was seen in the last arguments */
     const char *args_at[ARG_FIELDS]; /* where their values begin */
     int edit_count;
@@ -57,7 +57,7 @@ INLINE int is_space(char c)
 
 INLINE const char *skip_space(const Reader *r, const char *p)
 {
-    /* Mostly there is none, or one. */
+    /* Fast path for the usual case: no space, or one. */
     if ((unsigned char)*p > ' ' || !is_space(*p) || (unsigned char)*++p > ' ' || !is_space(*p))
         return p;
 #if defined(__SSE2__)
@@ -82,7 +82,7 @@ INLINE int is_digit(char c)
     return (unsigned char)(c - '0') < 10;
 }
 
-/* Returns how many digits stand here, at most 16, and their number. */
+/* Returns the count of the digits at p, at most 16, and their value in `number`. */
 INLINE int read_digits(const Reader *r, const char *p, uint64_t *number)
 {
     uint64_t found = 0;
@@ -126,7 +126,7 @@ INLINE int is_hex(char c)
 }
 
 #if defined(__SSE2__)
-/* Returns which of 16 characters may not stand in a string as they are: a bit for each. */
+/* Returns a bit for each of 16 characters that needs attention in a string: quotes, backslashes and control characters. */
 INLINE unsigned string_stops(const char *p)
 {
     __m128i some = _mm_loadu_si128((const __m128i *)(const void *)p);
@@ -282,7 +282,7 @@ static const char *skip_container(Reader *r, const char *p)
     uint64_t objects = 0; /* of the levels that are open, innermost last: whether it is an object */
     int depth = 0;
     enum where where;
-    unsigned before = 0; /* number of the known key that stood last */
+    unsigned before = 0; /* number of the last known key */
     const KnownKey *expected = next_key(&r->known, before);
     const char *from;
     for (;;) {
@@ -350,7 +350,7 @@ static const char *skip_container(Reader *r, const char *p)
             if (r->in_args && depth == 1) {
                 if (field != ARG_NONE)
                     note_arg(r, field, p);
-                r->odd_string |= memchr(key, '\\', (size_t)(quote - key)) != NULL; /* it may stand for one of the fields */
+                r->odd_string |= memchr(key, '\\', (size_t)(quote - key)) != NULL; /* without its escapes, it may be one of the fields */
             }
             before = keep_arg_key(&r->known, before, from, key, quote, p, where, field);
             expected = next_key(&r->known, before);

@@ -1,4 +1,4 @@
-/* tracekit.core._record: what records pay for, in C. What it does, Python does too; see _record.pyi. */
+/* tracekit.core._record: the hot path of recording in C. Pure Python does the same; see _record.pyi. */
 
 #include "encoder.h"
 #include "lookup.h"
@@ -11,7 +11,7 @@
 #endif
 
 #ifdef TRACEKIT_FAILING_MEMORY
-/* Which request for memory fails, counted from here on; 0: none does. */
+/* Number of the request for memory that fails, counted from here on; 0: no request fails. */
 __attribute__((visibility("default"))) long tracekit_requests_left;
 #endif
 

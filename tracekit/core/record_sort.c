@@ -73,7 +73,7 @@ static int merge_two(Record *rows, size_t middle, size_t end, Buffer *spare)
     return 1;
 }
 
-/* Sorts what is in memory: stretches that are in order already are merged, two by two. A trace has few of them. */
+/* Sorts the records in memory: merges sorted stretches, two by two. A trace has few of them. */
 static enum outcome sort_rows_in_memory(Sorter *sorter)
 {
     Record *rows = (Record *)(void *)sorter->rows.data;
@@ -191,7 +191,7 @@ const Record *next_record(Sorter *sorter)
         SortedRun *run = &RUNS(sorter)[sorter->heap[0]];
         if (sorter->heap_size == 1 && run->window == NULL)
             return run->at < run->end ? run->at++ : NULL;
-        /* The record returned last is left only now, since its window may be filled anew. */
+        /* Leave the last returned record only now, because this may refill its window. */
         if (!sorter->taken) {
             sorter->taken = 1;
             return run->at;

@@ -1,4 +1,4 @@
-/* A sequence that looks like the flat list of records of tracekit.events, and keeps them in 32 bytes each. */
+/* A sequence with the interface of the flat list of records in tracekit.events. It keeps each record in 32 bytes. */
 
 #include "records.h"
 
@@ -29,7 +29,7 @@ static int check_free(const Records *self)
     return -1;
 }
 
-/* How many rows may be here, by each of the limits. */
+/* Maximum number of rows, by each of the limits. */
 static long long rows_by_count(const Records *self)
 {
     return self->max_rows > self->held_rows ? self->max_rows - self->held_rows : 0;
@@ -88,7 +88,7 @@ int records_admit(Records *self, int64_t time, int64_t kind)
 int records_admit_values(Records *self, PyObject *values)
 {
     long long size = records_value_bytes(values);
-    /* By the room, not by the rows: what is allocated for rows may be filled without another look. */
+    /* Count the allocated room, not only the rows: it may be filled without another check. */
     size_t rows = self->room > self->count ? self->room : self->count + 1;
     long long bytes = self->held_bytes + self->value_bytes + size + (long long)(rows * sizeof *self->rows);
     if (self->max_rows && is_full(self))
@@ -122,7 +122,7 @@ int records_grow(Records *self, size_t more)
     return 0;
 }
 
-/* ---- Between rows and entries. Nothing of Python runs here but where an object is made. ---- */
+/* ---- Between rows and entries. Python code can only run where an object is made. ---- */
 
 static PyObject *entry(const Records *self, size_t index)
 {
@@ -143,7 +143,7 @@ static int to_number(PyObject *object, int64_t *number)
 {
     if (object == NULL)
         return -1;
-    if (!PyLong_Check(object)) { /* an __index__ would run */
+    if (!PyLong_Check(object)) { /* otherwise, an __index__ method would run */
         PyErr_SetString(PyExc_TypeError, "a record is four integers, or three and the values of a counter");
         return -1;
     }
@@ -258,7 +258,7 @@ static PyObject *copy_rows(const Records *self, size_t from, size_t count)
     Records *copy = new_records();
     if (copy == NULL)
         return NULL;
-    /* The collector may have run, and changed what there is. */
+    /* The garbage collector may have run, and changed the rows. */
     from = from < self->count ? from : self->count;
     count = count < self->count - from ? count : self->count - from;
     if (append_rows(copy, self, from, count) < 0)
@@ -340,7 +340,7 @@ static int delete_rows(Records *self, size_t from, size_t count)
     for (size_t i = from; self->counters && i < from + count; i++)
         counters += (size_t)is_counter(self->rows + i);
     if (counters) {
-        /* Their references go when the rows are in order again: a finaliser may record. */
+        /* Drop their references only when the rows are in order again: a finaliser may record. */
         dropped = tracekit_calloc(counters, sizeof *dropped);
         if (dropped == NULL) {
             PyErr_NoMemory();
@@ -429,7 +429,7 @@ static PyObject *add_in_place(PyObject *object, PyObject *items)
     return object;
 }
 
-/* Whether a record that Python appends is refused, which is counted. Who waits has waited, and is not refused. */
+/* Returns true if a record from Python is refused, and counts it. A caller that waits is not refused, because it has waited. */
 static int is_refused(Records *self, PyObject *items)
 {
     if (!self->max_rows || self->waits || !is_full(self) || !PyTuple_Check(items) || PyTuple_Size(items) != WIDTH)
@@ -487,7 +487,7 @@ static PyObject *represent(PyObject *object)
     return text;
 }
 
-/* A copy that is sent elsewhere is a list: who gets it may have no compiled core. */
+/* Pickles as a list, because the receiver may have no compiled core. */
 static PyObject *reduce(PyObject *object, PyObject *none)
 {
     (void)none;
@@ -495,7 +495,7 @@ static PyObject *reduce(PyObject *object, PyObject *none)
     return list == NULL ? NULL : Py_BuildValue("O(N)", (PyObject *)&PyList_Type, list);
 }
 
-/* ---- What the writer asks. ---- */
+/* ---- Queries of the writer. ---- */
 
 static PyObject *take(PyObject *object, PyObject *argument)
 {
@@ -509,7 +509,7 @@ static PyObject *take(PyObject *object, PyObject *argument)
     count = count < self->count ? count : self->count;
     if (count == 0)
         return (PyObject *)taken;
-    /* What stays is little as a rule: it gets new rows, and the old ones go. */
+    /* Usually, few records stay: they get new rows, and the old rows go to `taken`. */
     size_t left = self->count - count, counters = 0;
     Record *rows = left ? tracekit_calloc(left, sizeof *rows) : NULL;
     if (left && rows == NULL) {
@@ -569,7 +569,7 @@ static PyObject *places(PyObject *object, PyObject *args)
     return found;
 }
 
-/* A float that is finite and below 2**63, or an integer that fits 64 bits, by text. Subclasses may have methods of their own. */
+/* A str with a finite float below 2**63, or with an integer that fits 64 bits. Not a subclass, which may override methods. */
 static int is_plain_number(PyObject *series, PyObject *number)
 {
     if (!PyUnicode_CheckExact(series))
@@ -674,7 +674,7 @@ static int visit_all(PyObject *object, visitproc visit, void *arg)
 {
     const Records *self = (Records *)object;
     for (size_t i = 0; self->counters && i < self->count; i++)
-        if (self->rows[i].kind == COUNTER) /* a single value has only its name, which holds nothing */
+        if (self->rows[i].kind == COUNTER) /* a single value only refers to its name, which refers to nothing */
             Py_VISIT(self->rows[i].what.values);
     Py_VISIT(Py_TYPE(object));
     return 0;
@@ -704,7 +704,7 @@ static void end(PyObject *object)
     Py_DECREF(type);
 }
 
-/* What a list answers, and nobody asks for often. */
+/* Calls a method of an equal list, for rare methods. */
 static PyObject *ask_list(PyObject *object, const char *method, PyObject *args)
 {
     PyObject *list = to_list(object, NULL), *asked = list == NULL ? NULL : PyObject_GetAttrString(list, method);

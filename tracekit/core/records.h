@@ -1,4 +1,4 @@
-/* Records of events, 32 bytes each: what tracekit.events keeps in a list, four entries a record. */
+/* Records of events, 32 bytes each. tracekit.events keeps them in a list, with four entries per record. */
 
 #ifndef TRACEKIT_RECORDS_H
 #define TRACEKIT_RECORDS_H
@@ -7,7 +7,7 @@
 
 #define WIDTH 4
 
-/* While `busy`, somebody reads the rows without the interpreter lock: then nothing but appending where there is room. */
+/* While `busy`, another thread reads the rows without the interpreter lock: only append, and only if there is room. */
 typedef struct {
     PyObject_HEAD
     Record *rows;
@@ -16,14 +16,14 @@ typedef struct {
     int busy;
     /* Of the records of a buffer; see RecordBuffer.limit. Nothing is refused while max_rows is 0. */
     long long max_rows, max_bytes;
-    long long held_rows, held_bytes; /* taken, and still in the hands of the writer */
-    long long value_bytes;           /* of the counters' dictionaries, about */
+    long long held_rows, held_bytes; /* taken by the writer, and still in use */
+    long long value_bytes;           /* of the counters' dictionaries, approximate */
     long long keep_before;           /* slices that started before are kept: their start may have been delivered */
     long long refused_rows, refused_bytes; /* how many rows were refused, by the limit that refused them */
     int waits;                             /* whether the caller waits for room instead, as far as it can */
 } Records;
 
-/* What appending returns beside 0 (done) and -1 (an exception). */
+/* Results of appending, in addition to 0 (done) and -1 (an exception). */
 enum { REFUSED = 1, MUST_WAIT = 2 };
 
 extern PyTypeObject *records_type;
@@ -32,13 +32,13 @@ extern PyType_Spec records_spec;
 /* Makes room for `more` rows. Returns -1 with an exception when it cannot. */
 int records_grow(Records *self, size_t more);
 
-/* Makes room for one more row, or refuses it. Runs nothing of Python. */
+/* Makes room for one more row, or refuses it. Runs no Python code. */
 int records_admit(Records *self, int64_t time, int64_t kind);
 
-/* Looks whether a counter's dictionary fits as well, and counts its bytes if it does. */
+/* Checks that a counter's dictionary also fits, and counts its bytes if it does. */
 int records_admit_values(Records *self, PyObject *values);
 
-/* Appends a record that is no counter. Runs nothing of Python. Rooms never exceed the limits, so that they cost nothing here. */
+/* Appends a record that is not a counter. Runs no Python code. The room never exceeds the limits, so no check is needed here. */
 static inline int records_append(Records *self, int64_t label, int64_t time, int64_t kind, int64_t track)
 {
     if (self->count == self->room) {
@@ -55,13 +55,13 @@ static inline int records_append(Records *self, int64_t label, int64_t time, int
     return 0;
 }
 
-/* About how much memory the values of a counter take: an estimate, by the number of series. */
+/* Approximate memory of the values of a counter, from the number of series. */
 static inline long long records_value_bytes(PyObject *values)
 {
     return PyDict_Check(values) ? 160 + 64 * (long long)PyDict_Size(values) : 160;
 }
 
-/* Appends a counter and takes over the reference to its values, whether it fails or not. */
+/* Appends a counter. Takes over the reference to its values, even on failure. */
 static inline int records_append_counter(Records *self, int64_t label, int64_t time, PyObject *values)
 {
     int result = records_admit_values(self, values);

@@ -3,7 +3,7 @@
 #include "numbers.h"
 #include "rewriter.h"
 
-/* Copies what is not changed. 16 bytes at a time where both have room for that, since it is short. */
+/* Copies unchanged text, which is short: 16 bytes at a time if both sides have room for that. */
 INLINE char *copy_between(char *out, const char *from, size_t size, const char *end)
 {
     if (size > 256 || (size_t)(end - from) < size + 16) {
@@ -22,7 +22,7 @@ INLINE int is_text(Span span, const char *text, size_t size)
 
 #define IS_TEXT(span, text) is_text(span, text, sizeof text - 1)
 
-/* Metadata that the merge writes anew for every process and thread. */
+/* Returns true for metadata that the merge writes itself for every process and thread. */
 static int is_named_metadata(Span name)
 {
     return IS_TEXT(name, "\"thread_name\"") || IS_TEXT(name, "\"thread_sort_index\"") || IS_TEXT(name, "\"process_name\"")
@@ -62,12 +62,12 @@ static int64_t offset_at(const Rewriter *self, int64_t time)
     return offset > INT64_MAX / 4 || offset < INT64_MIN / 4 ? INT64_MIN : (int64_t)offset;
 }
 
-/* When an event happens in the merged trace. */
+/* Times of an event in the merged trace. */
 typedef struct {
     int64_t time_ns, duration_ns;
 } Moved;
 
-/* Tells whether the times of an event have a place in the merged trace. */
+/* Returns true if the times of an event fit into the merged trace. */
 INLINE int move_times(const Rewriter *self, const Event *e, Moved *moved)
 {
     int64_t time = e->ts_ns;
@@ -150,7 +150,7 @@ static int is_noted(const Rewriter *self, const Event *e)
     return 0;
 }
 
-/* Writes what stays of arguments: ` , "args": {...}` with ids, or nothing. */
+/* Writes the kept ids of arguments as ` , "args": {...}`, or nothing. */
 static char *write_kept_ids(const Rewriter *self, char *out, const Event *e)
 {
     if (e->kept_id_count == 0)
@@ -171,7 +171,7 @@ static char *write_kept_ids(const Rewriter *self, char *out, const Event *e)
     return out;
 }
 
-/* Makes what stands instead of a known place from now on. */
+/* Makes the replacement of a known place. */
 static void rewrite_place(KnownPlace *place, const Track *track)
 {
     char *out = place->new_text;
@@ -209,7 +209,7 @@ INLINE unsigned needed_edits(const Rewriter *self, const Event *e)
     }
 }
 
-/* Writes the id of an asynchronous event as one of this input: a plain id belongs to all ranks at once. */
+/* Writes the id of an asynchronous event with the prefix of this input: all ranks would share a plain id. */
 static char *write_local_id(const Rewriter *self, char *out, Span id)
 {
     int quoted = *id.at == '"';
@@ -222,7 +222,7 @@ static char *write_local_id(const Rewriter *self, char *out, Span id)
     return out + size + 2;
 }
 
-/* Writes an event at `out`, which has room for it, and returns the place behind; `tid_at` and `dur_at` are where those are. */
+/* Writes an event at `out`, which has room for it, and returns its end; sets `tid_at` and `dur_at` to the places of these fields. */
 INLINE char *write_event(const Rewriter *self, char *out, const char *from, const char *behind, const Event *e, const Track *track,
                          const Moved *moved, char **tid_at, char **dur_at)
 {
@@ -327,7 +327,7 @@ static unsigned char work_of(const Event *e)
     return begins(e->name, "\"Memcpy DtoD", 12) || begins(e->name, "\"Memcpy PtoP", 12) ? DEVICE_TO_DEVICE : 0;
 }
 
-/* Notes pid, tid and category of an event whose track is unknown. */
+/* Notes pid, tid and category of an event on an unknown track. */
 static enum stop ask_for_track(Rewriter *self, const Event *e)
 {
     const Span spans[] = {e->pid, e->tid, e->seen & F_CAT ? e->cat : (Span){e->pid.at, e->pid.at}};
@@ -369,7 +369,7 @@ static enum outcome log_event(Rewriter *self, const Event *e, uint32_t log, cons
     return note_entry(self, log, &entry);
 }
 
-/* Writes an event, or says why not. */
+/* Writes an event, or returns the reason for not writing it. */
 static enum stop rewrite_event(Rewriter *self, const char *p, const char *behind, const Event *e)
 {
     const int metadata = e->phase == 'M';

@@ -30,7 +30,7 @@ static PyObject *refuse(Rewriter *self, PyObject *type, const char *why)
 
 /* ---- Before the events. ---- */
 
-/* Keeps glibc from returning the memory of each piece of a trace to the system: fresh pages cost a tenth of a merge. It keeps
+/* Prevents glibc from returning the memory of each piece of a trace to the system: new pages cost a tenth of a merge. glibc keeps
    blocks that are smaller than the largest block ever freed. */
 static void keep_freed_memory(void)
 {
@@ -105,7 +105,7 @@ static int read_knots(Rewriter *self, PyObject *knots)
     return 1;
 }
 
-/* Forgets where the tracks of known places go. */
+/* Forgets the tracks of known places. */
 static void forget_places(Rewriter *self)
 {
     for (int i = 0; i < KNOWN_PLACES; i++) {
@@ -148,7 +148,7 @@ static PyObject *Rewriter_begin(PyObject *object, PyObject *args)
     reader->args_mode = (unsigned char)mode;
     reader->arg_ids = self->moves_arg_ids || mode == KEEP_IDS;
     reader->moves_durations = self->knot_count != 0 || self->snap_ns > 0;
-    reader->known.same_size = 0; /* what it knows to be without ids may have some now */
+    reader->known.same_size = 0; /* known arguments without ids may have ids now */
     forget_places(self);
     clear_table(&self->table);
     memset(self->written, 0, sizeof self->written);
@@ -525,7 +525,7 @@ static PyObject *Rewriter_lay(PyObject *object, PyObject *args)
     Py_ssize_t size;
     if (!PyArg_ParseTuple(args, "SK", &bytes, &position) || PyBytes_AsStringAndSize(bytes, &text, &size) < 0 || !enter(&self->busy))
         return NULL;
-    /* Made empty: bytes of one character that have a content are shared. */
+    /* Create it without content: Python shares bytes objects of one character. */
     PyObject *result = PyBytes_FromStringAndSize(NULL, size);
     char *out = result == NULL ? NULL : memcpy(PyBytes_AsString(result), text, (size_t)size);
     enum outcome outcome = DONE;

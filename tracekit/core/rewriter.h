@@ -15,7 +15,7 @@
 #define PHASES 128
 #define MAX_DURATION_NS 1000000000000000000
 #define TID_SIZE 10              /* characters, so that a lane can be written over it */
-#define KEEP_OFFSET (-1)         /* of ids: they stay, whatever they are */
+#define KEEP_OFFSET (-1)         /* of ids: all ids stay unchanged */
 
 typedef struct {
     int64_t time_ns, offset_ns;
@@ -45,12 +45,12 @@ typedef struct {
     size_t log_bytes, most_log_bytes;
     ScratchFile scratch;
     int64_t snap_ns;
-    Buffer metadata, noted;      /* texts of events, each behind its size as a size_t */
+    Buffer metadata, noted;      /* texts of events, each after its size as a size_t */
     char words[MAX_WORDS][MAX_WORD];
     size_t word_sizes[MAX_WORDS];
     int word_count;
     unsigned char initials[256];
-    Buffer new_track;            /* pid, tid and category of an event whose track is unknown */
+    Buffer new_track;            /* pid, tid and category of an event on an unknown track */
     size_t new_sizes[3];
 
     /* Of the end. */
@@ -68,7 +68,7 @@ typedef struct {
 enum stop rewrite_events(Rewriter *self, const char *text, const char *end, const char **at, int final);
 enum outcome note_entry(Rewriter *self, uint32_t log, const Entry *entry);
 enum outcome find_patches(Rewriter *self);
-/* Makes the next patch the one in `patch`; `has_patch` says whether there is one. */
+/* Reads the next patch into `patch`; clears `has_patch` after the last one. */
 enum outcome next_patch(Rewriter *self);
 
 extern PyType_Spec rewriter_spec;

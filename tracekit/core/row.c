@@ -7,7 +7,7 @@ PyObject *values_of(const Record *row)
         return row->what.values;
     }
     PyObject *series = object_of(row);
-    Py_INCREF(series); /* the collector may run, and another take the record */
+    Py_INCREF(series); /* the collector may run, and other code may take the record */
     PyObject *value = PyFloat_FromDouble(row->what.value), *values = value == NULL ? NULL : PyDict_New();
     if (values != NULL && PyDict_SetItem(values, series, value) < 0)
         Py_CLEAR(values);

@@ -1,8 +1,8 @@
-/* One record of an event, 32 bytes: what tracekit.events keeps as four entries of a list.
+/* One record of an event, 32 bytes. tracekit.events keeps it as four entries of a list.
 
-   The values of a counter are a dictionary or, as mostly, one float under one name, which needs none: such a single value stands
-   in the record itself, and its kind is the address of its name, negated. No object is made that the collector of garbage would
-   have to look at until the writer takes the record. To Python it is a counter like any. */
+   The values of a counter are a dictionary or, mostly, one float under one name. Such a single value needs no dictionary: it is
+   stored in the record itself, and the kind is the negated address of its name. So the garbage collector has no object to visit
+   until the writer takes the record. Python sees an ordinary counter. */
 
 #ifndef TRACEKIT_ROW_H
 #define TRACEKIT_ROW_H
@@ -17,7 +17,7 @@
 /* Kinds; from 0 on it is a whole slice's end. As in tracekit.events. */
 enum { INSTANT = -1, COUNTER = -2, BEGIN = -3, END = -4 };
 
-#define LEAST_KIND (-255) /* no kind is below it, and no address of an object as low */
+#define LEAST_KIND (-255) /* no kind is below it, and object addresses are larger */
 
 typedef struct {
     int64_t label, time, kind;
@@ -38,13 +38,13 @@ static inline int is_counter(const Record *row)
     return row->kind == COUNTER || is_single(row);
 }
 
-/* As Python sees it. */
+/* The kind for Python. */
 static inline int64_t kind_of(const Record *row)
 {
     return is_single(row) ? COUNTER : row->kind;
 }
 
-/* The object to which a record has a reference, or NULL. */
+/* The object that a record refers to, or NULL. */
 static inline PyObject *object_of(const Record *row)
 {
     if (is_single(row))
@@ -58,7 +58,7 @@ PyObject *values_of(const Record *row);
 /* A copy of any mapping, a new reference; NULL with an exception. */
 PyObject *copy_of_values(PyObject *values);
 
-/* The kind of a counter whose values are a dictionary of one float, with that float; 0 if they are not. */
+/* The kind of a counter with a dictionary of one float, and that float; 0 for other values. */
 int64_t single_kind(PyObject *values, double *value);
 
 #endif

@@ -7,13 +7,13 @@
 
 #define MAX_EVENT (4 << 20)      /* bytes; a longer event takes the general way */
 
-/* Why a scan stops; the first four are numbers of _merge.pyi. STOP_NONE: it does not. */
+/* Reasons to stop a scan; the first four are numbers of _merge.pyi. STOP_NONE: it goes on. */
 enum stop { STOP_MORE, STOP_ODD, STOP_NEW, STOP_END, STOP_MEMORY, STOP_FILE, STOP_NONE };
 
-/* What has come before the place where it goes on. */
+/* The element before the place where a scan resumes. */
 enum place { ANYWHERE, BEHIND_EVENT, BEHIND_COMMA };
 
-/* Returns the place behind an object, NULL where the text ends before: only strings and brackets are looked at. */
+/* Returns the end of an object, NULL if the text ends before it. Looks only at strings and brackets. */
 static inline __attribute__((unused)) const char *find_object_end(const char *p, const char *end)
 {
     int depth = 0;
@@ -30,7 +30,7 @@ static inline __attribute__((unused)) const char *find_object_end(const char *p,
     return NULL;
 }
 
-/* Tells whether a text is UTF-8, without surrogates and overlong forms. */
+/* Returns true if a text is UTF-8, without surrogates and overlong forms. */
 static inline __attribute__((unused)) int is_wide_utf8(const unsigned char *p, const unsigned char *end)
 {
     while (p < end) {
@@ -76,7 +76,7 @@ INLINE int is_utf8(const char *p, const char *end)
     return (all & 0x8080808080808080) == 0 || is_wide_utf8((const unsigned char *)from, (const unsigned char *)end);
 }
 
-/* Reads the next event from `at` on, which is moved to its beginning; `behind` is its end. STOP_NONE: there it is. */
+/* Reads the next event from `at` on. Sets `at` to its beginning and `behind` to its end, and returns STOP_NONE if it is read. */
 INLINE enum stop next_event(Reader *reader, enum place *place, const char **at, const char *end, int final, Event *event,
                             const char **behind)
 {
@@ -98,7 +98,7 @@ INLINE enum stop next_event(Reader *reader, enum place *place, const char **at, 
         *behind = read_event(reader, p, event, NULL);
         if (*behind != NULL && *behind - p <= MAX_EVENT && !reader->odd_string && is_utf8(p, *behind))
             return STOP_NONE;
-        /* Not all of it may be here yet. */
+        /* The rest of the event may not be here yet. */
         const char *most = end - p > MAX_EVENT ? p + MAX_EVENT : end;
         return *behind == NULL && most == end && !final && find_object_end(p, end) == NULL ? STOP_MORE : STOP_ODD;
     }

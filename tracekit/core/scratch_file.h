@@ -1,4 +1,4 @@
-/* A file without a name for what is too large for memory: nothing is left of it, however the process ends. */
+/* A file without a name, for data that is too large for memory. It disappears with the process, even if that is killed. */
 
 #ifndef TRACEKIT_SCRATCH_FILE_H
 #define TRACEKIT_SCRATCH_FILE_H
@@ -12,16 +12,16 @@
 
 typedef struct {
     int is_open, fd;
-    int error;         /* errno of what failed */
+    int error;         /* errno of the failure */
     uint64_t size;
     char folder[MAX_FOLDER];
 } ScratchFile;
 
-/* Appends data; `offset` is where it is then. */
+/* Appends data; `offset` becomes its position. */
 enum outcome write_scratch(ScratchFile *file, const void *data, size_t size, uint64_t *offset);
 enum outcome read_scratch(ScratchFile *file, uint64_t offset, void *data, size_t size);
 void close_scratch(ScratchFile *file);
-/* Writes all of some data at an offset of a file, at its current position where the offset is -1; returns errno, 0 for none. */
+/* Writes all data at an offset of a file, or at its current position for the offset -1; returns errno, or 0 for success. */
 int write_whole(int fd, const char *data, size_t size, int64_t offset);
 
 #endif

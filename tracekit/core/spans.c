@@ -8,8 +8,8 @@ typedef struct {
     int64_t at, end;
 } EventSpan;
 
-/* Finds events that begin before a limit, with commas between them, up to the first one that is not whole and well-formed; returns 0
-   where memory fails. */
+/* Finds events that begin before a limit, with commas between them, up to the first incomplete or malformed one. Returns 0 without
+   memory. */
 static int scan_events(Reader *reader, const char *text, const char *p, const char *limit, Buffer *spans)
 {
     const char *end;

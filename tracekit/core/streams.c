@@ -8,7 +8,7 @@
 #include "scratch_file.h"
 
 #define WINDOW_BYTES (1 << 16)
-#define FIRST_RECORD 8 /* 0 is no place of a record */
+#define FIRST_RECORD 8 /* 0 is not a valid place of a record */
 #define MAX_TEXT_BYTES 200
 #define MAX_TABLE_BYTES (16 << 20)
 #define MAX_AT_ONCE (1 << 26)
@@ -126,7 +126,7 @@ int keep_packet_record(Store *store, uint32_t number, enum kind kind, int64_t st
     PacketTrack *track = PACKET_TRACK(&store->tracks, number);
     PacketRecord record = {start, end, ++store->order, 0, (uint32_t)sizes[0], (uint32_t)sizes[1], (uint32_t)sizes[2], kind};
     if (kind != COUNTER && track->uuid >= FIRST_HASHED && start < track->first_ns) {
-        /* An async track has the name of what happens first on it. */
+        /* An async track has the name of its first event. */
         track->first_ns = start;
         if (!set_name(store, track, title, title_size))
             return 0;
@@ -143,7 +143,7 @@ int keep_packet_record(Store *store, uint32_t number, enum kind kind, int64_t st
     return put_packet_record(store, &track->stream, &record, fields);
 }
 
-/* Streams of records: chains through one piece of memory, which is emptied into a file when it is full. */
+/* Streams of records: linked lists in one block of memory, which is moved to a file when it is full. */
 
 /* Whole slices come before the begins of their time, longer ones first, as in Perfetto's JSON importer. Instants and flow events
    of that time follow. */
@@ -186,7 +186,7 @@ int is_first_start(const Store *store, const PacketRecord *record, const char *f
 int put_packet_record(Store *store, Stream *stream, const PacketRecord *record, const char *const fields[3])
 {
     size_t size = RECORD_SIZE(record), at = store->memory.size ? store->memory.size : FIRST_RECORD;
-    /* All of it at once: pages that are never written cost nothing. */
+    /* Reserve all memory now: pages that are never written cost nothing. */
     size_t whole = store->memory.data == NULL && store->memory_bytes < MAX_AT_ONCE ? store->memory_bytes : 0;
     if (!reserve(&store->memory, whole + size + FIRST_RECORD))
         return 0;
@@ -224,7 +224,7 @@ static int compare_records(const void *a, const void *b)
     return is_before(first, second) ? -1 : is_before(second, first);
 }
 
-/* Returns the records of a stream that are in memory, in order: each without its fields, `next` being where it is. */
+/* Returns the heads of a stream's records in memory, in order, without their fields; `next` is the offset of each. */
 static PacketRecord *sort_stream(const Store *store, const Stream *stream)
 {
     if (stream->count > SIZE_MAX / sizeof(PacketRecord))
@@ -290,7 +290,7 @@ int spill_store(Store *store, int fd)
 
 /* Streams read in order. */
 
-/* Has the next record of a run in its window. Returns 0 at its end, or on failure. */
+/* Reads the next record of a run into its window. Returns 0 at its end, or on failure. */
 static int fill_window(const Store *store, Merge *merge, Source *source)
 {
     for (;;) {
@@ -367,7 +367,7 @@ void end_merge(Store *store)
     store->merging = 0;
 }
 
-/* Returns the next record of a source, the last of which is in memory; NULL at its end, or on failure. */
+/* Returns the next record of a source; the last source is in memory. NULL at its end, or on failure. */
 static const char *peek(const Store *store, Merge *merge, size_t number)
 {
     if (number == merge->count - 1)
@@ -382,7 +382,7 @@ const char *next_packet_record(Store *store, PacketRecord *record)
     if (found != NULL)
         *record = record_at(found);
     if (merge->count > 1 && (found == NULL || !merge->has_limit || !is_before(record, &merge->limit))) {
-        /* Another source comes first: find it, and up to where it does. */
+        /* Another source comes first: find it, and the first record of all others as its limit. */
         found = NULL;
         merge->has_limit = 1;
         merge->limit = (PacketRecord){.start = INT64_MAX, .end = INT64_MAX, .order = UINT64_MAX};

@@ -46,7 +46,7 @@ int64_t add_track(Table *table, Span pid, Span tid)
 {
     uint32_t number = TRACK_COUNT(table);
     Track track = {.key = table->keys.size, .pid_size = (uint32_t)(pid.end - pid.at), .tid_size = (uint32_t)(tid.end - tid.at), .log = -1};
-    /* Room first, so that nothing is half done. */
+    /* Make room first, so that a failure changes nothing. */
     if (!reserve_number(&table->index) || !reserve(&table->keys, (size_t)track.pid_size + track.tid_size)
         || !append(&table->tracks, &track, sizeof track))
         return -1;

@@ -7,7 +7,7 @@
 #include "growing.h"
 #include "index.h"
 
-/* Tracks by their pid and tid as they are written. */
+/* Tracks by the text of their pid and tid. */
 typedef struct {
     size_t key;
     uint32_t pid_size, tid_size;

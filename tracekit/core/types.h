@@ -3,7 +3,7 @@
 
 #include "row.h" /* for Python.h, and which of it is used */
 
-/* Puts a new type into a module under its name; keeps it in `kept` too, for as long as the process lives, if that is not NULL. */
+/* Adds a new type to a module under its name; also keeps it in `kept`, if that is not NULL, until the process ends. */
 static inline int add_type(PyObject *module, const char *name, PyType_Spec *spec, PyTypeObject **kept)
 {
     PyObject *type = PyType_FromSpec(spec);

@@ -1,4 +1,4 @@
-"""TraceHandler: the interface between the recorder and whatever takes its events."""
+"""TraceHandler: the interface between the recorder and the consumers of its events."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 __all__ = ["COUNTS", "MakesTraceHandler", "ProcessHook", "Recording", "Summary", "TraceHandler"]
 
 COUNTS: Final = ("rank", "global")
-"""Whose samples and tokens the training time counts: those of the rank alone, or of all ranks together."""
+"""Scopes of the samples and tokens in the training time: this rank alone, or all ranks together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a handler is told when recording starts.
+    """Metadata of a recording, passed to handlers when it starts.
 
     Attributes:
-        process: Who this process is.
-        anchor: The reading of the clocks that every time of this recording is derived from.
+        process: Identity of this process.
+        anchor: The clock reading from which every time of this recording is derived.
         timestamp: The training time at the start.
-        counts: Whose samples and tokens the training time counts; one of `COUNTS`.
+        counts: Scope of the samples and tokens in the training time; one of `COUNTS`.
     """
 
     process: ProcessInfo
@@ -40,19 +40,19 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a profiler has recorded, and what went wrong.
+    """Counts of recorded events, losses and failures.
 
-    An event is a slice, an instant or a counter. Each one that was recorded was either given to the handler or is counted in
-    ``dropped``. `TraceHandler.summary` gets the counts of that handler, `Profiler.stats` those of the handler that has missed
-    most.
+    An event is a slice, an instant or a counter. Each recorded event was either passed to the handler or is counted in
+    ``dropped``. `TraceHandler.summary` receives the counts of that handler. `Profiler.stats` has the counts of the handler
+    that has missed the most events.
 
     Attributes:
-        slices: How many slices the writer has taken from the buffer.
-        instants: How many instants.
-        counters: How many counter events.
-        dropped: How much was lost, by reason; values of counters that are not numbers are counted one by one.
-        failures: How often a handler, a source or the schedule failed, by who failed.
-        recorded: How many events there were, those included that never left the buffer.
+        slices: Number of slices that the writer has taken from the buffer.
+        instants: Number of instants taken from the buffer.
+        counters: Number of counter events taken from the buffer.
+        dropped: Number of lost events by reason; each non-numeric value of a counter counts as one.
+        failures: Number of failures by failing part: a handler, a source or the schedule.
+        recorded: Number of recorded events, including those that never left the buffer.
     """
 
     slices: int
@@ -64,48 +64,48 @@ class Summary:
 
 
 class ProcessHook(Protocol):
-    """Something of the process, such as a signal handler, that must be set on the thread that starts the profiler."""
+    """A process-wide hook, such as a signal handler, that must be set on the thread that starts the profiler."""
 
     def install(self) -> None:
-        """Set it. Raise to stop the profiler from starting."""
+        """Set the hook. Raise to stop the profiler from starting."""
 
     def remove(self) -> None:
-        """Set back what was there before; called on the thread that stops the profiler. Return quickly: `stop` waits."""
+        """Restore the previous hook; called on the thread that stops the profiler. Return quickly: `stop` waits."""
 
 
 class TraceHandler:
-    """Takes the events of a profiler. Subclass it and override what you need; everything does nothing by default.
+    """Takes the events of a profiler. Subclass it and override the methods you need; by default, each does nothing.
 
     Delivery: the profiler has one thread for each handler, and calls all methods on it, one at a time, from `open` to
-    `close`; only `for_children` is called on the thread that asks. So a handler can use what belongs to one thread, such as a
-    sqlite3 connection. `Profiler.start` waits for `open`, which may raise (a wrong path, a missing package) to stop it from
-    starting. What must be set on the thread that starts the profiler, such as signal handlers, belongs into `hooks`. Events
-    come within the flush interval (200 ms). A handler that blocks holds up neither training nor another handler; of what it
-    does not take in time, at most ``max_buffered_events`` wait. At the end, `stopping`, `ending`, the last events, `summary`,
-    `losses` and `close` share one deadline, the profiler's ``shutdown_timeout``.
+    `close`. Only `for_children` is called on the caller's thread. So a handler can use objects that belong to one thread, such
+    as a sqlite3 connection. `Profiler.start` waits for `open`, which may raise (a wrong path, a missing package) to stop the
+    profiler from starting. Put hooks that must be set on the starting thread, such as signal handlers, into `hooks`. Events
+    come within the flush interval (200 ms). A handler that blocks delays neither training nor another handler. At most
+    ``max_buffered_events`` of its events wait. At the end, `stopping`, `ending`, the last events, `summary`, `losses` and
+    `close` share one deadline, the profiler's ``shutdown_timeout``.
 
     Order: no event or hook is delivered after one with a later time, over all threads. For that, events and hooks are held for
-    200 ms; only `Profiler.flush` and `Profiler.stop` deliver all immediately. An event whose thread was suspended for longer
-    between reading the clock and recording comes late, and is counted in ``Summary.failures``.
+    200 ms; only `Profiler.flush` and `Profiler.stop` deliver all immediately. If a thread is suspended for longer between
+    reading the clock and recording, its event comes late and is counted in ``Summary.failures``.
     The slice of a batch starts when the batch is known to have begun (see `batch_start`), or at the end of the last batch where
     nothing later has been delivered yet. The slice of a batch that is running at the end of the recording is finished there.
     Handlers that override `process_events` get the slices of whole batches only.
-    Per recording thread, starts come before finishes, properly nested; every finish has had its start.
+    On each recording thread, starts come before finishes, properly nested. Every finish follows its start.
 
     With ``inline = True`` the ``process_*_event`` methods are called on the recording thread instead, inside the marker, at
     the moment of the event: for mirroring into NVTX or ``record_function``. Keep such a handler short and thread-safe.
 
-    A method that raises is counted and logged once, and never reaches the training loop; after ten failures in a row the
-    handler is called no more but for `close`. Handlers are not used in forked children, which get their own by `for_children`.
+    An exception in a method is counted and logged once, and never reaches the training loop. After ten failures in a row, only
+    `close` is still called. Handlers are not used in forked children, which get their own by `for_children`.
 
-    `tracekit.testing.TraceHandlerContract` is a test suite for handlers of your own.
+    `tracekit.testing.TraceHandlerContract` is a test suite for custom handlers.
     """
 
     inline: ClassVar[bool] = False
-    """Whether events are taken on the recording thread."""
+    """True to take events on the recording thread."""
 
     hooks: Sequence[ProcessHook] = ()
-    """What is installed on the thread that starts the profiler, after `open`, and removed on the one that stops it."""
+    """Hooks to install on the thread that starts the profiler, after `open`, and to remove on the thread that stops it."""
 
     # ---- life ---------------------------------------------------------------------------------------------------------
 
@@ -123,21 +123,21 @@ class TraceHandler:
         """Called at shutdown, before the last events are delivered.
 
         Args:
-            timeout_s: The time that remains until `close` must have returned. What is not done by then is left behind.
+            timeout_s: The time that remains until `close` must have returned. Work that is unfinished by then is abandoned.
         """
 
     def flush(self) -> None:
-        """Bring what was delivered to where it survives this process."""
+        """Flush delivered events to storage that survives this process."""
 
     def close(self) -> None:
         """Finish; the last call, also after failures."""
 
     def for_children(self) -> Callable[[str], TraceHandler] | None:
-        """Say how a child process (a worker of a data loader) makes a handler of its own, that writes beside this one.
+        """Return a factory for the handler of a child process (a worker of a data loader).
 
         Returns:
-            What makes it, called in the child with the child's name ("worker 0"); must be picklable. None where there is
-            nothing for a child to write, which is the default.
+            A picklable factory, called in the child with the child's name ("worker 0"). None if a child has nothing to
+            write, which is the default.
         """
         return None
 
@@ -160,13 +160,13 @@ class TraceHandler:
             categories: Its categories.
             is_start: True at the start, False at the finish.
             timestamp: The training time at that moment.
-            wall_clock_time_ns: That moment, ns since the epoch.
+            wall_clock_time_ns: Wall clock time of the start or finish, in ns since the epoch.
         """
 
     def process_instant_event(
         self, name: str, categories: Sequence[str], timestamp: Timestamp, wall_clock_time_ns: int
     ) -> None:
-        """Take something that happened at one moment."""
+        """Take an instant: an event at one moment."""
 
     def process_counter_event(
         self,
@@ -176,7 +176,7 @@ class TraceHandler:
         wall_clock_time_ns: int,
         values: Mapping[str, float],
     ) -> None:
-        """Take the values of one or more series; they are finite numbers."""
+        """Take the values of one or more series of a counter; they are finite numbers."""
 
     def process_chrome_json_trace_file(self, filepath: str) -> None:
         """Take a finished Chrome JSON trace of this process, for example one of torch.profiler. Do not change the file."""
@@ -186,9 +186,10 @@ class TraceHandler:
     def process_events(self, batch: EventBatch) -> None:
         """Take the events of one flush.
 
-        Calls the methods above one event at a time; override it to be faster, or for what they do not tell: tracks and
-        arguments. A handler that overrides it gets each batch as soon as it is taken from the buffer, within the flush
-        interval, and hooks after the batch that holds all events up to their time; the batch may hold later ones as well.
+        Calls the methods above, one event at a time. Override it for speed, or to see tracks and arguments, which those methods
+        do not receive. A handler that overrides it gets each batch as soon as it is taken from the buffer, within the flush
+        interval. It gets a hook after the batch that completes the events up to the time of the hook; that batch may also hold
+        later events.
         """
         for event in batch:
             process_event(self, event)
@@ -198,9 +199,9 @@ class TraceHandler:
     def batch_start(self, timestamp: Timestamp) -> None:
         """A batch begins.
 
-        Called when the batch is known to come: `Profiler.iterate` has a value for it, `Profiler.begin_batch` or `Profiler.step`
-        is called, or the training thread records a slice or an instant, whichever is first. Counters and other threads begin no
-        batch. So this is never called for a batch after the last one, unless the training thread records something there (an
+        Called at the first sign of the batch: `Profiler.iterate` has a value for it, `Profiler.begin_batch` or `Profiler.step`
+        is called, or the training thread records a slice or an instant. Counters and other threads do not begin a batch. So
+        this is never called for a batch after the last one, unless the training thread records an event there (an
         evaluation): call `Profiler.next_epoch` or `Profiler.stop` before that, or use `Profiler.iterate`.
         """
 
@@ -217,13 +218,13 @@ class TraceHandler:
         """A recording window of the schedule is complete; all its events have been delivered."""
 
     def clock_anchor(self, anchor: Anchor, step: ClockStep | None) -> None:
-        """The clocks were read again; ``step`` tells when the wall clock was found to have been set."""
+        """The clocks were read again; ``step`` is the detected change of the wall clock, if it was set."""
 
     def clock_offset(self, offset: ClockOffset) -> None:
         """This process's clock was compared with that of another rank; see `tracekit.ClockSync`."""
 
     def summary(self, summary: Summary) -> None:
-        """What was recorded and what was lost; called once before `close`."""
+        """Receive the counts of recorded and lost events; called once before `close`."""
 
 
 def process_event(handler: TraceHandler, event: Event) -> None:
@@ -244,7 +245,7 @@ def process_event(handler: TraceHandler, event: Event) -> None:
 
 
 class MakesTraceHandler(Protocol):
-    """What is not a trace handler, and makes one that a `Profiler` takes in its place."""
+    """An object that makes a trace handler; `Profiler` uses the handler in its place."""
 
     def __trace_handler__(self) -> TraceHandler:
         """Return the trace handler."""

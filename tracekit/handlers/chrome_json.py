@@ -1,4 +1,4 @@
-"""JSONTraceHandler: streams the rank trace as Chrome JSON, to files that open in Perfetto whenever they are looked at."""
+"""JSONTraceHandler: streams the rank trace as Chrome JSON, to files that open in Perfetto even during the recording."""
 
 from __future__ import annotations
 
@@ -46,35 +46,35 @@ TRUNCATED: Final = "events of files that were truncated"
 UNWRITTEN: Final = "events that could not be written"
 _SEGMENTS: Final = Rotation(limit_bytes=8 << 20, limit_ns=30_000_000_000)  # on a remote storage
 _MOST_WAITING: Final = 64  # lines of metadata for a window that may come in a week
-_SUMMARY_BYTES: Final = 1000  # about what the last lines of a recording take
+_SUMMARY_BYTES: Final = 1000  # approximate size of the last lines of a recording
 
 
 class JSONTraceHandler(TraceHandler):
     """Streams the events of this rank to a Chrome JSON file, for `tracekit merge` and ui.perfetto.dev.
 
-    The file is there under its name, and opens, from the start of the recording on; what was flushed survives the death of
-    the process. A name that ends with ``.gz`` is written plain, without that ending, and compressed by another thread when it
+    The file exists under its name, and opens, from the start of the recording. Flushed events survive the death of the
+    process. A name that ends with ``.gz`` is written plain, without that ending. Another thread compresses the file when it
     is complete, because a cut gzip does not open.
 
-    On a remote storage (``s3://`` ...), where nothing can be appended to an object, the trace becomes numbered segments of
-    8 MiB or 30 s (or what the ``rotate_...`` arguments say), each written to a local spool folder and uploaded by another
-    thread when it is complete, in one request; ``-part{part:04d}`` is put into a name without ``{part}``. An index beside them
-    (``....index.json``) says which there are. What fails is tried again with growing pauses until the recording ends; nothing
-    waits for it. `Profiler.start` waits for the first answer for 5 s at most. What could not be uploaded stays in the spool,
-    and the last log line names the command that finishes it: ``tracekit upload SPOOL``. An object that is there is never
+    A remote storage (``s3://`` ...) cannot append to an object. There, the trace becomes numbered segments of 8 MiB or 30 s,
+    unless the ``rotate_...`` arguments set other limits. Each segment is written to a local spool folder. When it is complete,
+    another thread uploads it in one request. ``-part{part:04d}`` is added to a name without ``{part}``. An index next to the
+    segments (``....index.json``) lists them. Failed uploads are retried with growing pauses until the recording ends; nothing
+    waits for them. `Profiler.start` waits for the first answer for 5 s at most. A segment that could not be uploaded stays in
+    the spool, and the last log line names the command that uploads it: ``tracekit upload SPOOL``. An existing object is never
     replaced: the segment takes the next name.
 
-    Long runs go to several files: with ``{epoch}`` or ``{batch}`` in the name, every recording window of the schedule gets
-    one of its own (and all go to one without); with a ``rotate_...`` argument, a new one begins whenever one is full. Every
-    file opens and merges by itself, and `tracekit merge` puts them together again. A slice that is open when a file ends is
-    finished there and goes on in the next. A new file begins between two flushes, so that one can be larger or longer than
-    asked for by what one flush holds. If it cannot be made, the old one is written on.
+    Long runs can use several files. With ``{epoch}`` or ``{batch}`` in the name, every recording window of the schedule gets a
+    separate file; otherwise, all windows share one. A ``rotate_...`` argument begins a new file when one is full. Every file
+    opens and merges by itself, and `tracekit merge` joins them again. A slice that is open when a file ends is finished
+    there and goes on in the next. A new file begins between two flushes, so a file can exceed its limit by the events of one
+    flush. If a new file cannot be made, the handler continues in the old one.
 
-    Local files are made with mode 0600, in folders of mode 0700, unless ``mode`` says otherwise, and never overwrite another
-    file: where a name is taken, the first file of a recording is refused, and later ones get the next number. A failed write
-    (a full disk) loses the events of that flush, which are counted in the summary; the file stays whole, writing resumes as
-    soon as it can, and a ``tracekit.gap`` instant says what is missing. A file that somebody removes during the recording,
-    or its folder, is begun again; so is one that somebody truncates in place, as logrotate does with ``copytruncate``.
+    Local files are made with mode 0600, in folders of mode 0700, unless ``mode`` is set. They never overwrite another file:
+    if a name is taken, the first file of a recording is refused, and later ones get the next number. A failed write (a full
+    disk) loses the events of that flush, which the summary counts. The file stays whole, writing resumes as soon as it can,
+    and a ``tracekit.gap`` instant reports the loss. If somebody removes a file or its folder during the recording, the file
+    is begun again; so is a file that somebody truncates in place, as logrotate does with ``copytruncate``.
 
     Args:
         filename: Path or URL with the fields ``{run_id} {rank} {local_rank} {world_size} {node} {host} {pid} {attempt}
@@ -85,18 +85,18 @@ class JSONTraceHandler(TraceHandler):
         rotate_every: Begin a new file after this much training: ``"1ep"``, ``"500ba"``, ``"1e9tok"``.
         num_traces_to_keep: Keep only this many finished files of this recording and remove the oldest; None keeps all.
         max_total_bytes: Keep the files of this recording, the one being written included, below this size together by
-            removing the oldest. The summary tells what was removed. Both limits are for local names.
-        spool: For remote names, the folder in which spools are made; by default ``TRACEKIT_SPOOL``, else
-            ``tracekit-spool-UID`` in the folder for temporary files, or a new one next to it if others may enter that.
-        spool_bytes: How much may wait there for its upload; beyond it the newest segments are dropped, and counted.
-        mode: Who may read and write local files, whatever the umask says; ``0o640`` lets the group read them, and enter the
-            folders that are made for them.
+            removing the oldest. The summary counts the removed files. Both limits are for local names.
+        spool: For remote names, the parent folder of the spools; by default ``TRACEKIT_SPOOL``, else ``tracekit-spool-UID`` in
+            the folder for temporary files, or a new folder next to it if other users may enter that one.
+        spool_bytes: Maximum size of the segments that wait for upload; beyond it the newest are dropped, and counted.
+        mode: Mode of local files, independent of the umask; ``0o640`` lets the group read them, and enter the folders that are
+            made for them.
         merged_filename: Merge the traces of all ranks and of torch.profiler into this file when the recording ends. A path or URL
             with the fields of ``filename``, except ``{rank}`` and ``{local_rank}``. On rank 0, `Profiler.stop` starts
             ``tracekit merge --wait-for-ranks`` as a process of low priority, which waits for the end records of all ranks.
             `Profiler.stop` does not wait. After SIGTERM nothing is started. The log has the complete command for a merge that is
-            missing or incomplete; a ``.log`` file beside the merged trace has the output of a merge that was not waited for. Both
-            files have mode 0600. None does not merge.
+            missing or incomplete. If nothing waited for the merge, its output is in a ``.log`` file next to the merged trace.
+            Both files have mode 0600. None does not merge.
         merge_timeout: Maximum time in seconds that this process waits for the other ranks before it merges the existing traces,
             and that the exit of rank 0 waits for this process.
         merge_wait: Wait for the merge at the exit of rank 0. The exit never waits after an exception, SIGTERM or SIGINT.
@@ -171,18 +171,18 @@ class JSONTraceHandler(TraceHandler):
         self._recording: Recording | None = None
         self._file: RankFile | None = None
         self._since: tuple[int, Timestamp] | None = None  # when the events of the file begin; None before the first
-        self._delivered_ns = 0  # up to when the file holds everything
-        self._cut_ns: int | None = 0  # where the last file was cut; None where it was not
+        self._delivered_ns = 0  # the file holds every event up to this time
+        self._cut_ns: int | None = 0  # time of the cut at the end of the last file; None if it was not cut
         self._open_slices = OpenSlices()
         self._tables: EventBatch | None = None  # an empty batch: labels, tracks and timestamps for the open slices
         self._offset: tuple[str, Mapping[str, Any]] | None = None  # the newest
-        self._waiting: list[tuple[str, Mapping[str, Any]]] = []  # metadata for a file that is not there yet
+        self._waiting: list[tuple[str, Mapping[str, Any]]] = []  # metadata for a file that does not exist yet
         self._begun_at: list[tuple[str, int]] = []  # each file, and the batch that it begins with
         self._begun_ns = 0  # when the first events came to the file, on the clock of this machine
-        self._lost_events = 0  # in files that are finished, or for want of one
+        self._lost_events = 0  # in finished files, or while there was no file
         self._removed_events = 0
         self._truncated_events = 0
-        self._gap = Gap()  # what is missing since the last file
+        self._gap = Gap()  # events lost since the last file
         self._notices = Notices()
         self._summary: Summary | None = None
         self._companion: str | None = None
@@ -218,7 +218,7 @@ class JSONTraceHandler(TraceHandler):
 
     @property
     def kept(self) -> list[str]:
-        """What could not be packed or uploaded, and where it is instead; complete when the recording has ended."""
+        """Local paths of files that could not be packed or uploaded; complete when the recording has ended."""
         return self._files.kept
 
     @property
@@ -236,11 +236,11 @@ class JSONTraceHandler(TraceHandler):
 
     @property
     def live_path(self) -> str | None:
-        """The one of them that is being written; None where the next recording window gets one of its own."""
+        """The file that is being written; None if the next recording window gets a separate file."""
         return None if self._file is None else self._file.name
 
     def files_of(self, first_batch: int, last_batch: int) -> list[str]:
-        """Return those of them that hold the events of some batches, as far as these have been delivered. Thread-safe.
+        """Return the paths that hold the delivered events of a range of batches. Thread-safe.
 
         Args:
             first_batch: The first batch, counted through the run.
@@ -262,7 +262,7 @@ class JSONTraceHandler(TraceHandler):
         self._recording = recording
         self._file_timestamp = recording.timestamp
         self._files.open(recording)
-        # A child has a file when it has something to say: a run may have thousands of them.
+        # A child makes its file at its first event: a run may have thousands of children.
         if not self._name.per_window and recording.process.parent_pid is None:
             self._file = self._files.begin(recording, recording.timestamp, first=True)
             self._begun_at.append((self._file.name, int(recording.timestamp.batch)))
@@ -283,7 +283,7 @@ class JSONTraceHandler(TraceHandler):
         self._open_slices.follow(batch.records)
         self._tables = dataclasses.replace(batch, records=())
         if newest is not None:
-            # A start may be told later than others after it.
+            # A start may be delivered after events with later times.
             self._delivered_ns = max(newest[0], batch.cut_ns, self._delivered_ns)
             self._since = self._since or newest
         if self._file is None:
@@ -310,7 +310,7 @@ class JSONTraceHandler(TraceHandler):
             report_merges()
 
     def window_end(self, timestamp: Timestamp, wall_clock_time_ns: int) -> None:
-        """Complete the window's file, if each has its own."""
+        """Complete the window's file, if each window has a separate one."""
         self._restart_if_truncated()
         if self._name.per_window and self._file is not None and self._recording is not None:
             self._cut_ns = wall_clock_time_ns - self._recording.anchor.offset_ns
@@ -338,7 +338,7 @@ class JSONTraceHandler(TraceHandler):
             self._metadata(name, args)
 
     def clock_offset(self, offset: ClockOffset) -> None:
-        """Note how this process's clock stands to another rank's, for the merge."""
+        """Note the offset of this process's clock to another rank's, for the merge."""
         self._restart_if_truncated()
         self._offset = offset_metadata(offset)
         if self._file is not None:
@@ -349,7 +349,7 @@ class JSONTraceHandler(TraceHandler):
         self._summary = summary
 
     def close(self) -> None:
-        """Complete the file, and wait for what is packed and uploaded, within the time for the end of the recording."""
+        """Complete the file, and wait for packing and uploading, within the time for the end of the recording."""
         if self._file is not None and self._file.gone:
             self._removed(self._file)
         self._restart_if_truncated()
@@ -372,35 +372,35 @@ class JSONTraceHandler(TraceHandler):
         self._stopped = (error,)
 
     def ending(self, timeout_s: float) -> None:
-        """Note until when packing and uploading are waited for."""
+        """Note how long `close` waits for packing and uploading."""
         self._ends = True
         self._files.ending(timeout_s)
 
     def for_children(self) -> Callable[[str], TraceHandler]:
-        """Have children write files of the same kind, with their name and pid in the file's name."""
+        """Return a factory for children: they write files of the same kind, with their name and pid in the file name."""
         return partial(_child_handler, type(self), self._name.template, self._options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What is sent to another process is a handler that is set up alike, and not open: a file has one writer.
+        # Another process gets a handler with the same arguments that is not open: a file has one writer.
         return partial(type(self), self._name.template, **self._options, **self._merge_options), ()
 
     # ---- files --------------------------------------------------------------------------------------------------------
 
     def _is_full(self, file: RankFile, newest_ns: int, now: Timestamp) -> bool:
-        """Tell whether a batch that ends at this time shall go to a new file."""
+        """Return True if a batch that ends at this time goes to a new file."""
         if self._rotation is None or self._since is None:
             return False
         since_ns, since = self._since
         return self._rotation.due(file.size_bytes, newest_ns - since_ns, since, now)
 
     def _is_old(self) -> bool:
-        """Tell whether a segment has waited long enough for more events; what it holds would be lost with this machine."""
+        """Return True if a segment must not wait longer for more events, which would be lost with this machine."""
         if self._rotation is None or self._rotation.limit_ns is None or not storage.is_remote(self._name.template):
             return False
         return SYSTEM_CLOCK.monotonic_ns() - self._begun_ns >= self._rotation.limit_ns
 
     def _begin_file(self, timestamp: Timestamp, batch: EventBatch | None) -> None:
-        """Go on in a new file; in the old one, if there is one and no new one can be made."""
+        """Continue in a new file, or in the old one, if any, when no new file can be made."""
         assert self._recording is not None
         try:
             new = self._files.begin(self._recording, timestamp)
@@ -416,7 +416,7 @@ class JSONTraceHandler(TraceHandler):
         self._continue_in(new, timestamp, batch)
 
     def _continue_in(self, new: RankFile, timestamp: Timestamp, batch: EventBatch | None) -> None:
-        """Write what a new file needs of the ones before it: the gap, the open slices and the metadata."""
+        """Write the state that a new file needs from earlier files: the gap, the open slices and the metadata."""
         self._file, self._since, self._file_timestamp = new, None, timestamp
         self._begun_at = [(name, begun) for name, begun in self._begun_at if name != new.name]
         self._begun_at.append((new.name, int(timestamp.batch)))
@@ -432,14 +432,14 @@ class JSONTraceHandler(TraceHandler):
             new.write_metadata(*self._offset)
 
     def _end_file(self, file: RankFile) -> None:
-        """Complete a file that another one will follow, at the time of the cut."""
+        """Complete a file before the next one begins: end its open slices at the time of the cut."""
         ended = self._open_slices.ends(self._cut_ns or 0)
         if ended and self._tables is not None:
             file.write_events(dataclasses.replace(self._tables, records=ended), count=False)
         self._finish(file)
 
     def _removed(self, file: RankFile) -> None:
-        """Go on without a file that somebody has removed, in one of the same name where it can be made."""
+        """Replace a file that somebody has removed with a new one of the same name, where it can be made."""
         self._removed_events += file.events
         self._count_lost(file)
         self._notices.warn(
@@ -455,7 +455,7 @@ class JSONTraceHandler(TraceHandler):
             self._begin_file(self._now(), self._tables)
 
     def _restart_if_truncated(self) -> None:
-        """Begin a file again that somebody has truncated in place; what was in it is lost and counted."""
+        """Begin a file again that somebody has truncated in place; count its events as lost."""
         file = self._file
         if file is None or not file.truncated:
             return
@@ -477,14 +477,14 @@ class JSONTraceHandler(TraceHandler):
             self._gap.extend(file.events, file.start_ns, file.end_ns)
 
     def _now(self) -> Timestamp:
-        """Return the training time up to which events were delivered."""
+        """Return the training time of the newest delivered event."""
         assert self._recording is not None
         return self._recording.timestamp if self._tables is None else self._tables.timestamps.at(self._delivered_ns)
 
     def _finish(self, file: RankFile, *, last: bool = False) -> None:
         counts: dict[str, Any] | None = None
-        if last and self._summary is not None:  # the other files have none: their run goes on
-            # What has to go for this file goes first, so that the summary can tell.
+        if last and self._summary is not None:  # other files have no summary: their run goes on
+            # Remove old files first, so that the summary counts them.
             self._files.make_room(coming=1, live_bytes=file.size_bytes + _SUMMARY_BYTES)
             counts = dataclasses.asdict(self._summary)
             counts["dropped"] = {**counts["dropped"], **self.losses()}
@@ -506,7 +506,7 @@ class JSONTraceHandler(TraceHandler):
 
 
 def _numbered(name: str) -> str:
-    """Return the name of segments: with a number in it."""
+    """Return the name with a field for the number of the segment."""
     if "{part" in name:
         return name
     stem, suffix = split_suffix(name)
@@ -514,7 +514,7 @@ def _numbered(name: str) -> str:
 
 
 def _path_beside(path: str, name: str) -> str:
-    """Return the path of a trace from the folder of a rank trace; an absolute one where they are on different storages.
+    """Return the path of a trace relative to the folder of a rank trace, or absolute if they are on different storages.
 
     Args:
         path: The trace.

@@ -40,7 +40,7 @@ class EndMerge:
 
     Attributes:
         every_window: As given.
-        path: The merged trace of the whole run, once its merge was started.
+        path: The merged trace of the whole run; None until its merge is started.
 
     Raises:
         ConfigError: An argument is wrong.

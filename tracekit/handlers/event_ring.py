@@ -33,7 +33,10 @@ _CHUNK_BYTES: Final = 600
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """A part of what was delivered: records as 64-bit numbers, a counter's fourth entry being an index into ``values``."""
+    """A part of the delivered events.
+
+    Records are 64-bit numbers. The fourth entry of a counter is an index into ``values``.
+    """
 
     records: array[int]
     values: list[Mapping[str, float]]
@@ -45,17 +48,17 @@ class _Chunk:
 class EventRing:
     """Keeps the newest events; used by one thread.
 
-    A record takes 32 bytes here (in a list of Python about 100), and nothing that the garbage collector visits. A slice
-    is kept as long as its end is, with its true start. What is dropped is dropped in the pieces in which it was delivered.
+    A record takes 32 bytes here (about 100 in a Python list), and the garbage collector visits none of them. A slice is kept
+    as long as its end, with its true start. Events are dropped in the pieces that were delivered.
 
     Args:
-        span_ns: Events this much older than the newest are dropped.
-        max_bytes: About how much memory is used at most.
+        span_ns: Drop events that are older than the newest event by more than this.
+        max_bytes: Approximate limit on the memory of the events.
 
     Attributes:
-        size_bytes: About how much is used.
-        events: How many events are kept.
-        dropped: How many were dropped for being too old or too many.
+        size_bytes: Approximate memory of the events.
+        events: Number of events that are kept.
+        dropped: Number of events that were dropped because of their age or the memory limit.
         newest_ns: Monotonic time of the newest event.
     """
 
@@ -64,15 +67,15 @@ class EventRing:
         self._max_bytes = max_bytes
         self._chunks: deque[_Chunk] = deque()
         self._tables: EventBatch | None = None
-        self._open_before = OpenSlices()  # what was open where the kept events begin
-        self._begun: dict[int, Timestamp] = {}  # start of such a slice: the training time then
+        self._open_before = OpenSlices()  # slices that were open where the kept events begin
+        self._begun: dict[int, Timestamp] = {}  # start of each such slice, and the training time at that moment
         self.size_bytes = 0
         self.events = 0
         self.dropped = 0
         self.newest_ns = 0
 
     def add(self, batch: EventBatch) -> None:
-        """Keep a batch, and drop what is too old or too much by now."""
+        """Keep a batch, and drop the events that now exceed the limits."""
         if not batch:
             return
         records = batch.records
@@ -134,7 +137,7 @@ def _pack(records: Sequence[Any], timestamps: Timestamps) -> _Chunk:
                 size_bytes += _COUNTER_BYTES + _SERIES_BYTES * len(values[-1])
                 records[index * WIDTH + 3] = len(values) - 1
     changes = timestamps.since(min(starts))
-    # The first is that of the chunk before.
+    # The first one is shared with the previous chunk.
     size_bytes += _TIMESTAMP_BYTES * (len(changes) - 1)
     newest_ns = max(max(starts), max(kinds))  # noqa: PLW3301 - not flattened: a call with 10,000 arguments
     return _Chunk(array("q", records), values, changes, newest_ns, size_bytes)
@@ -150,7 +153,7 @@ def _unpack(chunk: _Chunk, position: int) -> list[Any]:
 
 
 def _in_order(records: Sequence[Any]) -> list[Any]:
-    """Return the records in the order in which they came to be known: slices by their ends."""
+    """Return the records sorted by their last known time; slices sort by their ends."""
     times = [max(start, kind) for start, kind in zip(records[1::WIDTH], records[2::WIDTH], strict=True)]
     order = sorted(range(len(times)), key=times.__getitem__)
     return [entry for index in order for entry in records[index * WIDTH : (index + 1) * WIDTH]]

@@ -1,4 +1,4 @@
-"""FlightRecorder: keeps the last seconds in memory, and writes them out when something has happened."""
+"""FlightRecorder: keeps the last seconds of events in memory, and dumps them on a trigger."""
 
 from __future__ import annotations
 
@@ -42,41 +42,41 @@ _LAST_WORDS_S: Final = 1.0
 
 
 class FlightRecorder(TraceHandler):
-    """Keeps the last seconds of events in memory and writes them as a rank trace when it is told to, or something happens.
+    """Keeps the last seconds of events in memory, and dumps them as a rank trace on request or on a trigger.
 
     A dump is a complete rank trace, for `tracekit merge`, `tracekit validate` and ui.perfetto.dev, with a ``tracekit_dump``
-    event that says why it was made. Slices that were running where the kept interval begins are in it with their true start,
-    and those that run at its end are open, so that a hang shows where it hangs. Dumps are written by the profiler's writer
-    thread: at the second flush after the cause, so that everything before it is in, or when the profiler stops. Nothing waits
-    for them. They never overwrite a file; where a name is taken, the next number is used.
+    event that names the cause. Slices that were running where the kept interval begins have their true start. Slices that run
+    at its end are open, so that a dump shows the place of a hang. The profiler's writer thread writes dumps at the second
+    flush after the cause, so that all earlier events are included, or when the profiler stops. Nothing waits for them. They
+    never overwrite a file; if a name is taken, the next number is used.
 
     An event takes 32 bytes in memory (a counter about 300); nothing is encoded or written before a dump.
 
     A dump for a slow step or for an exception in a thread is followed by at least a minute, or ``seconds`` if that is longer,
     without another such dump.
 
-    What a signal can and cannot do: it is noticed also while the main thread waits in C code that has let go of the
-    interpreter lock, as collectives and kernel launches of torch do. While C code *holds* the lock, no Python runs and the
-    dump comes when it lets go, or not at all; ``faulthandler`` and py-spy show the stack of such a hang. Send the signal to
-    the rank's own process: spawned workers do not know it, and the system ends them.
+    Limits of signals: a signal is noticed even while the main thread waits in C code that has released the interpreter lock,
+    such as collectives and kernel launches of torch. While C code *holds* the lock, no Python runs. The dump then comes when
+    the lock is released, or never; ``faulthandler`` and py-spy show the stack of such a hang. Send the signal to the main
+    process of the rank: spawned workers do not handle it, and the system ends them.
 
     Args:
         filename: Path or URL with the fields of `JSONTraceHandler` and ``{dump}``, which counts the dumps from 0. It needs
             ``{dump}`` or ``{batch}``.
-        seconds: How far back a dump goes, to one flush interval.
-        max_bytes: How much memory the events take at most, about; the oldest are dropped beyond that.
+        seconds: Time span of a dump, accurate to one flush interval.
+        max_bytes: Approximate memory limit for the events; beyond it the oldest are dropped.
         on_signal: Dump on this signal, such as ``signal.SIGUSR1``. The handler that was set before is still called. Needs
             the profiler to be started on the main thread.
         on_exception: Dump when an exception leaves the profiler's ``with`` block. This takes no hook.
-        excepthooks: Also dump on exceptions that nobody catches, in any thread, by chaining ``sys.excepthook`` and
-            ``threading.excepthook``; they are set back when the profiler stops.
+        excepthooks: Also dump on uncaught exceptions, in any thread, by chaining ``sys.excepthook`` and
+            ``threading.excepthook``; both are restored when the profiler stops.
         slow_step: Dump after a batch that took this many times longer than the median of the 64 before it; from the 17th on.
         on_close: Dump when the profiler stops.
         num_traces_to_keep: Keep only this many dumps of this recording and remove the oldest; None keeps all.
-        mode: Who may read and write the dumps, as for `JSONTraceHandler`.
+        mode: Mode of the dumps, as for `JSONTraceHandler`.
 
     Raises:
-        ConfigError: An argument is wrong; from `open`, also: the signal cannot be had.
+        ConfigError: An argument is wrong; from `open`, also: the signal handler cannot be set.
         StorageError: From `open`: the folder cannot be made.
     """
 
@@ -117,23 +117,23 @@ class FlightRecorder(TraceHandler):
         self._timestamp: Timestamp | None = None
         self._requests: deque[tuple[str, int, threading.Event | None]] = (
             deque()
-        )  # why, made during which flush, who waits
+        )  # reason, number of the flush before the request, event to set afterwards
         self._flushes = 0
         self._quiet_until_ns = 0
         self._metadata: deque[tuple[str, Mapping[str, Any]]] = deque(maxlen=64)
 
     @property
     def paths(self) -> list[str]:
-        """The dumps that were written and not removed again, the newest last."""
+        """The dumps that were written and not removed, the newest last."""
         return self._files.paths
 
     def dump(self, reason: str = "asked for") -> None:
-        """Have the kept events written to a file of their own.
+        """Request a dump of the kept events.
 
-        Thread-safe, and never waits: the file is there after two flush intervals, or when the profiler has stopped.
+        Thread-safe, and never waits: the file exists after two flush intervals, or when the profiler has stopped.
 
         Args:
-            reason: Why, for the trace.
+            reason: The reason, for the trace.
         """
         self._request(str(reason))
 
@@ -155,7 +155,7 @@ class FlightRecorder(TraceHandler):
             self._request(f"exception: {self._shown(error)}")
 
     def ending(self, timeout_s: float) -> None:
-        """Note until when packing and uploading are waited for."""
+        """Note how long `close` waits for packing and uploading."""
         self._files.ending(timeout_s)
 
     def flush(self) -> None:
@@ -164,13 +164,13 @@ class FlightRecorder(TraceHandler):
         if self._signal is not None and self._signal.arrived():
             self._request(f"signal {self._signal.name}", flush=self._flushes - 1)
         due = []
-        # One that was made after the last delivery has to wait for the next one: what led to it is to be in.
+        # A request that was made after the last delivery waits for the next one, so that the dump includes its cause.
         while self._requests and self._requests[0][1] + 2 <= self._flushes:
             due.append(self._requests.popleft())
         self._serve(due)
 
     def close(self) -> None:
-        """Write the dumps that are still due, and take the hooks back where the recording was ended by a signal."""
+        """Write the remaining dumps, and remove the hooks if a signal ended the recording."""
         self._take_hooks_back()
         if self._on_close and self._recording is not None:
             self._request("the recording ends")
@@ -185,7 +185,7 @@ class FlightRecorder(TraceHandler):
         if self._signal is not None and self._signal.arrived():
             self._request(f"signal {self._signal.name}")
 
-    # ---- what is kept -------------------------------------------------------------------------------------------------
+    # ---- kept events --------------------------------------------------------------------------------------------------
 
     def process_events(self, batch: EventBatch) -> None:
         """Keep a batch."""
@@ -200,7 +200,7 @@ class FlightRecorder(TraceHandler):
         self._metadata.extend(clock_metadata(anchor, step))
 
     def clock_offset(self, offset: ClockOffset) -> None:
-        """Keep how this process's clock stands to another rank's, for the merge."""
+        """Keep the offset of this process's clock to another rank's, for the merge."""
         self._metadata.append(offset_metadata(offset))
 
     def batch_start(self, timestamp: Timestamp) -> None:
@@ -208,7 +208,7 @@ class FlightRecorder(TraceHandler):
         self._timestamp = timestamp
 
     def batch_end(self, timestamp: Timestamp) -> None:
-        """Look whether the batch was slow."""
+        """Request a dump if the batch was slow."""
         if self._slow_steps is None:
             return
         took_s = timestamp.batch_wct.total_seconds()
@@ -226,7 +226,7 @@ class FlightRecorder(TraceHandler):
         self._requests.append((reason, self._flushes if flush is None else flush, done))
 
     def _request_quietly(self, reason: str, *, flush: int | None = None) -> None:
-        """Ask for a dump unless there was one of this kind a short time ago."""
+        """Request a dump unless there was one of this kind a short time ago."""
         newest_ns = self._ring.newest_ns
         if newest_ns >= self._quiet_until_ns:
             self._quiet_until_ns = newest_ns + self._cool_down_ns
@@ -234,13 +234,13 @@ class FlightRecorder(TraceHandler):
 
     def _uncaught(self, error: BaseException, of_main_thread: bool) -> None:
         if self._recording is None or self._recording.process.pid != os.getpid():
-            return  # a forked child has the hook, and no writer
+            return  # a forked child has the hook but no writer
         if not of_main_thread:
             self._request_quietly(f"exception in thread {threading.current_thread().name}: {self._shown(error)}")
             return
         done = threading.Event()
         self._request(f"exception: {self._shown(error)}", done=done)
-        # The process is about to end, and the hook that is called next may end it at once.
+        # The process is about to end, and the next hook may end it immediately.
         done.wait(_LAST_WORDS_S)
 
     def _serve(self, due: list[tuple[str, int, threading.Event | None]]) -> None:
@@ -274,7 +274,7 @@ class FlightRecorder(TraceHandler):
 
     def _shown(self, error: BaseException) -> str:
         text = ""
-        if self._recording is None or not self._recording.process.private:  # messages tell of files
+        if self._recording is None or not self._recording.process.private:  # messages can contain file names
             with contextlib.suppress(Exception):  # a user's __str__ may do anything
                 text = str(error)
         return f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""Gap: what a trace file lacks because it could not be written for a while, and what makes up for it when it can be again."""
+"""Gap: the events that a trace file lacks because it could not be written, and the records that repair it afterwards."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["Gap", "count_events", "span_ns"]
 class Gap:
     """Counts the events that are lost, and keeps the starts and finishes of long slices.
 
-    A slice counts as one event, at its finish. A start or a finish whose other half is in the file, or may still be, is not
-    lost but late: without it the file would show a slice that never ends, or lack one that goes on for long.
+    A slice counts as one event, at its finish. If one half of a slice is in the file, or may still be written, the other half
+    is not lost but late. Without it, the file would show a slice that never ends, or lack a long slice.
 
     Attributes:
-        events: How many are lost for good.
-        late_events: How many have only their finish among what is late: they are lost if it never gets into the file.
-        start_ns: From when on, ns since the epoch.
-        end_ns: Until when.
-        late: Records that are still to be written (see `tracekit.events`); as many as slices that were open.
+        events: Number of events that are lost for good.
+        late_events: Number of slices with only their finish in ``late``. They are lost if it is never written.
+        start_ns: Start of the gap, ns since the epoch.
+        end_ns: End of the gap, ns since the epoch.
+        late: Records that are still to be written (see `tracekit.events`); bounded by the number of open slices.
     """
 
     __slots__ = ("end_ns", "events", "late", "late_events", "start_ns")
@@ -38,7 +38,7 @@ class Gap:
         self.late: list[Any] = []
 
     def __bool__(self) -> bool:
-        """Tell whether there is anything to make up for."""
+        """Return True if events are lost or records are late."""
         return bool(self.events or self.late)
 
     def add(self, batch: EventBatch, *, count: bool = True) -> None:
@@ -46,7 +46,7 @@ class Gap:
 
         Args:
             batch: The events.
-            count: Whether they count; see `RankFile.write_events`.
+            count: True to count them; see `RankFile.write_events`.
         """
         records, lost = batch.records, 0
         edges = []
@@ -56,7 +56,7 @@ class Gap:
             else:
                 lost += 1
         late_events = self.late_events
-        for edge in sorted(edges, key=lambda edge: edge[1]):  # stable: at one time, what ends stands first
+        for edge in sorted(edges, key=lambda edge: edge[1]):  # stable: at equal times, ends stay first
             lost += self._keep(*edge)
         if not count:
             self.late_events = late_events
@@ -64,13 +64,13 @@ class Gap:
             self.extend(lost, *span_ns(batch))
 
     def extend(self, events: int, start_ns: int, end_ns: int) -> None:
-        """Take in events that are lost, of a time in ns since the epoch."""
+        """Take in a number of lost events; times are in ns since the epoch."""
         self.start_ns = min(start_ns, self.start_ns) if self.events else start_ns
         self.end_ns = max(end_ns, self.end_ns)
         self.events += events
 
     def encode(self, pid: int, base_ns: int) -> bytes:
-        """Return the instant that tells of the lost events; nothing if there are none."""
+        """Return the instant that reports the lost events, or no bytes if none are lost."""
         if not self.events:
             return b""
         args = {"lost_events": self.events, "from_ns": self.start_ns, "to_ns": self.end_ns}
@@ -84,12 +84,12 @@ class Gap:
         )
 
     def _keep(self, label: int, time_ns: int, kind: int, track: int) -> int:
-        """Keep a start or a finish; return 1 if a whole slice is lost by it."""
+        """Keep a start or a finish; return 1 if it completes a slice that is lost as a whole."""
         if kind == END:
             for at in range(len(self.late) - WIDTH, -1, -WIDTH):
                 if self.late[at + 3] == track:
                     if self.late[at + 2] != BEGIN:
-                        break  # its start is in the file, as that of the slice inside it was
+                        break  # its start is in the file, like the start of the slice inside it
                     del self.late[at : at + WIDTH]
                     return 1
             self.late_events += 1
@@ -104,7 +104,7 @@ def count_events(batch: EventBatch) -> int:
 
 
 def span_ns(batch: EventBatch) -> tuple[int, int]:
-    """Return from when until when the events of a batch are, ns since the epoch."""
+    """Return the start and end of the events of a batch, ns since the epoch."""
     starts, ends = batch.records[1::WIDTH], batch.records[2::WIDTH]
     newest_ns = max(max(starts), max(ends))  # noqa: PLW3301 - not flattened: a call with 10,000 arguments
     return min(starts) + batch.offset_ns, newest_ns + batch.offset_ns

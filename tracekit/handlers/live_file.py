@@ -29,19 +29,19 @@ class NameTakenError(ConfigError):
 class LiveFile:
     """A local file that is whole after every write.
 
-    Written with ``os.write`` to a descriptor that is this file's alone: no buffer that a fork could write twice. After a
+    Written with ``os.write`` to a descriptor that nothing else uses, without a buffer that a fork could write twice. After a
     short or failed write it is cut back to the last whole record, because a tear in the middle makes the file unreadable.
     Opened with ``O_APPEND``: if somebody truncates the file, the next write must not leave a hole of NUL bytes.
 
     Args:
-        path: Where it is made; nothing may be there.
-        head: Its first records, which it is never seen without.
-        name: What it is called in messages.
-        mode: Who may read and write it; folders that are made for it can be entered by the same.
+        path: Path of the new file; it must not exist.
+        head: Its first records. The file never exists without them.
+        name: The name of the file in messages.
+        mode: Mode of the file; users with access to the file can enter the folders that are made for it.
 
     Raises:
-        NameTakenError: Something is there.
-        StorageError: It cannot be made.
+        NameTakenError: The path exists.
+        StorageError: The file cannot be made.
     """
 
     def __init__(self, path: Path, head: bytes, name: str, mode: int = PRIVATE_MODE) -> None:
@@ -61,14 +61,14 @@ class LiveFile:
             raise StorageError(f"{name}: cannot be written: {error.strerror or error}") from error
 
     def _create(self, head: bytes, mode: int) -> None:
-        # Under another name first, so that nobody ever sees a file without its metadata. A link, unlike a rename, does not
-        # replace a file that somebody else made meanwhile. The other name is random: one that a killed process has left is
-        # passed over, and may even be a link to the trace itself.
+        # Under a temporary name first, so that nobody ever sees a file without its metadata. A link, unlike a rename, does not
+        # replace a file that somebody else made meanwhile. The temporary name is random, because a killed process may leave
+        # such a file, which can even be a link to the trace itself.
         self._descriptor, temporary = tempfile.mkstemp(
             dir=self.path.parent, prefix=f".{self.path.name}.", suffix=".tmp"
         )
         try:
-            os.fchmod(self._descriptor, mode)  # as asked for, whatever the umask says
+            os.fchmod(self._descriptor, mode)  # exactly this mode, independent of the umask
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, os.O_APPEND)
             self.write(head)
             try:
@@ -86,29 +86,29 @@ class LiveFile:
 
     @property
     def size_bytes(self) -> int:
-        """How much has been written."""
+        """Size of the complete records, in bytes."""
         return self._good_bytes
 
     @property
     def gone(self) -> bool:
-        """Whether somebody has removed or replaced the file, so that what is written reaches nobody any more."""
+        """True if somebody has removed or replaced the file, so that nobody can read later writes."""
         try:
             return not os.path.samestat(self.path.stat(), os.fstat(self._descriptor))
         except (FileNotFoundError, NotADirectoryError):
             return True
-        except OSError:  # the storage has other troubles, of which writing will tell
+        except OSError:  # another problem of the storage; the next write reports it
             return False
 
     @property
     def truncated(self) -> bool:
-        """Whether somebody has truncated the file in place, as logrotate does with ``copytruncate``."""
+        """True if somebody has truncated the file in place, as logrotate does with ``copytruncate``."""
         try:
             return os.fstat(self._descriptor).st_size < self._good_bytes
         except OSError:
             return False
 
     def restart(self, head: bytes) -> None:
-        """Remove what is in the file, and begin it again with other first records, now or with the next write."""
+        """Empty the file, and begin it again with other first records, now or with the next write."""
         self._good_bytes, self._torn, self._head = 0, True, head
         with contextlib.suppress(OSError):
             self.write(b"")
@@ -120,7 +120,7 @@ class LiveFile:
         """Append whole records, or nothing.
 
         Raises:
-            OSError: They could not be written, and are not in the file.
+            OSError: The records could not be written, and are not in the file.
         """
         if self._torn:
             self._cut_back()
@@ -134,23 +134,23 @@ class LiveFile:
                 view = view[written:]
         except OSError:
             self._torn = True
-            with contextlib.suppress(OSError):  # then before the next write
+            with contextlib.suppress(OSError):  # retried before the next write
                 self._cut_back()
             raise
         self._good_bytes += len(data)
         self._head = b""
 
     def _cut_back(self) -> None:
-        if os.fstat(self._descriptor).st_size > self._good_bytes:  # ftruncate would make a file that is shorter longer
+        if os.fstat(self._descriptor).st_size > self._good_bytes:  # ftruncate would extend a shorter file
             os.ftruncate(self._descriptor, self._good_bytes)
         self._torn = False
 
     def overwrite(self, offset: int, data: bytes) -> None:
-        """Replace bytes that are in the file already. Works on a full disk as well; raises nothing."""
+        """Replace bytes that are already in the file. Works even on a full disk; raises nothing."""
         with contextlib.suppress(OSError):
             if os.fstat(self._descriptor).st_size < offset:
                 return  # truncated meanwhile; a hole would read as NUL bytes
-            # With O_APPEND, Linux's pwrite appends wherever it is told to write.
+            # With O_APPEND, pwrite on Linux ignores the offset and appends.
             flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_APPEND)
             try:
@@ -162,7 +162,7 @@ class LiveFile:
         """Write the last lines, close the array, and close the file. Raises nothing."""
         try:
             self.write(lines)
-            # Perfetto would take the last comma, but JSON has none before the bracket.
+            # Perfetto accepts a comma before the bracket, but JSON does not.
             self.overwrite(self._good_bytes - len(b",\n"), b"\n]\n")
         except OSError:
             pass  # Perfetto reads the file without its end
@@ -184,10 +184,10 @@ def name_taken(path: Path) -> NameTakenError:
 
 
 def check_mode(mode: int) -> int:
-    """Return a mode of files.
+    """Return a valid file mode.
 
     Raises:
-        ConfigError: It is none, or the user could not read and write the files.
+        ConfigError: It is not a file mode, or the user could not read and write the files.
     """
     if isinstance(mode, bool) or not isinstance(mode, int) or mode & ~0o666 or mode & PRIVATE_MODE != PRIVATE_MODE:
         shown = oct(mode) if isinstance(mode, int) else repr(mode)
@@ -196,15 +196,15 @@ def check_mode(mode: int) -> int:
 
 
 def make_folder(folder: Path, path: str, mode: int = PRIVATE_MODE) -> None:
-    """Make the folder of a trace, if it is not there; for the user alone (mode 0700) unless told otherwise.
+    """Make the folder of a trace if it does not exist; by default for the user alone (mode 0700).
 
     Args:
         folder: The folder.
-        path: The file that it is for, for the message.
-        mode: That of the file; who may read it may also list and enter the folder.
+        path: The file in it, for the error message.
+        mode: Mode of the file; users who may read the file may also list and enter the folder.
 
     Raises:
-        StorageError: It cannot be made, or may not be written to.
+        StorageError: The folder cannot be made or written to.
     """
     try:
         make_folders(folder, mode)

@@ -21,7 +21,7 @@ class MemoryTraceHandler(TraceHandler):
     Read it after `Profiler.flush` or `Profiler.stop`. Thread-safe to read: each property returns a new list.
 
     Args:
-        max_events: How many events to keep at most, a slice being two; the oldest go first, and are counted in `dropped`.
+        max_events: Maximum number of events; a slice counts as two. The oldest are dropped first, and counted in `dropped`.
     """
 
     def __init__(self, max_events: int = 1_000_000) -> None:
@@ -32,10 +32,10 @@ class MemoryTraceHandler(TraceHandler):
         """Paths of the Chrome JSON traces that other parts of this process have written."""
         self.recording: Recording | None = None
         self.stats: Summary | None = None
-        """What the profiler recorded and lost; filled in when it stops."""
+        """The counts of recorded and lost events; set when the profiler stops."""
 
     def open(self, recording: Recording) -> None:
-        """Keep who this process is."""
+        """Keep the identity of this process."""
         self.recording = recording
 
     def process_events(self, batch: EventBatch) -> None:
@@ -60,7 +60,7 @@ class MemoryTraceHandler(TraceHandler):
 
     @property
     def slices(self) -> list[tuple[SliceBegin, SliceEnd]]:
-        """Start and finish of every slice that is complete, in the order of their finishes."""
+        """Start and finish of every complete slice, in the order of the finishes."""
         open_slices: dict[int, list[SliceBegin]] = {}
         found: list[tuple[SliceBegin, SliceEnd]] = []
         for event in list(self._events):

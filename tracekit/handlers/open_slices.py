@@ -1,4 +1,4 @@
-"""OpenSlices: which slices have begun and not ended, at the place between two batches where one file ends and another begins."""
+"""OpenSlices: the slices that are open between two batches, where one file ends and the next begins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["OpenSlices"]
 class OpenSlices:
     """Follows the starts and finishes of the slices that stay open from one batch to the next.
 
-    A batch says of every slice that is open at its end that it has started, so this is all that reaches across that end.
+    A batch has the start of every slice that is open at its end, so no other state is carried over to the next batch.
     """
 
     __slots__ = ("_by_track",)
@@ -37,7 +37,7 @@ class OpenSlices:
             (records[at * WIDTH + 1], records[at * WIDTH + 2], records[at * WIDTH], records[at * WIDTH + 3])
             for at in places(records, BEGIN, END)
         ]
-        # Stable: at one time, what ends stands before what begins.
+        # The sort is stable: at equal times, ends stay before starts.
         for time_ns, kind, label, track in sorted(edges, key=lambda edge: edge[0]):
             slices = self._by_track.setdefault(track, [])
             if kind == BEGIN:
@@ -47,7 +47,7 @@ class OpenSlices:
         self._by_track = {track: slices for track, slices in self._by_track.items() if slices}
 
     def begins(self, at_ns: int | None = None) -> list[Any]:
-        """Return records that start every open slice, outer ones first: at a time, or at their own when it is None."""
+        """Return records that start every open slice, outer ones first, at ``at_ns`` or, if that is None, at its true start."""
         return [
             entry
             for label, start_ns, track in self
@@ -55,5 +55,5 @@ class OpenSlices:
         ]
 
     def ends(self, at_ns: int) -> list[Any]:
-        """Return records that finish every open slice at a time, inner ones first."""
+        """Return records that finish every open slice at ``at_ns``, inner ones first."""
         return [entry for label, _, track in reversed(list(self)) for entry in (label, at_ns, END, track)]

@@ -39,26 +39,26 @@ _MOST_LATE: Final = 1000
 _WRITTEN_AT_ONCE: Final = (
     2_048  # events: about 250 kB. Pieces of 2 MB fragment the memory of the handler's thread, up to 65 MB
 )
-_LOSS_BYTES: Final = 120  # of the line that tells how many events are lost, with room for any number
+_LOSS_BYTES: Final = 120  # of the line with the number of lost events; it has room for any number
 
 
 class RankFile:
-    """Writes one file of a rank trace, which says by itself whose it is, and opens and merges by itself.
+    """Writes one file of a rank trace. The file names its process, and opens and merges by itself.
 
-    While it cannot be written, events are lost and counted. When it can be again, a ``tracekit.gap`` instant says how many
-    and from when to when, and what long slices need to be whole is made up for. The head of the file tells the number as well,
-    for a disk that stays full.
+    While writing fails, events are lost and counted. When writing resumes, a ``tracekit.gap`` instant reports the number of
+    lost events and their time range, and the missing starts and finishes of long slices are written. The head of the file
+    has the number of lost events in addition, in case the disk stays full.
 
     Args:
-        name: Path or URL that it will have.
-        path: Where it is written.
-        recording: Whose it is, and what its times are relative to.
-        mode: Who may read and write it.
-        truncated: The file as it was until somebody truncated it: it begins again in the same place. None makes a new file.
+        name: Final path or URL of the file.
+        path: Local path that is written.
+        recording: The process of the file, and the clock reading for its times.
+        mode: Mode of the file.
+        truncated: A file that somebody truncated, to begin again in the same place. None makes a new file.
 
     Raises:
         NameTakenError: The file exists already.
-        StorageError: It cannot be made.
+        StorageError: The file cannot be made.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class RankFile:
         self.name = name
         self.path = path
         self.events = 0
-        """How many events were written, a slice counting at its finish."""
+        """Number of written events; a slice counts at its finish."""
         self.start_ns = 0
-        """When the first of its events began, ns since the epoch; 0 before there is one."""
+        """Start of the first event, ns since the epoch; 0 before the first event."""
         self.end_ns = 0
-        """Up to when it holds what happened."""
+        """End of the time that the file covers, ns since the epoch."""
         self._gap = Gap()
         self._lost_before = 0
-        self._tables: EventBatch | None = None  # an empty batch, for what is late at the end
+        self._tables: EventBatch | None = None  # an empty batch, to write late events at the end
         self._late_metadata: deque[bytes] = deque(maxlen=_MOST_LATE)
         self._notices = Notices()
         self._error = ""
@@ -121,7 +121,7 @@ class RankFile:
 
     @property
     def lost_events(self) -> int:
-        """How many events could not be written, and are not in the file."""
+        """Number of events that could not be written and are not in the file."""
         return self._lost_before + self._gap.events + self._gap.late_events
 
     @property
@@ -131,12 +131,12 @@ class RankFile:
 
     @property
     def gone(self) -> bool:
-        """Whether somebody has removed or replaced the file."""
+        """True if somebody has removed or replaced the file."""
         return self._file.gone
 
     @property
     def truncated(self) -> bool:
-        """Whether somebody has truncated the file in place."""
+        """True if somebody has truncated the file in place."""
         return self._file.truncated
 
     def write_events(self, batch: EventBatch, *, count: bool = True) -> None:
@@ -144,7 +144,7 @@ class RankFile:
 
         Args:
             batch: The events.
-            count: Whether they count as events; the ends and starts where a slice is cut in two do not.
+            count: True to count them as events. False for the end and start where a slice is cut in two.
         """
         for piece in batch.pieces(_WRITTEN_AT_ONCE):
             self._write_piece(piece, count=count)
@@ -158,7 +158,7 @@ class RankFile:
         else:
             self._gap.add(batch, count=count)
             self._tables = dataclasses.replace(batch, records=())
-            self._encoder.restart()  # names of threads may have been among what was lost
+            self._encoder.restart()  # the lost data may include thread names
             self._tell_losses()
             self._notices.warn(
                 "failed",
@@ -173,13 +173,13 @@ class RankFile:
             self.end_ns = max(self.end_ns, batch.cut_ns + batch.offset_ns)
 
     def write_gap(self, gap: Gap) -> None:
-        """Tell of events that are missing before this file."""
+        """Report events that were lost before this file."""
         data = gap.encode(self._pid, self._base_ns)
         if data and not self._write(data):
             self._late_metadata.append(data)
 
     def write_metadata(self, name: str, args: Mapping[str, Any]) -> None:
-        """Write a metadata event, now or when it can be."""
+        """Write a metadata event, now or when writing resumes."""
         data = self._encoder.metadata(name, args)
         if not self._write(data):
             self._late_metadata.append(data)
@@ -188,14 +188,14 @@ class RankFile:
         """Complete the file. Raises nothing.
 
         Args:
-            summary: What was recorded and lost, for the last file of a recording.
+            summary: Counts of recorded and lost events, for the last file of a recording.
         """
         if self._tables is not None and (self._gap or self._late_metadata):
             self.write_events(self._tables, count=False)
         self._file.finish(b"" if summary is None else self._encoder.metadata(SUMMARY_EVENT, summary))
 
     def abandon(self) -> None:
-        """Close the file as it is, which nobody can see any more."""
+        """Close the file as it is, after somebody has removed it."""
         self._file.abandon()
 
     def _write(self, data: bytes) -> bool:
@@ -207,7 +207,7 @@ class RankFile:
         return True
 
     def _late(self, batch: EventBatch) -> bytes:
-        """Return what could not be written before and can still be."""
+        """Return the late data: metadata, the gap, and the starts and finishes of long slices."""
         late = self._encoder.encode(dataclasses.replace(batch, records=self._gap.late))
         return b"".join(self._late_metadata) + self._gap.encode(self._pid, self._base_ns) + late
 
@@ -227,7 +227,7 @@ class RankFile:
 
 
 def clock_metadata(anchor: Anchor, step: ClockStep | None) -> list[tuple[str, dict[str, int]]]:
-    """Return the metadata events, name and args, that tell of a reading of the clocks."""
+    """Return the metadata events (name and args) for a reading of the clocks."""
     events = [(CLOCK_ANCHOR_EVENT, _anchor(anchor))]
     if step is not None:
         events.append((CLOCK_STEP_EVENT, dataclasses.asdict(step)))
@@ -235,7 +235,7 @@ def clock_metadata(anchor: Anchor, step: ClockStep | None) -> list[tuple[str, di
 
 
 def offset_metadata(offset: ClockOffset) -> tuple[str, dict[str, Any]]:
-    """Return the metadata event, name and args, that tells how this process's clock stands to another's."""
+    """Return the metadata event (name and args) for the offset of this process's clock to another's."""
     return CLOCK_OFFSET_EVENT, dataclasses.asdict(offset)
 
 
@@ -245,7 +245,7 @@ def _title(process: ProcessInfo) -> str:
 
 
 def _which_process(process: ProcessInfo) -> dict[str, Any]:
-    """Return what tells a process from others of its pid, and a child from its rank's own process."""
+    """Return the values that distinguish processes with the same pid, and a child from the main process of its rank."""
     values = {"start_ticks": process.start_ticks, "parent_pid": process.parent_pid, "worker": process.worker}
     return {name: value for name, value in values.items() if value is not None}
 

@@ -1,4 +1,4 @@
-"""RankFiles: the files of one handler, from their names to where they belong in the end."""
+"""RankFiles: the files of one handler, from their names to their final places."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_SPOOL_BYTES", "RankFiles", "trace_name"]
 
 DEFAULT_SPOOL_BYTES: Final = 2 << 30
-_LONGEST_S: Final = 10.0  # where nobody has said
-_SHARE: Final = 0.9  # of the time for the end of the recording; the rest is for what comes before and after
+_LONGEST_S: Final = 10.0  # without a call of `RankFiles.ending`
+_SHARE: Final = 0.9  # of the time for the end of the recording; the rest is for the steps before and after
 
 
 class RankFiles:
-    """The files of one handler: gives each a name that nobody has taken, and removes the oldest where there are limits.
+    """The files of one handler: gives each file a free name, and removes the oldest files beyond the limits.
 
     Args:
-        name: Their names.
-        retention: How many are kept.
-        spool: For a remote storage: the folder for what is not uploaded yet; None takes the default.
-        spool_bytes: How much may be there.
-        mode: Who may read and write local ones.
+        name: Template of the file names.
+        retention: Limits on the files to keep.
+        spool: Remote storage only: the folder for files that wait for upload; None uses the default.
+        spool_bytes: Maximum size of the files in the spool.
+        mode: Mode of local files.
 
     Attributes:
-        paths: The files that were begun and not removed again, the newest last.
+        paths: The files that were begun and not removed, the newest last.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class RankFiles:
         self._spool_bytes = spool_bytes
         self._deadline_ns: int | None = None
         self._number = 0
-        self._used: set[str] = set()  # every name that was given, also to files that are gone
-        self._name_at: dict[Path, str] = {}  # what is on this machine, for when it is removed
+        self._used: set[str] = set()  # every name that was given, including names of files that are gone
+        self._name_at: dict[Path, str] = {}  # names of the finished files on this machine
 
     def open(self, recording: Recording) -> None:
-        """Get ready for files; what has to be packed or uploaded has a thread of its own from here on.
+        """Get ready for files; start a thread for packing and uploading, if they are needed.
 
         Raises:
             ConfigError: Another recording has this name.
@@ -100,25 +100,25 @@ class RankFiles:
 
     @property
     def lost(self) -> Mapping[str, int]:
-        """How many events of finished files are lost, by reason."""
+        """Number of lost events in finished files, by reason."""
         return {} if self.outbox is None else self.outbox.lost
 
     @property
     def kept(self) -> list[str]:
-        """What could not be packed or uploaded, and where it is instead; complete when the recording has ended."""
+        """Local paths of files that could not be packed or uploaded; complete when the recording has ended."""
         return [] if self.outbox is None else [os.fspath(path) for path in self.outbox.kept]
 
     def begin(self, recording: Recording, timestamp: Timestamp, *, first: bool = False) -> RankFile:
         """Make the next file.
 
         Args:
-            recording: Whose it is.
-            timestamp: The training time, for its name.
-            first: Refuse a name that is taken, instead of going on to the next.
+            recording: The recording of the file.
+            timestamp: The training time, for the file name.
+            first: Refuse a name that is taken, instead of trying the next.
 
         Raises:
             ConfigError: The name is taken.
-            StorageError: It cannot be made.
+            StorageError: The file cannot be made.
         """
         assert self.outbox is not None
         for number, name in self._name.alternatives(recording.process, timestamp, self._number):
@@ -141,7 +141,7 @@ class RankFiles:
         raise ConfigError(f"file name {shown(self._name.template)}: every number of it is taken")
 
     def finish(self, file: RankFile, summary: Mapping[str, Any] | None = None) -> None:
-        """Complete a file, and let it go on its way. Raises nothing."""
+        """Complete a file, and send it to its final place. Raises nothing."""
         assert self.outbox is not None
         file.finish(summary)
         here = self.outbox.send(file.path, file.name, events=file.events, start_ns=file.start_ns, end_ns=file.end_ns)
@@ -176,11 +176,11 @@ class RankFiles:
                 self.paths.remove(name)
 
     def ending(self, timeout_s: float) -> None:
-        """Note that the recording ends now, and how long that may take. Called from any thread."""
+        """Note that the recording ends now, and the time remaining. Called from any thread."""
         self._deadline_ns = SYSTEM_CLOCK.monotonic_ns() + round(timeout_s * _SHARE * 1e9)
 
     def close(self) -> None:
-        """Bring out what is finished, within the time that the end of the recording may take."""
+        """Deliver the finished files, within the time for the end of the recording."""
         if self.outbox is None:
             return
         if self._deadline_ns is None:  # the recording has not started
@@ -198,7 +198,7 @@ def trace_name(filename: StrPath, number: str) -> FileName:
     """Return the template of a JSON trace, which may have a field ``number``.
 
     Raises:
-        ConfigError: It is wrong, or does not end as a JSON trace does.
+        ConfigError: The template is wrong, or lacks the ending of a JSON trace.
     """
     name = check_path("filename", filename)
     template = FileName(name, number)

@@ -1,4 +1,4 @@
-"""When a handler begins a new file (`Rotation`), and which of its finished files it keeps (`Retention`)."""
+"""Limits that begin a new file (`Rotation`), and limits that remove finished files (`Retention`)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ logger = logging.getLogger("tracekit")
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """When a file is full.
+    """Limits that make a file full; None sets no limit.
 
     Attributes:
-        limit_bytes: From this size on, before compression; None: whatever its size.
-        limit_ns: When its events span this time; None: however long.
-        every: After this much training; None: whatever the training time.
+        limit_bytes: Size of the file, before compression.
+        limit_ns: Time span of its events, in ns.
+        every: Amount of training, such as one epoch.
     """
 
     limit_bytes: int | None = None
@@ -39,10 +39,10 @@ class Rotation:
     def of(
         cls, rotate_bytes: int | None, rotate_seconds: float | None, rotate_every: Time | str | None
     ) -> Rotation | None:
-        """Check the arguments of a handler; None when it shall not rotate.
+        """Check the arguments of a handler; return None if it does not rotate.
 
         Raises:
-            ConfigError: One is wrong.
+            ConfigError: An argument is wrong.
         """
         if rotate_bytes is not None:
             check_whole("rotate_bytes", rotate_bytes)
@@ -64,7 +64,7 @@ class Rotation:
         return cls(rotate_bytes, None if rotate_seconds is None else round(rotate_seconds * 1e9), every)
 
     def due(self, size_bytes: int, span_ns: int, since: Timestamp, now: Timestamp) -> bool:
-        """Tell whether a file is full.
+        """Return True if a file is full.
 
         Args:
             size_bytes: Its size.
@@ -85,11 +85,11 @@ class Retention:
     Files of other processes, of earlier attempts and of earlier runs are never touched.
 
     Args:
-        keep: How many files are kept; None keeps all.
-        max_total_bytes: What they may take together, the one being written included; None: whatever they take.
+        keep: Number of files to keep; None keeps all.
+        max_total_bytes: Maximum total size of the files, including the one being written; None sets no limit.
 
     Attributes:
-        removed: The files that were removed, and how much they took; for the summary.
+        removed: Number of removed files and their size in bytes, for the summary.
     """
 
     def __init__(self, keep: int | None = None, max_total_bytes: int | None = None) -> None:
@@ -104,7 +104,7 @@ class Retention:
         self.removed = {"files": 0, "bytes": 0}
 
     def __bool__(self) -> bool:
-        """Tell whether there is a limit at all."""
+        """Return True if there is a limit."""
         return self._keep is not None or self._max_total_bytes is not None
 
     def add(self, path: Path) -> None:
@@ -113,17 +113,17 @@ class Retention:
             return
         try:
             size_bytes = path.stat().st_size
-        except OSError:  # somebody has taken it away
+        except OSError:  # somebody has removed it
             return
         self._files.append((path, size_bytes))
         self._total_bytes += size_bytes
 
     def make_room(self, *, coming: int = 0, live_bytes: int | None = None) -> list[Path]:
-        """Remove the oldest files until the limits hold, but never the newest. Returns what was removed; raises nothing.
+        """Remove the oldest files until the limits hold, but never the newest. Return the removed files; raise nothing.
 
         Args:
-            coming: How many files are about to be finished.
-            live_bytes: Size of the file that is being written, which is the newest then; None when there is none.
+            coming: Number of files that are about to be finished.
+            live_bytes: Size of the file that is being written, which then is the newest; None without such a file.
         """
         gone = []
         spared = 1 if live_bytes is None else 0

@@ -1,4 +1,4 @@
-"""What tells a flight recorder to dump: a signal, an exception that nobody catches, a slow step."""
+"""Triggers of a flight recorder: a signal, an uncaught exception, a slow step."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ __all__ = ["ExceptionTrigger", "SignalTrigger", "SlowSteps"]
 _FREE_SIGNALS: Final = {
     number for name in ("SIGUSR1", "SIGUSR2") if (number := getattr(signal, name, None)) is not None
 } | (set(range(signal.SIGRTMIN, signal.SIGRTMAX + 1)) if hasattr(signal, "SIGRTMIN") else set())
-"""Signals that mean what the program wants them to; the others end a process, and must go on to do so."""
+"""Signals that are free for programs to use. The others end a process, and must still do so."""
 
 _NEVER_CAUGHT: Final = frozenset({"SIGKILL", "SIGSTOP", "SIGSEGV", "SIGFPE", "SIGBUS", "SIGILL", "SIGABRT"})
 
 
 class SignalTrigger:
-    """Notices a signal, also while the main thread is in C code that has let go of the interpreter lock.
+    """Detects a signal, even while the main thread is in C code that has released the interpreter lock.
 
-    Python runs signal handlers on the main thread only, between two of its instructions: not while it waits for a collective
-    or a kernel. So the signal is noticed in two ways, by a Python handler and by Python's wakeup descriptor, to which the
-    interpreter's C handler writes at once; `arrived`, called on another thread, looks at both. Asyncio may take the descriptor
-    away (``loop.add_signal_handler``); then the Python handler remains. While C code holds the interpreter lock no Python
-    runs in any thread, and the signal is noticed afterwards.
+    Python runs signal handlers only on the main thread, between two Python instructions, and not while it waits for a
+    collective or a kernel. So the signal is detected in two ways: by a Python handler, and by Python's wakeup descriptor. The
+    interpreter's C handler writes to that descriptor immediately. `arrived`, called on another thread, checks both. Asyncio
+    may take the descriptor away (``loop.add_signal_handler``); then the Python handler remains. While C code holds the
+    interpreter lock, no Python runs in any thread, and the signal is detected afterwards.
 
-    The Python handler that was there before is called as before. One that was set outside of Python (``faulthandler.register``)
-    is replaced, as Python does not tell of it: set it after this one, with ``chain=True``. Forked children are left with a
-    handler that does nothing of its own.
+    The previous Python handler is still called. A handler that was set outside of Python (``faulthandler.register``) is
+    replaced, because Python cannot see it: set it after this one, with ``chain=True``. In forked children, the handler only
+    calls the previous one.
 
     Raises:
         ConfigError: There is no such signal, or it cannot be caught.
@@ -56,15 +56,15 @@ class SignalTrigger:
         self._number = number
         self._pid = -1  # of the process that has installed it; -1: not installed
         self._previous: Any = signal.SIG_DFL
-        self._handler = self._on_signal  # one object, to be known again
-        self._pipe: tuple[int, int] | None = None  # read and write end; nothing is written without it
+        self._handler = self._on_signal  # one object, for comparison by identity
+        self._pipe: tuple[int, int] | None = None  # read and write end; None if another part has the wakeup descriptor
         self._called = False
         self._call_expected = False
         self._arrived_before_removal = False
         self._lock = threading.Lock()  # so that the pipe is not closed while it is read
 
     def install(self) -> None:
-        """Begin to notice it; on the main thread.
+        """Begin to detect the signal; on the main thread.
 
         Raises:
             ConfigError: This is not the main thread, or the signal would no longer end the process.
@@ -96,12 +96,12 @@ class SignalTrigger:
         signal.signal(self._number, self._handler)
 
     def arrived(self) -> bool:
-        """Tell whether the signal has come since the last call. Thread-safe."""
+        """Return True if the signal has arrived since the last call. Thread-safe."""
         with self._lock:
             return self._arrived()
 
     def _arrived(self) -> bool:
-        # In this order: when the handler has been called, what it was woken with is in the pipe already.
+        # Read the flag before the pipe: if the handler has been called, the byte of its signal is already in the pipe.
         before, self._arrived_before_removal = self._arrived_before_removal, False
         called, self._called = self._called, False
         written = False
@@ -109,14 +109,17 @@ class SignalTrigger:
             with contextlib.suppress(BlockingIOError):
                 written = self._number in os.read(self._pipe[0], 65536)
         if called and self._call_expected and not written:
-            self._call_expected = False  # the main thread has come to a signal that was noticed before
+            self._call_expected = False  # the main thread has now handled a signal that was already detected
             return before
         if written:
             self._call_expected = not called
         return before or called or written
 
     def remove(self) -> None:
-        """Notice it no more. Elsewhere than on the main thread, the handler stays, and only calls the one before it."""
+        """Stop detecting the signal.
+
+        On a thread other than the main thread, the handler stays set, but only calls the previous one.
+        """
         if self._pid != os.getpid():
             return
         self._pid = -1
@@ -136,7 +139,7 @@ class SignalTrigger:
             for end in self._pipe:
                 os.close(end)
         else:
-            # Somebody else's, who may put ours back: it stays open, so that nothing is written to a file of its number.
+            # Other code owns the descriptor and may restore ours. Keep ours open, so that no file can get its number.
             signal.set_wakeup_fd(current)
         self._pipe = None
 
@@ -145,13 +148,13 @@ class SignalTrigger:
         if callable(self._previous):
             self._previous(number, frame)
         elif self._pid == -1 and signal.getsignal(number) is self._handler:
-            # Removed on another thread, which could not set the signal back; what it means is made up for now.
+            # Removed on another thread, which could not restore the previous handler. Restore it now, and repeat the signal.
             signal.signal(number, self._previous)
             signal.raise_signal(number)
 
 
 class _ChildSide:
-    """Takes the wakeup descriptor out of a forked child, whose signals would be noticed by the parent."""
+    """Removes the wakeup descriptor in a forked child; otherwise the parent would detect the signals of the child."""
 
     __slots__ = ("_trigger",)
 
@@ -161,18 +164,18 @@ class _ChildSide:
     def __call__(self) -> None:
         trigger = self._trigger()
         if trigger is not None:
-            # Not under the lock, which a thread that is not in the child may have held.
+            # Without the lock: a thread that does not exist in the child may have held it.
             trigger._release_pipe()  # noqa: SLF001 - two halves of one thing
 
 
 class ExceptionTrigger:
-    """Notices exceptions that nobody catches, in the main thread and in others.
+    """Detects uncaught exceptions, in the main thread and in others.
 
-    Chains ``sys.excepthook`` and ``threading.excepthook``: what was there before is called after. Hooks that others set later
-    stay; then this one stays as well, and only calls the one before it.
+    Chains ``sys.excepthook`` and ``threading.excepthook``: the previous hook is called afterwards. `remove` does not remove a
+    hook that other code has set later. This hook then stays in the chain, but only calls the previous one.
 
     Args:
-        notice: Called with the exception and whether it ends the main thread, on the thread that it ends.
+        notice: Called with the exception and with True if it ends the main thread, on the thread that it ends.
     """
 
     def __init__(self, notice: Callable[[BaseException, bool], None]) -> None:
@@ -182,12 +185,12 @@ class ExceptionTrigger:
         self._hook, self._hook_of_threads = self._on_exception, self._on_exception_in_thread
 
     def install(self) -> None:
-        """Begin to notice them."""
+        """Begin to detect exceptions."""
         self._previous, sys.excepthook = sys.excepthook, self._hook
         self._previous_of_threads, threading.excepthook = threading.excepthook, self._hook_of_threads
 
     def remove(self) -> None:
-        """Notice them no more; on any thread."""
+        """Stop detecting exceptions; on any thread."""
         self._notice = None
         if sys.excepthook is self._hook:
             sys.excepthook = self._previous
@@ -210,12 +213,12 @@ class ExceptionTrigger:
 
 
 class SlowSteps:
-    """Tells slow batches by the running median of those before.
+    """Detects slow batches by the running median of the batches before.
 
     Args:
         factor: A batch that takes longer than this times the median is slow.
-        window: How many batches the median is of.
-        least: How many there must be before any is slow; the first batches of a run are slow by nature.
+        window: Number of batches in the median.
+        least: Minimum number of batches before one can be slow; the first batches of a run are slow by nature.
 
     Raises:
         ConfigError: The factor is not above 1.
@@ -231,7 +234,7 @@ class SlowSteps:
         self._durations_s: deque[float] = deque(maxlen=window)
 
     def usual_s(self, duration_s: float) -> float | None:
-        """Take in the duration of a batch; returns the median of those before it if it is slow, else None."""
+        """Take in the duration of a batch; return the median of the batches before it if it is slow, else None."""
         median_s = statistics.median(self._durations_s) if len(self._durations_s) >= self._least else None
         self._durations_s.append(duration_s)
         return median_s if median_s is not None and duration_s > self._factor * median_s else None

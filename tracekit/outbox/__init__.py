@@ -1,1 +1,1 @@
-"""Finished files on their way to where they belong: packed, uploaded, or kept in the spool for ``tracekit upload``."""
+"""Delivery of finished files: packed, uploaded, or kept in the spool for ``tracekit upload``."""

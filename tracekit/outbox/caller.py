@@ -1,4 +1,4 @@
-"""Caller: makes calls that may hang for ever, and gives up on those that do."""
+"""Caller: makes calls with a timeout, and abandons calls that hang."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class _Call:
 
 
 class Caller:
-    """One thread that makes calls for another one, which waits for each no longer than it wants to.
+    """A thread that makes calls for another thread, which waits for each call with a timeout.
 
-    A client of an object store can wait for ever for a server that has accepted a connection and says nothing. Such a call
-    cannot be ended from outside; its thread is left behind and another one takes its place. The thread is started at once,
-    because at the end of the interpreter some Pythons start no more.
+    A client of an object store can hang if a server accepts a connection and never answers. Such a call cannot be ended from
+    outside. Its thread is abandoned, and a new one replaces it. The first thread is started immediately, because some Python
+    versions start no threads while the interpreter shuts down.
 
     Args:
         name: Name of the thread.
@@ -45,10 +45,10 @@ class Caller:
         self._start()
 
     def call(self, function: Callable[[], T], timeout_s: float) -> T:
-        """Call a function on the other thread, and return or raise what it does.
+        """Call a function on the other thread; return its result or raise its exception.
 
         Raises:
-            TooSlowError: It did not return in time, or too many earlier ones still have not.
+            TooSlowError: The call did not return in time, or too many earlier calls still hang.
         """
         self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
         if len(self._left_behind) >= _MOST_HANGING:
@@ -66,14 +66,14 @@ class Caller:
         return value
 
     def close(self) -> None:
-        """End: whoever waits for a call waits no longer, and the thread ends as soon as it can."""
+        """End a pending call with `TooSlowError`, and end the thread as soon as possible."""
         call, self._left_behind = self._current, []
         self._calls.put(None)
         if call is not None and not call.done.is_set():
             call.error = TooSlowError("it was not waited for any longer")
             call.done.set()
         elif self._thread is not None:
-            self._thread.join(1.0)  # it has nothing to do
+            self._thread.join(1.0)  # it is idle
 
     def _start(self) -> None:
         self._thread: threading.Thread | None = None
@@ -86,7 +86,7 @@ class Caller:
         self._thread = thread
 
     def _abandon(self) -> None:
-        self._calls.put(None)  # it ends if it ever returns
+        self._calls.put(None)  # ends the thread if its call ever returns
         if self._thread is not None:
             self._left_behind.append(self._thread)
         self._thread = None
@@ -96,7 +96,7 @@ def _serve(calls: queue.SimpleQueue[_Call | None]) -> None:
     while (call := calls.get()) is not None:
         try:
             call.value = call.function()
-        except BaseException as error:  # noqa: BLE001 - belongs to whoever waits for it
+        except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
             call.error = call.error or error
         call.done.set()
         del call

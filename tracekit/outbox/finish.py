@@ -1,4 +1,4 @@
-"""Finishing: uploads what is left in the spool of a recording that has ended, or whose process was killed."""
+"""Finishing: uploads the remaining files in the spool of a recording that has ended or was killed."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Finished:
-    """What has become of a spool.
+    """The result of finishing a spool.
 
     Attributes:
         spool: The folder.
-        uploaded: URL and size of what was uploaded now.
-        there: URLs of what had been uploaded before.
-        left: File and reason of what could not be.
+        uploaded: URL and size in bytes of each file that was uploaded now.
+        there: URLs of files that had been uploaded before.
+        left: Path and error of each file that could not be uploaded.
         lost: Files that are gone from the spool.
-        reason: Why the index could not be uploaded; None if it was.
+        reason: Error of the upload of the index; None if it was uploaded.
     """
 
     spool: str
@@ -45,11 +45,11 @@ class Finished:
 
     @property
     def complete(self) -> bool:
-        """Whether everything is where it belongs."""
+        """True if every file and the index are uploaded."""
         return not self.left and not self.lost and self.reason is None
 
     def lines(self) -> list[str]:
-        """Say it in words."""
+        """Return the result as lines of text."""
         size_bytes = sum(size_bytes for _, size_bytes in self.uploaded)
         lines = [f"{url}: uploaded, {one_bytes} bytes" for url, one_bytes in self.uploaded]
         lines += [f"{file}: not uploaded: {reason}" for file, reason in self.left]
@@ -62,7 +62,7 @@ class Finished:
         return lines
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for machines."""
+        """Return the result as a JSON object."""
         return {
             "spool": self.spool,
             "complete": self.complete,
@@ -75,16 +75,16 @@ class Finished:
 
 
 def finish_spool(folder: Path, *, tries: int = 4, retry: Retry | None = None) -> Finished:
-    """Upload what is left in a spool. Its journal stays, so that doing it again finds nothing to do.
+    """Upload the remaining files of a spool. The journal stays, so that a second call has nothing to do.
 
     Args:
         folder: The spool.
-        tries: How often to try each request.
-        retry: How long to wait for what.
+        tries: Number of attempts for each request.
+        retry: The timeouts and pauses.
 
     Raises:
-        BusyError: The recording goes on, or another process uploads it.
-        StorageError: It is no spool.
+        BusyError: The recording goes on, or another process uploads the spool.
+        StorageError: The folder is not a spool.
     """
     spool = Spool.load(folder)
     caller = Caller("tracekit-upload")
@@ -125,7 +125,7 @@ def _finish(spool: Spool, uploader: Uploader, tries: _Tries) -> Finished:
 
 
 class _Tries:
-    """Makes requests again until they work, but not for ever; after a refusal, not even once more."""
+    """Retries requests up to a limit. After a refusal, all further requests fail immediately."""
 
     def __init__(self, tries: int, retry: Retry) -> None:
         self._tries = tries
@@ -133,7 +133,7 @@ class _Tries:
         self._refusal: RefusedError | None = None
 
     def make(self, request: Callable[[float], T]) -> T:
-        """Make a request, which gets the seconds that it may take, and return what it returns."""
+        """Make a request until it works, and return its value. The request receives its timeout in seconds."""
         if self._refusal is not None:
             raise self._refusal
         left = self._tries

@@ -1,8 +1,8 @@
-"""Outbox: owns the finished files of a handler and brings each to where it belongs, so that recording never waits for that.
+"""Outbox: delivers the finished files of a handler to their final places, so that recording never waits for it.
 
-There are three: for plain local files there is nothing to do; `PackingOutbox` packs local ``.gz`` files; `UploadingOutbox`
-uploads. The last two have a thread of their own, which is started when the recording starts and not when it ends, because at
-the end of the interpreter some Pythons start no more.
+There are three: `Outbox` does nothing for plain local files, `PackingOutbox` packs local ``.gz`` files, and `UploadingOutbox`
+uploads. The last two have a separate thread each. It starts with the recording and not at its end, because some Python
+versions start no threads while the interpreter shuts down.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _LAST_S: Final = 0.5
 
 
 class Outbox:
-    """The outbox of plain local files, which are where they belong as soon as they are written.
+    """The outbox of plain local files, which are written directly to their final places.
 
-    Threads: everything is called by the thread that writes the files, and `start` by the one that starts the profiler.
+    Threads: the thread that writes the files calls all methods.
 
     Args:
-        folder: What relative names are relative to, whatever the current folder is later.
+        folder: Base of relative names, independent of later changes of the current folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -39,60 +39,60 @@ class Outbox:
 
     @property
     def lost(self) -> Mapping[str, int]:
-        """How many events of finished files are lost, by reason."""
+        """Number of lost events in finished files, by reason."""
         return {}
 
     @property
     def kept(self) -> list[Path]:
-        """Files that have not arrived where they belong, when it is closed."""
+        """Files that were not delivered when the outbox was closed."""
         return []
 
     def start(self) -> None:
         """Get ready.
 
         Raises:
-            ConfigError: The names cannot be had.
-            StorageError: Nothing can be kept here.
+            ConfigError: Another recording has written under these names.
+            StorageError: The files cannot be kept on this machine.
         """
 
     def place(self, name: str) -> Path:
-        """Return where the file of that name is to be written, plain."""
+        """Return the path for writing the plain file of a name."""
         return self._folder / name
 
     def send(self, path: Path, name: str, *, events: int, start_ns: int, end_ns: int) -> Path | None:
         """Take a finished file; never waits.
 
         Args:
-            path: What `place` has returned.
-            name: Its name.
-            events: How many it holds.
-            start_ns: From when on, ns since the epoch.
-            end_ns: Until when.
+            path: The path from `place`.
+            name: Name of the file.
+            events: Number of events in the file.
+            start_ns: Start of the first event, ns since the epoch.
+            end_ns: End of the time that the file covers, ns since the epoch.
 
         Returns:
-            Where it is, if it is already where it belongs and stays there.
+            The path, if it is the final place of the file; else None.
         """
         del name, events, start_ns, end_ns
         return path
 
     def discard(self, path: Path) -> None:
-        """Forget a place in which no file could be made."""
+        """Forget a place after its file was removed or could not be made."""
 
     @property
     def waiting(self) -> tuple[int, int]:
-        """How many files on this machine are still on their way, and how many bytes they take."""
+        """Number of files on this machine that are not delivered yet, and their size in bytes."""
         return 0, 0
 
     def arrived(self) -> list[tuple[Path, str]]:
-        """Return the files that have come to rest on this machine since the last call, each with its name."""
+        """Return the path and name of each file that reached its final place on this machine since the last call."""
         return []
 
     def close(self, timeout_s: float) -> None:
-        """Bring out the rest, but return after this time at the latest; log what is left behind and how to go on."""
+        """Deliver the rest within this time; log the files that remain, and how to continue."""
 
 
 class BackgroundOutbox(Outbox):
-    """One that works on a thread of its own. A subclass says what a step of the work is."""
+    """An outbox that works on a separate thread. A subclass implements one step of the work."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -106,7 +106,7 @@ class BackgroundOutbox(Outbox):
         self._thread.start()
 
     def close(self, timeout_s: float) -> None:
-        """Let the thread finish its work, for so long at most."""
+        """Let the thread finish its work within this time."""
         self._closing.set()
         self._wake.set()
         if self._thread.is_alive():
@@ -117,14 +117,14 @@ class BackgroundOutbox(Outbox):
             self._thread.join(_LAST_S)  # to clean up
 
     def _interrupt(self) -> None:
-        """End what a step of the work waits for."""
+        """End the wait of the current step, if it waits."""
 
     def _step(self) -> float | None:
         """Do a piece of work; return how long to pause before the next one, or None if there is nothing to do."""
         raise NotImplementedError
 
     def _idle_s(self) -> float | None:
-        """Return after which time there will be something to do."""
+        """Return the time until the next work in seconds, or None if none is planned."""
         return None
 
     def _run(self) -> None:
@@ -132,7 +132,7 @@ class BackgroundOutbox(Outbox):
             self._wake.clear()
             pause_s = self._step()
             if pause_s:
-                # The end of the recording cuts a pause short, once; the pauses after it are part of what it may take.
+                # The end of the recording cuts the current pause short. Later pauses count against its timeout.
                 (self._stop if self._closing.is_set() else self._closing).wait(pause_s)
             elif pause_s is None:
                 if self._closing.is_set():
@@ -141,7 +141,7 @@ class BackgroundOutbox(Outbox):
 
 
 class PackingOutbox(BackgroundOutbox):
-    """Packs finished local files whose names end with ``.gz``. Until then they are there plain, without that ending."""
+    """Packs finished local files with names that end with ``.gz``. Until then they exist plain, without that ending."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -156,7 +156,7 @@ class PackingOutbox(BackgroundOutbox):
 
     @property
     def waiting(self) -> tuple[int, int]:
-        """How many files are not packed yet, and their size."""
+        """Number of files that are not packed yet, and their size in bytes."""
         waiting = list(self._waiting)
         return len(waiting), sum(size_bytes for _, _, size_bytes in waiting)
 
@@ -165,7 +165,7 @@ class PackingOutbox(BackgroundOutbox):
         return super().place(name.removesuffix(".gz"))
 
     def send(self, path: Path, name: str, *, events: int, start_ns: int, end_ns: int) -> Path | None:
-        """Have it packed."""
+        """Queue the file for packing."""
         del events, start_ns, end_ns
         try:
             size_bytes = path.stat().st_size
@@ -176,11 +176,11 @@ class PackingOutbox(BackgroundOutbox):
         return None
 
     def arrived(self) -> list[tuple[Path, str]]:
-        """Return what has been packed, or never will be, since the last call."""
+        """Return the files that were packed, or failed to pack, since the last call."""
         return [self._arrived.popleft() for _ in range(len(self._arrived))]
 
     def close(self, timeout_s: float) -> None:
-        """Pack the rest; what there is no time for stays plain."""
+        """Pack the rest; files that do not fit into the time stay plain."""
         super().close(timeout_s)
         left = list(self._waiting)
         if left:

@@ -1,4 +1,4 @@
-"""Packing: a finished plain file becomes a ``.gz`` that is there whole or not at all."""
+"""Packing: replaces a finished plain file by a ``.gz`` file, atomically."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ _CHUNK_BYTES: Final = 1 << 20
 
 
 class StoppedError(Exception):
-    """Packing was told to stop; the plain file is as it was."""
+    """Packing was stopped; the plain file is unchanged."""
 
 
 def pack(plain: Path, packed: Path, stopped: Callable[[], bool] = lambda: False) -> bool:
-    """Replace a file by its packed copy. zlib lets go of the interpreter lock while it works.
+    """Replace a file by its packed copy. zlib releases the interpreter lock while it works.
 
     The same content gives the same bytes.
 
     Args:
         plain: The finished file.
         packed: Name of the copy.
-        stopped: Asked between two pieces; True ends it.
+        stopped: Called between two pieces; True stops the packing.
 
     Returns:
-        Whether the packed file is there; False when somebody has removed the plain one meanwhile.
+        True if the packed file exists; False if somebody has removed the plain file meanwhile.
 
     Raises:
-        StoppedError: It was told to stop.
-        OSError: It could not be done, or another file has that name; the plain file is still there.
+        StoppedError: ``stopped`` returned True.
+        OSError: Packing failed, or another file has the name of the copy; the plain file still exists.
     """
     temporary = ""
     try:
         with plain.open("rb") as source:
-            # A random name: one that a killed process has left, on whatever host, is passed over.
+            # A random name, because a killed process on any host may have left such a file.
             descriptor, temporary = tempfile.mkstemp(dir=packed.parent, prefix=f".{packed.name}.", suffix=".tmp")
             # Level 1: a fifth of the time of the default for a quarter more bytes.
             with os.fdopen(descriptor, "wb") as raw, gzip.GzipFile("", "wb", 1, raw, mtime=0) as out:
@@ -62,13 +62,13 @@ def pack(plain: Path, packed: Path, stopped: Callable[[], bool] = lambda: False)
     try:
         os.unlink(plain)
     except FileNotFoundError:
-        packed.unlink(missing_ok=True)  # what was removed shall not come back
+        packed.unlink(missing_ok=True)  # a file that a user has removed must not come back
         return False
     return True
 
 
 def _link(temporary: str, packed: Path) -> None:
-    """Give a file its name, unless another one has it; a rename would replace that one."""
+    """Give a file its final name without replacing another file, unlike a rename."""
     try:
         os.link(temporary, packed)
     except FileExistsError:

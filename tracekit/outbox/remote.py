@@ -1,4 +1,4 @@
-"""UploadingOutbox: spools the files of a remote storage, and uploads each when it is finished."""
+"""UploadingOutbox: spools files for a remote storage, and uploads each when it is finished."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ GONE: Final = "events of files that were removed"
 class UploadingOutbox(BackgroundOutbox):
     """Keeps files in a spool folder until the storage has them.
 
-    What fails is tried again, with growing pauses, until the recording ends; what the storage refuses for good (credentials, no
-    such bucket) is not. What is left stays in the spool, for ``tracekit upload``.
+    Failed uploads are retried with growing pauses until the recording ends, except after a refusal of the storage
+    (credentials, no such bucket). Remaining files stay in the spool, for ``tracekit upload``.
 
     Args:
-        root: Folder that the spool is made in; None takes the default one, see `Spool.create`.
-        header: Whose the files are; see `Spool.create`.
-        spool_bytes: How much may wait in it; files beyond that are removed, the newest, and their events counted.
-        retry: How long to wait for what.
+        root: Parent folder of the spool; None uses the default, see `Spool.create`.
+        header: Identity of the recording; see `Spool.create`.
+        spool_bytes: Maximum size of the waiting files. Beyond it the newest file is removed, and its events are counted.
+        retry: The timeouts and pauses.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class UploadingOutbox(BackgroundOutbox):
         self._lost: Counter[str] = Counter()
         self._kept: list[Path] = []
         self._refusal: StorageError | None = None
-        self._trouble: StorageError | None = None  # the last failure, until something has worked again
+        self._trouble: StorageError | None = None  # the last failure; None after a success
         self._claimed = threading.Event()  # the first try is over
         self._taken: AlreadyThereError | None = None
         self._index_after_ns = 0
@@ -74,16 +74,16 @@ class UploadingOutbox(BackgroundOutbox):
 
     @property
     def lost(self) -> Mapping[str, int]:
-        """How many events will never be uploaded."""
+        """Number of events that will never be uploaded, by reason."""
         return self._lost
 
     @property
     def kept(self) -> list[Path]:
-        """What is left in the spool."""
+        """The files that are left in the spool."""
         return self._kept
 
     def start(self) -> None:
-        """Start the thread, and wait a few seconds at most for whether the storage can be written to.
+        """Start the thread, and wait a few seconds for the result of the first write to the storage.
 
         Raises:
             ConfigError: Another recording has written under this name.
@@ -105,11 +105,11 @@ class UploadingOutbox(BackgroundOutbox):
         return path
 
     def discard(self, path: Path) -> None:
-        """Forget a place in which no file could be made."""
+        """Forget a place after its file was removed or could not be made."""
         self._spool.drop(self._writing.pop(path))
 
     def send(self, path: Path, name: str, *, events: int, start_ns: int, end_ns: int) -> Path | None:
-        """Have it uploaded, unless the spool is full."""
+        """Queue the file for upload, or drop it if the spool is full."""
         del name
         segment = self._writing.pop(path)
         self._spool.finish(segment, events, start_ns, end_ns)
@@ -130,8 +130,8 @@ class UploadingOutbox(BackgroundOutbox):
         return None
 
     def close(self, timeout_s: float) -> None:
-        """Upload the rest within that time; say what is left, and how to go on."""
-        for path, segment in list(self._writing.items()):  # nobody has finished them: the recording did not start
+        """Upload the rest within that time; log the remaining files, and the command that uploads them."""
+        for path, segment in list(self._writing.items()):  # unfinished files: the recording did not start
             if not path.exists():
                 self._spool.drop(segment)
         self._spool.end()
@@ -189,7 +189,7 @@ class UploadingOutbox(BackgroundOutbox):
             return None
         except StorageError as error:
             return self._failed(error)
-        except Exception as error:  # noqa: BLE001 - a client of a storage may raise anything; the thread must go on
+        except Exception as error:  # noqa: BLE001 - a storage client may raise any exception; the thread must continue
             return self._failed(StorageError(one_line(f"{type(error).__name__}: {error}", _REASON_CHARACTERS)))
         else:
             self._pace.succeeded()
@@ -233,5 +233,5 @@ class UploadingOutbox(BackgroundOutbox):
 
 
 def upload_command(folder: Path) -> str:
-    """Return the command that uploads what is left in a spool."""
+    """Return the command that uploads the remaining files of a spool."""
     return f"tracekit upload {shlex.quote(str(folder))}"

@@ -1,4 +1,4 @@
-"""Retry: how long to wait for an answer, and how long before asking again."""
+"""Retry: timeouts of requests, and the pauses between attempts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Retry:
     """The times of an upload, in seconds.
 
     Attributes:
-        warm_up_s: How long the start of a recording waits to hear from the storage.
-        answer_s: How long one request may take at first; doubled each time that this was too short, because a slow
-            network needs longer than a dead one is worth.
-        first_s: The pause after the first failure; doubled with each further one in a row.
+        warm_up_s: Maximum time that the start of a recording waits for the first answer of the storage.
+        answer_s: Timeout of the first request. It doubles with each timeout: it is short for a dead network, and grows for a
+            slow one.
+        first_s: The pause after the first failure; doubled with each further failure in a row.
         longest_s: The longest pause.
-        index_s: The index is uploaded at most this often.
+        index_s: Minimum time between two uploads of the index.
     """
 
     warm_up_s: float = 5.0
@@ -33,7 +33,10 @@ class Retry:
 
 @dataclass(slots=True)
 class Pace:
-    """How it goes: grows slower with every failure, and is as at first after a success."""
+    """The current timeout and pause of an upload.
+
+    The pause grows with each failure in a row; a success resets it. The timeout grows with each request that takes too long.
+    """
 
     retry: Retry
     failures: int = 0
@@ -43,13 +46,13 @@ class Pace:
         self.answer_s = self.retry.answer_s
 
     def succeeded(self) -> None:
-        """Note a request that worked."""
+        """Note a request that succeeded."""
         self.failures = 0
 
     def failed(self, *, too_slow: bool) -> float:
-        """Note one that failed; return how long to pause.
+        """Note a request that failed; return the pause in seconds.
 
-        The pause is random within its half, so that the ranks of a job do not all come back at once.
+        The pause is random between half and all of its nominal length, so that the ranks of a job do not retry simultaneously.
         """
         self.failures += 1
         if too_slow:

@@ -1,8 +1,8 @@
-"""Spool: a local folder that holds the files of one recording until they are where they belong.
+"""Spool: a local folder that holds the files of one recording until they are uploaded.
 
-Its journal says of every file what it is and where it has to go, so that ``tracekit upload`` can finish what a killed
-process, or one whose storage was down, could not. The journal is one JSON object a line, and is only ever appended to, each
-line in one write: a process that dies leaves it readable, and a torn last line is passed over.
+Its journal has the state and the URL of every file, so that ``tracekit upload`` can finish the uploads of a process that was
+killed or lost its storage. The journal has one JSON object per line, and is append-only with one write per line. So it stays
+readable when the process dies; a torn last line is skipped.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class BusyError(StorageError):
 
 
 def default_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder that spools are made in unless told otherwise.
+    """Return the default parent folder of spools.
 
-    ``TRACEKIT_SPOOL``, else a folder of this user in the folder for temporary files: on clusters that one is on the node's
-    own disk, and home folders are small and on a network.
+    ``TRACEKIT_SPOOL``, else a folder of this user in the folder for temporary files. On clusters, temporary files are on the
+    local disk of the node, while home folders are small and on a network.
     """
     given = environ.get(SPOOL_VARIABLE)
     return Path(resolve_path(given)) if given else Path(tempfile.gettempdir()) / f"tracekit-spool-{os.geteuid()}"
 
 
 def default_spools() -> list[Path]:
-    """Return the spools in the default folder, and those made next to it because it could not be used.
+    """Return the spools in the default folder, and those next to it that replaced an unusable default folder.
 
     Folders in the folder for temporary files count only if they belong to this user alone: a spool names files to upload.
     """
@@ -67,16 +67,16 @@ def default_spools() -> list[Path]:
 
 
 class Spool:
-    """The spool of one recording. Use `create` to record, `load` to finish what another process has left.
+    """The spool of one recording. Use `create` to record, and `load` to finish the uploads of a process that has ended.
 
     Threads: `begin`, `finish` and `drop` belong to the thread that writes the files, `delivered` to the one that uploads them.
 
     Attributes:
-        folder: Where it is.
-        header: Whose it is: an id of its own, run_id, rank, attempt, pid, and the URL of the index.
+        folder: The folder of the spool.
+        header: Identity of the recording: a unique id, run_id, rank, attempt, pid, and the URL of the index.
         segments: All files, by number.
-        closed: The recording ended in order.
-        index_done: The index that has been uploaded tells everything; only for `load`.
+        closed: True if the recording has ended normally.
+        index_done: True if the uploaded index is complete; only set by `load`.
     """
 
     def __init__(self, folder: Path, header: dict[str, Any], descriptor: int) -> None:
@@ -93,12 +93,12 @@ class Spool:
         """Make a new spool, for this process alone.
 
         Args:
-            root: The folder it is made in; made with mode 0700 if it is not there. None takes `default_root`, and if somebody
-                else made that one or may write to it, a new folder next to it.
+            root: The parent folder, made with mode 0700 if it does not exist. None uses `default_root`. If that folder cannot
+                be used, such as one that another user owns or may enter, the spool is a new folder next to it.
             header: ``run_id``, ``rank``, ``attempt``, ``pid``, ``index``.
 
         Raises:
-            StorageError: The folder cannot be made, or is not this user's own.
+            StorageError: The folder cannot be made, or does not belong to this user.
         """
         stem = f"{safe_text(str(header['run_id']))}-rank{header['rank']}-attempt{header['attempt']}-{header['pid']}"
         may_move = root is None and not os.environ.get(SPOOL_VARIABLE)
@@ -106,7 +106,7 @@ class Spool:
         try:
             try:
                 _make_private(root, private=may_move)
-                folder = Path(tempfile.mkdtemp(prefix=f"{stem}-", dir=root))  # 0700, and nobody else's
+                folder = Path(tempfile.mkdtemp(prefix=f"{stem}-", dir=root))  # mode 0700, unique name
             except OSError as error:
                 if not may_move:
                     raise
@@ -133,8 +133,8 @@ class Spool:
         """Take over the spool of a process that has ended.
 
         Raises:
-            BusyError: A process still uses it.
-            StorageError: It is no spool.
+            BusyError: A process still uses the spool.
+            StorageError: The folder is not a spool.
         """
         try:
             descriptor = _open_journal(folder)
@@ -155,21 +155,21 @@ class Spool:
 
     @property
     def waiting(self) -> list[Segment]:
-        """The files that are finished, or were left open by a process that has ended, and have to go out; oldest first."""
+        """Files to upload, oldest first. Includes files that are not finished: a process that died leaves them open."""
         return [segment for segment in list(self.segments.values()) if segment.state in ("open", "waiting")]
 
     @property
     def bytes_waiting(self) -> int:
-        """What the finished files take that have not gone out."""
+        """Size of the finished files that are not uploaded yet."""
         return sum(segment.size_bytes for segment in list(self.segments.values()) if segment.state == "waiting")
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to upload; the index aside."""
+        """True if all files are uploaded; does not consider the index."""
         return not self.waiting
 
     def path(self, segment: Segment) -> Path:
-        """Return where the file of a segment is: the packed one if there is one."""
+        """Return the path of a segment's file: the packed file if it exists, else the plain one."""
         plain = self.folder / segment.file
         packed = plain.with_name(plain.name + ".gz")
         return packed if segment.url.endswith(".gz") and packed.exists() else plain
@@ -197,7 +197,7 @@ class Spool:
         self._append({"drop": segment.number})
 
     def delivered(self, segment: Segment, url: str, size_bytes: int, sha256: str) -> None:
-        """Note that a file is where it belongs, and remove it here. Does nothing when the spool has been let go of."""
+        """Note that a file was uploaded, and remove it from the spool. Do nothing after `close`."""
         with self._lock:
             if self._descriptor < 0:
                 return
@@ -206,17 +206,17 @@ class Spool:
         self._remove(segment)
 
     def note_index(self) -> None:
-        """Note that the index has been uploaded, and tells everything."""
+        """Note that the complete index has been uploaded."""
         self.index_done = True
         self._append({"index": True})
 
     def end(self) -> None:
-        """Note that the recording has ended in order: nothing will come any more."""
+        """Note that the recording has ended normally: no more files follow."""
         self.closed = True
         self._append({"closed": True})
 
     def close(self) -> None:
-        """Let go of it, so that another process can take it over."""
+        """Release the lock, so that another process can take over the spool."""
         with self._lock:
             descriptor, self._descriptor = self._descriptor, -1
             if descriptor >= 0:
@@ -236,14 +236,14 @@ class Spool:
                 path.unlink(missing_ok=True)
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        # A full disk must not stop the recording. What is missing here is found again: a segment that is not known to be
-        # delivered is compared with what is there.
+        # A full disk must not stop the recording. A missing line does no harm: a segment without a note of its delivery is
+        # compared with the object in the storage.
         with self._lock, contextlib.suppress(OSError):
             if self._descriptor >= 0:
                 os.write(self._descriptor, json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
     def _replay(self, line: dict[str, Any]) -> None:
-        """Take in one line of the journal; what is not understood, or not safe, is passed over."""
+        """Take in one line of the journal; skip unknown and unsafe lines."""
         self.index_done = "index" in line
         with contextlib.suppress(KeyError, TypeError, ValueError):
             if "begin" in line:
@@ -270,7 +270,7 @@ def digest(path: Path) -> tuple[int, str]:
     """Return size and SHA-256 of a file.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     with path.open("rb") as file:
         sha256, size_bytes = hashlib.sha256(), 0
@@ -286,12 +286,12 @@ def _open_journal(folder: Path, flags: int = 0) -> int:
 
 
 def _lock(descriptor: int, folder: Path) -> None:
-    """Keep other processes away for as long as the descriptor is open; a forked child does not inherit this."""
+    """Lock the spool against other processes until the descriptor is closed; a forked child does not inherit the lock."""
     try:
         import fcntl
 
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError:  # pragma: no cover - not on this system; objects are made exclusively all the same
+    except ImportError:  # pragma: no cover - not on this system; objects are still made exclusively
         return
     except (BlockingIOError, PermissionError) as error:
         raise BusyError(f"{folder}: another process uses this spool: it still records, or uploads it") from error
@@ -300,7 +300,7 @@ def _lock(descriptor: int, folder: Path) -> None:
 
 
 def _make_private(root: Path, *, private: bool) -> None:
-    """Make a folder if it is not there, and raise OSError if it could be another user's trap; see `_problem`."""
+    """Make a folder if it does not exist; raise OSError if another user could control it, see `_problem`."""
     make_folders(root.parent)
     with contextlib.suppress(FileExistsError):
         root.mkdir(mode=0o700)
@@ -314,7 +314,7 @@ def _problem(folder: Path, *, private: bool) -> str | None:
 
     Args:
         folder: The folder.
-        private: Require that it belongs to this user and that nobody else may enter it; it is in a folder for everybody.
+        private: Require that it belongs to this user and that nobody else may enter it, because its parent is public.
     """
     try:
         found = folder.lstat()
@@ -330,7 +330,7 @@ def _problem(folder: Path, *, private: bool) -> str | None:
 
 
 def _content(descriptor: int) -> bytes:
-    # Not by opening the file once more: closing any descriptor of a file gives up the locks of the process on it.
+    # Do not open the file again: closing any descriptor of a file releases the locks of the process on it.
     content = b""
     while piece := os.pread(descriptor, 1 << 20, len(content)):
         content += piece

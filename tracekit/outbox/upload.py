@@ -1,7 +1,7 @@
-"""Upload: brings the segments of a spool, and the index, to the remote storage. Twice gives the same objects.
+"""Upload: copies the segments of a spool, and the index, to the remote storage. Uploads are idempotent.
 
-An object that is there is never replaced. If it holds the same bytes, it is taken for an earlier try of ours that did
-arrive; otherwise somebody else has written it, and the segment takes the next name.
+An existing object is never replaced. If it holds the same bytes, it counts as an earlier upload of this segment. Otherwise it
+belongs to another writer, and the segment takes the next name.
 """
 
 from __future__ import annotations
@@ -29,41 +29,41 @@ if TYPE_CHECKING:
 __all__ = ["GoneError", "Uploader"]
 
 _INDEX_FILE: Final = "index.json"
-_CANCEL_FIRST: Final = 0.9  # the client is asked to give up a little before its thread is given up
+_CANCEL_FIRST: Final = 0.9  # the client times out a little before its thread is abandoned
 
 
 class GoneError(StorageError):
-    """The file that was to be uploaded is not in the spool any more."""
+    """The file to upload is no longer in the spool."""
 
 
 class Uploader:
-    """Uploads what is in a spool; every request has a deadline. Used by one thread.
+    """Uploads the files of a spool; every request has a timeout. Used by one thread.
 
     Args:
-        spool: What is to be uploaded.
+        spool: The spool.
         caller: Makes the requests.
     """
 
     def __init__(self, spool: Spool, caller: Caller) -> None:
         self._spool = spool
         self._caller = caller
-        self._index_url: str | None = None  # where our own is
-        self._index_taken = 0  # how many names of the index other recordings have
+        self._index_url: str | None = None  # URL of the index of this recording
+        self._index_taken = 0  # number of index names that other recordings have taken
         self._index_done: dict[str, Any] | None = None
 
     @property
     def index_due(self) -> bool:
-        """Whether the index that was uploaded last does not tell everything."""
+        """True if the last uploaded index is out of date."""
         return self._index_done != self._index()
 
     def deliver(self, segment: Segment, timeout_s: float, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Upload one segment, packed if its name says so.
+        """Upload one segment, packed if its name ends with ``.gz``.
 
         Raises:
-            StoppedError: While packing, because it was told to.
-            GoneError: The file is not there.
-            RefusedError: The storage will not have it.
-            StorageError: It did not work; it may the next time.
+            StoppedError: ``stopped`` returned True while packing.
+            GoneError: The file does not exist.
+            RefusedError: The storage refuses the upload.
+            StorageError: The upload failed; a retry may succeed.
         """
         path = self._spool.path(segment)
         try:
@@ -86,7 +86,7 @@ class Uploader:
             return
 
     def deliver_index(self, timeout_s: float) -> None:
-        """Upload the index, in the place of the one that this recording has uploaded before.
+        """Upload the index; replace the earlier one of this recording.
 
         Raises:
             StorageError: as for `deliver`.
@@ -96,7 +96,7 @@ class Uploader:
                 return
 
     def claim_index(self, timeout_s: float) -> None:
-        """Upload the first index: it shows whether the storage can be reached and written to.
+        """Upload the first index, to test that the storage is reachable and writable.
 
         Raises:
             AlreadyThereError: Another recording has that name.
@@ -107,7 +107,7 @@ class Uploader:
             raise storage.AlreadyThereError(f"{storage.without_secrets(url)}: exists already")
 
     def _put_index(self, url: str, timeout_s: float) -> bool:
-        """Make the index, or replace our own; return False if another recording has that name."""
+        """Make the index, or replace that of this recording; return False if another recording has that name."""
         document, local = self._index(), self._spool.folder / _INDEX_FILE
         try:
             local.write_text(json.dumps(document, indent=1) + "\n", "utf-8")

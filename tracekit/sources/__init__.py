@@ -1,1 +1,1 @@
-"""What feeds events without user code: torch.profiler, system counters."""
+"""Sources of events without user code: torch.profiler, system and GPU counters, clock comparison."""

@@ -1,15 +1,15 @@
-"""How two ranks compare their clocks through a store: ping-pong, and what follows from it.
+"""Comparison of the clocks of two ranks by ping-pong through a store.
 
-A store is what torch.distributed keeps beside its process groups: a table of short values that every rank can reach
-(`Store` says which of its methods are used). Rank 0 answers, one rank at a time; the others ask::
+A store is a table of short values that every rank can reach. torch.distributed keeps one for its process groups; `Store` lists
+the methods used here. Rank 0 answers, one rank at a time; the others ask::
 
     rank r                               rank 0
-    asked += 1, request/N = r       ->   sees that somebody asked, answers ready/N = who it is
+    asked += 1, request/N = r       ->   sees the request, answers ready/N = its identity
     ping/N/k                        ->   wakes up, reads its clock
     wakes up                        <-   pong/N/k = the reading
 
-The reading lies between the two moments at which rank r has sent and has woken up, so the offset lies within half a round
-trip of their middle, however unequal the ways are. The shortest of several round trips gives the best bound.
+Rank 0 reads its clock between the send and the wake-up of rank r. So the offset is known within half a round trip, even if the
+two directions take different times. The shortest of several round trips gives the best bound.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ __all__ = ["Answering", "Asking", "Drift", "Store", "own_connection", "reachable
 
 PREFIX: Final = "tracekit/clock/"
 PATIENCE_S: Final = 5.0
-"""How long a rank that asks waits for its turn."""
+"""Maximum time that a rank waits for its turn."""
 
 ANSWER_S: Final = 2.0
-"""How long one side waits for the other within an exchange; a process that is alive answers within milliseconds."""
+"""Timeout for the other side within an exchange; a process that is alive answers within milliseconds."""
 
 GOOD_NS: Final = 1_000_000
-"""A round trip below this is good enough. A longer one had to wait for somebody's interpreter lock, and more are tried."""
+"""A round trip below this is good enough. A longer one had to wait for an interpreter lock, and more are tried."""
 
 LEAST_PINGS: Final = 8
 MOST_PINGS: Final = 64
 
 _NOBODY: Final = "-"
-"""Stands in the place of a rank that has lost patience."""
+"""Replaces the number of a rank that has stopped waiting."""
 
 
 class Store(Protocol):
-    """What is used of torch's ``Store``."""
+    """The methods of torch's ``Store`` that are used."""
 
     def set(self, key: str, value: str, /) -> None:
         """Set a value."""
@@ -55,21 +55,21 @@ class Store(Protocol):
         """Return a value; wait until there is one, or raise after the store's timeout."""
 
     def check(self, keys: list[str], /) -> bool:
-        """Tell whether there are values for all of these keys."""
+        """Return True if all of these keys have values."""
 
     def add(self, key: str, amount: int, /) -> int:
         """Add to a number, and return the sum."""
 
     def delete_key(self, key: str, /) -> bool:
-        """Forget a value."""
+        """Delete a value."""
 
     def set_timeout(self, timeout: timedelta, /) -> None:
-        """Say how long `get` waits."""
+        """Set the timeout of `get`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """Who answers: what a rank must know of it to turn its readings into offsets."""
+    """The answering rank, with the values that turn its readings into offsets."""
 
     rank: int
     boot_id: str | None
@@ -80,8 +80,8 @@ class Answering:
     """Rank 0's side.
 
     Args:
-        store: The store, over a connection that nobody else uses: `get` keeps others waiting.
-        rank, boot_id, timeline_offset_ns: Who this is; see `ClockOffset` and `tracekit.clock.Timeline`.
+        store: The store, over a connection that nothing else uses: `get` blocks other calls.
+        rank, boot_id, timeline_offset_ns: Identity of this rank; see `ClockOffset` and `tracekit.clock.Timeline`.
         monotonic_ns: This rank's clock.
     """
 
@@ -93,24 +93,24 @@ class Answering:
         self._monotonic_ns = monotonic_ns
         self._hello = json.dumps([rank, boot_id, timeline_offset_ns])
         store.set(PREFIX + "here", "1")
-        # Where another recording of this process, or of one before it, has left off.
+        # Continue the count of an earlier recording, of this process or of an earlier one.
         self._answered = store.add(PREFIX + "answered", 0)
         self.ranks: set[int] = set()
-        """Which ranks have been answered."""
+        """The ranks that have been answered."""
 
     def leave(self) -> None:
-        """Have nobody ask any more."""
+        """Prevent further requests."""
         self._store.delete_key(PREFIX + "here")
 
     def waiting(self) -> bool:
-        """Tell whether a rank has asked; takes one look at the store."""
+        """Return True if a rank has asked; takes one access to the store."""
         return self._store.add(PREFIX + "asked", 0) > self._answered
 
     def answer(self) -> None:
         """Answer the rank that has asked first.
 
         Raises:
-            Exception: What the store raises when that rank is gone in the middle of it.
+            Exception: Any error of the store, if that rank ends during the exchange.
         """
         self._answered = number = self._store.add(PREFIX + "answered", 1)
         store, request = self._store, f"{PREFIX}{number}/"
@@ -137,7 +137,7 @@ class Asking:
         rank: This rank.
         timeline_offset_ns: See `tracekit.clock.Timeline`.
         monotonic_ns: This rank's clock.
-        pause: Waits for so many seconds, and tells whether to give up.
+        pause: Waits for a number of seconds; returns True to stop waiting for an answer.
     """
 
     def __init__(
@@ -157,14 +157,14 @@ class Asking:
         self._pause = pause
 
     def measure(self) -> ClockOffset | None:
-        """Compare the clocks once, in some milliseconds; None where rank 0 is not there or does not answer.
+        """Compare the clocks once, in some milliseconds; return None if rank 0 does not take part or does not answer.
 
         Raises:
-            Exception: What the store raises when it is gone.
+            Exception: Any error of the store, if it is gone.
         """
         store = self._store
         if not store.check([PREFIX + "here"]):
-            return None  # a question would lie in the store for ever
+            return None  # a request would stay in the store
         request = f"{PREFIX}{store.add(PREFIX + 'asked', 1)}/"
         store.set(request + "request", str(self._rank))
         if not self._ready(request):
@@ -210,9 +210,9 @@ class Asking:
 
 
 class Drift:
-    """What several offsets say about how fast two clocks part.
+    """Computes the drift between two clocks from several offsets.
 
-    Keeps the last ``keep`` of them. A drift is taken from two: the newest, and of the others the one that bounds it best.
+    Keeps the last ``keep`` offsets. The drift comes from the newest offset and the earlier one that gives the best bound.
     """
 
     __slots__ = ("_kept",)
@@ -221,13 +221,13 @@ class Drift:
         self._kept: deque[ClockOffset] = deque(maxlen=keep)
 
     def add(self, newest: ClockOffset) -> ClockOffset:
-        """Take in a measurement; returns it with its drift."""
+        """Take in a measurement; return it with its drift."""
         best: tuple[int, int] | None = None  # error, drift
         for earlier in self._kept:
             elapsed_ns = newest.monotonic_ns - earlier.monotonic_ns
             if earlier.reference_boot_id != newest.reference_boot_id or elapsed_ns <= 0:
                 continue
-            # Rounded up: it is a bound.
+            # Rounded up, because it is a bound.
             error_ppb = -(-(newest.error_ns + earlier.error_ns) * 1_000_000_000 // elapsed_ns)
             grown_ns = newest.monotonic_offset_ns - earlier.monotonic_offset_ns
             if best is None or error_ppb < best[0]:
@@ -237,19 +237,18 @@ class Drift:
 
 
 def reachable(store: Store) -> bool:
-    """Tell whether the store still answers; it ends with the process that keeps it."""
+    """Return True if the store still answers; it ends with the process that keeps it."""
     try:
         store.add(PREFIX + "asked", 0)
-    except Exception:  # noqa: BLE001 - torch's errors have no class in common in all its versions
+    except Exception:  # noqa: BLE001 - torch's errors share no class in all versions
         return False
     return True
 
 
 def own_connection(store: Any) -> Store:
-    """Return a store of the same content over a connection of its own.
+    """Return a store with the same content over a separate connection.
 
-    torch keeps a lock for as long as one thread waits for a value. On the connection that training uses, that would keep
-    training waiting.
+    torch holds a lock while a thread waits for a value. On the connection that training uses, that would block training.
     """
     if hasattr(store, "clone"):
         cloned: Store = store.clone()

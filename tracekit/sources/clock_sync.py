@@ -22,40 +22,40 @@ __all__ = ["ClockSync"]
 logger = logging.getLogger("tracekit")
 
 LOOK_S: Final = 0.1
-"""How often rank 0 looks whether a rank has asked: 0.13 ms each."""
+"""Interval at which rank 0 checks for requests; a check takes 0.13 ms."""
 
 FIRST_RETRY_S: Final = 1.0
 RANK_SECONDS: Final = 0.05
-"""Seconds of the interval for each rank. An exchange takes rank 0 about 3 ms, so that it spends 6 % of one core at most."""
+"""Minimum interval per rank. An exchange takes rank 0 about 3 ms, so that it spends at most 6 % of one core."""
 
 TELL_AFTER: Final = 5
 
 PARTING_S: Final = 5.0
-"""Where rank 0 is gone, a rank that ends within this time says nothing of it: a run ends on all ranks, not at one moment."""
+"""A rank that ends within this time after rank 0 logs no warning: the ranks of a run do not end at the same moment."""
 
 JOIN_SECONDS: Final = 2.0
 
 
 class ClockSync(Source):
-    """Measures how far this rank's clock is from rank 0's: at the start, and at intervals.
+    """Measures the offset of this rank's clock to rank 0's, at the start and at intervals.
 
-    Every rank that has one asks rank 0 in turn. What comes out goes to the trace handlers as a `ClockOffset`, and into the
-    rank trace as metadata: the offset, a bound of its error (half the shortest round trip of 8 or more, no estimate), and
-    from the second one on the drift. Nothing of the recording is shifted by it; it is for the merge. Ranks of one host and
-    boot share a clock: their offset is 0, give or take the bound.
+    Every rank with a ClockSync asks rank 0 in turn. The trace handlers receive the result as a `ClockOffset`, and the rank
+    trace has it as metadata: the offset, a strict bound of its error (half the shortest of at least 8 round trips), and the
+    drift, from the second measurement on. The merge uses it; it does not shift recorded times. Ranks of one host and boot
+    share a clock: their offset is 0, within the bound.
 
-    All of it happens on a daemon thread, "tracekit-clock-sync", and training never waits for it: not at the start, not for
-    a rank that is missing, hangs or has died, which is logged once. It waits for ``init_process_group`` where that comes
-    later, and does nothing in a run of one rank.
+    The work runs on a daemon thread, "tracekit-clock-sync". Training never waits for it: neither at the start, nor for a rank
+    that is missing, hangs or has died, which is logged once. If ``init_process_group`` is called later, the thread waits for
+    it. It does nothing in a run of one rank.
 
-    It speaks over the store of torch's default process group (the one that ``MASTER_ADDR`` names), through a connection of
-    its own. A process group of its own would be a collective call for every rank at once, would number the groups that the
-    user makes later differently where one rank has no ClockSync, and gloo opens listening sockets. Its round trips are no
-    better either: between two processes on one 2-core machine 122 to 136 µs (bound 61 to 68 µs), those over the store 129 to
-    191 µs (bound 64 to 96 µs). Where the training threads hold the interpreter lock all the time, both take 10 ms and more
-    (bound 5 ms); more round trips are tried then.
+    It uses the store of torch's default process group (the store at ``MASTER_ADDR``), through a separate connection. A
+    separate process group would need a collective call of all ranks, and gloo opens listening sockets. If one rank had no
+    ClockSync, the process groups that the user makes later would get different numbers. Its round trips are not shorter
+    either: 122 to 136 µs between two processes on one 2-core machine (bound 61 to 68 µs), and 129 to 191 µs over the store
+    (bound 64 to 96 µs). If the training threads hold the interpreter lock all the time, both take 10 ms and more (bound
+    5 ms); then more round trips are tried.
 
-    The ranks need not agree on anything but to use it. One at a time in a process. In a forked child there is none.
+    The ranks must all use it, but need no common arguments. Only one can run in a process, and none in a forked child.
 
     Args:
         interval: Seconds between two measurements, above 0; in runs of more than ``20 * interval`` ranks it is longer.
@@ -81,16 +81,16 @@ class ClockSync(Source):
         self._thread.start()
 
     def step(self, finished: ProfilerAction, action: ProfilerAction) -> None:
-        """Do nothing: clocks drift also while nothing is recorded."""
+        """Do nothing: clocks drift even while the schedule skips batches."""
 
     def close(self) -> None:
         """Stop the thread, and wait for it for two seconds at most."""
         thread, self._thread = self._thread, None
         if thread is None or os.getpid() != self._pid:
-            # In a forked child the thread is gone, and the event may have been forked with its lock held.
+            # A forked child has no such thread, and the event may have been forked with its lock held.
             return
         self._closing.set()
-        thread.join(JOIN_SECONDS)  # a daemon: if it waits for a rank that is gone, it ends by itself
+        thread.join(JOIN_SECONDS)  # a daemon thread: if it waits for a rank that is gone, it ends by itself
 
     # ---- on the thread --------------------------------------------------------------------------------------------------
 
@@ -103,12 +103,12 @@ class ClockSync(Source):
                 self._answer(recorder, torch)
             else:
                 self._ask(recorder, torch)
-        except Exception as error:  # noqa: BLE001 - whatever torch throws, training goes on
+        except Exception as error:  # noqa: BLE001 - torch may raise any exception; training goes on
             if not self._closing.is_set() and _initialised() is not None:
                 self._tell(f"clocks are not compared: {_first_line(error)}")
 
     def _process_group(self) -> Any:
-        """Wait for the default process group; returns ``torch.distributed``, or None when the recording ends before."""
+        """Wait for the default process group; return ``torch.distributed``, or None if the recording ends before."""
         while True:
             torch = _initialised()
             if torch is not None:
@@ -117,7 +117,7 @@ class ClockSync(Source):
                 return None
 
     def _answer(self, recorder: Recorder, torch: Any) -> None:
-        """Rank 0's part: answer whoever asks."""
+        """Answer the other ranks; runs on rank 0."""
         process, timeline = recorder.process, recorder.timeline
         store = own_connection(_default_store(torch))
         answering = Answering(
@@ -138,7 +138,7 @@ class ClockSync(Source):
         )
         recorder.record_clock_offset(itself)
         world_size = torch.get_world_size()
-        # The store ends with the process group. Asking it then is no harm, but torch says so at length.
+        # The store ends with the process group. Asking it then is harmless, but torch logs long messages.
         while not self._closing.wait(LOOK_S) and _initialised() is not None:
             while answering.waiting() and not self._closing.is_set():
                 try:
@@ -155,7 +155,7 @@ class ClockSync(Source):
             logger.warning("tracekit: ClockSync: no clock was compared with that of rank %s", names)
 
     def _ask(self, recorder: Recorder, torch: Any) -> None:
-        """The part of the other ranks: ask at intervals."""
+        """Ask rank 0 at intervals; runs on the other ranks."""
         timeline, rank = recorder.timeline, torch.get_rank()
         store = own_connection(_default_store(torch))
         asking = Asking(
@@ -168,7 +168,7 @@ class ClockSync(Source):
         interval_s = max(self._interval_s, RANK_SECONDS * torch.get_world_size())
         drift = Drift()
         unanswered = 0
-        # In a large run not all at once.
+        # Spread the first requests of a large run.
         pause_s = min(rank * RANK_SECONDS / 10, interval_s)
         while not self._closing.wait(pause_s) and _initialised() is not None:
             offset, reason = None, "it has no ClockSync, or is not so far yet"
@@ -179,7 +179,7 @@ class ClockSync(Source):
                     return
                 reason = _first_line(error)
                 if not reachable(store):
-                    # Where the run ends, rank 0 may have gone a moment before this one.
+                    # At the end of a run, rank 0 may end a moment before this rank.
                     if not self._closing.wait(PARTING_S) and _initialised() is not None:
                         self._tell(f"rank 0 is gone, clocks are compared no more: {reason}")
                     return
@@ -195,7 +195,7 @@ class ClockSync(Source):
                 self._tell(f"rank 0 does not answer ({reason}); it is asked again every {pause_s:g} s")
 
     def _tell(self, message: str) -> None:
-        """Say in one line what is missing, once."""
+        """Log one warning, only once."""
         if not self._told:
             self._told = True
             logger.warning("tracekit: ClockSync: %s", message)
@@ -215,5 +215,5 @@ def _default_store(torch: Any) -> Any:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the first line of what torch raises; a stack of C++ may follow."""
+    """Return the first line of an error of torch; a C++ stack may follow it."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"

@@ -31,17 +31,17 @@ _NOT_OFFERED: Final = (
 _GONE: Final = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED", "NVML_ERROR_UNINITIALIZED")
 
 _ALL_LINKS: Final = 0xFFFFFFFF
-"""As the scope of a field: the sum over a device's NVLinks."""
+"""Scope of a field: the sum over a device's NVLinks."""
 
 
 class GPUProfiler(SamplingSource):
-    """Records what the rank's GPU does, as counter tracks.
+    """Records utilisation, memory, power and traffic of the rank's GPU as counter tracks.
 
     ====================== ================================================================================
     counter                series
     ====================== ================================================================================
-    ``gpu utilization``    ``percent``: of the time in which a kernel ran; ``memory_percent``: in which the
-                           memory was read or written
+    ``gpu utilization``    ``percent``: share of time with a running kernel; ``memory_percent``: share of time
+                           with memory reads or writes
     ``gpu memory``         ``used_bytes``, ``free_bytes``: of all processes on it
     ``gpu power``          ``watts``
     ``gpu clocks``         ``sm_mhz``, ``memory_mhz``
@@ -50,26 +50,26 @@ class GPUProfiler(SamplingSource):
     ``gpu nvlink``         ``received_bytes_per_s``, ``sent_bytes_per_s``: by the GPU, over all its links
     ====================== ================================================================================
 
-    What a GPU does not offer is left out: a MIG instance, for example, has its memory alone. Where there are no GPUs, no driver,
-    or no GPU that is this rank's, there are no counters, and one line in the log says why. A GPU that is lost takes its
-    counters with it, is reported once, and the others go on.
+    Counters that a GPU does not offer are left out: a MIG instance, for example, only has memory. Without a driver or a GPU
+    for this rank, nothing is recorded, and one line in the log has the reason. If a GPU is lost, its counters end with one
+    report, and the others go on.
 
     The GPU of a rank is the one of its local rank among those that ``CUDA_VISIBLE_DEVICES`` shows, or the only one that it
-    shows. Numbers in it are taken for the order of the PCI bus, as with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``; CUDA's own order
-    differs only where the GPUs of a host do, and then a line in the log says so. A UUID in it is found by itself.
+    shows. Numbers in this variable follow the order of the PCI bus, as with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``. The default
+    order of CUDA differs only if the GPUs of a host do; then the log has a warning. A UUID needs no order.
 
-    Rates are what a counter of the GPU grew by between two samples; PCIe on GPUs that do not count (before Hopper) is what NVML
-    measures in 20 ms at each sample. Utilisation is the driver's own average over its last sample period, up to a second.
+    Rates are the growth of a counter of the GPU between two samples. GPUs before Hopper do not count PCIe traffic; for those,
+    NVML measures it for 20 ms at each sample. Utilisation is the driver's average over its last sample period, up to a second.
 
-    Sampling runs on one thread of its own, "tracekit-gpu", while the schedule's action is not SKIP; no CUDA context is made and
-    no device is waited for. In a forked child there is no sampling.
+    Sampling runs on a separate thread, "tracekit-gpu", while the schedule's action is not SKIP. It makes no CUDA context and
+    waits for no device. A forked child does not sample.
 
     Args:
         interval: Seconds between samples, above 0.
-        devices: Which GPUs, as CUDA numbers them in this process ([0, 1]), or ``"all"`` that are visible; several are named
-            "gpu 0 power", "gpu 1 power". None is the one of this rank.
-        provider: What offers nvidia-ml-py's functions, for tests; ``pynvml`` itself where None.
-        clock: The clock that rates are measured by.
+        devices: Numbers of GPUs in CUDA's order in this process ([0, 1]), or ``"all"`` visible ones; several are named
+            "gpu 0 power", "gpu 1 power". None is the GPU of this rank.
+        provider: Object with nvidia-ml-py's functions, for tests; None uses ``pynvml``.
+        clock: The clock for rates.
 
     Raises:
         ConfigError: ``interval`` is not a number above 0, or ``devices`` names no devices.
@@ -93,7 +93,7 @@ class GPUProfiler(SamplingSource):
         self._initialised = False
 
     def begin_sampling(self, recorder: Recorder) -> list[SampledCounter]:
-        """Find the GPUs; nothing is done before on the training thread, since NVML may take long to wake one."""
+        """Find the GPUs. This does not run on the training thread, because NVML can take long to wake a GPU."""
         nvml = self._nvml
         try:
             nvml.nvmlInit()
@@ -109,17 +109,17 @@ class GPUProfiler(SamplingSource):
         return counters
 
     def end_sampling(self) -> None:
-        """Let go of NVML."""
+        """Release NVML."""
         if self._initialised:
             self._initialised = False
             self._nvml.nvmlShutdown()
 
     def is_not_offered(self, error: Exception) -> bool:
-        """Tell whether an error means that this GPU, driver or nvidia-ml-py has no such counter."""
+        """Return True if an error means that this GPU, driver or nvidia-ml-py has no such counter."""
         return super().is_not_offered(error) or self._is_one_of(error, _NOT_OFFERED)
 
     def is_gone(self, error: Exception) -> bool:
-        """Tell whether an error means that the GPU has gone."""
+        """Return True if an error means that the GPU is lost."""
         return self._is_one_of(error, _GONE)
 
     def _is_one_of(self, error: Exception, names: Sequence[str]) -> bool:
@@ -130,8 +130,8 @@ class GPUProfiler(SamplingSource):
         """Return the handles of the chosen GPUs, by CUDA's number.
 
         Raises:
-            LookupError: There is none.
-            NVMLError: NVML finds none.
+            LookupError: There is no such GPU.
+            NVMLError: NVML does not find the GPU.
         """
         nvml = self._nvml
         visible = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -165,7 +165,7 @@ class GPUProfiler(SamplingSource):
         try:
             return nvml.nvmlDeviceGetHandleByUUID(device)
         except nvml.NVMLError:
-            # CUDA takes the beginning of one as well.
+            # CUDA also accepts the beginning of a UUID.
             for index in range(nvml.nvmlDeviceGetCount()):
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
                 if nvml.nvmlDeviceGetUUID(handle).startswith(device):
@@ -188,7 +188,7 @@ class GPUProfiler(SamplingSource):
 
 
 def _counters(nvml: Any, handle: Any, gpu: str) -> list[SampledCounter]:
-    """Return the counters of a GPU; none is read yet."""
+    """Return the counters of a GPU, without reading them."""
 
     def utilization() -> Mapping[tuple[str, str], float]:
         rates = nvml.nvmlDeviceGetUtilizationRates(handle)
@@ -228,7 +228,7 @@ def _counters(nvml: Any, handle: Any, gpu: str) -> list[SampledCounter]:
     sampled_pcie = SampledCounter(f"{gpu} pcie", pcie_now)
     counters = [
         SampledCounter(f"{gpu} utilization", utilization),
-        # The second version counts what processes use; the first adds what the driver keeps for itself.
+        # The second version counts the memory of processes; the first adds memory that the driver reserves.
         SampledCounter(f"{gpu} memory", lambda: memory(nvml.nvmlMemory_v2), instead=plain_memory),
         SampledCounter(f"{gpu} power", lambda: {("", "watts"): nvml.nvmlDeviceGetPowerUsage(handle) / 1000}),
         SampledCounter(f"{gpu} clocks", clocks),

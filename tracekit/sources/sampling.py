@@ -1,4 +1,4 @@
-"""Sampling: counters that a thread reads again and again, for the system's and the GPUs'."""
+"""Sampling: counters that a thread reads at an interval, for the system and for GPUs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["SampledCounter", "SamplingSource"]
 
 JOIN_SECONDS: Final = 2.0
-"""How long `SamplingSource.close` waits for a sample that is under way; one takes a few milliseconds at most."""
+"""Maximum time that `SamplingSource.close` waits for a running sample; a sample takes a few milliseconds at most."""
 
 logger = logging.getLogger("tracekit")
 
@@ -35,11 +35,11 @@ class SampledCounter:
     Attributes:
         name: The track's name.
         read: Returns the present values by (device, series); the devices of a series are added up.
-        rate: Whether the values only grow, and their growth per second is recorded.
-        limit: Values above are the error of the readings, and cut.
-        instead: What is sampled where this one is not offered.
-        device: What it is read from; when that goes away, so do its other counters.
-        base: The last time in ns and values, where ``rate``.
+        rate: True for values that only grow: record their growth per second.
+        limit: Maximum value; higher values are reading errors, and are limited to it.
+        instead: The counter to sample if this one is not offered.
+        device: The device of the counter; if the device goes away, all its counters end.
+        base: Time in ns and values of the last sample, if ``rate``.
     """
 
     name: str
@@ -51,7 +51,7 @@ class SampledCounter:
     base: tuple[int, Mapping[tuple[str, str], float]] | None = None
 
     def sample(self, now_ns: int) -> dict[str, float]:
-        """Return the values by series, or nothing where there is no base yet.
+        """Return the values by series, or an empty dict if a rate has no base yet.
 
         Args:
             now_ns: Monotonic time.
@@ -68,7 +68,7 @@ class SampledCounter:
         rates: dict[str, float] = {}
         for key, value in values.items():
             before = base[1].get(key)
-            # Not there before: its whole history would count as growth. Less than before: it wrapped or began again.
+            # Skip a new device, because its whole history would count as growth, and a counter that wrapped or restarted.
             if before is None or value < before:
                 continue
             rates[key[1]] = rates.get(key[1], 0.0) + (value - before) * 1e9 / elapsed_ns
@@ -76,21 +76,21 @@ class SampledCounter:
 
 
 class SamplingSource(Source):
-    """Records counters from a thread of its own while the schedule's action is not SKIP.
+    """Records counters from a separate thread while the schedule's action is not SKIP.
 
-    The training thread only sets an event. Samples lie on a grid, so that the time a sample takes does not make them drift.
-    What reading one counter throws is reported, and the others go on. In a forked child there is no sampling.
+    The training thread only sets an event. Samples are on a fixed time grid, so that the duration of a sample causes no drift.
+    An exception in one counter is reported, and the others go on. A forked child does not sample.
 
     Args:
         interval: Seconds between samples, above 0.
-        clock: The clock that rates are measured by.
+        clock: The clock for rates.
 
     Raises:
         ConfigError: ``interval`` is not a number above 0.
     """
 
     categories: ClassVar[Sequence[str]]
-    """Of the counters."""
+    """Categories of the counters."""
 
     thread_name: ClassVar[str]
 
@@ -107,17 +107,17 @@ class SamplingSource(Source):
 
     @abstractmethod
     def begin_sampling(self, recorder: Recorder) -> list[SampledCounter]:
-        """Return the counters; called first of all on the sampling thread. None of them is read yet."""
+        """Return the counters, without reading them. The first call on the sampling thread."""
 
     def end_sampling(self) -> None:
-        """Let go of what `begin_sampling` has taken; called last of all on the sampling thread."""
+        """Release the resources of `begin_sampling`. The last call on the sampling thread."""
 
     def is_not_offered(self, error: Exception) -> bool:
-        """Tell whether an error means that this machine has no such counter."""
+        """Return True if an error means that this machine has no such counter."""
         return isinstance(error, (AttributeError, NotImplementedError))
 
     def is_gone(self, error: Exception) -> bool:
-        """Tell whether an error means that the counter's device has gone for good."""
+        """Return True if an error means that the device of the counter is gone for good."""
         return False
 
     def open(self, recorder: Recorder, action: ProfilerAction) -> None:
@@ -130,7 +130,7 @@ class SamplingSource(Source):
         self._thread.start()
 
     def step(self, finished: ProfilerAction, action: ProfilerAction) -> None:
-        """Wake the thread where recording begins, so that a window starts with a sample."""
+        """Wake the thread when recording begins, so that a window starts with a sample."""
         if finished is ProfilerAction.SKIP and action is not ProfilerAction.SKIP:
             self._wake.set()
 
@@ -138,7 +138,7 @@ class SamplingSource(Source):
         """Stop the thread and wait for it, at most two seconds."""
         thread, recorder, self._thread = self._thread, self._recorder, None
         if thread is None or recorder is None or os.getpid() != self._pid:
-            # In a forked child the thread is gone, and the event may have been forked with its lock held.
+            # A forked child has no such thread, and the event may have been forked with its lock held.
             return
         self._closing = True
         self._wake.set()
@@ -151,7 +151,7 @@ class SamplingSource(Source):
         try:
             self._counters = self.begin_sampling(recorder)
             self._sample_on(recorder)
-        except Exception as error:  # noqa: BLE001 - of a source's own thread nobody else would hear
+        except Exception as error:  # noqa: BLE001 - nothing else would report an exception of this thread
             recorder.report_failure(type(self).__name__, error)
         finally:
             try:
@@ -184,13 +184,13 @@ class SamplingSource(Source):
         self._counters = [counter for counter in kept if counter.device not in gone]
 
     def _record(self, recorder: Recorder, counter: SampledCounter, gone: set[str]) -> SampledCounter | None:
-        """Read and record one counter; return what is worth another try, and note its device if that has gone."""
+        """Read and record one counter; return the counter to read next time, or None. Note its device if that is gone."""
         name = type(self).__name__
         try:
             values = counter.sample(self._clock.monotonic_ns())
             if values:
                 recorder.marker(counter.name, categories=self.categories).counter(values)
-        except Exception as error:  # noqa: BLE001 - whatever the reading of one counter throws, the others go on
+        except Exception as error:  # noqa: BLE001 - any exception of one counter; the others go on
             counter.base = None
             if self.is_not_offered(error):
                 logger.debug("tracekit: %s finds no %s here: %s", name, counter.name, error)

@@ -17,7 +17,7 @@ __all__ = ["SystemProfiler"]
 
 
 class SystemProfiler(SamplingSource):
-    """Records what the process and its host use, as counter tracks.
+    """Records the resource usage of the process and its host as counter tracks.
 
     ===================== ======================================================= ================================
     counter               series                                                  argument
@@ -34,14 +34,14 @@ class SystemProfiler(SamplingSource):
     ``host network``      ``received_bytes_per_s``, ``sent_bytes_per_s``          ``network``
     ===================== ======================================================= ================================
 
-    A rate is what a counter grew by between two samples, over the monotonic time between them, so a window shorter than
-    ``interval`` has none. Its first sample after a pause is only a base. A counter that went back (it wrapped, or its
-    device went away) gives no value for that interval; what this operating system does not offer is left out.
-    ``host network`` is the sum over all interfaces but the loopback one.
+    A rate is the growth of a counter between two samples, divided by the monotonic time between them. So a window shorter than
+    ``interval`` has no rates. The first sample after a pause is only a base. A counter that went back (it wrapped, or its
+    device went away) gives no value for that interval. Counters that this operating system does not offer are left out.
+    ``host network`` is the sum over all interfaces except loopback.
 
-    Sampling runs on one thread of its own, "tracekit-system", while the schedule's action is not SKIP; the training
-    thread only sets an event. One sample takes about 0.6 ms on Linux, so the default costs 0.1 % of one core. In a
-    forked child there is no sampling.
+    Sampling runs on a separate thread, "tracekit-system", while the schedule's action is not SKIP; the training thread only
+    sets an event. One sample takes about 0.6 ms on Linux, so the default costs 0.1 % of one core. A forked child does not
+    sample.
 
     Args:
         interval: Seconds between samples, above 0.
@@ -50,11 +50,11 @@ class SystemProfiler(SamplingSource):
         memory: Record the host's memory and swap.
         disk: Record the host's disk traffic.
         network: Record the host's network traffic.
-        provider: What offers psutil's functions, for tests; psutil itself where None.
-        clock: The clock that rates are measured by.
+        provider: Object with psutil's functions, for tests; None uses psutil.
+        clock: The clock for rates.
 
     Raises:
-        ConfigError: ``interval`` is not a number above 0, or nothing is to be recorded.
+        ConfigError: ``interval`` is not a number above 0, or no group is chosen.
         MissingExtraError: psutil is not installed.
     """
 
@@ -85,7 +85,7 @@ class SystemProfiler(SamplingSource):
 
 
 def _counters(psutil: Any, groups: Mapping[str, bool]) -> list[SampledCounter]:
-    """Return the counters of the chosen groups; none is read yet."""
+    """Return the counters of the chosen groups, without reading them."""
     counters: list[SampledCounter] = []
     if groups["process"]:
         process = psutil.Process()
@@ -94,7 +94,7 @@ def _counters(psutil: Any, groups: Mapping[str, bool]) -> list[SampledCounter]:
             SampledCounter("process memory", lambda: _pick(process.memory_info(), rss="rss_bytes")),
             SampledCounter("process disk", lambda: _disk(process.io_counters()), rate=True),
             SampledCounter("process threads", lambda: {("", "threads"): process.num_threads()}),
-            # On Windows, handles stand for much more than files, and are left out.
+            # On Windows, handles include much more than files, and are left out.
             SampledCounter("process files", lambda: {("", "open_files"): process.num_fds()}),
         ]
     if groups["cpu"]:
@@ -108,7 +108,7 @@ def _counters(psutil: Any, groups: Mapping[str, bool]) -> list[SampledCounter]:
             SampledCounter("host swap", lambda: _pick(psutil.swap_memory(), used="used_bytes")),
         ]
     if groups["disk"]:
-        # nowrap=False: psutil's own repair of wrapped counters hides them behind a cache shared by the whole process.
+        # nowrap=False: the repair of wrapped counters in psutil uses a cache that the whole process shares.
         counters.append(SampledCounter("host disk", lambda: _disk(psutil.disk_io_counters(nowrap=False)), rate=True))
     if groups["network"]:
         counters.append(SampledCounter("host network", lambda: _network(psutil), rate=True))
@@ -116,13 +116,13 @@ def _counters(psutil: Any, groups: Mapping[str, bool]) -> list[SampledCounter]:
 
 
 def _pick(values: object, **series: str) -> dict[tuple[str, str], float]:
-    """Return those attributes of psutil's tuple that are there, under the names of their series."""
+    """Return the existing attributes of psutil's tuple, under the names of their series."""
     found = {name: getattr(values, attribute, None) for attribute, name in series.items()}
     return {("", name): value for name, value in found.items() if value is not None}
 
 
 def _disk(values: object) -> dict[tuple[str, str], float]:
-    # psutil returns None where the host has no disks.
+    # psutil returns None if the host has no disks.
     return _pick(values, read_bytes="read_bytes_per_s", write_bytes="written_bytes_per_s")
 
 
@@ -130,7 +130,7 @@ def _network(psutil: Any) -> dict[tuple[str, str], float]:
     totals: dict[tuple[str, str], float] = {}
     for name, values in psutil.net_io_counters(pernic=True, nowrap=False).items():
         if name in ("lo", "lo0") or name.startswith("Loopback"):
-            continue  # every byte of it would count as sent and as received
+            continue  # its bytes would count twice, as sent and as received
         totals[name, "received_bytes_per_s"] = values.bytes_recv
         totals[name, "sent_bytes_per_s"] = values.bytes_sent
     return totals
@@ -144,7 +144,7 @@ def _process_cpu(process: Any) -> dict[tuple[str, str], float]:
 def _host_cpu(psutil: Any) -> dict[tuple[str, str], float]:
     # psutil.cpu_percent keeps its last reading for the whole process: calling it here would spoil the user's own calls.
     times = psutil.cpu_times()
-    # Linux counts the time of guests in user and nice as well; waiting for I/O is idle.
+    # Linux also counts the time of guests in user and nice; waiting for I/O is idle.
     not_busy = ("idle", "iowait", "guest", "guest_nice")
     busy = sum(times) - sum(getattr(times, name, 0.0) for name in not_busy)
     return {("", "percent"): busy * 100 / (psutil.cpu_count() or 1)}

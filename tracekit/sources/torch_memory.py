@@ -22,7 +22,7 @@ _EVENTS: Final = {"alloc_retries": "num_alloc_retries", "ooms": "num_ooms"}
 
 
 class TorchMemoryProfiler(Source):
-    """Records what torch's CUDA allocator holds, at the start of every batch that is recorded.
+    """Records the memory of torch's CUDA allocator at the start of every recorded batch.
 
     ======================= ============================================================================================
     counter                 series
@@ -30,17 +30,17 @@ class TorchMemoryProfiler(Source):
     ``torch memory``        ``allocated_bytes`` (by tensors), ``active_bytes`` (also what streams still use),
                             ``reserved_bytes`` (from the driver), ``inactive_split_bytes`` (lost to fragmentation)
     ``torch memory peak``   the same: the highest value of each since the process began, or since the last reset
-    ``torch allocator``     ``alloc_retries``, ``ooms``: how often, since the sample before, the cache had to be emptied to find
-                            room, and how often there was none
+    ``torch allocator``     ``alloc_retries``, ``ooms``: since the previous sample, the number of times that the cache was emptied
+                            to find room, and the number of failed allocations
     ======================= ============================================================================================
 
-    It reads on the training thread, numbers that the allocator keeps anyway: no device is waited for. CUDA is not initialised
-    by it; until training has done so, and without torch or a GPU, there are no counters. The device is the current one of the
-    training thread.
+    It reads the existing statistics of the allocator on the training thread, and waits for no device. It does not initialise
+    CUDA: the counters begin when training has done that. Without torch or a GPU, it does nothing. The device is the current
+    one of the training thread.
 
     Args:
-        reset_peaks: Reset the peaks after each sample, so that they are those of one batch. This changes what
-            ``torch.cuda.max_memory_allocated()`` tells the rest of the program.
+        reset_peaks: Reset the peaks after each sample, so that each covers one batch. This changes the result of
+            ``torch.cuda.max_memory_allocated()`` for the rest of the program.
     """
 
     def __init__(self, *, reset_peaks: bool = False) -> None:
@@ -49,7 +49,7 @@ class TorchMemoryProfiler(Source):
         self._events: dict[str, int] = {}
 
     def open(self, recorder: Recorder, action: ProfilerAction) -> None:
-        """Take the first sample, where CUDA is in use already."""
+        """Take the first sample, if CUDA is already in use."""
         self._recorder = recorder
         self._events = {}
         self._sample(action)
@@ -59,7 +59,7 @@ class TorchMemoryProfiler(Source):
         self._sample(action)
 
     def close(self) -> None:
-        """Let go of the profiler."""
+        """Release the recorder."""
         self._recorder = None
 
     def _sample(self, action: ProfilerAction) -> None:
@@ -67,7 +67,7 @@ class TorchMemoryProfiler(Source):
         recorder = self._recorder
         if recorder is None or cuda is None or action is ProfilerAction.SKIP:
             return
-        # The nested form is the allocator's own; ``memory_stats`` sorts and flattens it, which takes longer.
+        # The allocator returns the nested form; ``memory_stats`` sorts and flattens it, which takes longer.
         stats = cuda.memory_stats_as_nested_dict()
         if not stats:
             return
@@ -89,7 +89,7 @@ def _bytes(stats: Mapping[str, Any], which: str) -> dict[str, float]:
 
 
 def _initialised_cuda() -> Any:
-    """Return ``torch.cuda`` if the program uses it already, else None; neither imports torch nor initialises CUDA."""
+    """Return ``torch.cuda`` if the program already uses it, else None; neither imports torch nor initialises CUDA."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     return cuda if cuda is not None and cuda.is_initialized() else None

@@ -1,4 +1,4 @@
-"""What Kineto itself writes into a trace about where it was made: host name and path of the file."""
+"""Hides the host name and the file path that Kineto writes into a trace."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _NAME: Final = re.compile(rb'("traceName"\s*:\s*")[^"]*"')
 
 
 def hide_origin(trace: Path, host: str) -> None:
-    """Put another host name in a trace that torch.profiler has written, and take the folder out of its name; in place.
+    """Replace the host name in a trace of torch.profiler, and remove the folder from its ``traceName``; in place.
 
-    Kineto writes ``host_name`` before the events and ``traceName`` behind them. Both become as long as they were, so that
-    nothing between them has to be moved: a name that is too long is cut, a short one filled up with spaces behind the value.
+    Kineto writes ``host_name`` before the events and ``traceName`` after them. Both keep their length, so that nothing has to
+    move: a long name is cut, and a short one is padded with spaces after the value.
 
     Args:
         trace: The file, not compressed.
-        host: The name to put in.
+        host: The new host name.
     """
     size = trace.stat().st_size
     with trace.open("r+b") as file:

@@ -35,7 +35,7 @@ TRACE_SUFFIXES: Final = (".json.gz", ".json")
 MEMORY_TIMELINE_SUFFIXES: Final = (".raw.json.gz", ".json.gz", ".json", ".html")
 
 _GZIP_LEVEL: Final = 3
-"""Six times as fast as gzip's own default for a file a third larger; the training thread waits for it."""
+"""Six times as fast as the default of gzip, for a file a third larger; the training thread waits for it."""
 
 logger = logging.getLogger("tracekit")
 
@@ -43,26 +43,26 @@ logger = logging.getLogger("tracekit")
 class TorchProfiler(Source):
     """Runs torch.profiler under the profiler's schedule, and saves one Chrome JSON trace for each window.
 
-    A window is what lies between the first active batch and the end of ``ACTIVE_AND_SAVE``, of the epoch or of the run.
-    In a private recording (see `Profiler`) it leaves out the stacks, which name files, and the host that Kineto names.
+    A window begins with the first active batch, and ends after ``ACTIVE_AND_SAVE`` or with the epoch or the run. Private
+    recordings (see `Profiler`) leave out the stacks, which name files, and the host that Kineto names.
 
-    In its file the slice of a batch is named ``ProfilerStep#N``, N being tracekit's ``batch``, and the top-level key
-    "tracekit" says the rank, world size, run id, host, pid, attempt, and the epoch and batch that the window began with.
-    (Kineto cannot write quotes and backslashes; they become ``'`` and ``/`` there.)
+    The slice of a batch is named ``ProfilerStep#N``, where N is tracekit's ``batch``. The top-level key "tracekit" has the
+    rank, world size, run id, host, pid, attempt, and the first epoch and batch of the window. Kineto cannot write quotes and
+    backslashes; they become ``'`` and ``/`` there.
 
-    Files appear whole or not at all, and never replace one that is there: then a counter is put before the suffix.
-    Writing happens on the training thread when a window ends, about a second for 50 MB of trace. torch waits for the
-    devices then, which is its own doing. Without a schedule a window lasts as long as an epoch, in memory.
+    Files appear whole or not at all, and never replace an existing file: if a name is taken, a counter is put before the
+    suffix. The training thread writes the file when a window ends, which takes about a second for 50 MB of trace. torch waits
+    for the devices at that time. Without a schedule, a window lasts for an epoch and stays in memory.
 
-    torch can run one profiler at a time and crashes the process where two are mixed. A window in which another torch
-    profiler (torch.compile's autotuning uses it, too) was started is given up and reported. An error of torch.profiler
-    is reported and turns this source off for the rest of the run; an error in writing costs that one trace.
+    torch can run one profiler at a time and crashes the process if two are mixed. If another torch profiler starts during a
+    window (autotuning in torch.compile uses one), the window is discarded and the loss is reported. An error of torch.profiler
+    is reported and turns this source off for the rest of the run. An error in writing loses only that trace.
 
     Args:
         filename: Name of the traces, a path or URL with the placeholders of `Recorder.format_path`, filled in when the
             window begins. Ends in ``.json`` or ``.json.gz``, and names ``{batch}`` and, in a run of several ranks,
             ``{rank}``.
-        activities: ``torch.profiler.ProfilerActivity`` values or their names ("cpu", "cuda"); None is what torch supports.
+        activities: ``torch.profiler.ProfilerActivity`` values or their names ("cpu", "cuda"); None uses every supported one.
         record_shapes: Record the shapes of the operators' inputs.
         profile_memory: Record allocations.
         with_stack: Record the Python stack; slow, and large traces.
@@ -71,10 +71,10 @@ class TorchProfiler(Source):
         experimental_config: A ``torch._C._profiler._ExperimentalConfig``, passed on as it is.
         memory_timeline: Name of torch's memory timelines, ending in ``.html`` (needs matplotlib), ``.json``,
             ``.json.gz`` or ``.raw.json.gz``. Needs ``record_shapes``, ``profile_memory`` and ``with_stack``.
-        mode: Who may read and write local files, as for `JSONTraceHandler`.
+        mode: Mode of local files, as for `JSONTraceHandler`.
 
     Raises:
-        ConfigError: An argument is wrong, or matplotlib is missing where it is needed.
+        ConfigError: An argument is wrong, or matplotlib is needed and missing.
         MissingExtraError: torch is not installed.
     """
 
@@ -131,7 +131,7 @@ class TorchProfiler(Source):
             name = FileName(template)
             if "batch" not in name.fields:
                 raise ConfigError(f"file name {shown(template)} is the same for every window; put {{batch}} into it")
-            # Attempts of one rank follow one another, and a file that is there is never replaced.
+            # Attempts of one rank run one after another, and an existing file is never replaced.
             name.check(dataclasses.replace(recorder.process, attempt=0, restartable=False))
             _check_folder(recorder.format_path(template))
         if recorder.process.private and self._options["with_stack"]:
@@ -141,26 +141,26 @@ class TorchProfiler(Source):
             logger.warning("tracekit: TorchProfiler records no stacks: they name files, and the recording is private")
 
     def open(self, recorder: Recorder, action: ProfilerAction) -> None:
-        """Begin the first window where the first batch asks for it."""
+        """Begin the first window, if the action of the first batch is not SKIP."""
         self._recorder = recorder
         self._pid = os.getpid()
         self._off = self._given_up = False
-        # torch imports this, 800 modules and some seconds, when a profile first starts: better now than between two batches.
+        # torch imports this (800 modules, some seconds) when the first profile starts: better now than between two batches.
         with contextlib.suppress(Exception):
             importlib.import_module("torch._inductor.config")
         self._pass(ProfilerAction.SKIP, action)
 
     def step(self, finished: ProfilerAction, action: ProfilerAction) -> None:
-        """End, go on with, or begin a window."""
+        """End, continue or begin a window."""
         self._pass(finished, action)
 
     def close(self) -> None:
-        """Save the window that is open."""
+        """Save the open window."""
         self._pass(ProfilerAction.SKIP, ProfilerAction.SKIP, closing=True)
 
     def _pass(self, finished: ProfilerAction, action: ProfilerAction, *, closing: bool = False) -> None:
         recorder, window = self._recorder, self._window
-        # A forked child has a copy of a window whose torch session belongs to its parent.
+        # A forked child has a copy of the window, but the torch session belongs to its parent.
         if recorder is None or self._off or os.getpid() != self._pid:
             return
         if finished is ProfilerAction.ACTIVE_AND_SAVE or action is ProfilerAction.SKIP:
@@ -173,25 +173,25 @@ class TorchProfiler(Source):
             if self._window is not None:
                 self._window.step(action, recorder)
             else:
-                # Assigned before it starts, so that a start which fails half-way is cleared up.
+                # Assigned before it starts, so that a start that fails half-way is cleaned up.
                 self._window = TorchWindow(self._torch, self._options, self._filename, self._memory_timeline)
                 self._window.start(action, recorder)
-        except Exception as error:  # noqa: BLE001 - whatever torch throws, training goes on
-            # Until its end: half a window, begun without a warm-up, would mislead.
+        except Exception as error:  # noqa: BLE001 - torch may raise any exception; training goes on
+            # Skip the rest of the window: half a window, begun without a warm-up, would mislead.
             self._given_up = True
             self._abandon(recorder, self._window, error)
 
     def _end(self, recorder: Recorder, window: TorchWindow, *, closing: bool) -> None:
-        """Stop a window, and save it if there is anything in it."""
+        """Stop a window, and save it unless it is empty."""
         self._window = None
         try:
             window.stop()
-            # The schedule is asked for the next batch before it is known whether there is one. A window that such a
-            # batch opened is not kept; but at the end of the run, it may be the batch that failed.
+            # The schedule returns the action of the next batch before it is known if there is one. Discard a window that only
+            # such a batch has opened. At the end of the run, keep it if it has events: it may show the batch that failed.
             batches = int(recorder.timestamp.batch) - window.first_batch
             if window.recording and (batches > 0 or (closing and not window.is_empty)):
                 self._save(recorder, window)
-        except Exception as error:  # noqa: BLE001 - whatever torch or the storage throws, training goes on
+        except Exception as error:  # noqa: BLE001 - torch or the storage may raise any exception; training goes on
             self._abandon(recorder, window, error)
         finally:
             window.free()
@@ -200,7 +200,7 @@ class TorchProfiler(Source):
         self._window = None
         if window is not None:
             window.abandon()
-        # A lost session and a full disk pass; what torch throws it will throw again.
+        # A lost session and a full disk are temporary; other errors of torch would repeat.
         if not isinstance(error, (HandlerError, StorageError)):
             self._off = True
             logger.warning("tracekit: torch.profiler failed; TorchProfiler is off for the rest of the run")
@@ -224,7 +224,7 @@ class TorchProfiler(Source):
 
 
 def _put(source: Path, target: str, mode: int, *, compress: bool) -> str:
-    """Copy a finished file to its place, under a name that is not taken, and return that name."""
+    """Copy a finished file to its place, under a free name, and return that name."""
     suffix = next(ending for ending in MEMORY_TIMELINE_SUFFIXES if target.endswith(ending))
     path, number = target, 0
     while storage.exists(path):
@@ -239,14 +239,14 @@ def _put(source: Path, target: str, mode: int, *, compress: bool) -> str:
         if not compress:
             shutil.copyfileobj(file, out, 1 << 20)
             return path
-        # torch's own compression takes 20 times as long: the highest level, and line by line.
+        # Compression by torch takes 20 times as long: it uses the highest level, line by line.
         with gzip.GzipFile(filename="", mode="wb", fileobj=out, compresslevel=_GZIP_LEVEL) as packed:
             shutil.copyfileobj(file, packed, 1 << 20)
     return path
 
 
 def _check_complete(trace: Path) -> None:
-    """Raise where torch did not write a whole trace: Kineto does not tell of a full disk (its writes are unchecked)."""
+    """Raise if torch did not write a complete trace: Kineto does not report a full disk (its writes are unchecked)."""
     try:
         with trace.open("rb") as file:
             file.seek(-min(64, trace.stat().st_size), os.SEEK_END)
@@ -270,7 +270,7 @@ def _check_template(argument: str, template: object, suffixes: tuple[str, ...]) 
 
 
 def _check_folder(path: str) -> None:
-    """Refuse a local folder that can neither be made nor written to; URLs are tried when the first trace is written."""
+    """Refuse a local folder that cannot be made or written to; URLs are tested when the first trace is written."""
     if storage.is_remote(path):
         return
     folder = Path(path).absolute().parent

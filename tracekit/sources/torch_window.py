@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["METADATA_KEY", "TorchWindow"]
 
 METADATA_KEY: Final = "tracekit"
-"""Top-level key of the trace under which its rank, run and first batch are written."""
+"""Top-level key of the trace for its rank, run and first batch."""
 
 _RECORDING: Final = (ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE)
 
@@ -35,19 +35,19 @@ _TORCH_ACTIONS: Final = {
 
 
 class _Token(int):
-    """Stands in for torch's flag ``_is_profiler_enabled``, with the same truth."""
+    """Identifies a session. Replaces the value of torch's flag ``_is_profiler_enabled`` with an equal one."""
 
 
 class TorchWindow:
     """One run of torch.profiler: warm-up, then recording.
 
-    Each window has a ``torch.profiler.profile`` of its own, stopped by its own exit. So no transition between two actions
-    that torch calls incorrect ever happens, wherever a window is cut, and torch's memory is free after each.
+    Each window has a separate ``torch.profiler.profile``, which its exit stops. So torch never sees a transition between two
+    actions that it calls incorrect, at any end of a window, and each window frees torch's memory.
 
-    torch has one profiling session in a process. Another profiler that prepares takes it away without a word, and stopping
-    or exporting afterwards is a segmentation fault (torch 2.13). So before every call it is made sure that the session
-    is still this window's: torch's Python flag is set by every profiler that starts or stops, and the window puts its own
-    token there. What cannot be noticed is a foreign profiler that is still warming up when this one begins.
+    torch has one profiling session in a process. Another profiler takes the session away silently when it prepares. Stopping
+    or exporting afterwards causes a segmentation fault (torch 2.13). So every call first checks that the session still belongs
+    to this window: every profiler sets torch's Python flag when it starts or stops, and the window puts a token there. One
+    case cannot be detected: another profiler that is still warming up when this window begins.
 
     Args:
         torch: The module.
@@ -56,10 +56,10 @@ class TorchWindow:
         memory_template: File-name template of the memory timeline, or None.
 
     Attributes:
-        path: The template, and the trace's name once recording has begun.
+        path: The template; the name of the trace once recording has begun.
         memory_path: The same for the memory timeline.
-        recording: Whether it got past the warm-up.
-        first_batch: The batch that the recording began with.
+        recording: True after the warm-up.
+        first_batch: The first recorded batch.
     """
 
     def __init__(self, torch: Any, options: Mapping[str, Any], template: str, memory_template: str | None) -> None:
@@ -74,11 +74,11 @@ class TorchWindow:
         self._token: _Token | None = None
 
     def goes_on_with(self, action: ProfilerAction) -> bool:
-        """Tell whether a batch of that action belongs to this window."""
+        """Return True if a batch with that action belongs to this window."""
         return action in _RECORDING if self.recording else action is not ProfilerAction.SKIP
 
     def start(self, action: ProfilerAction, recorder: Recorder) -> None:
-        """Begin, with the batch that begins now."""
+        """Begin the window with the batch that begins now."""
         if self._flag or self._torch.autograd._profiler_enabled():  # noqa: SLF001 - the same without torch's Python flag
             raise HandlerError(
                 "another torch profiler is active, and torch can run only one: this window is not recorded"
@@ -95,13 +95,13 @@ class TorchWindow:
         self._make_sure()
         self._action = self._torch_action(action)
         self._prepare(action, recorder)
-        # torch adds one, and names the slice of the batch by the sum.
+        # torch adds one, and uses the sum in the name of the slice.
         self._profile.step_num = int(recorder.timestamp.batch) - 1
         self._profile.step()
         self._claim()
 
     def stop(self) -> None:
-        """End the recording; what was recorded can be exported then."""
+        """End the recording, so that it can be exported."""
         self._make_sure()
         self._profile.__exit__(None, None, None)
         self._disclaim()
@@ -112,22 +112,22 @@ class TorchWindow:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing but the batch's own slice was recorded; asked after `stop`."""
+        """True if only the slice of the batch was recorded. Valid after `stop`."""
         events = self._profile.profiler.kineto_results.events()
         return all(event.name().startswith("ProfilerStep#") for event in events)
 
     def export_memory_timeline(self, path: Path) -> None:
-        """Write torch's memory timeline, in the format that the suffix of ``path`` says."""
-        # Unwrapped of torch's notice of deprecation: it is meant for the caller, and the user is told in the docstring.
+        """Write torch's memory timeline, in the format of the suffix of ``path``."""
+        # Unwrap the decorator that warns of the deprecation: the warning is for the caller of torch, not for the user.
         inspect.unwrap(type(self._profile).export_memory_timeline)(self._profile, os.fspath(path))
 
     def free(self) -> None:
-        """Let go of the recorded events: torch's profile is part of reference cycles, and may be gigabytes."""
+        """Release the recorded events: torch's profile is part of reference cycles, and can take gigabytes."""
         if self._profile is not None:
             self._profile.profiler = self._profile.mem_tl = None
 
     def abandon(self) -> None:
-        """Leave nothing behind after a failure, as far as torch allows."""
+        """Clean up after a failure, as far as torch allows."""
         profile, self._profile = self._profile, None
         if profile is None:
             return
@@ -137,7 +137,7 @@ class TorchWindow:
             elif profile.step_rec_fn is not None:
                 profile.step_rec_fn.__exit__(None, None, None)
         with contextlib.suppress(Exception):
-            # The exit failed half-way, and the session is still there and in the way of every other profiler.
+            # The exit failed half-way: the session still exists and blocks every other profiler.
             if self._flag is self._token and self._torch.autograd._profiler_enabled():  # noqa: SLF001
                 profile.profiler.__exit__(None, None, None)
         self._disclaim()
@@ -146,7 +146,7 @@ class TorchWindow:
         return self._torch.profiler.ProfilerAction[_TORCH_ACTIONS[action]]
 
     def _prepare(self, action: ProfilerAction, recorder: Recorder) -> None:
-        """Fix names and metadata before recording begins: metadata that comes before the trace starts is dropped."""
+        """Set names and preset the metadata before recording begins; torch drops metadata added before a trace starts."""
         if self.recording or action not in _RECORDING:
             return
         self.recording = True
@@ -161,7 +161,7 @@ class TorchWindow:
         return self._torch.autograd.profiler._is_profiler_enabled  # noqa: SLF001 - see the class
 
     def _claim(self) -> None:
-        # One token a session, which `RecordFunctionMirror` tells sessions apart by.
+        # One token per session; `RecordFunctionMirror` identifies sessions by it.
         if self._flag is not self._token:
             self._token = _Token(bool(self._flag))
             self._torch.autograd.profiler._is_profiler_enabled = self._token  # noqa: SLF001
@@ -179,9 +179,9 @@ class TorchWindow:
 
 
 def _metadata(recorder: Recorder) -> str:
-    """Return what the trace says about its process and place in the run, as JSON that Kineto can write.
+    """Return the identity of the process and the place in the run, as JSON that Kineto can write.
 
-    torch writes ``distributedInfo`` by itself, but only where a process group is initialised.
+    torch also writes ``distributedInfo``, but only if a process group is initialised.
     """
     process = recorder.process
     return json.dumps(
@@ -197,6 +197,6 @@ def _metadata(recorder: Recorder) -> str:
             "epoch": int(recorder.timestamp.epoch),
             "batch": int(recorder.timestamp.batch),
         },
-        # Kineto turns every backslash into a slash, and so would break the escapes.
+        # Kineto turns every backslash into a slash, which would break escapes.
         ensure_ascii=False,
     )

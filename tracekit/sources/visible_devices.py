@@ -1,4 +1,4 @@
-"""Which GPUs a process may use, as ``CUDA_VISIBLE_DEVICES`` says (CUDA programming guide, "CUDA Environment Variables")."""
+"""Parses ``CUDA_VISIBLE_DEVICES`` (CUDA programming guide, "CUDA Environment Variables")."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _INDEX = re.compile(r"\s*\+?(\d+)")
 
 
 def visible_devices(value: str | None) -> list[int | str] | None:
-    """Return the devices that CUDA shows a process, in CUDA's order; None where it shows all.
+    """Return the devices that CUDA shows a process, in CUDA's order; None if it shows all.
 
-    A number is an index, a text a UUID or the beginning of one ("GPU-8932f937", "MIG-...", "MIG-GPU-.../1/0"). As in CUDA, the
-    first entry that is neither ends the list ("0,-1,1" shows device 0 alone), numbers and UUIDs do not mix, and one
-    that comes twice leaves none.
+    A number is an index, a string a UUID or the beginning of one ("GPU-8932f937", "MIG-...", "MIG-GPU-.../1/0"). As in CUDA,
+    the first entry that is neither ends the list ("0,-1,1" shows only device 0), as does a UUID among numbers or a number
+    among UUIDs. A duplicate entry makes the list empty.
 
     Args:
-        value: The variable, or None where it is not set.
+        value: The value of the variable, or None if it is not set.
     """
     if value is None:
         return None

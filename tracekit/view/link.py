@@ -1,4 +1,4 @@
-"""Make a link that opens a trace of an object store in Perfetto, in the browser of somebody else."""
+"""Make a link that opens a trace of an object store in Perfetto, for any browser."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class TraceLink:
     """A link into a Perfetto UI.
 
     Attributes:
-        address: The link. Whoever has it can read the trace.
-        problem: Why the UI cannot fetch the trace, and the remedy; None if it can.
+        address: The link. Anyone who has it can read the trace.
+        problem: The reason why the UI cannot fetch the trace, and the remedy; None if it can.
     """
 
     address: str
@@ -40,15 +40,15 @@ class TraceLink:
 
 
 def trace_link(url: str, ui: PerfettoUI, life_s: int) -> TraceLink:
-    """Return the link that opens a trace, after a look whether the storage lets the UI fetch it.
+    """Return the link that opens a trace, after a check that the storage lets the UI fetch it.
 
     Args:
         url: The trace: ``s3://``, ``gs://``, ``hf://``, ``https://`` or another URL that fsspec can sign.
         ui: The UI.
-        life_s: How long the link works, where the storage can limit that.
+        life_s: Life of the link in seconds, if the storage can limit it.
 
     Raises:
-        StorageError: The trace is not there, or cannot be given to a browser.
+        StorageError: The trace does not exist, or the storage has no address for a browser.
     """
     address = signed_url(url, life_s)
     return TraceLink(ui.link(address), _problem(url, address, ui.origin))

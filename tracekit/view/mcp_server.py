@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["PAGE_CHARS", "AgentServer"]
 
 PAGE_CHARS: Final = 20_000
-"""A tool returns at most so many characters; the rest stands on further pages."""
+"""Maximum number of characters that a tool returns; the rest is on further pages."""
 
 _MOST_ROWS: Final = 10_000
 _TIME_LIMIT_S: Final = 600
@@ -149,7 +149,7 @@ class AgentServer:
     # ---- how they do it -------------------------------------------------------------------------------------------------
 
     def _runs(self) -> Iterator[tuple[float, str, int, int]]:
-        """Yield when each run was last written to (s since the epoch), its name, number of files and size in bytes."""
+        """Yield the time of the last write to each run (s since the epoch), its name, number of files and size in bytes."""
         for folder in self._folders:
             for parent, folders, files in os.walk(folder):
                 folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -176,7 +176,7 @@ class AgentServer:
         """Return the path of a run or trace.
 
         Raises:
-            ToolError: It is not there, or not in the folders.
+            ToolError: The path does not exist, or is outside the folders.
         """
         for folder in self._folders:
             path = (folder / name).resolve()
@@ -189,7 +189,7 @@ class AgentServer:
         raise ToolError(f"{name}: there is no such run or trace in {folders}; list_runs shows those that are")
 
     def _refuse_way_out(self, path: Path) -> None:
-        """Refuse a folder in which a link leads outside: a command would follow it.
+        """Refuse a folder with a link to the outside: a command would follow it.
 
         Raises:
             ToolError: There is such a link.
@@ -202,7 +202,7 @@ class AgentServer:
         """Return what a command prints.
 
         Raises:
-            ToolError: It failed, or took too long. The message is the command's.
+            ToolError: The command failed, or took too long. The message is that of the command.
         """
         with anyio.move_on_after(_TIME_LIMIT_S):
             done = await anyio.run_process(_program(*arguments), stdin=DEVNULL, check=False, env=_environment())
@@ -255,7 +255,7 @@ async def _first_document(process: Process) -> str:
     """Return the JSON object that a process prints first.
 
     Raises:
-        ToolError: It ended before. The message is the command's.
+        ToolError: The process ended before. The message is that of the command.
     """
     text = b""
     if process.stdout is not None:

@@ -45,12 +45,12 @@ def query(
     trace_processor: str | None = None,
     progress: Callable[[float, str], None] | None = None,
 ) -> Rows:
-    """Load a trace into a new trace processor and return the result of a query; of several statements, of the last.
+    """Load a trace into a new trace processor and return the result of a query, or of its last statement.
 
     Args:
         path: A file or URL of any format that Perfetto knows.
         sql: PerfettoSQL.
-        trace_processor: The program ``trace_processor_shell``; by default the package ``perfetto`` downloads it, some 10 MB.
+        trace_processor: The program ``trace_processor_shell``; by default the package ``perfetto`` downloads it (about 10 MB).
         progress: Called with the completed share, 0 to 1, and the current work.
 
     Raises:
@@ -106,7 +106,7 @@ def _start(program: str | None) -> Any:
         what = "cannot be run as a program" if Path(program).exists() else "is not there"
         raise QueryError(f"the trace processor {program} {what}; {_HOW_TO_GET_IT}")
     try:
-        # The package prints that it downloads the program, among the rows.
+        # The package prints a message about the download to stdout, where the rows go.
         with contextlib.redirect_stdout(sys.stderr):
             return TraceProcessor(config=TraceProcessorConfig(bin_path=program))
     except subprocess.CalledProcessError as error:
@@ -127,7 +127,7 @@ def _load(processor: Any, file: Any, path: str, tell: Callable[[float, str], Non
             raise TraceFormatError(without_secrets(path), f"the trace processor does not take it: {result.error}")
         done += len(piece)
         tell(min(1.0, done / total), f"loading {basename(path)}")
-    # A file that ends too early is only noticed here, and the package itself does not look.
+    # A file that ends too early is only detected here, and the package does not check for that.
     problem = _error_at_the_end(processor.notify_eof())
     if problem:
         raise TraceFormatError(without_secrets(path), f"the trace processor does not take it: {problem}")
@@ -147,7 +147,7 @@ def _rows(answer: Any) -> list[tuple[Cell, ...]]:
     cells: list[Cell] = []
     for batch in answer.batch:
         kinds = type(batch)
-        # Strings of a batch lie in one text, each ended by a NUL.
+        # Strings of a batch are in one text, each ended by a NUL.
         strings = batch.string_cells
         if isinstance(strings, bytes):
             strings = strings.decode("utf-8", "replace")

@@ -67,7 +67,7 @@ def as_parquet(rows: Rows) -> bytes:
         cells = [row[at] for row in rows.rows]
         kinds = {type(cell) for cell in cells if cell is not None}
         if len(kinds) > 1:
-            # SQLite takes any value in any column, Parquet one kind.
+            # SQLite accepts any value in any column, Parquet only one type.
             convert = float if kinds == {int, float} else _raw_text
             cells = [None if cell is None else convert(cell) for cell in cells]
         columns.append(arrow.array(cells))

@@ -1,1 +1,1 @@
-"""Mirrors: handlers that show tracekit's slices in the tools of others, while they happen."""
+"""Mirrors: handlers that show tracekit's slices in other tools immediately."""

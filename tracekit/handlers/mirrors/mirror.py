@@ -1,4 +1,4 @@
-"""Mirror: the base of what shows each slice in another tool at once, on the thread that records it."""
+"""Mirror: the base class of handlers that show each slice in another tool immediately, on the recording thread."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["Mirror", "Moment"]
 
 
 class Moment:
-    """When something happened; what it costs to find out is paid only where it is asked for.
+    """The time of an event. The training time is looked up only on access, because that is slow.
 
     Args:
         monotonic_ns: The monotonic time.
-        offset_ns: What to add to it to get ns since the epoch.
-        timestamps: Which training time was current when.
+        offset_ns: Time since the epoch minus monotonic time.
+        timestamps: The training times, by monotonic time.
     """
 
     __slots__ = ("_monotonic_ns", "_timestamps", "wall_clock_time_ns")
@@ -39,27 +39,26 @@ class Moment:
 
 
 class Mirror(TraceHandler):
-    """Tells another tool of every slice at its start and at its end.
+    """Reports every slice to another tool at its start and at its end.
 
-    A subclass says how a slice is begun and ended there; which end belongs to which start is seen to here, whatever threads,
-    asyncio tasks and recursion are involved. Nothing is told of a slice that began before the tool listened, or that the
-    schedule left out; a slice that began is ended even where the schedule has passed to SKIP meanwhile. What is open when
-    the profiler stops is ended then.
+    A subclass begins and ends slices in the tool. This class matches ends with starts across threads, asyncio tasks and
+    recursion. A slice is not reported if it began before the tool listened, or if the schedule skips it. A slice that began is
+    ended even if the schedule has passed to SKIP meanwhile. Slices that are open when the profiler stops are ended then.
 
-    Mirrors take slices and instants of markers; counters, and the slices that tracekit makes itself ("batch"), are not mirrored.
+    Mirrors take slices and instants of markers. They do not take counters, nor slices that tracekit makes itself ("batch").
     """
 
     inline: ClassVar[bool] = True
 
     is_deaf: bool = False
-    """Whether nobody can listen for the whole recording; set by `open`, and markers then cost what they cost without."""
+    """True if no tool can listen during the recording; set by `open`. The mirror then adds no cost to markers."""
 
     def __init__(self) -> None:
         self._open: dict[Hashable, list[Any]] = {}
         self.hooks = (self,)
 
     def is_listening(self) -> bool:
-        """Tell whether the tool takes slices now. Asked at each start, so it must be quick."""
+        """Return True if the tool takes slices now. Called at each start, so it must be quick."""
         return True
 
     @abstractmethod
@@ -71,9 +70,9 @@ class Mirror(TraceHandler):
         """End a slice.
 
         Args:
-            opened: What `begin` has returned.
-            moment: When it ended.
-            exception: Name of the exception's type, where one has ended it.
+            opened: The object that `begin` returned.
+            moment: Time of the end.
+            exception: Type name of the exception that ended the slice, if one did.
         """
 
     @abstractmethod
@@ -82,17 +81,17 @@ class Mirror(TraceHandler):
 
     @abstractmethod
     def leave(self, opened: Any) -> None:
-        """End a slice that is open when the profiler stops; called on the thread that stops it, or on the writer's."""
+        """End a slice that is open when the profiler stops; called on the thread that stops it, or on the writer thread."""
 
     # ---- called by the profiler, on the recording thread --------------------------------------------------------------
 
     def slice_begins(self, key: Hashable, name: str, categories: Sequence[str], moment: Moment) -> None:
-        """Begin the slice of that key."""
+        """Begin a slice under a key."""
         opened = self.begin(name, categories, moment)
         self._open.setdefault(key, []).append(opened)
 
     def slice_ends(self, key: Hashable, moment: Moment, exception: str | None) -> None:
-        """End the slice of that key, if it was begun."""
+        """End the last slice of a key, if it was begun."""
         slices = self._open.get(key)
         if slices:
             opened = slices.pop()
@@ -102,22 +101,22 @@ class Mirror(TraceHandler):
 
     @property
     def has_open(self) -> bool:
-        """Whether any slice is open."""
+        """True if any slice is open."""
         return bool(self._open)
 
     def install(self) -> None:
-        """Nothing; see `ProcessHook`."""
+        """Do nothing; see `ProcessHook`."""
 
     def remove(self) -> None:
-        """End what is open, on the thread that stops the profiler: most of it was begun there."""
+        """End the open slices, on the thread that stops the profiler: most of them were begun there."""
         self._leave_all()
 
     def close(self) -> None:
-        """End what is still open, where the recording was ended by a signal."""
+        """End the slices that are still open, for a recording that a signal ended."""
         self._leave_all()
 
     def _leave_all(self) -> None:
-        # The innermost first, as far as the order of their starts tells.
+        # In reverse order of the keys and, for each key, of the starts: mostly the innermost first.
         while self._open:
             _, slices = self._open.popitem()
             for opened in reversed(slices):

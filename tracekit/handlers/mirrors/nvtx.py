@@ -1,4 +1,4 @@
-"""NVTX: tracekit's slices in Nsight Systems, Nsight Compute and whatever else takes NVTX ranges."""
+"""NVTX: tracekit's slices in Nsight Systems, Nsight Compute and other tools that take NVTX ranges."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ __all__ = ["NVTXMirror"]
 class NVTXMirror(Mirror):
     """Shows slices as NVTX ranges and instants as NVTX marks, with the marker's first category.
 
-    Slices of threads are push/pop ranges, which tools draw nested below each other. Of two slices of a thread that overlap
+    Slices of threads are push/pop ranges, which tools draw nested below each other. If two slices of a thread overlap
     (``start`` and ``finish`` crosswise), the inner one is cut in two where the outer one ends, since NVTX can only end the
-    innermost. Slices of asyncio tasks, which take turns on one thread, are start/end ranges, which need no nesting.
-    A push/pop range that another thread has open when the profiler stops stays open in the tool.
+    innermost range. Slices of asyncio tasks, which take turns on one thread, are start/end ranges, which need no nesting.
+    If another thread has a push/pop range open when the profiler stops, the range stays open in the tool.
 
-    NVTX decides when a process starts whether a tool listens; where none does, markers cost what they cost without a mirror.
+    NVTX decides at process start if a tool listens. Without a tool, the mirror adds no cost to markers.
 
     Args:
         domain: The NVTX domain. Tools filter by it: ``nsys profile --nvtx-domain-include=tracekit``.
         color: Color of the ranges, in any form that nvtx takes; None leaves it to the tool.
 
     Raises:
-        ConfigError: The domain is no text.
+        ConfigError: The domain is not a string, or is empty.
         MissingExtraError: nvtx is not installed, or older than 0.2.12.
     """
 
@@ -49,7 +49,7 @@ class NVTXMirror(Mirror):
         self._local = threading.local()
 
     def open(self, recording: Recording) -> None:
-        """Find out whether a tool listens."""
+        """Determine if a tool listens."""
         self._domain = self._nvtx.get_domain(self._name)
         self.is_deaf = self._domain.get_event_attributes(message="tracekit") is None
 
@@ -74,7 +74,7 @@ class NVTXMirror(Mirror):
             return
         stack = opened.stack
         if stack is not self._stack:
-            return  # of a thread that has ended, and its ranges with it; or of one that cannot be reached from here
+            return  # pushed by another thread, which alone could pop it; if that has ended, so have its ranges
         inner = stack[stack.index(opened) + 1 :]
         del stack[len(stack) - len(inner) - 1 :]
         for _ in range(len(inner) + 1):
@@ -100,7 +100,7 @@ class NVTXMirror(Mirror):
         key = (name, categories)
         attributes = self._attributes.get(key)
         if attributes is None:
-            # A text that UTF-8 cannot hold would fail; and a C string ends at the first NUL.
+            # A string that UTF-8 cannot encode would fail, and a C string ends at the first NUL.
             text, *category = (
                 text.encode("utf-8", "replace").replace(b"\0", b"?").decode() for text in (name, *categories)
             )
@@ -120,7 +120,7 @@ class _Started:
 
 
 class _Pushed:
-    """A push/pop range, and the stack of the thread that it is on."""
+    """A push/pop range, and the stack of its thread."""
 
     __slots__ = ("attributes", "stack")
 

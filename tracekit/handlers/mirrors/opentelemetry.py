@@ -1,4 +1,4 @@
-"""OpenTelemetry: tracekit's slices as spans, through the API alone; the SDK and where spans go are the user's."""
+"""OpenTelemetry: tracekit's slices as spans. Uses only the API; the user chooses the SDK and the destination of spans."""
 
 from __future__ import annotations
 
@@ -18,25 +18,24 @@ if TYPE_CHECKING:
 __all__ = ["OpenTelemetryMirror"]
 
 _KEY: Final = "tracekit-span"
-"""Under which a context holds the slice that made it."""
+"""Key of a context for the slice that made it."""
 
 
 class OpenTelemetryMirror(Mirror):
     """Shows slices as OpenTelemetry spans, and instants as events of the span that they happen in.
 
-    A slice's parent is the span that is current where it starts: that of the slice around it, or one of the user's own. While
-    it runs its own span is the current one, so spans made by other instrumentation, and headers that it sends, belong to it.
-    Each thread and each asyncio task has its own current span, as ever in OpenTelemetry.
+    The parent of a slice is the current span at its start: the span of the enclosing slice, or a span of the user. While the
+    slice runs, its span is the current one, so spans and headers of other instrumentation belong to it. Each thread and each
+    asyncio task has its own current span, as always in OpenTelemetry.
 
     Attributes of spans: ``tracekit.run_id``, ``tracekit.rank``, ``tracekit.categories`` (where there are any), and the training
     time at the start: ``tracekit.iteration``, ``tracekit.epoch``, ``tracekit.batch``, ``tracekit.sample``, ``tracekit.token``.
     A slice that an exception has ended has the status ERROR and an event "exception" with ``exception.type``. Times are those
-    of tracekit's trace. An instant outside of any span is a span of no length. A span that is open when the profiler
-    stops is ended then, with the attribute ``tracekit.unfinished``. What is sampled, and what becomes of spans, is
-    the SDK's to say.
+    of tracekit's trace. An instant outside of any span is a span of length zero. A span that is open when the profiler
+    stops is ended then, with the attribute ``tracekit.unfinished``. The SDK decides about sampling and export.
 
     Args:
-        tracer_provider: Who makes the spans; None is the provider that is set for the process.
+        tracer_provider: The provider of the spans; None uses the global provider of the process.
 
     Raises:
         MissingExtraError: opentelemetry-api is not installed.
@@ -50,7 +49,7 @@ class OpenTelemetryMirror(Mirror):
         self._last: tuple[Timestamp | None, dict[str, Any]] = None, {}
 
     def open(self, recording: Recording) -> None:
-        """Note whose the spans are."""
+        """Note the run id and the rank for the attributes of spans."""
         process = recording.process
         self._identity = {"tracekit.run_id": process.run_id, "tracekit.rank": process.rank}
 
@@ -66,7 +65,7 @@ class OpenTelemetryMirror(Mirror):
         return spanned
 
     def end(self, opened: _Spanned, moment: Moment, exception: str | None) -> None:
-        """End a span; the one that was current before it is so again."""
+        """End a span, and restore the span that was current before it."""
         span = opened.span
         if exception is not None:
             span.add_event("exception", {"exception.type": exception}, moment.wall_clock_time_ns)
@@ -93,7 +92,7 @@ class OpenTelemetryMirror(Mirror):
     def _attributes(self, categories: Sequence[str], moment: Moment) -> dict[str, Any]:
         timestamp = moment.timestamp
         known, attributes = self._last
-        if known is not timestamp:  # of all slices of one batch it is the same
+        if known is not timestamp:  # all slices of a batch share one timestamp
             attributes = {
                 **self._identity,
                 "tracekit.iteration": int(timestamp.iteration),
@@ -106,10 +105,10 @@ class OpenTelemetryMirror(Mirror):
         return {**attributes, "tracekit.categories": tuple(categories)} if categories else attributes
 
     def _restore(self, opened: _Spanned) -> None:
-        """Make current what was so before the slices that have ended.
+        """Restore the context from before the slices that have ended.
 
-        By attaching the context from before, and not by a token: that may be used only where it was got, and a slice may end
-        elsewhere. Nothing is done where another span is current than that of a slice that has ended.
+        Attach the earlier context instead of using a token: a token is valid only in the context that made it, and a slice may
+        end elsewhere. Do nothing unless the current span belongs to a slice that has ended.
         """
         opened.ended = True
         current = context = self._context.get_current()
@@ -124,7 +123,7 @@ class OpenTelemetryMirror(Mirror):
 
 
 class _Spanned:
-    """A slice's span, and the context that it was started in."""
+    """The span of a slice, and the context at its start."""
 
     __slots__ = ("ended", "outer", "span")
 

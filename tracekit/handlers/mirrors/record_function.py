@@ -18,21 +18,21 @@ __all__ = ["RecordFunctionMirror"]
 
 
 _kept: Final[list[_Recorded]] = []
-"""Record functions whose end has to wait. Of the process, because they must not be freed with a mirror either."""
+"""Record functions that must not end yet. Kept for the process, because they must not be freed with a mirror either."""
 
 
 class _Session(int):
-    """Stands in for torch's flag ``_is_profiler_enabled``, with the same truth: which session of a profiler is on."""
+    """Identifies a profiler session. Replaces the value of torch's flag ``_is_profiler_enabled`` with an equal one."""
 
 
 class RecordFunctionMirror(Mirror):
     """Shows slices as ``record_function`` in torch's traces, while a torch profile is recording; else it does nothing.
 
-    For torch's own tools: its tables, its memory timeline, TensorBoard, Holistic Trace Analysis. Any torch profile is
-    taken, `TorchProfiler` or one of your own. torch records the thread that its profiler was started on (others only with
-    its own ``profile_all_threads``), so what other threads do is in tracekit's trace alone. A slice that began before
-    the profile is not in it; one that ends after it ends with it there. Instants are slices of no length. When tracekit's
-    trace and torch's are merged, such a slice appears in both, on the rank's threads: that is what this mirror is for.
+    For torch's own tools: its tables, its memory timeline, TensorBoard, Holistic Trace Analysis. Works with any torch profile,
+    of `TorchProfiler` or of the user. torch records the thread that starts its profiler (others only with its option
+    ``profile_all_threads``), so slices of other threads are only in tracekit's trace. A slice that began before the profile
+    is not in it. A slice that ends after the profile ends with it there. Instants are slices of length zero. When tracekit's
+    trace and torch's are merged, such a slice appears in both, on the rank's threads: that is the purpose of this mirror.
 
     Quotes and backslashes in names become ``'`` and ``/``: torch 2.13 writes files with them that nothing can read.
 
@@ -41,17 +41,17 @@ class RecordFunctionMirror(Mirror):
         MissingExtraError: torch is not installed.
     """
 
-    # A record function that ends (or is freed) in another session than the one it began in writes to memory that is
-    # gone, and crashes the process (torch 2.13). So each remembers its session, and one that meets another is kept
-    # until none is on. torch's Python flag tells the sessions apart: `TorchWindow` sets it to a token of its own, and a
-    # profiler of the user's gets one here. Whoever starts or stops a profiler sets it anew.
+    # A record function that ends (or is freed) in a later session than its own writes to freed memory, and crashes the
+    # process (torch 2.13). So each remembers its session. If another session is on at its end, it is kept until no
+    # session is on. torch's Python flag identifies the session: `TorchWindow` sets it to a new token, and a profiler of
+    # the user gets a token here. Every start or stop of a profiler sets the flag again.
 
     def __init__(self) -> None:
         super().__init__()
         self._flags, self._enter, self._exit = _import_torch()
 
     def is_listening(self) -> bool:
-        """Tell whether a torch profile is recording."""
+        """Return True if a torch profile is recording."""
         return bool(self._flags._is_profiler_enabled)  # noqa: SLF001 - torch has no other that is as quick
 
     def begin(self, name: str, categories: Sequence[str], moment: Moment) -> _Recorded:
@@ -64,7 +64,7 @@ class RecordFunctionMirror(Mirror):
         self.leave(opened)
 
     def leave(self, opened: _Recorded) -> None:
-        """Leave a record function, or keep it where that would crash."""
+        """Leave a record function, or keep it if leaving would crash."""
         session = self._flags._is_profiler_enabled  # noqa: SLF001
         if session and session is not opened.session:
             _kept.append(opened)
@@ -74,12 +74,12 @@ class RecordFunctionMirror(Mirror):
             self.flush()
 
     def mark(self, name: str, categories: Sequence[str], moment: Moment) -> None:
-        """Record a slice of no length."""
+        """Record a slice of length zero."""
         self._exit(self._enter(plain_text(name)))
 
     def flush(self) -> None:
-        """Leave what was kept, once no profile is recording."""
-        # One by one: threads may do this at once, one may keep another meanwhile, and a profile may begin.
+        """Leave the kept record functions, once no profile is recording."""
+        # One by one: several threads may do this, one may keep another meanwhile, and a profile may begin.
         while _kept and not self.is_listening():
             with suppress(IndexError):
                 _kept.pop(0).exit()
@@ -92,7 +92,7 @@ class RecordFunctionMirror(Mirror):
 
 
 class _Recorded:
-    """A record function that was entered, and the session that it was entered in."""
+    """A record function that was entered, and the session at that time."""
 
     __slots__ = ("_function", "_leave", "session")
 
@@ -102,15 +102,15 @@ class _Recorded:
         self.session = session
 
     def exit(self) -> None:
-        """Leave it."""
+        """Leave the record function."""
         self._leave(self._function)
 
 
 def _import_torch() -> tuple[Any, Callable[[str], Any], Callable[[Any], object]]:
-    """Return torch's module of flags, and what enters and leaves a record function.
+    """Return torch's module of flags, and the functions that enter and leave a record function.
 
-    Not ``record_function`` itself, which takes five times as long; nor ``_RecordFunctionFast``, whose slices are operators
-    ("cpu_op") in the trace and not the user's ("user_annotation"), which is what torch's tools and its rows of the GPU go by.
+    Use neither ``record_function`` itself, which takes five times as long, nor ``_RecordFunctionFast``, which makes operator
+    slices ("cpu_op"). torch's tools and its GPU rows need user slices ("user_annotation").
     """
     try:
         import torch

@@ -28,11 +28,11 @@ _MAX_NOTES: Final = 5
 
 @dataclass(slots=True)
 class KnownFile:
-    """A file whose head was read.
+    """A file with a head that was read.
 
     Attributes:
-        entry: The file as it was listed then.
-        what: Its head; None for files that are no traces, a sentence for files that cannot be read.
+        entry: The list entry of the file at that time.
+        what: Its head; None for a file that is not a trace, a sentence for a file that cannot be read.
         process: Its process; None if it is not read.
         file: The file, if it is read.
     """
@@ -70,7 +70,7 @@ class FileCatalog:
         self._max_heads = _MAX_REMOTE_HEADS if store.remote else max(1, max_bytes // HEAD_BYTES)
         self._listed_ns: int | None = None
         self._is_first = True
-        self._waiting = 0  # files whose heads are not read yet
+        self._waiting = 0  # files with heads that are not read yet
         self._is_full = False
 
     def update(self, now_ns: int) -> None:

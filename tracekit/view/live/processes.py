@@ -105,7 +105,7 @@ class RecordingProcess:
             file.from_ns = self.newest.from_ns + 1 if self.files else file.head.start_ns
         self.files = sorted([*self.files, file], key=_start_ns)
         if plain is None and self._has_begun and file is not self.newest:
-            file.skip()  # it is older than what was read
+            file.skip()  # it is older than the events that were read
 
     def remove(self, file: FileTail) -> None:
         """Note that a file is gone. The last one stays in the states."""

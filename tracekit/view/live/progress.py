@@ -100,7 +100,7 @@ class ProgressTracker:
             thread.open.clear()
 
     def take(self, events: Sequence[Event], base_ns: int) -> None:
-        """Take the next events of a file, whose times are relative to ``base_ns``."""
+        """Take the next events of a file, with times relative to ``base_ns``."""
         if base_ns != self._base_ns:
             self._base_ns = base_ns
             for thread in self._threads:  # their times are relative to the other base
@@ -127,7 +127,7 @@ class ProgressTracker:
     # Rows; see `ColumnSink`.
 
     def track(self, pid: bytes, tid: bytes, /) -> int:
-        """Return the number of a track; those beyond a limit share the last one, whose slices are ignored."""
+        """Return the number of a track. Tracks beyond a limit share one number, and their slices are ignored."""
         number = self._tracks.get((pid, tid))
         if number is None:
             number = len(self._threads)

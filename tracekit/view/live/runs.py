@@ -78,7 +78,7 @@ def _folder_of(path: str) -> str:
 
 
 def _split_runs(heads: Iterable[tuple[str, Head]]) -> set[str]:
-    """Return the run names of which each folder is a run of its own.
+    """Return the run names that several runs share; each folder is then a separate run.
 
     A run may write to several folders, such as one per node. But if two folders have the same rank and attempt of different
     processes, they are two runs of one name: a launcher named none, or somebody made a copy.
@@ -138,7 +138,7 @@ def _slowest(ranks: Sequence[RankState]) -> Slowest | None:
 
 
 def _slow_stage(slowest: RankState, others: Sequence[RankState]) -> str:
-    """Return the stage, without collectives, in which a rank exceeds the median of the others most."""
+    """Return the stage, without collectives, where a rank exceeds the median of the others most."""
     times: dict[str, list[float]] = defaultdict(list)
     staged = sum(bool(rank.staged_ns) for rank in others)
     for rank in others:

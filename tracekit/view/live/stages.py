@@ -38,7 +38,7 @@ class Label(NamedTuple):
 
 
 class Labels(dict[tuple[bytes, "bytes | None"], Label]):
-    """The labels of names and categories, at most 10,000; those beyond the limit are no stages.
+    """The labels of names and categories, at most 10,000; those beyond the limit do not count as stages.
 
     Args:
         inside: Names of markers to ignore, so that the slices inside them are the stages.
@@ -67,7 +67,7 @@ class Labels(dict[tuple[bytes, "bytes | None"], Label]):
 
     @property
     def note(self) -> str:
-        """A sentence about names beyond the limit; empty if there are none."""
+        """A sentence about names beyond the limit, or an empty string."""
         return f"there are more than {_MAX_LABELS:,} names; the others are no stages" if self.refused else ""
 
 

@@ -36,8 +36,8 @@ class ChangedError(Exception):
 class FileTail:
     """A file that is read in whole records, from where the last read ended.
 
-    That place is before a comma, since the last comma becomes the closing bracket when a recording ends. The bytes before it
-    are compared with those of the last read.
+    Each read stops before a comma, because the last comma becomes the closing bracket when a recording ends. The next read
+    compares the bytes before that place with those of the last read.
 
     Args:
         entry: The file as the storage lists it.

@@ -83,7 +83,7 @@ class Watch:
         self._looks = 0
         self._errors: Counter[str] = Counter()
         self._grouped: tuple[int, list[RunFiles]] = (-1, [])
-        self._complete: set[tuple[str, int, int, int]] = set()  # recordings whose index says so
+        self._complete: set[tuple[str, int, int, int]] = set()  # recordings that are complete by their index
 
     def look(self, follow: Collection[str] | None = None) -> Look:
         """Look at the runs.
@@ -239,7 +239,7 @@ class Watch:
         if process.runs:
             process.seen_alive = self._sees_processes = True
             return True
-        # In a container it may run under another number, unless other processes of this machine are seen.
+        # A process in a container may have another pid here, unless other processes of this machine are seen.
         is_gone = process.seen_alive or (self._sees_processes and quiet_ns >= _SURELY_QUIET_NS)
         return False if process.runs is False and is_gone else None
 

@@ -26,7 +26,7 @@ _NAME = "tracekit"
 
 
 class _OneLineError(TracekitError):
-    """An error of which IPython shows the sentence and no traceback."""
+    """An error that IPython shows as a sentence without a traceback."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]

@@ -27,7 +27,7 @@ _MAX_SPANS: Final = 2000
 _MAX_DEPTH: Final = 12
 _MAX_TRACKS: Final = 24
 _CHARACTER: Final = 6.6  # the width of a letter at 11 px, about
-# Light enough for dark text, in the order of how well they are told apart (after Okabe and Ito).
+# Light enough for dark text; the most distinguishable ones first (after Okabe and Ito).
 _COLOURS: Final = ("#8ecae6", "#ffd166", "#a8dadc", "#f4a261", "#b5e48c", "#cdb4db", "#ffafcc", "#d4d4aa")
 
 
@@ -103,7 +103,7 @@ def timeline_svg(spans: Sequence[Span], title: str) -> str:
     start = min((span.start_ns for span in spans), default=0)
     length = max(1, max((span.end_ns for span in spans), default=0) - start)
     scale = (_WIDTH - _LABEL_WIDTH) / length
-    # The longest have colours of their own.
+    # The longest have different colours.
     names = [total.name for total in totals(spans)]
     colours = {name: _COLOURS[number % len(_COLOURS)] for number, name in enumerate(names)}
     parts: list[str] = []

@@ -92,8 +92,8 @@ def prepare(
 def mended(prepared: Prepared, folder: Path, progress: Callable[[float, str], None] | None = None) -> Prepared:
     """Return a trace as it is, or a repaired copy in a folder where Perfetto would refuse it or never end.
 
-    NaN in a counter makes Perfetto's engine loop for ever; a cut object, a cut gzip file and some escapes make it refuse all.
-    The trace is read to its end, unless a merge has written it.
+    NaN in a counter makes Perfetto's engine loop endlessly. A cut object, a cut gzip file and some escapes make it refuse the
+    whole trace. The trace is read completely, unless a merge has written it.
 
     Raises:
         TracekitError: It cannot be read or repaired, or Perfetto could not show it.

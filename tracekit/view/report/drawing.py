@@ -150,7 +150,7 @@ class Drawing:
         """Write the legend, a line for each entry; moves on.
 
         Args:
-            entries: The classes, a letter or none, the meaning, and a figure or none, of each.
+            entries: For each: the classes, a letter or an empty string, the meaning, and a figure or an empty string.
         """
         for kind, key, label, figure in entries:
             y = self.top + LINE_PX - 6

@@ -1,4 +1,4 @@
-"""A heat map: rows by columns, of which each cell has a shade."""
+"""A heat map: rows by columns, with a shade for each cell."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def heat_map(
     diverging: bool = False,
     wide_labels: bool = False,
 ) -> str:
-    """Draw a heat map. Of more than 64 rows or 250 columns, neighbours are drawn as one that shows the largest of their values.
+    """Draw a heat map. Beyond 64 rows or 250 columns, neighbours are drawn as one with the largest of their values.
 
     Args:
         values: The values of each row; None where a value is missing.

@@ -34,11 +34,11 @@ class Table:
     """A table.
 
     Attributes:
-        title: What it shows.
-        heads: The headings of its columns; of the first, the cells are headings as well.
-        rows: Its cells.
-        left: How many columns, from the first, hold words and not numbers.
-        more: What was left out; empty for nothing.
+        title: Title of the table.
+        heads: The headings of the columns. The cells of the first column are also headings.
+        rows: The cells.
+        left: Number of columns, from the first, with words instead of numbers.
+        more: Description of omitted rows; empty if no rows are omitted.
     """
 
     title: str
@@ -50,14 +50,14 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """What a page says.
+    """The content of a page about a run.
 
     Attributes:
-        sentences: The answer, the most important first.
+        sentences: The answer, the most important sentence first.
         tables: The figures.
-        plots: What each is called, and its SVG, whose names are escaped.
-        notes: What the reader should know.
-        steps: The last step that it knows of; None without steps.
+        plots: The name of each plot, and its SVG with escaped names.
+        notes: Notes for the reader.
+        steps: The last known step; None without steps.
     """
 
     sentences: tuple[str, ...]
@@ -72,7 +72,7 @@ def explain(inputs: Sequence[str], *, progress: Callable[[float, str], None]) ->
 
     Args:
         inputs: As for `report_run`.
-        progress: Called with the share that is done, 0 to 1, and with what is being done.
+        progress: Called with the completed share, 0 to 1, and the current work.
 
     Raises:
         TracekitError: The traces cannot be read.
@@ -94,8 +94,8 @@ def compare(first: Sequence[str], second: Sequence[str], *, progress: Callable[[
 
     Args:
         first: The traces of the run to compare with.
-        second: Those of the other run.
-        progress: Called with the share that is done, 0 to 1, and with what is being done.
+        second: The traces of the other run.
+        progress: Called with the completed share, 0 to 1, and the current work.
 
     Raises:
         TracekitError: The traces cannot be read.
