@@ -1,19 +1,19 @@
-"""What records pay for, in C: see record.c."""
+"""The hot path of recording, in C: see record.c."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 class Records:
-    """A sequence that looks like the flat list of records (see `tracekit.events`), and keeps each record in 32 bytes.
+    """A sequence with the interface of the flat list of records (see `tracekit.events`). It keeps each record in 32 bytes.
 
-    The entries are integers of 64 bits, but for the values of a counter. Only whole records can be added and removed. A slice
-    of whole records is `Records` too, any other a list. Thread-safe as a list is, under the interpreter lock.
+    The entries are integers of 64 bits, except the values of a counter. Only whole records can be added and removed. A slice
+    of whole records is also a `Records`; any other slice is a list. Thread-safe like a list, under the interpreter lock.
 
     Raises:
-        TypeError: An entry is no integer.
-        OverflowError: One has more than 64 bits.
-        ValueError: There are not four entries to each record.
-        BufferError: Another thread reads them.
+        TypeError: An entry is not an integer.
+        OverflowError: An entry has more than 64 bits.
+        ValueError: A record does not have four entries.
+        BufferError: Another thread reads the records.
     """
 
     def __init__(self, entries: Any = (), /) -> None: ...
@@ -32,44 +32,44 @@ class Records:
     def count(self, value: Any, /) -> int: ...
     def copy(self) -> list[Any]: ...
     def take(self, entries: int, /) -> Records:
-        """Remove and return the first so many entries, or all where there are fewer; they count as held from now on."""
+        """Remove and return at most this number of entries from the beginning; they count as held from now on."""
 
     max_rows: int
-    """How many records may wait, those that are held included; 0: no limit. Set by `RecordBuffer.limit`, as the next four."""
+    """Maximum number of waiting records, including held ones; 0: no limit. Set by `RecordBuffer.limit`, like the next four."""
     max_bytes: int
     held_rows: int
     held_bytes: int
     keep_before: int
     waits: int
-    """Whether whoever records waits for room instead of being refused."""
+    """True if recording threads wait for room instead of losing the record."""
     refused_rows: int
-    """How many records were refused because of ``max_rows``."""
+    """Number of records that were refused because of ``max_rows``."""
     refused_bytes: int
-    """How many records were refused because of ``max_bytes``."""
+    """Number of records that were refused because of ``max_bytes``."""
 
     def is_full(self) -> bool:
-        """Return whether another record is refused."""
+        """Return True if another record is refused."""
 
     def size_bytes(self) -> int:
-        """Return about how much memory the records take."""
+        """Return the approximate memory of the records."""
 
     def count_kind(self, kind: int, /) -> int:
-        """Return how many records are of a kind."""
+        """Return the number of records of a kind."""
 
     def places(self, kind: int, other: int = ..., /) -> list[int]:
         """Return the indices of the records of one or two kinds."""
 
     def odd_counters(self) -> list[int]:
-        """Return the indices of the counters that hold something else than finite numbers below 2**63 by text."""
+        """Return the indices of the counters with other values than finite numbers below 2**63, or keys other than text."""
 
     def earliest(self) -> int:
-        """Return the earliest time. Raises ValueError where there is none."""
+        """Return the earliest time. Raise ValueError without records."""
 
     def has_start(self, since: int, track: int, /) -> bool:
-        """Return whether a slice or an instant of this track starts at or after a time."""
+        """Return True if a slice or an instant of this track starts at or after a time."""
 
     def find(self, start: int, track: int, /) -> int | None:
-        """Return the index of the first record of this time and track that is no counter."""
+        """Return the index of the first record of this time and track that is not a counter."""
 
     def overlapping(self, opened: list[int], /) -> set[int]:
         """Return the tracks on which slices overlap and do not nest; see `Lanes`. Releases the interpreter lock.
@@ -79,20 +79,20 @@ class Records:
         """
 
 class Encoder:
-    """Writes the lines of events of one process. From one thread at a time (RuntimeError otherwise)."""
+    """Writes the lines of events of one process. Use it from one thread at a time (RuntimeError otherwise)."""
 
     def __init__(self, pid: int, /) -> None: ...
     def add_label(self, named: bytes, tail: bytes, /) -> None:
-        """Add the label of the next number: what stands behind ``"name":``, and what behind the training time."""
+        """Add the label of the next number: the text after ``"name":``, and the text after the training time."""
 
     def add_track(self, tid: int, /) -> None:
         """Add the track of the next number."""
 
     def make_async(self, member: bytes, /) -> None:
-        """Make the track that was added last one of async slices.
+        """Make the last added track one of async slices.
 
         Args:
-            member: ``"id2":{...},``, of up to 31 bytes, as their lines have it.
+            member: ``"id2":{...},`` for the lines of its slices, up to 31 bytes.
         """
 
     def encode(
@@ -104,36 +104,36 @@ class Encoder:
         encode_value: Callable[[Any], bytes],
         /,
     ) -> bytes | None:
-        """Encode records. Releases the interpreter lock while it does.
+        """Encode records. Releases the interpreter lock meanwhile.
 
         Args:
             records: The records.
-            shift_ns: What to add to their times.
-            since: From when on each training time holds, in order.
-            moments: The training times, as they stand in arguments.
+            shift_ns: Added to their times.
+            since: The first moment of each training time, in order.
+            moments: The text of each training time in the arguments of events.
             encode_value: Encodes the values of a counter.
 
         Returns:
-            The lines, or None when Python must encode them.
+            The lines, or None if Python must encode them.
         """
 
 class MarkerBase:
-    """What of a marker is looked at for each event; the base of `Marker`."""
+    """The members of a marker that each event needs; the base of `Marker`."""
 
 class BufferBase:
-    """What of a buffer is looked at for each event; the base of `RecordBuffer`."""
+    """The members of a buffer that each event needs; the base of `RecordBuffer`."""
 
 class ProfilerBase:
-    """What of a profiler is looked at for a marker by its name; the base of `Profiler`."""
+    """The members of a profiler for looking up a marker by its name; the base of `Profiler`."""
 
 def give_lookup(profilers: type[ProfilerBase], /) -> None:
-    """Put a ``marker`` in C into a class of profilers.
+    """Put a ``marker`` method in C into a class of profilers.
 
-    What it does not know, it asks of Python's, which becomes ``_marker_in_python``.
+    It passes unknown calls to the Python method, which becomes ``_marker_in_python``.
     """
 
 def give_methods(state: Literal["idle", "recording", "shared"], markers: type[MarkerBase], /) -> None:
-    """Put methods for a state of a marker into a class of markers. The class of "recording" is the one behind shared markers."""
+    """Put methods for a state into a class of markers. The class for "recording" is also used behind shared markers."""
 
 def forget_threads() -> None:
-    """Have every thread look up its track again."""
+    """Make every thread look up its track again."""

@@ -394,7 +394,7 @@ class JSONTraceHandler(TraceHandler):
         return self._rotation.due(file.size_bytes, newest_ns - since_ns, since, now)
 
     def _is_old(self) -> bool:
-        """Return True if a segment must not wait longer for more events, which would be lost with this machine."""
+        """Return True if a segment has waited long enough for more events: a crash of this machine would lose it."""
         if self._rotation is None or self._rotation.limit_ns is None or not storage.is_remote(self._name.template):
             return False
         return SYSTEM_CLOCK.monotonic_ns() - self._begun_ns >= self._rotation.limit_ns
@@ -477,7 +477,7 @@ class JSONTraceHandler(TraceHandler):
             self._gap.extend(file.events, file.start_ns, file.end_ns)
 
     def _now(self) -> Timestamp:
-        """Return the training time of the newest delivered event."""
+        """Return the training time at the end of the delivered events."""
         assert self._recording is not None
         return self._recording.timestamp if self._tables is None else self._tables.timestamps.at(self._delivered_ns)
 

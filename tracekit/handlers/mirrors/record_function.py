@@ -41,10 +41,10 @@ class RecordFunctionMirror(Mirror):
         MissingExtraError: torch is not installed.
     """
 
-    # A record function that ends (or is freed) in a later session than its own writes to freed memory, and crashes the
-    # process (torch 2.13). So each remembers its session. If another session is on at its end, it is kept until no
-    # session is on. torch's Python flag identifies the session: `TorchWindow` sets it to a new token, and a profiler of
-    # the user gets a token here. Every start or stop of a profiler sets the flag again.
+    # A record function that ends (or is freed) in another session than it began writes to freed memory, and crashes the
+    # process (torch 2.13). So each remembers its session. If another session is active at its end, it is kept until no
+    # session is active. torch's Python flag identifies the session: `TorchWindow` sets it to a new token, and a profiler
+    # of the user gets a token here. Every start or stop of a profiler sets the flag again.
 
     def __init__(self) -> None:
         super().__init__()
