@@ -229,7 +229,7 @@ class MergeReport:
 
     @property
     def complete(self) -> bool:
-        """True if the merged trace contains every event of the files found, except those that the selection excludes."""
+        """True if the merged trace contains every event of the files found, except those excluded by the selection."""
         return not any(drop.lost for drop in self.dropped) and all(item.harmless for item in self.omitted)
 
     def to_json(self) -> dict[str, Any]:
