@@ -1,4 +1,4 @@
-"""``tracekit top DIR``: show a running job from its rank traces."""
+"""``tracekit top DIR``: shows a running job from its rank traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bytes of a trace in pieces of bounded size: those of a file or URL, unpacked, or those that it is converted to."""
+"""Streams of the bytes of a trace, in pieces of limited size: unpacked from a file or URL, or converted from it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["PIECE_BYTES", "ByteStream", "BytesStream", "Closing", "ConvertedStream", "TraceStream"]
 
 PIECE_BYTES: Final = 256 * 1024
-"""How much is unpacked at once: large enough to amortise what Python does for a piece (with 64 KiB, a quarter of the time of a
-merge in C), small enough to stay in the processor's cache."""
+"""Size of a piece: large enough to amortise the Python code per piece (with 64 KiB, a quarter of a merge in C), and
+small enough for the processor's cache."""
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 
@@ -46,10 +46,11 @@ class TraceStream(Closing):
 
     Attributes:
         foreign: The form of a file that is converted to Chrome JSON; empty for any other.
-        path: The file, as it may be printed.
-        compressed: True for a packed file.
-        damage: Why reading stopped early ("the gzip data is cut off", ...), or None. The bytes before count.
-        losses: The number of unreadable parts, and of those without a form in JSON, by kind.
+        path: The file, for display.
+        compressed: True for a compressed file.
+        damage: The reason why reading stopped early ("the gzip data is cut off", ...), or None. The bytes before it are
+            valid.
+        losses: Number of parts that are unreadable or have no form in JSON, by kind.
     """
 
     foreign = ""
@@ -99,7 +100,7 @@ class ByteStream(TraceStream):
         self._file.close()
 
     def read(self) -> bytes:
-        """Return the next piece: `PIECE_BYTES`, less only at the end, so that pieces do not depend on the codec."""
+        """Return the next piece, of `PIECE_BYTES` except at the end, so that pieces do not depend on the codec."""
         if self._first is not None:
             piece, self._first = self._first, None
             return piece
@@ -134,7 +135,7 @@ class ByteStream(TraceStream):
             except InflateError as error:
                 self.damage = f"the gzip data is damaged ({error})"
                 break
-            # The codec may hold more than it returned, although it has taken all of its input.
+            # The codec may have more output, even if it has consumed all of its input.
             self._pending = len(piece) == limit and not self._inflater.eof
             self._packed = self._inflater.unconsumed_tail or self._inflater.unused_data
             if piece:
@@ -142,7 +143,7 @@ class ByteStream(TraceStream):
         return b""
 
     def _next_member(self) -> bool:
-        """Start on the member that follows a complete one; gzip files may end with zeros as padding."""
+        """Start the member after a complete one. Gzip files may end with zeros as padding."""
         self._packed = self._packed.lstrip(b"\0")
         if not self._packed:
             return False
@@ -160,7 +161,7 @@ class BytesStream(TraceStream):
     """Bytes in memory.
 
     Args:
-        path: The file that they are from, as it may be printed.
+        path: The original file, for display.
         data: The bytes.
     """
 

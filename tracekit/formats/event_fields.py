@@ -27,13 +27,13 @@ __all__ = [
 ]
 
 PHASES: Final = frozenset("BEXiICbnestfSTpFPNODMVvRc()=")
-"""The phases of the Trace Event Format, with those that few viewers show."""
+"""The phases of the Trace Event Format, including those that few viewers show."""
 
 MAX_DEPTH: Final = 512
-"""Slices that may lie in each other on one track: Perfetto's kMaxDepth (slice_tracker.h)."""
+"""Maximum depth of nested slices on one track: Perfetto's kMaxDepth (slice_tracker.h)."""
 
 MAX_NESTING: Final = 64
-"""Levels of args: far below the limit of any reader, far above what anybody can read in a viewer."""
+"""Maximum nesting depth of args: far below the limit of any reader, and far more than a viewer can show."""
 
 _QUOTE, _BRACE = ord('"'), ord("{")
 _first_byte = Struct("B").unpack_from  # into a tuple: several times as fast as a memoryview
@@ -48,12 +48,12 @@ _BRACKETS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
 
 
 def raw_field(field: Any) -> bytes:
-    """Return the JSON text of a field; empty where it is absent."""
+    """Return the JSON text of a field; empty if it is absent."""
     return b"" if field is UNSET else bytes(field)
 
 
 def name_and_category(event: Event) -> tuple[bytes, bytes]:
-    """Return the undecoded name and category, which identify a slice. A missing value is empty, as in Perfetto."""
+    """Return the undecoded name and category, which identify a slice. Empty counts as missing, as in Perfetto."""
     name, category = raw_field(event.name), raw_field(event.cat)
     return name if name != b'""' else b"", category if category != b'""' else b""
 
@@ -105,7 +105,7 @@ def args_depth(args: Raw) -> int:
 
 
 def repair_fields(event: Event) -> list[str]:
-    """Give fields of an event the types that viewers expect, keeping what they hold where that can be shown.
+    """Convert fields of an event to the types that viewers expect. Keep their values if viewers can show them.
 
     Returns:
         The kinds of repair.
@@ -146,7 +146,7 @@ def repair_fields(event: Event) -> list[str]:
 
 
 def _flattened(value: Raw, levels: int) -> Raw:
-    """Return a JSON value: parts below ``levels`` levels are strings of their JSON text."""
+    """Return a JSON value. Parts below ``levels`` levels become strings with their JSON text."""
     first = _first_byte(value)[0]
     if first not in b"{[":
         return value
@@ -158,5 +158,5 @@ def _flattened(value: Raw, levels: int) -> Raw:
 
 
 def duration_of(event: Event) -> int:
-    """Return the duration of an event in ns, 0 where it has no usable one."""
+    """Return the duration of an event in ns, or 0 without a valid one."""
     return max(time_field(event.dur) or 0, 0)

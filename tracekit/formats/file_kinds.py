@@ -8,16 +8,16 @@ from typing import Final
 __all__ = ["HEAD_BYTES", "seems_to_be"]
 
 HEAD_BYTES: Final = 4096
-"""How much of the beginning of a file tells what it is."""
+"""Number of first bytes that identify the kind of a file."""
 
 _TAR_MAGIC: Final = slice(257, 262)
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 _PICKLE: Final = re.compile(rb"\x80[\x02-\x05]")
-# The first plane: its size, its number where it has one, and its name.
+# The first plane: its size, its optional number, and its name.
 _XSPACE: Final = re.compile(
     rb"\n[\x80-\xff]*[\x00-\x7f](?:\x08[\x80-\xff]*[\x00-\x7f])?\x12[\x00-\x7f](?:/host:|/device:|Task Environment)"
 )
-# Of each, what the first bytes are.
+# The first bytes of each binary kind.
 _BINARY: Final = (
     (b"PK\x03\x04", "a zip archive (or a file of torch.save); unpack it and merge what is in it"),
     (b"\x1f\x8b", "packed twice with gzip; unpack it once"),
@@ -31,14 +31,14 @@ _BINARY: Final = (
     (b"\xfe\xff", "text in UTF-16; save it as UTF-8"),
     (b"version https://git-lfs", "a pointer of Git LFS; fetch the file itself with git lfs pull"),
 )
-# The same for kinds that may follow white space, in either case.
+# The first bytes of text kinds, after optional white space, in any case.
 _TEXT: Final = (
     (b"<!doctype html", "an HTML page, such as a login or error page that was saved in place of a file"),
     (b"<html", "an HTML page, such as a login or error page that was saved in place of a file"),
     (b"<?xml", "an XML document, such as the error message of an object store"),
     (b"<error", "an XML document, such as the error message of an object store"),
 )
-# The same for JSON: a pattern that its beginning holds.
+# Patterns in the first bytes of kinds of JSON.
 _JSON: Final = (
     (re.compile(rb'\A\{\s*"perfetto_manifest"'), "the manifest of an archive; merge the traces beside it"),
     (re.compile(rb'"schema"\s*:\s*"[^"]*chakra'), "an execution trace of torch, which is no timeline"),
@@ -58,7 +58,7 @@ def seems_to_be(head: bytes) -> str:
     """Return the kind of a file that is not a trace, and a way to convert it; empty if the kind is unknown.
 
     Args:
-        head: Its first bytes, `HEAD_BYTES` as a rule, unpacked.
+        head: Its first bytes, unpacked, usually `HEAD_BYTES` of them.
     """
     if not head.strip(b"\0"):
         return "nothing but zeros, as after a crash of the machine that wrote it" if head else ""
@@ -79,5 +79,5 @@ def seems_to_be(head: bytes) -> str:
         return next((words for pattern, words in _JSON if pattern.search(text)), "")
     if _XSPACE.match(head):
         return "a protobuf of XLA's profiler (xplane.pb), whose trace.json.gz is not next to it; merge that"
-    # The first field of Perfetto's protobuf looks like white space to a reader of text.
+    # The first byte of Perfetto's protobuf is a line break in text.
     return "a protobuf trace of Perfetto (pftrace)" if head.startswith(b"\n") and _CONTROL.search(head) else ""

@@ -77,8 +77,8 @@ class GzipWriter:
             self._file.write(self._deflater.flush())
 
     def write(self, data: bytes) -> int:
-        """Pack more data."""
-        # isal's bytes depend on how much it gets at once, and reading and workers decide how much comes here.
+        """Compress more data."""
+        # The output of isal depends on the sizes of its input pieces. Use fixed blocks, because callers pass any sizes.
         size, view = self._rest_bytes + len(data), memoryview(data)
         at, end = (-self._rest_bytes) % _BLOCK_BYTES, len(data) - size % _BLOCK_BYTES
         if size >= _BLOCK_BYTES:

@@ -1,4 +1,4 @@
-"""The vocabulary of Kineto, the library below torch.profiler.
+"""The names used by Kineto, the library of torch.profiler.
 
 Sources: pytorch/kineto ``libkineto/src/output_json.cpp`` and ``ActivityType.cpp``; the traces of each generation.
 """
@@ -20,10 +20,10 @@ __all__ = [
 ]
 
 COLLECTIVE_NAMES: Final = "nccl:|gloo:|mpi:|ucc:|all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|barrier|broadcast"
-"""A pattern, in any case, for slices of the CPU that wait for other ranks. It is Python's and DuckDB's."""
+"""A case-insensitive pattern for CPU slices that wait for other ranks. It is valid in Python and in DuckDB."""
 
 LOADING_NAMES: Final = "data[ _-]?load|dataiter|next_batch|get_batch"
-"""The same for slices that wait for data."""
+"""A case-insensitive pattern for slices that wait for data."""
 
 GPU_CATEGORIES: Final = frozenset(
     f'"{name}"'.encode()
@@ -63,16 +63,17 @@ def is_kineto(header: dict[str, Any]) -> bool:
 
 
 def plain_text(text: str) -> str:
-    """Return a text that Kineto can write, for names and metadata: without what JSON would have to escape.
+    """Return a string for Kineto's names and metadata without characters that JSON must escape.
 
-    Kineto of torch 2.13 escapes nothing, and turns backslashes into slashes; the whole file cannot be read then.
+    Kineto of torch 2.13 escapes nothing, and replaces backslashes by slashes. Such characters make the whole file
+    unreadable.
     """
     text = text.encode("utf-8", "replace").decode("utf-8").replace('"', "'").replace("\\", "/")
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def rank_of_header(header: dict[str, Any]) -> tuple[int, str] | None:
-    """Return the rank that a trace states about itself, and the key that says so."""
+    """Return the rank in the header of a trace, and its key."""
     info = header.get("distributedInfo")
     own = header.get("tracekit")
     places = [
@@ -90,7 +91,7 @@ def rank_of_header(header: dict[str, Any]) -> tuple[int, str] | None:
 
 
 def rank_in_name(name: str) -> int | None:
-    """Return the rank that a file name states, after the conventions in use, or None."""
+    """Return the rank in a file name, by the common conventions, or None."""
     match = _RANK_NAME.search(name)
     if match:
         return int(match[1] or match[2])

@@ -1,8 +1,8 @@
-"""The clocks, tracks and texts that the packets of a native trace define, and its track events, decoded with them.
+"""The clocks, tracks and strings that the packets of a native trace define, and the decoding of its track events.
 
-A packet has its time on a clock of its choice; snapshots hold the times of several clocks at one moment. Clocks 64 to 127
-belong to one sequence of packets, and may count from the packet before. Every time becomes ns since the epoch where the trace
-knows that clock.
+Each packet has a time on any of the clocks. Snapshots contain the times of several clocks at one moment. Clocks 64 to
+127 belong to one sequence of packets, and may count from the previous packet. All times are converted to ns since the
+epoch if the trace contains that clock.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ _FIXED64: Final = Struct("<Q")
 _CATEGORIES, _NAMES, _ARGUMENTS, _TEXTS = 1, 2, 3, 29
 _MAX_KNOWN: Final = 20_000
 _NESTED_LIST: Final = 2
-# Of events of the old format: phase, duration, id, id of an arrow, whether it ends at the slice around it, direction.
+# Fields of events in the old format: phase, duration, id, flow id, binding to the enclosing slice, flow direction.
 _LEGACY_FIELDS: Final = {2, 3, 6, 8, 12, 13}
 _HASHED: Final = 1 << 63
 _GLOBAL: Final = "global tracks"
 
 
 class Clocks:
-    """The clocks of a trace that are known so far."""
+    """The known clocks of a trace."""
 
     def __init__(self) -> None:
-        # By clock (and by sequence, for its own ones): what to add to its ns to have those of boot time.
+        # Offset to boot time in ns by clock, and by sequence for clocks of a sequence.
         self._to_boot_ns: dict[tuple[int, int], int] = {(0, BOOTTIME): 0}
         self._units_ns: dict[tuple[int, int], int] = {}
         self._last: dict[tuple[int, int], int] = {}
         self._boot_to_real_ns: int | None = None
 
     def snapshot(self, sequence: int, message: bytes) -> None:
-        """Learn from a ``ClockSnapshot``."""
+        """Add the clocks of a ``ClockSnapshot``."""
         found: dict[tuple[int, int], int] = {}
         for number, value in fields(message):
             if number == 1 and isinstance(value, bytes):
@@ -62,11 +62,11 @@ class Clocks:
             self._to_boot_ns[key] = boot_ns - time_ns
         real = found.get((0, _REALTIME))
         if real is not None and self._boot_to_real_ns is None:
-            # One relation for the whole trace: later ones differ by steps of the clock.
+            # Use one offset for the whole trace. Later offsets differ by steps of the clock.
             self._boot_to_real_ns = real - boot_ns
 
     def time_ns(self, sequence: int, clock: int, time: int) -> int | None:
-        """Return the time of a packet, ns since the epoch (or since boot, where the trace knows no more); None if unknown."""
+        """Return the time of a packet in ns since the epoch (or boot, without a wall clock), or None if unknown."""
         key = self._key(sequence, clock)
         time_ns = time * self._units_ns.get(key, 1)
         if key in self._last:
@@ -95,11 +95,11 @@ class Place:
     """The process and thread of the events of a track.
 
     Attributes:
-        pid: Process; a name for tracks without a process.
-        tid: Thread; None for tracks of the whole process.
-        name: Of the track or thread.
-        process: Name of the process, where the trace has it.
-        task: The id of async events; empty for all else.
+        pid: The process, or a name for tracks without a process.
+        tid: The thread, or None for tracks of the whole process.
+        name: Name of the track or thread.
+        process: Name of the process, if the trace contains it.
+        task: Id of async events; empty for other events.
     """
 
     pid: int | str
@@ -110,18 +110,18 @@ class Place:
 
 
 class Places:
-    """The tracks that were described so far."""
+    """The known tracks of a trace."""
 
     def __init__(self) -> None:
         self.merged = False
-        """Whether tracekit merged the trace: the numbers of its tracks tell which process and thread they are."""
+        """True if tracekit merged the trace. The track numbers then identify process and thread."""
         self._tracks: dict[int, _Track] = {}
         self._found: dict[int, Place] = {}
 
     def describe(self, message: bytes) -> Place | None:
-        """Learn from a ``TrackDescriptor``; returns the place of a process or thread of a merged trace.
+        """Add a ``TrackDescriptor``. Return the place of a process or thread of a merged trace.
 
-        Such a process counts without events, and the descriptions may follow the events.
+        A process of a merged trace counts even without events, and its descriptions may follow the events.
         """
         uuid, track = 0, _Track()
         for number, value in fields(message):
@@ -145,7 +145,7 @@ class Places:
         return self.place(uuid) if self.merged and 0 < uuid < _HASHED else None
 
     def place(self, uuid: int) -> Place:
-        """Return where the events of a track go."""
+        """Return the place of the events of a track."""
         found = self._found.get(uuid)
         if found is None:
             track = self._tracks.get(uuid, _Track())
@@ -178,28 +178,28 @@ class Places:
 
 
 def text_of(value: int | bytes) -> str:
-    """Return a text of a message; invalid UTF-8 is replaced."""
+    """Return a string of a message. Replace invalid UTF-8."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
 
 
 class Incremental:
-    """The definitions of a sequence of packets so far: interned texts, and defaults of its packets."""
+    """The current definitions of a sequence of packets: interned strings, and defaults of its packets."""
 
     def __init__(self) -> None:
         self.texts: dict[tuple[int, int], str] = {}
-        self.arguments: dict[bytes, tuple[str, Any]] = {}  # arguments that were decoded before, by their bytes
+        self.arguments: dict[bytes, tuple[str, Any]] = {}  # cache of decoded arguments, by their bytes
         self.track = 0
         self.clock: int | None = None
 
     def define(self, message: bytes) -> None:
-        """Learn from ``InternedData``."""
+        """Add the strings of ``InternedData``."""
         for table, entry in fields(message):
             if isinstance(entry, bytes) and table in (_CATEGORIES, _NAMES, _ARGUMENTS, _TEXTS):
                 found = dict(fields(entry))
                 self.texts[table, int(found.get(1, 0))] = text_of(found.get(2, b""))
 
     def set_defaults(self, message: bytes) -> None:
-        """Learn from ``TracePacketDefaults``."""
+        """Set the defaults from ``TracePacketDefaults``."""
         for number, value in fields(message):
             if number == 58 and isinstance(value, int):
                 self.clock = value
@@ -207,15 +207,16 @@ class Incremental:
                 self.track = int(dict(fields(value)).get(11, 0))
 
     def text(self, table: int, number: int) -> str:
-        """Return an interned text; empty where its definition is missing."""
+        """Return an interned string; empty if its definition is missing."""
         return self.texts.get((table, number), "")
 
 
 @dataclass(slots=True)
 class TrackEvent:
-    """A track event. ``flows`` are numbers of arrows, each with True for an end; ``lost`` counts fields without a form in JSON.
+    """A track event.
 
-    ``legacy`` has the fields of an event of the old format: of a flow event, or the arrow that a slice is on.
+    ``flows`` contains the numbers of flows, each with True for an end. ``lost`` counts fields without a form in JSON.
+    ``legacy`` contains the fields of an event in the old format: of a flow event, or the flow of a slice.
     """
 
     kind: int = 0
@@ -290,7 +291,7 @@ def _argument(message: bytes, state: Incremental) -> tuple[str, Any]:
             value = value if isinstance(value, list) else []
             value.append(_argument(item, state)[1])
         elif number == 13 and item == 1:
-            # tracekit's mark for null and for empty lists and dicts.
+            # tracekit's marker for null, and for empty lists and dicts.
             marked = dict(fields(message))
             text = state.text(_TEXTS, int(marked[17])) if 17 in marked else text_of(marked.get(6, b"null"))
             return name, {"[]": [], "{}": {}}.get(text)

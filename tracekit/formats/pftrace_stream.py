@@ -112,7 +112,7 @@ class PftraceStream(ConvertedStream):
         yield (f"\n]{header}" + ("" if self.damage else "}\n")).encode("utf-8", "replace")
 
     def _packets(self, data: bytes) -> int:
-        """Read the packets in ``data``; returns where the first one begins that needs more of the file."""
+        """Read the packets in ``data``. Return the start of the first incomplete packet."""
         at = 0
         while True:
             found = packet_at(data, at)
@@ -124,7 +124,7 @@ class PftraceStream(ConvertedStream):
             try:
                 self._packet(data[start:at])
             except _BROKEN:
-                # The next one begins where this one says that it ends.
+                # The next packet begins at the stated end of this one.
                 self.losses["broken_packets"] += 1
 
     def _packet(self, data: bytes) -> None:
@@ -167,7 +167,7 @@ class PftraceStream(ConvertedStream):
             self.losses["packets_that_are_no_track_events"] += 1
 
     def _chrome_events(self, message: bytes) -> None:
-        """Take over what a trace says about itself; tracekit keeps its own there, and the metadata events of its inputs."""
+        """Read the metadata of a trace. tracekit stores its metadata there, and the metadata events of its inputs."""
         for number, entry in fields(message):
             value = dict(fields(entry)) if number == 2 and isinstance(entry, bytes) else {}
             name, text = text_of(value.get(1, b"")), text_of(value.get(5, b""))
@@ -188,7 +188,7 @@ class PftraceStream(ConvertedStream):
                 self._header.setdefault(name, described)
 
     def _describe(self, described: dict[str, Any]) -> None:
-        """Take over the header of a merged trace, or of another one that is appended to the first."""
+        """Read the header of a merged trace, or of another trace that is appended to the first."""
         self._places.merged = True
         described.pop("baseTimeNanoseconds", None)
         first, second = self._header.get("tracekit"), described.get("tracekit")
@@ -213,7 +213,7 @@ class PftraceStream(ConvertedStream):
         self._write(f'{text[:-1]}, "ts": {format_us(time_ns).decode()}}}')
 
     def _name(self, place: Place) -> None:
-        """Name the process and thread of a place when it is first used."""
+        """Write the names of the process and thread of a place at its first use."""
         for what, key, name in (
             ("process_name", (place.pid, None), place.process),
             ("thread_name", (place.pid, place.tid), place.name if place.tid is not None else ""),
@@ -231,7 +231,7 @@ class PftraceStream(ConvertedStream):
         if event.kind == COUNTER:
             self._counter(place, event, time_ns)
         elif self._places.merged and event.legacy == _FLOW_PLACE:
-            pass  # it only gives a flow event a place
+            pass  # the event only gives a flow event a place
         elif event.kind in (BEGIN, END, INSTANT):
             self._slice(place, event, time_ns)
         elif chr(event.legacy.get(2, 0)) in _FLOW_PHASES:
@@ -242,11 +242,11 @@ class PftraceStream(ConvertedStream):
             self._arrow(place, arrow, time_ns, ends=ends)
 
     def _slice(self, place: Place, event: TrackEvent, time_ns: int) -> None:
-        """Write the begin or end of a slice, or an instant."""
+        """Write the start or end of a slice, or an instant."""
         phase = {BEGIN: "B", END: "E", INSTANT: "i"}[event.kind]
         found: dict[str, Any] = {"cat": ",".join(event.categories), "name": event.name, "args": event.arguments}
         if self._places.merged and isinstance(event.arguments.get("trace_event"), dict):
-            # The fields of an event that have no place in a native trace.
+            # The fields of an event without a native form.
             kept = dict(event.arguments.pop("trace_event"))
             phase = str(kept.pop("ph", phase))
             found = {**kept, **found}
@@ -261,7 +261,7 @@ class PftraceStream(ConvertedStream):
             if event.kind == BEGIN:
                 open_.append((found["name"], found["cat"]))
             elif event.kind == END and open_:
-                # The end of an async event has to repeat what its begin says.
+                # The end of an async event must repeat name and category of its start.
                 found["name"], found["cat"] = open_.pop()
             found.pop("id", None)
             found["id2"] = {"local": place.task}
@@ -276,19 +276,19 @@ class PftraceStream(ConvertedStream):
         if event.value is None:
             self.losses["counters_without_a_value"] += 1
             return
-        # The name of the event and of its series: so the importer of JSON puts them together.
+        # The names of the event and of its series, as joined by Perfetto's JSON importer.
         name, _, key = place.name.rpartition(" ")
         self._emit("C", place, time_ns, name=name or key, args={key: event.value})
 
     def _flow(self, place: Place, event: TrackEvent, time_ns: int) -> None:
-        """Write a flow event that the trace has as such."""
+        """Write a flow event of the old format."""
         binding = {"bp": "e"} if event.legacy.get(12) else {}
         number = self._flow_id(event.legacy.get(6, 0))
         phase, category = chr(event.legacy[2]), ",".join(event.categories)
         self._emit(phase, place, time_ns, cat=category, name=event.name, id=number, **binding)
 
     def _flow_id(self, number: int) -> int | str:
-        """Return the id that a flow had before the merge, apart from those of merges that are appended to it."""
+        """Return the id of a flow before the merge. Make it unique if several merges are concatenated."""
         number = (number - self._flow_offset) % (1 << 64)
         return number + (self._merges - 1 << 48) if self._merges and number < 1 << 48 else f"{number:x}"
 
@@ -308,7 +308,7 @@ class PftraceStream(ConvertedStream):
 
 
 def _unpacked(data: int | bytes) -> bytes:
-    """Return packets that were packed as one."""
+    """Unpack packets that are compressed as one."""
     if isinstance(data, int):
         raise WireError("a number where packets should be")
     inflater = zlib.decompressobj()

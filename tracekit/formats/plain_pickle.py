@@ -1,8 +1,9 @@
-"""Read a pickle of plain values from an untrusted source, without calling, importing or looking up anything in it.
+"""Read a pickle of plain values from an untrusted source. Never calls, imports or looks up anything in it.
 
-Python's own reader calls functions that a pickle names. Without that, it still allocates the sizes that a pickle claims: a memo
-with 2**32 places, a text of many GB. This one knows the opcodes of containers, numbers and texts (protocol 2 to 5, the binary
-ones), refuses all others by name, and is bounded: in opcodes, in containers, in the length of numbers.
+Python's `pickle` calls functions that a pickle names. Even without calls, it allocates the sizes that a pickle claims:
+a memo with 2**32 entries, a string of many GB. This module accepts the binary opcodes of containers, numbers and
+strings (protocol 2 to 5), and rejects all others. It limits the number of opcodes, the number of containers and the
+length of numbers.
 
 Source: CPython's ``Lib/pickletools.py``, which has the table of all opcodes.
 """
@@ -27,7 +28,7 @@ _NEWEST: Final = 5
 _DOUBLE: Final = Struct(">d")
 _OPCODES: Final = {ord(opcode.code): opcode for opcode in pickletools.opcodes}
 _STOP: Final = ord(".")
-# Sizes of the lengths in front of arguments.
+# Sizes of the length fields in front of arguments.
 _LENGTHS: Final = {
     pickletools.TAKEN_FROM_ARGUMENT1: 1,
     pickletools.TAKEN_FROM_ARGUMENT4: 4,
@@ -37,25 +38,25 @@ _LENGTHS: Final = {
 
 
 class PickleRefusedError(ValueError):
-    """A pickle holds more than plain values, or is none, or is beyond the bounds."""
+    """The data is not a pickle, contains more than plain values, or exceeds a limit."""
 
 
 class _CutError(Exception):
-    """The pickle ends before its end."""
+    """The pickle is cut off."""
 
 
 def is_pickle(head: bytes) -> bool:
-    """Tell whether a file that begins so is a pickle of protocol 2 to 5."""
+    """Return True if these first bytes are of a pickle of protocol 2 to 5."""
     return head[:1] == b"\x80" and b"\x02" <= head[1:2] <= b"\x05"
 
 
 def read_pickle(data: bytes) -> tuple[Any, bool]:
-    """Return the value of a pickle, and True for a whole one; a cut one has the values before the cut.
+    """Return the value of a pickle, and True for a complete pickle. A cut pickle has the values before the cut.
 
-    A value may occur at several places, and within itself, so that the caller bounds its walk.
+    A value may occur several times, also within itself, so callers must limit their traversal.
 
     Raises:
-        PickleRefusedError: It asks for something to be called or imported, is damaged, or is beyond the bounds.
+        PickleRefusedError: The pickle needs a call or an import, is damaged, or exceeds a limit.
     """
     machine = _Machine(data)
     try:
@@ -87,7 +88,7 @@ class _Machine:
         }
 
     def run(self) -> None:
-        """Go through the opcodes up to STOP."""
+        """Execute the opcodes up to STOP."""
         for _ in range(_MAX_OPCODES):
             (code,) = self._take(1)
             if code == _STOP:
@@ -108,7 +109,7 @@ class _Machine:
         return value
 
     def rescued(self) -> Any:
-        """Return what a pickle that is cut off has made, with all containers closed that were being filled."""
+        """Return the values of a cut pickle. Close all containers that were being filled."""
         try:
             while self._marks:
                 values = self._marked()
@@ -136,7 +137,7 @@ class _Machine:
         length = self._take(_LENGTHS[size])
         return self._take(int.from_bytes(length, "little", signed=size == pickletools.TAKEN_FROM_ARGUMENT4))
 
-    # The opcodes; each gets its argument.
+    # The opcodes, each called with its argument.
 
     def _operations(self) -> dict[str, Callable[[bytes], object]]:
         push, container = self._stack.append, self._container
@@ -211,7 +212,7 @@ class _Machine:
             self._stack.pop()
 
     def _popped(self, count: int) -> list[Any]:
-        """Take the last values from the stack."""
+        """Pop the last values from the stack."""
         if len(self._stack) < count:
             raise IndexError
         values = self._stack[-count:]
@@ -219,14 +220,14 @@ class _Machine:
         return values
 
     def _marked(self) -> list[Any]:
-        """Take the values above the last mark from the stack."""
+        """Pop the values above the last mark from the stack."""
         at = self._marks.pop()
         values = self._stack[at:]
         del self._stack[at:]
         return values
 
     def _fill(self, values: list[Any]) -> None:
-        """Add values to the list, or keys and values to the dict, that is the last on the stack."""
+        """Add values to the list, or keys and values to the dict, at the top of the stack."""
         target = self._stack[-1]
         if isinstance(target, list):
             target.extend(values)
@@ -234,7 +235,7 @@ class _Machine:
         if not isinstance(target, dict):
             raise TypeError
         for key, value in zip(values[::2], values[1::2], strict=True):
-            # The hash of a tuple covers all its items, however deep; those of integers repeat from 2^61 - 1 on.
+            # The hash of a tuple covers all its items at any depth; hashes of integers repeat from 2^61 - 1 on.
             if not isinstance(key, (str, bytes)) and not (isinstance(key, int) and abs(key) < sys.hash_info.modulus):
                 raise TypeError
             target[key] = value

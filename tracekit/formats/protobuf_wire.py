@@ -1,4 +1,4 @@
-"""Protobuf's wire format: the fields of a message, written and read."""
+"""Protobuf's wire format: write and read the fields of a message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 Field = tuple[int, "int | bytes"]
-"""Number of a field and its value: an integer, or the bytes of a text, a message or a number of fixed size."""
+"""Number of a field and its value: an integer, or the bytes of a string, a message or a number of fixed size."""
 
 _FIXED_SIZES: Final = {1: 8, 5: 4}
 
@@ -35,7 +35,7 @@ _VARINT, _BYTES = 0, 2
 
 
 def varint(value: int) -> bytes:
-    """Return a number in base 128, low digits first; negative ones as 64-bit two's complement."""
+    """Encode a number in base 128, low digits first. Negative numbers use 64-bit two's complement."""
     if value < 0:
         value += 1 << 64
     out = bytearray()
@@ -56,22 +56,22 @@ def number_field(field: int, value: int) -> bytes:
 
 
 def block(field: int, content: bytes) -> bytes:
-    """Return a text, some bytes or a message as a field."""
+    """Return a string, bytes or a message as a field."""
     return _key(field, _BYTES) + varint(len(content)) + content
 
 
 def text_field(field: int, value: str | bytes) -> bytes:
-    """Return a text as a field, in UTF-8."""
+    """Return a string as a field, in UTF-8."""
     return block(field, value.encode("utf-8", "replace") if isinstance(value, str) else value)
 
 
 def packet(content: bytes) -> bytes:
-    """Return the fields of a packet as one."""
+    """Return the fields of a packet with the length prefix of a packet."""
     return b"\x0a" + varint(len(content)) + content
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number and where it ends."""
+    """Return a number and its end position."""
     value = data[at]
     if value < 0x80:
         return value, at + 1
@@ -91,7 +91,7 @@ def fields(data: int | bytes) -> Iterator[Field]:
     """Yield the fields of a message.
 
     Raises:
-        WireError: It is none.
+        WireError: The bytes are not a message.
     """
     if isinstance(data, int):
         raise WireError("a number where a message should be")

@@ -1,4 +1,4 @@
-"""The clock of a rank, as a merged trace states and shows it."""
+"""RankClock: the clock of a rank in a merged trace, and the event that shows it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class RankClock:
     """The clock of a rank.
 
     Attributes:
-        rank: Whose.
-        source: The method that places it: "reference" (its clock is the merged trace's), "shared" (it is the
-            reference's own clock: same host and boot), "sync", "collectives", "earlier_merge", "by_hand", "wall",
-            "none" or "unknown".
-        aligned: True if it is on the reference's clock, or no alignment was asked for.
-        offset_ns: The number added to its times, at its first event.
-        drift_ppm: By how many µs a second that grows.
-        error_ns: The largest possible error anywhere in its traces; None when that is not known.
-        words: The same for people.
+        rank: The rank.
+        source: The method of its alignment: "reference" (the merged trace uses its clock), "shared" (it has the clock
+            of the reference: same host and boot), "sync", "collectives", "earlier_merge", "by_hand", "wall", "none" or
+            "unknown".
+        aligned: True if its times are on the clock of the reference, or if no alignment was requested.
+        offset_ns: Offset added to its times, at its first event.
+        drift_ppm: Growth of the offset in µs per second.
+        error_ns: Maximum error anywhere in its traces, or None if unknown.
+        words: Description of the clock as text.
     """
 
     rank: int
@@ -44,7 +44,7 @@ class RankClock:
 
 
 def stated_clock(value: Any) -> RankClock | None:
-    """Read a clock that a merged trace states; None where it cannot be read."""
+    """Return a clock from the header of a merged trace, or None if it is invalid."""
     try:
         clock = RankClock(**value)
         numbers = (clock.rank, clock.offset_ns, 0 if clock.error_ns is None else clock.error_ns)
@@ -61,14 +61,14 @@ def stated_clock(value: Any) -> RankClock | None:
 
 
 def stated_ranks(header: dict[str, Any]) -> list[RankClock]:
-    """Return what a merged trace states of its ranks' clocks, as far as it can be read."""
+    """Return the valid clocks of ranks in the header of a merged trace."""
     clocks = header.get("tracekit", {}).get("clocks")
     found = clocks.get("ranks") if isinstance(clocks, dict) else None
     return [clock for clock in map(stated_clock, found) if clock is not None] if isinstance(found, list) else []
 
 
 def clock_instant(clock: RankClock, pid: int, tid: int | Raw, time_ns: int) -> dict[str, Any]:
-    """Return the instant that shows a clock on a row of its process, at a time of the merged trace, ready for JSON."""
+    """Return an instant that shows the clock in a row of its process, at a time of the merged trace. JSON-ready."""
     args = {
         "rank": clock.rank,
         "method": clock.source,
@@ -78,10 +78,10 @@ def clock_instant(clock: RankClock, pid: int, tid: int | Raw, time_ns: int) -> d
         "error_ns": "unknown" if clock.error_ns is None else clock.error_ns,
         "description": clock.words,
     }
-    # A few names for thousands of ranks.
+    # Use few different names for thousands of ranks.
     name = f"clock: {clock.source}" if clock.aligned else "clock: NOT ALIGNED"
     place = {"pid": pid, "tid": tid, "ts": Raw(format_us(time_ns))}
     # An async instant has a separate row; an instant of the process has a row with the name of the process.
-    # The id is spaced as a merge writes it, so that merging again changes nothing.
+    # The id has the same spaces as in the output of a merge, so that another merge does not change it.
     own = Raw(b'{"local": %b}' % encode_json(CLOCK_CATEGORY))
     return {"ph": "n", "cat": CLOCK_CATEGORY, "name": name, **place, "id2": own, "args": args}

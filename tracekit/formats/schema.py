@@ -1,8 +1,8 @@
-"""The JSON Schemas of what tracekit writes: finding them and compiling them.
+"""Load and compile the JSON Schemas of tracekit's output.
 
-They are kept in the top-level folder ``schemas``, which the package reaches as ``tracekit/schemas`` (a link in a
-checkout, a folder of its own in an installed package). Each of them holds everything it refers to, so any JSON Schema
-validator can use a file alone. This is the only module that imports jsonschema, when first needed.
+They are in the top-level folder ``schemas``, which the package accesses as ``tracekit/schemas`` (a link in a checkout,
+a folder in an installed package). Each schema contains everything it refers to, so any JSON Schema validator can use a
+file alone. This is the only module that imports jsonschema, at the first use.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def load_schema(name: str) -> dict[str, Any]:
 def compile_schema(name: str) -> Callable[[Any], str | None]:
     """Return a function that describes the error in a value, or returns None if the value fits the schema.
 
-    It names the deepest of several errors, the most exact one. Safe to call from several threads.
+    With several errors, it describes the deepest one, which is the most exact. Thread-safe.
 
     Raises:
         MissingExtraError: jsonschema is not installed.
@@ -71,7 +71,7 @@ def compile_schema(name: str) -> Callable[[Any], str | None]:
         if error is None:
             return None
         place = error.json_path.removeprefix("$").removeprefix(".")
-        # A message quotes the value it is about, which may be long.
+        # A message quotes the value, which may be long.
         message = error.message if len(error.message) <= 200 else f"{error.message[:90]} ... {error.message[-90:]}"
         return f"{place}: {message}" if place else message
 

@@ -1,6 +1,7 @@
-"""Events of the Trace Event Format, and their JSON: texts in, events out, and back.
+"""Events of the Trace Event Format: decode them from JSON, and encode them.
 
-Fields that a tool need not look at stay undecoded text, so what is not changed is never touched and decimals stay exact.
+Fields that a tool does not need stay undecoded JSON text. So unchanged fields stay the same to the byte, and decimals
+exact.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ __all__ = [
     "encode_json",
 ]
 
-# The name of `Event.extra` in msgspec's eyes; no event has such a key.
+# The name of `Event.extra` in msgspec. No event has such a key.
 _EXTRA: Final = "tracekit: extra"
 _EXTRA_KEY: Final = b'"tracekit: extra":'
 
 REFUSED: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
-"""What the decoders raise that do not say otherwise."""
+"""The exceptions of decoders without a ``Raises`` section."""
 
 
 class Event(Struct, forbid_unknown_fields=True, gc=False, omit_defaults=True):
-    """One event. Every field but ``ph``, ``pid`` and ``tid`` is the JSON text of the value, or UNSET.
+    """One event. Every field except ``ph``, ``pid`` and ``tid`` is the JSON text of the value, or UNSET.
 
     The fields are those of the Trace Event Format document; other keys of an event are in ``extra``.
     """
@@ -77,19 +78,19 @@ def decode_run(text: bytes) -> list[Event]:
     """Decode events with ``,`` between them.
 
     Raises:
-        msgspec.MsgspecError: It is not valid JSON, or an event has keys that the format does not know.
+        msgspec.MsgspecError: It is not valid JSON, or an event has keys that are not in the format.
     """
     return _decode_run(b"[%b]" % text)
 
 
 decode_event = msgspec.json.Decoder(Event).decode
-"""Decode one event whose keys are those of the format."""
+"""Decode one event without keys that are not in the format."""
 decode_raw_dict = msgspec.json.Decoder(dict[str, Raw]).decode
-"""Decode a JSON object, leaving each value as the text it is."""
+"""Decode a JSON object. Each value stays JSON text."""
 decode_any = msgspec.json.Decoder().decode
 """Decode any JSON value; see `decode_json`."""
 decode_raw_list = msgspec.json.Decoder(list[Raw]).decode
-"""Decode a JSON array, leaving each item as the text it is."""
+"""Decode a JSON array. Each item stays JSON text."""
 _encoder = msgspec.json.Encoder()
 _FIELDS: Final = frozenset(Event.__struct_fields__) - {"extra"}
 
@@ -107,7 +108,7 @@ def decode_json(text: bytes | Raw) -> Any:
 
 
 def decode_or_none(text: Raw | UnsetType) -> Any:
-    """Decode a field of an event; None where it is absent or cannot be decoded."""
+    """Decode a field of an event. Return None if it is absent or invalid."""
     if text is UNSET:
         return None
     try:
@@ -117,13 +118,13 @@ def decode_or_none(text: Raw | UnsetType) -> Any:
 
 
 def decode_dict(text: Raw | UnsetType) -> dict[str, Any]:
-    """Decode a field that is an object; empty where it is absent or anything else."""
+    """Decode a field that is an object. Return an empty dict if it is absent or of another type."""
     value = decode_or_none(text)
     return value if isinstance(value, dict) else {}
 
 
 def decode_text(text: Raw | UnsetType) -> str:
-    """Decode a field that is a text; empty where it is absent or anything else."""
+    """Decode a field that is a string. Return an empty string if it is absent or of another type."""
     value = decode_or_none(text)
     return value if isinstance(value, str) else ""
 
@@ -134,7 +135,7 @@ def encode_json(value: Any) -> bytes:
 
 
 def encode_events(events: list[Event]) -> bytes:
-    """Return the events as JSON objects separated by ``,`` (and, between runs that hold unknown keys, a newline)."""
+    """Return the events as JSON objects separated by ``,`` (and a newline between runs with unknown keys)."""
     text = _encoder.encode(events)[1:-1]
     if _EXTRA_KEY not in text:
         return text
@@ -142,7 +143,7 @@ def encode_events(events: list[Event]) -> bytes:
 
 
 def decode_events(text: bytes) -> list[Event]:
-    """Return the events that `encode_events` wrote."""
+    """Decode the result of `encode_events`."""
     text = b"[" + text + b"]"
     try:
         return _decode_run(text)
@@ -151,7 +152,7 @@ def decode_events(text: bytes) -> list[Event]:
 
 
 def decode_unusual(text: bytes | Raw) -> Event:
-    """Decode an event with keys that the format does not know, or a ``pid`` or ``tid`` of an odd type."""
+    """Decode an event with keys that are not in the format, or with a ``pid`` or ``tid`` of an unusual type."""
     fields = decode_raw_dict(text)
     known: dict[str, Any] = {key: value for key, value in fields.items() if key in _FIELDS}
     extra = {key: value for key, value in fields.items() if key not in _FIELDS}

@@ -1,4 +1,4 @@
-"""A trace of any form as a stream of Chrome JSON; its content decides the form, not its name."""
+"""Open a trace of any form as a stream of Chrome JSON. The content decides the form, not the file name."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 __all__ = ["content_digest", "foreign_form", "is_json_lines", "open_trace"]
 
 _USUAL: Final = re.compile(rb'(?!\n)\s*(?:\[|\{\s*"(?:schemaVersion|traceEvents)")')
-"""How most traces in JSON begin, and no other form; the modules of other forms are loaded when they are needed."""
+"""The beginning of most JSON traces, and of no other form. It saves loading the modules of other forms."""
 
 _LINE_END: Final = re.compile(rb"\}([ \t\r]*)\n(?=\s*\{)")
 
 
 def foreign_form(head: bytes) -> str:
-    """Return the form of a trace by its first bytes, in words; empty for JSON of the Trace Event Format."""
+    """Return the name of the form of a trace from its first bytes; empty for JSON of the Trace Event Format."""
     from tracekit.formats.flight_dump import is_flight_dump
     from tracekit.formats.pftrace_stream import is_pftrace
 
@@ -37,10 +37,10 @@ def open_trace(path: str, limit_bytes: int | None = None) -> TraceStream:
 
     Args:
         path: The file or URL.
-        limit_bytes: The maximum that is read of the file; None for all.
+        limit_bytes: Maximum number of bytes to read from the file; None for all.
 
     Raises:
-        StorageError: The file is not there or cannot be read.
+        StorageError: The file is missing or cannot be read.
     """
     source = ByteStream(path, limit_bytes)
     head = source.peek()
@@ -57,10 +57,10 @@ def open_trace(path: str, limit_bytes: int | None = None) -> TraceStream:
 
 
 def content_digest(path: str) -> bytes:
-    """Return a digest of a trace as `open_trace` reads it: the same for a plain file and its packed copy.
+    """Return a digest of the result of `open_trace`. It is the same for a plain file and its packed copy.
 
     Raises:
-        StorageError: The file is not there or cannot be read.
+        StorageError: The file is missing or cannot be read.
     """
     import hashlib
 
@@ -72,7 +72,7 @@ def content_digest(path: str) -> bytes:
 
 
 def is_json_lines(head: bytes) -> bool:
-    """Return True if a file that begins so holds an event per line."""
+    """Return True if these first bytes are of a file with one event per line."""
     text = head.lstrip()
     if not text.startswith(b"{"):
         return False

@@ -1,4 +1,4 @@
-"""Many traces into one: every rank's markers, operators, kernels and counters on one clock."""
+"""Merge the traces of many ranks into one, with markers, operators, kernels and counters on one clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find the inputs of a merge: from the paths of the user to scanned inputs, each with its rank."""
+"""Find and scan the inputs of a merge, and determine their ranks."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _MAX_PLAIN_JSON_BYTES: Final = 16 * 1024 * 1024
 
 
 def find_inputs(output: str, patterns: Sequence[str]) -> list[tuple[str, bool]]:
-    """Return the files that the patterns match, each once, and whether it was named itself (not by folder or glob).
+    """Return each file that matches a pattern, with True if the user named the file itself and not a folder or glob.
 
     Raises:
-        ConfigError: Nothing was named, or the output is one of the inputs.
+        ConfigError: There is no pattern, or the output is one of the inputs.
         StorageError: A pattern matches nothing.
     """
     if not patterns:
@@ -81,7 +81,7 @@ def find_inputs(output: str, patterns: Sequence[str]) -> list[tuple[str, bool]]:
 
 
 def _plainly(path: str) -> str:
-    """Return a path as `PurePath` writes it, so that two spellings are one."""
+    """Return a path as `PurePath` writes it, so that different spellings become equal."""
     if is_remote(path) or (os.sep == "/" and "//" not in path and "./" not in path):
         return path
     return str(PurePath(path))

@@ -143,7 +143,7 @@ def find_ranks(inputs: list[Input], ranks: RanksByHand, unread: Sequence[str] = 
 
 
 def _companions(inputs: Sequence[Input]) -> dict[str, int]:
-    """Return the ranks of files that rank traces and earlier merges name."""
+    """Return the ranks of the companion files that rank traces and earlier merges name."""
     companions: dict[str, int] = {}
     merges = [item for item in inputs if item.kind == "merged"]
     if merges and any(item.kind != "merged" and _stated_rank(item, {}) is None for item in inputs):
@@ -177,7 +177,7 @@ def _stated_rank(item: Input, companions: Mapping[str, int]) -> tuple[int, str] 
 
 
 def _ranks_by_labels(inputs: Sequence[Input], ranks: RanksByHand, companions: Mapping[str, int]) -> dict[str, int]:
-    """Return the ranks of inputs that state exactly labels in their names; empty if any states more or less."""
+    """Return the ranks of inputs if the names of all of them contain exactly labels, otherwise an empty dict."""
     if any(ranks.names(item.path) for item in inputs):
         return {}
     found = ranks_of_labels([labels_in_name(printable_name(item.path)) for item in inputs]) or []

@@ -1,4 +1,4 @@
-"""The result of a merge: for people as a few lines, for machines as JSON (``schemas/merge_report.schema.json``)."""
+"""MergeReport: the result of a merge, as text for people and as JSON (``schemas/merge_report.schema.json``)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ REASONS: Final = {
     "data_after_end": "data after the end of the events",
     "unreadable_header": "keys beside the events that cannot be read",
 }
-"""Reasons to leave an event out, in words."""
+"""Descriptions of the reasons to drop an event."""
 
 SELECTED: Final = {
     "rank": "events of other ranks",
@@ -51,15 +51,16 @@ SELECTED: Final = {
     "name": "events of other names",
     "arrow": "ends of arrows whose slices are left out",
 }
-"""Reasons for which the selection leaves an event out, in words."""
+"""Descriptions of the reasons for which the selection excludes an event."""
 
 _HARMLESS: Final = frozenset({"unused_process", "rewritten_metadata", "empty_event", "end_without_begin"})
 
 
 @dataclass(frozen=True, slots=True)
 class InputReport:
-    """One input: ``generation`` says how its times are written, ``base_time_ns`` is None when its clock is unknown.
+    """One input of a merge.
 
+    ``generation`` describes the form of its times. ``base_time_ns`` is None if its clock is unknown.
     ``header_left_out`` lists the header keys that the merged trace does not keep, because their values are long or
     there are too many keys.
     """
@@ -79,7 +80,7 @@ class InputReport:
 
 @dataclass(frozen=True, slots=True)
 class OmissionReport:
-    """A file that is not in the merged trace; ``harmless`` when nothing of the run is missing because of it."""
+    """A file that is not in the merged trace. It is ``harmless`` if no data of the run is missing because of it."""
 
     path: str
     reason: str
@@ -88,7 +89,7 @@ class OmissionReport:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """The events that the selection leaves out of one input; ``count`` is None for an input that was not read."""
+    """The events of one input that the selection excludes. ``count`` is None for an input that was not read."""
 
     path: str
     reason: str
@@ -97,12 +98,12 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """A rank: the clock that places it on the timeline, and its processes as the viewer names them.
+    """A rank with its clock and its processes.
 
     Attributes:
-        rank: Whose.
-        clock: The evidence for its clock, in words.
-        processes: As the viewer names them.
+        rank: The rank.
+        clock: Description of the source of its clock.
+        processes: Names of its processes in the viewer.
         source, aligned, offset_ns, drift_ppm, error_ns: See `RankClock`.
     """
 
@@ -118,7 +119,7 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Something that was repaired without loss; ``offset_bytes`` is where it was met first, None when it is not known."""
+    """A repair without loss. ``offset_bytes`` is the position of the first one, or None if unknown."""
 
     path: str
     kind: str
@@ -129,7 +130,7 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Events that were left out; ``lost`` when they carried something of the run."""
+    """Dropped events. They are ``lost`` if they contained data of the run."""
 
     path: str
     reason: str
@@ -139,20 +140,21 @@ class Drop:
 
     @staticmethod
     def is_loss(reason: str) -> bool:
-        """Tell whether an event left out for this reason carried something of the run."""
+        """Return True if an event dropped for this reason contained data of the run."""
         return reason not in _HARMLESS
 
 
 @dataclass(frozen=True, slots=True)
 class Causality:
-    """Check that the order of events of several ranks can be true on the merged timeline.
+    """The result of a check that the order of events of several ranks is possible on the merged timeline.
 
-    Nobody leaves a collective that synchronises before all have come, and no receive ends before its send has begun.
+    No rank leaves a synchronizing collective before all ranks have entered it, and no receive ends before its send has
+    begun.
 
     Attributes:
-        checked: The number of collectives and messages that were checked.
-        violations: The number of them that are out of order by more than the clocks' errors.
-        worst_ns: By how much more, at most.
+        checked: Number of checked collectives and messages.
+        violations: Number of those that are out of order by more than the errors of the clocks.
+        worst_ns: Maximum excess over the errors of the clocks.
     """
 
     checked: int
@@ -160,7 +162,7 @@ class Causality:
     worst_ns: int
 
     def words(self) -> str:
-        """Return it in words."""
+        """Return the result as text."""
         if not self.violations:
             return f"order of {counted(self.checked, 'collective')}: true on all ranks"
         return (
@@ -174,32 +176,32 @@ class MergeReport:
     """The counts and findings of a merge.
 
     ``events_out`` = ``events_in`` + ``metadata_added`` + ``collective_events_added`` + ``clock_events_added`` - dropped -
-    left out.
+    excluded.
 
     Attributes:
         output: The merged trace.
-        output_bytes: Its size.
-        base_time_ns: The base of its times, ns since the epoch; 0 if no input states its clock.
+        output_bytes: Size of the merged trace.
+        base_time_ns: Base of its times in ns since the epoch; 0 if the clocks of all inputs are unknown.
         inputs: The merged files, in the order of the output.
-        omitted: The files that were found and not merged.
-        left_out: The events left out on request.
+        omitted: The files that were found but not merged.
+        left_out: The events that the selection excludes.
         recording_losses: The losses during recording that the inputs state.
         ranks: The ranks of the merged trace.
-        events_in: Events that were read, by phase.
-        events_out: Events that were written, by phase.
-        metadata_added: Names and orders written for the merged processes and threads; part of ``events_out``.
+        events_in: Number of read events, by phase.
+        events_out: Number of written events, by phase.
+        metadata_added: Names and sort indexes of the merged processes and threads; part of ``events_out``.
         collective_events_added: Arrows between members of collectives and their counters; part of ``events_out``.
         clock_events_added: Instants that show the clock of each rank; part of ``events_out``.
-        overlaps_moved: Slices moved to another track because they overlap others without nesting, those included that
-            the selection leaves out.
-        overlaps_snapped: Slices shortened because they overlap the next one of a GPU stream by little.
-        largest_snap_ns: The largest of these changes, ns.
+        overlaps_moved: Slices moved to another track because they overlap others without nesting, including slices that
+            the selection excludes.
+        overlaps_snapped: Slices shortened because they slightly overlap the next slice of a GPU stream.
+        largest_snap_ns: The largest of these changes, in ns.
         repaired: The repairs.
-        dropped: The events left out, ``count`` each (for unreadable parts: places in the file).
-        causality: The check of the order of collectives; None if none was read.
-        warnings: Sentences for readers of the merged trace, such as a clock that had to be assumed.
-        written_twice: The ranks that were rewritten twice: slices overlap, and the output cannot be patched.
-        rewritten: The inputs that an archive does not hold as they are, and why. None for other outputs.
+        dropped: The dropped events with their ``count`` (for unreadable parts: positions in the file).
+        causality: The check of the order of collectives, or None if no collective was read.
+        warnings: Sentences for readers of the merged trace, such as a clock that was assumed.
+        written_twice: The ranks that were rewritten twice, because slices overlap and the output cannot be patched.
+        rewritten: The inputs that were changed for an archive, and the reasons. None for other outputs.
     """
 
     output: str
@@ -227,7 +229,7 @@ class MergeReport:
 
     @property
     def complete(self) -> bool:
-        """True if the merged trace holds every event found, except events left out on request."""
+        """True if the merged trace contains every event of the files found, except those excluded by the selection."""
         return not any(drop.lost for drop in self.dropped) and all(item.harmless for item in self.omitted)
 
     def to_json(self) -> dict[str, Any]:
@@ -245,7 +247,7 @@ class MergeReport:
 
         Args:
             action: The verb for the result: "merged", "converted" or "trimmed".
-            verbose: True to say which ranks were written twice.
+            verbose: True to list the ranks that were written twice.
         """
         lines = [line for section in self._sections(action, verbose=verbose) for line in _shorten(section)]
         lines += [f"warning: {warning}" for warning in self.warnings]
@@ -254,7 +256,7 @@ class MergeReport:
         return lines
 
     def _sections(self, action: str, *, verbose: bool) -> Iterator[list[str]]:
-        """Yield the findings, those of one kind together."""
+        """Yield the findings, grouped by kind."""
         folder = _common_folder([item.path for item in self.inputs])
         yield [self._headline(action, folder)]
         yield [f"  {_input(item, folder)}" for item in self.inputs]
@@ -310,7 +312,7 @@ class MergeReport:
 
 
 def _clocks(ranks: list[RankReport], inputs: int) -> list[str]:
-    """Return the clocks of the ranks, those with the same words together."""
+    """Return the clocks of the ranks, grouped by description."""
     # A single file without a known clock has nothing to align with.
     if inputs == len(ranks) == 1 and ranks[0].source == "unknown":
         return []
@@ -325,7 +327,7 @@ def _first(finding: Repair | Drop) -> str:
 
 
 def _unpatchable(output: str) -> str:
-    """Return why bytes of an output cannot be changed after they are written."""
+    """Return the reason why written bytes of an output cannot be changed."""
     if output.endswith(".gz"):
         return "a packed output cannot be patched"
     return "a .pftrace cannot be patched" if output.endswith(".pftrace") else "a pipe cannot be patched"
@@ -337,13 +339,13 @@ def _happened(counts: dict[str, int]) -> int:
 
 
 def _common_folder(paths: list[str]) -> str:
-    """Return the folder, with a slash at its end, that holds all paths directly; else empty."""
+    """Return the folder of all paths, with a slash at its end, or an empty string if they differ."""
     first, *others = [path.rpartition("/")[0] for path in paths]
     return f"{first}/" if first and all(other == first for other in others) else ""
 
 
 def _input(item: InputReport, folder: str) -> str:
-    """Return an input in words; what is as usual (a rank that the file itself tells) is not said."""
+    """Return the description of an input, without usual facts such as a rank from the file itself."""
     line = f"rank {item.rank}: {item.path.removeprefix(folder)}, {item.kind}, {counted(item.events, 'event')}"
     if item.rank_source not in _FILE_SAYS:
         line += f" (rank: {item.rank_source})"
@@ -351,7 +353,7 @@ def _input(item: InputReport, folder: str) -> str:
 
 
 def _recorded(losses: list[RecordingLoss]) -> list[str]:
-    """Return what was lost while recording, in words."""
+    """Return descriptions of the losses during the recording."""
     lines = []
     cut: dict[str, list[int]] = {}
     for loss in losses:
@@ -371,7 +373,7 @@ def _recorded(losses: list[RecordingLoss]) -> list[str]:
 
 
 def _left_out(items: list[LeftOut]) -> list[str]:
-    """Return what was left out on request, by reason."""
+    """Return descriptions of the excluded events, by reason."""
     counts: dict[str, int] = {}
     for item in items:
         counts[item.reason] = counts.get(item.reason, 0) + (item.count or 0)
@@ -382,7 +384,7 @@ def _left_out(items: list[LeftOut]) -> list[str]:
 
 
 def _shorten(lines: list[str]) -> list[str]:
-    """Keep a terminal readable: the first dozen lines of a kind, then how many more there are (--json has them all)."""
+    """Return the first dozen lines, and the number of further lines. --json prints all."""
     if len(lines) <= _LISTED:
         return lines
     return [*lines[:_LISTED], f"  ... and {len(lines) - _LISTED} more (--json lists all)"]

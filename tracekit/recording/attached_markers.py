@@ -147,7 +147,7 @@ class AttachedMarkers:
 
     def _wake(self, marker: Marker) -> None:
         with self._buffer.lock:
-            if marker.__class__ is AsleepMarker:  # no other thread has woken it meanwhile
+            if marker.__class__ is AsleepMarker:  # no other thread has woken it in between
                 # The class changes in one step. Until then, threads and signal handlers that use the marker come here.
                 if id(marker) in self._markers:
                     self._put(marker)
@@ -155,7 +155,7 @@ class AttachedMarkers:
                     marker.__class__ = Marker  # type: ignore[assignment] # narrowed by the test
 
     def _send_to_sleep(self, marker: Marker) -> bool:
-        """Send a marker to sleep unless a slice is open in it or several threads use it. Return whether it sleeps."""
+        """Send a marker to sleep unless a slice is open in it or several threads use it. Return True if it sleeps."""
         key = id(marker)
         is_free = not (marker._start or marker._skipped or marker._contended or marker._clones)
         if is_free:
@@ -172,7 +172,7 @@ class AttachedMarkers:
 
 
 def _exits_to_come(markers: list[Marker]) -> Counter[int]:
-    """Return how many ``with`` statements, at least, have yet to end a slice of each marker, by its id."""
+    """Return the minimum number of ``with`` statements that will still end a slice of each marker, by its id."""
     found: Counter[int] = Counter()
     wanted = {id(marker): marker for marker in markers}
     for holder in gc.get_referrers(*markers):

@@ -1,4 +1,4 @@
-"""Report at the end of a run what was recorded, and the command that shows it."""
+"""Report the recorded files, and the command that opens them, at the end of a run."""
 
 from __future__ import annotations
 

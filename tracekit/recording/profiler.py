@@ -640,15 +640,14 @@ class Profiler(ProfilerBase):
         record_instant_on_start: bool = False,
         record_instant_on_finish: bool = False,
     ) -> Marker:
-        """Return the marker of a name. The same arguments return the same marker.
+        """Return the marker of that name; the same arguments give the same marker.
 
         Args:
-            name: Name of its slices. Names beyond 50,000 share the marker "(other names)"; a warning is logged at
-                10,000.
-            categories: Categories for filtering: one string or several.
-            actions: Actions of the schedule during which it records; by default all except SKIP.
+            name: What its slices are called. Names beyond 50,000 share the marker "(other names)"; there is a warning at 10,000.
+            categories: Categories for filtering; one text or several.
+            actions: The schedule's actions during which it records; by default all but SKIP.
             record_instant_on_start: Also record an instant at the start of each slice.
-            record_instant_on_finish: Also record an instant at the finish of each slice.
+            record_instant_on_finish: Also record one at its finish.
         """
         # The order of the tests is the fastest one, because this runs for each ``with profiler.marker(name):``.
         if (
