@@ -60,9 +60,9 @@ MAY_USE = {
     "core": set[str](),
     "outbox": FOUNDATION,
     "handlers": FOUNDATION | {"outbox"},
-    # The protocol between a running job and whoever presses its button, which both sides use.
-    "capture": FOUNDATION,
-    "recording": FOUNDATION | {"core", "handlers", "outbox", "capture"},
+    "recording": FOUNDATION | {"core", "handlers", "outbox"},
+    # On-demand capture: a schedule for the recorder, and the other side of its protocol for whoever asks for a capture.
+    "capture": FOUNDATION | {"handlers", "recording"},
     "sources": RECORDING,
     "testing": RECORDING,
     "integrations": SOURCES,

@@ -27,9 +27,15 @@ from tracekit.recording.failures import Failures
 from tracekit.recording.inline import observer_of
 from tracekit.recording.lifecycle import DEFAULT_ACTIONS, MarkerTable, activate, adopt_in_child, deactivate, inherit
 from tracekit.recording.loaders import WorkerRecording, recording_loader
-from tracekit.recording.on_demand import OnDemand
 from tracekit.recording.outlet import ON_FULL
-from tracekit.recording.schedule import CyclicSchedule, ProfilerAction, StepSchedule, action_of, checked_schedule
+from tracekit.recording.schedule import (
+    CaptureSchedule,
+    CyclicSchedule,
+    ProfilerAction,
+    StepSchedule,
+    action_of,
+    checked_schedule,
+)
 from tracekit.recording.shared_action import SharedAction
 from tracekit.recording.source import Source
 from tracekit.recording.termination import Termination
@@ -52,7 +58,11 @@ T = TypeVar("T")
 
 _LOOK_S: Final = 1.0  # how long `stop` waits for the writer to look whether the last batch has begun
 _NO_CATEGORIES: Final = ()  # of which CPython has one only; any other that is empty takes the longer way
-_COUNTING: Final = (CyclicSchedule, StepSchedule, OnDemand)  # they know the lengths of epochs, and where a run resumed
+_COUNTING: Final = (
+    CyclicSchedule,
+    StepSchedule,
+    CaptureSchedule,
+)  # they know the lengths of epochs, and where a run resumed
 _ACTIVE: Final = (ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE)
 
 
@@ -163,7 +173,7 @@ class Profiler(ProfilerBase):
         self._counts = counts
         if timestamp is not None and isinstance(schedule, _COUNTING):
             schedule = schedule.resumed_at(timestamp)
-        if isinstance(schedule, OnDemand):
+        if isinstance(schedule, CaptureSchedule):
             # One of the handlers as well: so it hears of windows and of torch's traces.
             schedule.attach(self._handlers, self._flush_handlers, warms_up=bool(self._sources))
             self._handlers.append(schedule)
@@ -300,7 +310,7 @@ class Profiler(ProfilerBase):
                 "written is lost (shutdown_timeout= gives them longer)",
                 self._shutdown_timeout_s,
             )
-        if isinstance(self._schedule, OnDemand):
+        if isinstance(self._schedule, CaptureSchedule):
             self._schedule.ended(deadline_s - time.monotonic())
         deactivate(self)
         self._attached.detach()
@@ -337,8 +347,8 @@ class Profiler(ProfilerBase):
         return done
 
     def capture(self, *, steps: int | None = None, seconds: float | None = None, warmup: int | None = None) -> bool:
-        """Record the next batches on this rank, under an `on_demand` schedule; see `OnDemand.capture`. Returns at once."""
-        if not isinstance(self._schedule, OnDemand):
+        """Record the next batches on this rank, under an `on_demand` schedule; see `tracekit.OnDemand`. Returns at once."""
+        if not isinstance(self._schedule, CaptureSchedule):
             raise ConfigError("capture() needs a schedule that can be asked: Profiler(..., schedule=on_demand(...))")
         return self._schedule.capture(steps=steps, seconds=seconds, warmup=warmup)
 
@@ -586,7 +596,7 @@ class Profiler(ProfilerBase):
 
     def _first_action(self) -> ProfilerAction | None:
         """Ask the schedule for the first batch, before anything is opened; None where it can be asked then only."""
-        if isinstance(self._schedule, OnDemand):
+        if isinstance(self._schedule, CaptureSchedule):
             self._schedule.check(self._timestamp)
         elif self._schedule is not None:
             self._schedule, action = checked_schedule(self._schedule, self._timestamp)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tracekit.capture.documents import CaptureState, Request
-from tracekit.recording.capture_window import CaptureWindow
+from tracekit.capture.state_machine import RankCapture
 from tracekit.recording.schedule import ProfilerAction
 
 SKIP, WARMUP, ACTIVE, SAVE = "skip", "warmup", "active", "active_and_save"
@@ -18,7 +18,7 @@ class Played:
     """A training loop that asks a window what to do; a batch takes a second."""
 
     def __init__(self, *, steps: int | None = 2, seconds: float = 600, warmup: int = 0, **request: Any) -> None:
-        self.window = CaptureWindow(Request(id="x", **request), steps=steps, seconds=seconds, warmup=warmup)
+        self.window = RankCapture(Request(id="x", **request), steps=steps, seconds=seconds, warmup=warmup)
         self.previous = ProfilerAction.SKIP
 
     def ask(self, batch: int, base: str = SKIP) -> str:
@@ -40,9 +40,9 @@ def test_a_capture_records_its_batches_and_nothing_else() -> None:
     assert played.run(7, 8, 9, 10, 11) == [ACTIVE, ACTIVE, SAVE, SKIP, SKIP]
     status = played.window.status()
     assert (status.state, status.first_batch, status.last_batch) == (CaptureState.SAVING, 7, 9)
-    played.window.saved = True
+    played.window.complete_files()
     assert played.state == CaptureState.DONE
-    assert not played.window.in_force
+    assert not played.window.state.in_force
 
 
 def test_the_warm_up_comes_before_the_first_batch() -> None:
@@ -70,7 +70,7 @@ def test_nothing_begins_before_the_common_start_is_known() -> None:
     played = Played(together=True)
     assert played.run(1, 2) == [SKIP, SKIP]
     assert played.state == CaptureState.ACKNOWLEDGED
-    played.window.request = Request(id="x", together=True, start_batch=4)
+    played.window.set_start(Request(id="x", together=True, start_batch=4))
     assert played.run(3, 4, 5, 6) == [SKIP, ACTIVE, SAVE, SKIP]
 
 
@@ -86,7 +86,7 @@ def test_a_stop_ends_it_with_the_batch_that_runs() -> None:
     assert played.run(1, 2) == [ACTIVE, ACTIVE]
     played.window.stop("it was stopped before it began")
     assert played.run(3) == [SKIP]
-    assert played.window.note is None
+    assert played.window.status().note is None
     assert (played.state, played.window.status().last_batch) == (CaptureState.SAVING, 2)
 
 
@@ -96,8 +96,8 @@ def test_a_stop_before_the_first_batch_cancels_it(batches: tuple[int, ...]) -> N
     played.run(*batches)
     played.window.stop("nobody wants it")
     assert played.run(10, 11) == [SKIP, SKIP]
-    assert (played.state, played.window.note) == (CaptureState.CANCELLED, "nobody wants it")
-    assert not played.window.in_force
+    assert (played.state, played.window.status().note) == (CaptureState.CANCELLED, "nobody wants it")
+    assert not played.window.state.in_force
 
 
 def test_to_be_asked_twice_about_a_batch_changes_nothing() -> None:
@@ -128,10 +128,10 @@ def test_a_window_of_the_base_schedule_does_not_go_on_with_that_of_a_capture() -
 def test_the_end_of_the_run_cuts_it() -> None:
     played = Played(steps=10)
     played.run(1, 2, 3)
-    played.window.cut(3, "the run ended")
+    played.window.end_run(3, "the run ended")
     status = played.window.status()
     assert (status.state, status.first_batch, status.last_batch) == (CaptureState.SAVING, 1, 3)
     waiting = Played(start_batch=10)
     waiting.run(1)
-    waiting.window.cut(1, "the run ended")
-    assert (waiting.state, waiting.window.note) == (CaptureState.CANCELLED, "the run ended")
+    waiting.window.end_run(1, "the run ended")
+    assert (waiting.state, waiting.window.status().note) == (CaptureState.CANCELLED, "the run ended")

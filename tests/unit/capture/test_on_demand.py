@@ -71,7 +71,7 @@ class Job:
 
     def look(self) -> None:
         assert self.schedule._listener is not None
-        self.schedule._listener.look()
+        self.schedule._listener.poll()
 
     def step(self, batches: int = 1) -> list[str]:
         """Run so many batches; return what they were."""
@@ -400,7 +400,7 @@ def test_a_file_system_that_hangs_holds_up_neither_a_step_nor_the_end(
         go_on.wait(60)
 
     monkeypatch.setattr(ControlFolder, "read_request", hang)
-    monkeypatch.setattr("tracekit.recording.capture_listener._JOIN_S", 0.2)
+    monkeypatch.setattr("tracekit.capture.listener._JOIN_S", 0.2)
     profiler = Profiler(MemoryTraceHandler(), on_demand(tmp_path / "control", look_interval=0.01, steps=1))
     profiler.start()
     try:
