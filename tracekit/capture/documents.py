@@ -99,7 +99,10 @@ class Request:
         Raises:
             ConfigError: The document is not a request; the message names the field.
         """
-        request = _read(cls, "a request", {"id": default_id, **_parse(data, "a request")})
+        document = _parse(data, "a request")
+        if document.get("id") is None:
+            document["id"] = default_id
+        request = _read(cls, "a request", document)
         if request.start_time is not None and request.start_batch is not None:
             raise ConfigError("a request: start_batch and start_time exclude each other")
         return request

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
 from tracekit.arguments import check_path, check_seconds, check_whole
@@ -17,7 +17,7 @@ from tracekit.clock import SYSTEM_CLOCK, Clock
 from tracekit.errors import ConfigError
 from tracekit.handlers.triggers import SignalTrigger
 from tracekit.naming import FileName
-from tracekit.recording.schedule import CaptureSchedule, CyclicSchedule, ProfilerAction, StepSchedule, checked_schedule
+from tracekit.recording.schedule import CaptureSchedule, ProfilerAction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -106,7 +106,7 @@ class OnDemand(CaptureSchedule):
         self._trigger = None if on_signal is None else SignalTrigger(on_signal)
         self.hooks = () if self._trigger is None else (self._trigger,)
         self._signal_all_ranks = signal_all_ranks
-        self._base = base
+        self.base = base
         self._warmup = warmup
         self._look_interval = look_interval
         self._trust_other_users = trust_other_users
@@ -125,38 +125,14 @@ class OnDemand(CaptureSchedule):
 
     def __call__(self, timestamp: Timestamp) -> ProfilerAction:
         """Return the action of the batch that begins at ``timestamp``."""
-        base = ProfilerAction.SKIP if self._base is None else self._base(timestamp)
-        return self._captures.action(timestamp, base)
+        action = ProfilerAction.SKIP if self.base is None else self.base(timestamp)
+        return self._captures.action(timestamp, action)
 
     @property
-    def per(self) -> Literal["epoch", "run"] | None:
-        """The span of an open window: "run" during a capture, else that of the base schedule; None if it has none."""
+    def has_open_window(self) -> bool:
+        """True while the window of a capture is open."""
         capture = self._captures.in_force
-        if capture is not None and capture.begin is not None and capture.last is None:
-            return "run"
-        return self._base.per if isinstance(self._base, CyclicSchedule | StepSchedule) else None
-
-    @property
-    def epoch_length(self) -> int | None:
-        """The length of an epoch in batches, as far as the base schedule knows it."""
-        return self._base.epoch_length if isinstance(self._base, CyclicSchedule | StepSchedule) else None
-
-    def with_epoch_length(self, batches: int | None) -> OnDemand:
-        """Pass the length of an epoch to the base schedule, and return this schedule."""
-        if isinstance(self._base, CyclicSchedule | StepSchedule):
-            self._base = self._base.with_epoch_length(batches)
-        return self
-
-    def resumed_at(self, timestamp: Timestamp) -> OnDemand:
-        """Let the base schedule count from where a run was resumed, and return this schedule."""
-        if isinstance(self._base, CyclicSchedule | StepSchedule):
-            self._base = self._base.resumed_at(timestamp)
-        return self
-
-    def check(self, timestamp: Timestamp) -> None:
-        """Ask the base schedule for the first batch; see `checked_schedule`."""
-        if self._base is not None:
-            self._base, _ = checked_schedule(self._base, timestamp)
+        return capture is not None and capture.begin is not None and capture.last is None
 
     def attach(
         self, handlers: Sequence[TraceHandler], flush_handlers: Callable[[float], bool], *, warms_up: bool

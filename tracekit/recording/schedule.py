@@ -124,7 +124,12 @@ class CaptureSchedule(TraceHandler):
     """A schedule that starts captures on request; `tracekit.OnDemand` implements it.
 
     The profiler asks it like any schedule, and attaches it as a trace handler, so that it learns of windows and traces.
+
+    Attributes:
+        base: The schedule for the time between captures; None to record nothing.
     """
+
+    base: Schedule | None
 
     @abstractmethod
     def __call__(self, timestamp: Timestamp) -> ProfilerAction:
@@ -132,25 +137,8 @@ class CaptureSchedule(TraceHandler):
 
     @property
     @abstractmethod
-    def per(self) -> Literal["epoch", "run"] | None:
-        """The span that ends an open window; None if the schedule does not count."""
-
-    @property
-    @abstractmethod
-    def epoch_length(self) -> int | None:
-        """The length of an epoch in batches; None if it is not known."""
-
-    @abstractmethod
-    def with_epoch_length(self, batches: int | None) -> CaptureSchedule:
-        """Set the length of an epoch, and return this schedule."""
-
-    @abstractmethod
-    def resumed_at(self, timestamp: Timestamp) -> CaptureSchedule:
-        """Count from where a run was resumed, and return this schedule."""
-
-    @abstractmethod
-    def check(self, timestamp: Timestamp) -> None:
-        """Raise ConfigError if no action can be found for the first batch; see `checked_schedule`."""
+    def has_open_window(self) -> bool:
+        """True while the window of a capture is open; it stays open at the end of an epoch."""
 
     @abstractmethod
     def attach(

@@ -295,15 +295,28 @@ def test_a_base_schedule_goes_on_beside_the_captures(tmp_path: Path) -> None:
     assert [Path(path).name for path in job.trace.paths] == ["rank0-2.json", "rank0-5.json", "rank0-6.json"]
 
 
-def test_a_base_schedule_learns_the_epoch_and_where_a_run_was_resumed() -> None:
+def test_a_base_schedule_learns_the_length_of_an_epoch() -> None:
     schedule = on_demand(None, base=cyclic_schedule(warmup=0, active=5))
-    assert schedule.per == "epoch"
-    assert schedule.with_epoch_length(3) is schedule
-    assert schedule.epoch_length == 3
-    timestamp = Timestamp().to_next_batch().to_next_batch()
-    assert schedule(timestamp) is ProfilerAction.ACTIVE_AND_SAVE
-    assert schedule.resumed_at(timestamp) is schedule
-    assert schedule(Timestamp()) is ProfilerAction.SKIP
+    with Profiler(schedule=schedule) as profiler:
+        actions = []
+        for _ in profiler.iterate([1, 2, 3]):
+            actions.append(profiler.action.value)
+            profiler.step()
+        assert profiler.schedule is schedule
+    assert actions == ["active", "active", "active_and_save"]
+
+
+def test_a_base_schedule_counts_from_where_a_run_was_resumed() -> None:
+    second_epoch = Timestamp(epoch=1, batch=2, batch_in_epoch=2)
+    with Profiler(
+        schedule=on_demand(None, base=cyclic_schedule(warmup=0, active=1)), timestamp=second_epoch
+    ) as profiler:
+        assert profiler.action is ProfilerAction.ACTIVE_AND_SAVE
+    with Profiler(schedule=on_demand(None, base=cyclic_schedule(warmup=0, active=1))) as profiler:
+        profiler.step()
+        assert profiler.action is ProfilerAction.SKIP
+        profiler.resume_at(second_epoch)
+        assert profiler.action is ProfilerAction.ACTIVE_AND_SAVE
 
 
 def test_an_epoch_ends_a_window_of_the_base_schedule_but_not_a_capture(tmp_path: Path) -> None:
