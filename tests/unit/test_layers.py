@@ -323,6 +323,15 @@ def test_importing_tracekit_imports_nothing_heavy() -> None:
     assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", [])
 
 
+def test_recording_imports_nothing_of_on_demand_capture() -> None:
+    code = (
+        "import sys; from tracekit import JSONTraceHandler, Profiler; Profiler(); "
+        "print(*[name for name in sys.modules if name.startswith(('tracekit.capture', 'tracekit.handlers.triggers'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", [])
+
+
 def test_merging_files_of_one_clock_imports_nothing_that_reads_collectives(tmp_path: Path) -> None:
     for rank in (0, 1):
         header = {"schemaVersion": 1, "distributedInfo": {"rank": rank}, "host_name": "a", "baseTimeNanoseconds": 1}

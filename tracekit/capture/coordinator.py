@@ -36,25 +36,15 @@ _MAX_ABSENT: Final = 10_000
 
 @dataclass(slots=True)
 class RankView:
-    """The knowledge of one rank.
-
-    Attributes:
-        rank: The rank.
-        request_id: The id of the capture that the rank is asked about.
-        seen_ns: Monotonic time of its last progress.
-        batch_ns: Monotonic time of its last status.
-        status: Its last status; None before the first.
-        lost: The reason why nobody waits for it; None while the coordinator does.
-        is_silent: True if it is lost for its silence only, so that it is taken back when it goes on.
-    """
+    """The knowledge of one rank."""
 
     rank: int
-    request_id: str
-    seen_ns: int
-    batch_ns: int = 0
-    status: RankStatus | None = None
-    lost: str | None = None
-    is_silent: bool = False
+    request_id: str  # of the capture that the rank is asked about
+    seen_ns: int  # monotonic time of its last progress
+    batch_ns: int = 0  # monotonic time of its last status
+    status: RankStatus | None = None  # None before the first
+    lost: str | None = None  # the reason if nobody waits for the rank any more
+    is_silent: bool = False  # lost for its silence only, so that it is taken back when it goes on
 
     @property
     def capture(self) -> CaptureStatus | None:
@@ -85,15 +75,16 @@ class RankView:
 
 
 class CaptureCoordinator:
-    """Serves one request: call `begin`, then `poll` regularly until it is `finished`.
+    """Serves one request: call `begin`, then `poll` regularly until it is ``finished``.
 
-    Not thread-safe; each method may wait for the file system.
+    Not thread-safe. Each method may wait for the file system. It raises OSError if the folder cannot be read, and
+    StorageError if the request cannot be written.
 
     Args:
         folder: The control folder.
         request: The request.
-        timeout_s: Time without an answer, a new batch or a new state after which a rank is lost. A rank with longer batches
-            gets the time of three batches.
+        timeout_s: Time without an answer, a new batch or a new state until a rank is lost. A rank with longer batches gets
+            the time of three batches.
         clock: The clocks to read.
 
     Attributes:
@@ -116,12 +107,7 @@ class CaptureCoordinator:
         self._withdrawn = False
 
     def begin(self) -> None:
-        """Write the request.
-
-        Raises:
-            OSError: The folder cannot be read.
-            StorageError: The request cannot be written.
-        """
+        """Write the request."""
         self._began_ns = self._clock.monotonic_ns()
         request = self.request
         if request.stop:
@@ -135,12 +121,7 @@ class CaptureCoordinator:
         self._folder.write_request(self.request)
 
     def poll(self) -> None:
-        """Read the status of the ranks. Write the common start when every rank has answered or is lost.
-
-        Raises:
-            OSError: The folder cannot be read.
-            StorageError: The request cannot be written.
-        """
+        """Read the status of the ranks. Write the common start when every rank has answered or is lost."""
         now_ns = self._clock.monotonic_ns()
         statuses = self._folder.statuses()
         for rank in self._expected(statuses):
@@ -159,21 +140,14 @@ class CaptureCoordinator:
             self.finished = now_ns - self._began_ns > self._timeout_ns
 
     def stop(self, ranks: tuple[int, ...] | None = None) -> None:
-        """Ask ranks to stop; poll on to get their files.
-
-        Args:
-            ranks: The ranks; None for all selected ones.
-
-        Raises:
-            StorageError: The request cannot be written.
-        """
+        """Ask some ranks, or all selected ones, to stop; poll on to get their files."""
         self._withdrawn = True
         self._folder.write_request(
             Request(id=new_id(), stop=True, ranks=self.request.ranks if ranks is None else ranks)
         )
 
     def stop_lost_ranks(self) -> None:
-        """Ask lost ranks to stop, so that they do not start when nobody waits for them; raises as `stop`."""
+        """Ask lost ranks to stop, so that they do not start when nobody waits for them."""
         lost = tuple(rank for rank, view in self.ranks.items() if view.lost is not None)
         if lost and not self._withdrawn and not self.request.stop:
             self.stop(lost)
@@ -258,15 +232,9 @@ class CaptureCoordinator:
 
 
 def common_start(request: Request, ranks: list[RankView], now_ns: int, wall_ns: int) -> Request:
-    """Return a request with a start that lies ahead of every rank when the rank reads it.
+    """Return the request with a start that lies ahead of every rank when the rank reads it.
 
-    The start is a batch, or a time if the batches of the ranks are far apart.
-
-    Args:
-        request: The request without a start.
-        ranks: The ranks, each with a status.
-        now_ns: The monotonic time of the clock of their ``batch_ns``.
-        wall_ns: The time, ns since the epoch.
+    The start is a batch, or a time if the batches of the ranks are far apart. Every rank must have a status.
     """
     known = [(view.status, view.batch_ns) for view in ranks if view.status is not None]
     lead_s = _LEAD_S + 2 * max(status.look_seconds for status, _ in known)

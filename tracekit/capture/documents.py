@@ -110,44 +110,21 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureStatus:
-    """The current or last capture of a rank.
+    """The current or last capture of a rank."""
 
-    Attributes:
-        id: The id of the request; a capture by a signal or a call has an id of its own.
-        state: The progress.
-        warmup: Number of warm-up batches.
-        first_batch: The first recorded batch, once it has begun.
-        last_batch: The last recorded batch, once it is over.
-        late_batches: Number of batches between ``start_batch`` and ``first_batch``, if the rank read the request too late.
-        note: A remark for people.
-        files: The trace files, as absolute paths or URLs; during recording, the files so far.
-    """
-
-    id: str
+    id: str  # of the request; a capture by a signal or a call gets a new id
     state: CaptureState
-    warmup: int = 0
-    first_batch: int | None = None
-    last_batch: int | None = None
-    late_batches: int = 0
-    note: str | None = None
-    files: tuple[str, ...] = ()
+    warmup: int = 0  # batches
+    first_batch: int | None = None  # once it has begun
+    last_batch: int | None = None  # once it is over
+    late_batches: int = 0  # from ``start_batch`` to ``first_batch``, if the rank read the request too late
+    note: str | None = None  # for people
+    files: tuple[str, ...] = ()  # absolute paths or URLs; during recording, the files so far
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatus:
-    """The status of one rank: written at its start and end, on every change, and each second during a capture.
-
-    Attributes:
-        rank, world_size, run_id, host, pid, attempt: The process; see `tracekit.distributed.ProcessInfo`.
-        machine: Boot and pid namespace of ``pid``; None where the system does not tell.
-        updates: Number of writes. Shows readers that the rank is alive, whatever the clocks.
-        listening: False once the profiler has stopped.
-        look_seconds: The longest time until the rank reads a request.
-        batch: The current batch, counted through the run.
-        step_seconds: Recent duration of a batch; None if it is not known.
-        capture: The current capture, else the last one.
-        refused: Id of the last refused request, and the reason.
-    """
+    """The status of one rank: written at its start and end, on every change, and each second during a capture."""
 
     rank: int
     world_size: int
@@ -155,14 +132,14 @@ class RankStatus:
     run_id: str = ""
     host: str = ""
     attempt: int = 0
-    machine: str | None = None
-    updates: int = 0
-    listening: bool = True
-    look_seconds: float = 0.5
-    batch: int = 0
-    step_seconds: float | None = None
-    capture: CaptureStatus | None = None
-    refused: tuple[str, ...] | None = None
+    machine: str | None = None  # boot and pid namespace of ``pid``; None if the system does not report them
+    updates: int = 0  # number of writes: a change shows that the rank is alive
+    listening: bool = True  # False once the profiler has stopped
+    look_seconds: float = 0.5  # the longest time until the rank reads a request
+    batch: int = 0  # the current batch, counted through the run
+    step_seconds: float | None = None  # recent duration of a batch
+    capture: CaptureStatus | None = None  # the current capture, else the last one
+    refused: tuple[str, ...] | None = None  # id of the last refused request, and the reason
 
     def to_bytes(self) -> bytes:
         """Return the document."""

@@ -30,7 +30,8 @@ _READ: Final = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBL
 class ControlFolder:
     """A folder on a file system that all ranks share. Documents appear whole, with mode 0600, in folders of mode 0700.
 
-    Every method may wait for the file system. Threads: one object belongs to one thread at a time.
+    Every method may wait for the file system. It raises OSError if it cannot read, and StorageError if it cannot write.
+    Threads: one object belongs to one thread at a time.
 
     Args:
         path: The folder.
@@ -53,11 +54,7 @@ class ControlFolder:
         return None
 
     def make(self) -> None:
-        """Make the folder if it is missing.
-
-        Raises:
-            StorageError: The folder cannot be made, or is not writable.
-        """
+        """Make the folder if it is missing; raise StorageError also if it is not writable."""
         folder = self.path / RANKS
         try:
             make_folders(folder)
@@ -75,7 +72,6 @@ class ControlFolder:
 
         Raises:
             ConfigError: There is a new request, and it is refused; once for each.
-            OSError: The request cannot be read.
         """
         try:
             descriptor = os.open(self.path / REQUEST, _READ)
@@ -102,11 +98,7 @@ class ControlFolder:
         return Request.from_bytes(data, default_id=f"file-{found.st_mtime_ns}")
 
     def write_request(self, request: Request) -> None:
-        """Replace the request.
-
-        Raises:
-            StorageError: The request cannot be written.
-        """
+        """Replace the request."""
         self._put(self.path / REQUEST, request.to_bytes())
 
     def _is_new(self, version: tuple[int, ...]) -> bool:
@@ -129,11 +121,7 @@ class ControlFolder:
     # ---- the ranks ----------------------------------------------------------------------------------------------------
 
     def write_status(self, status: RankStatus) -> None:
-        """Replace the status of a rank.
-
-        Raises:
-            StorageError: The status cannot be written.
-        """
+        """Replace the status of a rank."""
         self._put(self._status_path(status.rank), status.to_bytes())
 
     def has_status(self, rank: int) -> bool:
@@ -141,11 +129,7 @@ class ControlFolder:
         return self._status_path(rank).exists()
 
     def statuses(self) -> dict[int, RankStatus]:
-        """Return the status of each rank. Other and damaged files are ignored.
-
-        Raises:
-            OSError: The folder cannot be read.
-        """
+        """Return the status of each rank. Other and damaged files are ignored."""
         kept: dict[str, tuple[tuple[int, ...], RankStatus]] = {}
         for name, version in self._status_files():
             known = self._statuses.get(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tracekit.capture.coordinator import CaptureCoordinator
@@ -33,41 +34,22 @@ _CLOSING_POLLS: Final = 20
 _JOIN_S: Final = 2.0
 
 
+@dataclass(eq=False, kw_only=True)
 class CaptureListener:
-    """Polls the control folder on a daemon thread "tracekit-capture". If the file system hangs, only this thread waits.
+    """Polls the control folder on a daemon thread "tracekit-capture". If the file system hangs, only this thread waits."""
 
-    Args:
-        captures: The state machine of this rank.
-        process: The identity of this rank.
-        folder: The control folder; None to listen to the signal only.
-        find_files: Updates the files of the current capture; ``True`` once the trace handlers are closed.
-        trigger: The signal; None to listen to the folder only.
-        signal_all_ranks: Let the signal start or stop all ranks.
-        look_interval: Seconds between polls.
-        clock: The clocks.
-    """
+    captures: CaptureMachine
+    process: ProcessInfo
+    folder: ControlFolder | None  # None to listen to the signal only
+    find_files: Callable[[bool], None]  # updates the files of the current capture; True once the handlers are closed
+    trigger: SignalTrigger | None  # None to listen to the folder only
+    signal_all_ranks: bool
+    interval_s: float  # between polls
+    clock: Clock
 
-    def __init__(
-        self,
-        captures: CaptureMachine,
-        process: ProcessInfo,
-        folder: ControlFolder | None,
-        find_files: Callable[[bool], None],
-        *,
-        trigger: SignalTrigger | None,
-        signal_all_ranks: bool,
-        look_interval: float,
-        clock: Clock,
-    ) -> None:
-        self._captures = captures
-        self._process = process
-        self._folder = folder
-        self._find_files = find_files
-        self._trigger = trigger
-        self._signal_all_ranks = signal_all_ranks
-        self._interval_s = max(look_interval, process.world_size / _MAX_POLLS_PER_S)
-        self._clock = clock
-        self._notices = Notices(clock.monotonic_ns)
+    def __post_init__(self) -> None:
+        self.interval_s = max(self.interval_s, self.process.world_size / _MAX_POLLS_PER_S)
+        self._notices = Notices(self.clock.monotonic_ns)
         self._coordinator: CaptureCoordinator | None = None  # of a signal for all ranks
         self._served: deque[str] = deque(maxlen=64)
         self._refused: tuple[str, str] | None = None
@@ -107,9 +89,9 @@ class CaptureListener:
     def _run(self) -> None:
         while not self._closing:
             self.poll()
-            capture = self._captures.current
+            capture = self.captures.current
             is_saving = capture is not None and capture.state is CaptureState.SAVING
-            self._wake.wait(min(self._interval_s, _SAVING_POLL_S) if is_saving else self._interval_s)
+            self._wake.wait(min(self.interval_s, _SAVING_POLL_S) if is_saving else self.interval_s)
             self._wake.clear()
         self.poll()
 
@@ -122,11 +104,11 @@ class CaptureListener:
                 if is_closing:
                     self._finish_files()
                 else:
-                    if self._trigger is not None and self._trigger.arrived():
+                    if self.trigger is not None and self.trigger.arrived():
                         self._serve_signal()
                     self._read_request()
                     self._coordinate()
-                    self._find_files(False)
+                    self.find_files(False)
                 self._write_status(is_closing=is_closing)
         except (OSError, StorageError) as error:
             reason = getattr(error, "strerror", None) or error
@@ -137,21 +119,21 @@ class CaptureListener:
             self._failure = self._failure or error
 
     def _note_step(self) -> None:
-        timestamp = self._captures.timestamp
+        timestamp = self.captures.timestamp
         batch = 0 if timestamp is None else int(timestamp.batch)
         if not self._steps or self._steps[-1][1] != batch:
-            self._steps.append((self._clock.monotonic_ns(), batch))
+            self._steps.append((self.clock.monotonic_ns(), batch))
 
     def _read_request(self) -> None:
         is_first, self._is_first_poll = self._is_first_poll, False
-        if self._folder is None:
+        if self.folder is None:
             return
         try:
-            request = self._folder.read_request()
+            request = self.folder.read_request()
         except ConfigError as error:
-            self._notices.warn("request", "tracekit: a request in %s is refused: %s", self._folder.path, error)
+            self._notices.warn("request", "tracekit: a request in %s is refused: %s", self.folder.path, error)
             return
-        if request is None or request.id in self._served or not request.selects(self._process.rank):
+        if request is None or request.id in self._served or not request.selects(self.process.rank):
             self._give_up_without_start()
             return
         is_late = self._has_expired(request)
@@ -159,16 +141,16 @@ class CaptureListener:
             self._served.append(request.id)  # a request from before the start of this rank was for another run
         elif request.stop:
             self._served.append(request.id)
-            self._captures.stop()
+            self.captures.stop()
         else:
             self._serve(request, is_late=is_late)
 
     def _serve(self, request: Request, *, is_late: bool) -> None:
-        current = self._captures.current
+        current = self.captures.current
         if is_late and (current is None or current.request.id != request.id):
             refusal: str | None = "the request is older than it may be; are the clocks of the hosts set right?"
         else:
-            refusal = self._captures.accept(request)
+            refusal = self.captures.accept(request)
         if refusal is not None:
             self._refused = (request.id, refusal)
         if refusal is not None or request.has_start:
@@ -176,23 +158,23 @@ class CaptureListener:
 
     def _give_up_without_start(self) -> None:
         """Cancel a capture that gets no start: its coordinator is gone."""
-        capture = self._captures.current
+        capture = self.captures.current
         if capture is not None and capture.state is CaptureState.ACKNOWLEDGED and self._has_expired(capture.request):
             capture.stop("nobody has said when to start")
 
     def _has_expired(self, request: Request) -> bool:
-        return request.expires is not None and self._clock.wall_ns() > request.expires * 1e9
+        return request.expires is not None and self.clock.wall_ns() > request.expires * 1e9
 
     def _serve_signal(self) -> None:
-        is_running = self._captures.in_force is not None
-        if self._signal_all_ranks and self._folder is not None:
+        is_running = self.captures.in_force is not None
+        if self.signal_all_ranks and self.folder is not None:
             request = Request(id=new_id(), stop=is_running, together=not is_running)
-            self._coordinator = CaptureCoordinator(self._folder, request, clock=self._clock)
+            self._coordinator = CaptureCoordinator(self.folder, request, clock=self.clock)
             self._coordinator.begin()
         elif is_running:
-            self._captures.stop()
+            self.captures.stop()
         else:
-            self._captures.accept(Request(id=new_id()))
+            self.captures.accept(Request(id=new_id()))
 
     def _coordinate(self) -> None:
         """Find the common start of all ranks, where this rank got the signal."""
@@ -203,9 +185,9 @@ class CaptureListener:
 
     def _finish_files(self) -> None:
         """Wait up to a second for the files of the capture that the end of the run has cut."""
-        capture = self._captures.current
+        capture = self.captures.current
         for _ in range(_CLOSING_POLLS):
-            self._find_files(True)
+            self.find_files(True)
             if capture is None or capture.state is not CaptureState.SAVING:
                 return
             self._wake.clear()
@@ -215,18 +197,18 @@ class CaptureListener:
 
     def _write_status(self, *, is_closing: bool) -> None:
         """Write the status if it has changed, each second during a capture, and if somebody has removed it."""
-        if self._folder is None:
+        if self.folder is None:
             return
-        written, now_ns = self._written, self._clock.monotonic_ns()
-        capture = None if self._captures.current is None else self._captures.current.status()
+        written, now_ns = self._written, self.clock.monotonic_ns()
+        capture = None if self.captures.current is None else self.captures.current.status()
         if written is not None:
             is_same = (written.capture, written.refused, written.listening) == (capture, self._refused, not is_closing)
             needs_heartbeat = (
                 capture is not None and capture.state.in_force and now_ns - self._written_ns >= _HEARTBEAT_NS
             )
-            if is_same and not needs_heartbeat and self._folder.has_status(written.rank):
+            if is_same and not needs_heartbeat and self.folder.has_status(written.rank):
                 return
-        process = self._process
+        process = self.process
         self._written = RankStatus(
             rank=process.rank,
             world_size=process.world_size,
@@ -237,18 +219,18 @@ class CaptureListener:
             machine=machine(),
             updates=1 if written is None else written.updates + 1,
             listening=not is_closing,
-            look_seconds=self._interval_s,
+            look_seconds=self.interval_s,
             batch=self._steps[-1][1],
             step_seconds=self._step_seconds(),
             capture=capture,
             refused=self._refused,
         )
         self._written_ns = now_ns
-        self._folder.write_status(self._written)
+        self.folder.write_status(self._written)
 
     def _step_seconds(self) -> float | None:
         """Return the average or the last duration of a batch, whichever is shorter: a start must not lie in the past."""
-        timestamp = self._captures.timestamp
+        timestamp = self.captures.timestamp
         known = [] if timestamp is None else [timestamp.batch_wct.total_seconds()]
         (since_ns, first), (now_ns, last) = self._steps[0], self._steps[-1]
         if last > first:

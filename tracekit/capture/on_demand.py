@@ -198,13 +198,13 @@ class OnDemand(CaptureSchedule):
             folder = ControlFolder(path, trust_others=self._trust_other_users)
             folder.make()
         self._listener = CaptureListener(
-            self._captures,
-            recording.process,
-            folder,
-            self._find_files,
+            captures=self._captures,
+            process=recording.process,
+            folder=folder,
+            find_files=self._find_files,
             trigger=self._trigger,
             signal_all_ranks=self._signal_all_ranks,
-            look_interval=self._look_interval,
+            interval_s=self._look_interval,
             clock=self._clock,
         )
         self._listener.start()

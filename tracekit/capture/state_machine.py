@@ -53,7 +53,7 @@ TRANSITIONS: Final = {
 
 
 class RankCapture:
-    """One capture on one rank. It answers with the action of each batch, and moves through the states of `TRANSITIONS`.
+    """One capture on one rank. It returns the action of each batch, and moves through the states of `TRANSITIONS`.
 
     Threads: `action` belongs to the training thread, everything else to any thread. The lock is held for a transition only,
     and is re-entrant for signal handlers.
@@ -61,24 +61,16 @@ class RankCapture:
     Args:
         request: The request.
         steps: Number of batches to record; None for no limit.
-        seconds: Time limit, extended to the end of the batch.
+        seconds: Time limit; the current batch is still recorded.
         warmup: Number of warm-up batches.
-
-    Attributes:
-        request: The request, with its start once that is known.
-        state: The current state; see `CaptureState`.
-        begin: The first batch that is not the base schedule's; None until it is known.
-        first: The first batch to record; valid once ``begin`` is.
-        last: The last recorded batch; None until it is over.
-        files: The trace files so far.
     """
 
     def __init__(self, request: Request, *, steps: int | None, seconds: float, warmup: int) -> None:
-        self.request = request
+        self.request = request  # with its start once that is known
         self.state = CaptureState.WAITING if request.has_start else CaptureState.ACKNOWLEDGED
-        self.begin: int | None = None
-        self.first = 0
-        self.last: int | None = None
+        self.begin: int | None = None  # the first batch that does not belong to the base schedule
+        self.first = 0  # the first batch to record; valid once ``begin`` is
+        self.last: int | None = None  # the last recorded batch, once it is over
         self.files: tuple[str, ...] = ()
         self._steps = steps
         self._limit_ns = round(seconds * 1e9)
@@ -206,20 +198,15 @@ class CaptureMachine:
     Threads: `action` belongs to the training thread, everything else to any thread.
 
     Args:
-        steps: Number of batches of a capture whose request names no length.
+        steps: The number of batches if a request names no length.
         seconds: Time limit of every capture.
         clock: The clocks.
-
-    Attributes:
-        warmup: Number of warm-up batches of a capture whose request names none.
-        current: The current capture, else the last one.
-        timestamp: The training time at the start of the current batch.
     """
 
     def __init__(self, *, steps: int, seconds: float, clock: Clock) -> None:
-        self.warmup = 0
-        self.current: RankCapture | None = None
-        self.timestamp: Timestamp | None = None
+        self.warmup = 0  # the number of warm-up batches if a request names none
+        self.current: RankCapture | None = None  # the current capture, else the last one
+        self.timestamp: Timestamp | None = None  # the training time at the start of the current batch
         self._steps = steps
         self._seconds = seconds
         self._clock = clock

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tracekit.capture.documents import CaptureState, Request
-from tracekit.capture.state_machine import RankCapture
+from tracekit.capture.state_machine import TRANSITIONS, CaptureEvent, RankCapture
 from tracekit.recording.schedule import ProfilerAction
 
 SKIP, WARMUP, ACTIVE, SAVE = "skip", "warmup", "active", "active_and_save"
@@ -32,6 +32,53 @@ class Played:
     @property
     def state(self) -> str:
         return self.window.status().state
+
+
+def events_to(state: CaptureState) -> list[CaptureEvent] | None:
+    """Return events that lead from the first state to a state, or None if there are none."""
+    paths: dict[CaptureState, list[CaptureEvent]] = {CaptureState.ACKNOWLEDGED: []}
+    for _ in CaptureState:
+        for (before, event), after in TRANSITIONS.items():
+            if before in paths:
+                paths.setdefault(after, [*paths[before], event])
+    return paths.get(state)
+
+
+@pytest.mark.parametrize("event", CaptureEvent)
+@pytest.mark.parametrize("state", CaptureState)
+def test_an_event_changes_the_state_as_the_table_says_or_not_at_all(state: CaptureState, event: CaptureEvent) -> None:
+    capture = Played(together=True).window
+    for each in events_to(state) or []:
+        assert capture._report(each, last=7, note="why")
+    assert capture.state is state, "every state can be reached"
+    known = (state, event) in TRANSITIONS
+    assert capture._report(event, last=7, note="why") is known
+    after = TRANSITIONS.get((state, event), state)
+    status = capture.status()
+    assert (capture.state, status.state) == (after, after)
+    has_ended = after in (CaptureState.SAVING, CaptureState.DONE, CaptureState.CANCELLED)
+    assert (status.note is not None) is has_ended
+    assert (status.last_batch is not None) is (has_ended and after is not CaptureState.CANCELLED)
+
+
+@pytest.mark.parametrize("state", CaptureState)
+def test_a_capture_is_in_force_until_no_event_can_change_it(state: CaptureState) -> None:
+    assert state.in_force is any(before is state for before, _ in TRANSITIONS)
+
+
+def test_a_stop_and_the_first_batch_at_the_same_moment_leave_one_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stop of another thread comes after the decision to record, and before the state says so."""
+    played = Played(steps=1)
+    report = played.window._report
+
+    def stopped_first(event: CaptureEvent, *args: Any, **options: Any) -> bool:
+        if event is CaptureEvent.FIRST_BATCH:
+            report(CaptureEvent.STOP_REQUESTED, note="stopped")
+        return report(event, *args, **options)
+
+    monkeypatch.setattr(played.window, "_report", stopped_first)
+    assert played.run(3, 4) == [SKIP, SKIP]
+    assert (played.state, played.window.status().note) == (CaptureState.CANCELLED, "stopped")
 
 
 def test_a_capture_records_its_batches_and_nothing_else() -> None:
