@@ -57,10 +57,10 @@ class Request:
 
     Attributes:
         id: A rank serves each id once.
-        stop: Stop the current capture, whoever started it. Of the fields below only ``ranks`` counts then.
+        stop: Stop the current capture, also one of another request. Of the fields below only ``ranks`` counts then.
         ranks: The selected ranks; None for all.
         steps: Number of batches; 0 for until stopped. None for the default of each rank, unless ``seconds`` is given.
-        seconds: Time limit, extended to the end of the batch. With ``steps``, the earlier limit counts.
+        seconds: Time limit; the current batch is still recorded. With ``steps``, the earlier limit counts.
         warmup: Number of batches before, for torch.profiler to warm up; None for the default of each rank.
         together: Wait until the request comes again with a start for all ranks.
         start_batch: The first batch to record, counted through the run. A rank beyond it starts immediately.

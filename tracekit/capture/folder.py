@@ -106,7 +106,7 @@ class ControlFolder:
         return version != before
 
     def _check(self, found: os.stat_result) -> None:
-        """Raise ConfigError for a file that another user could have written, and for what is not a small file."""
+        """Raise ConfigError unless this is a small file that no other user could have written."""
         if not stat.S_ISREG(found.st_mode):
             raise ConfigError("a request: it is not a file")
         if found.st_size > MAX_DOCUMENT_BYTES:
@@ -169,7 +169,7 @@ def _read(path: Path) -> bytes:
 
 @cache
 def machine() -> str | None:
-    """Return an id that processes have in common if they can see each other's pids; None where the system does not tell."""
+    """Return an id that processes have in common if they can see each other's pids; None if the system does not report it."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         name = f"{boot} {Path('/proc/self/ns/pid').readlink()}"

@@ -115,7 +115,7 @@ class CaptureListener:
             self._notices.warn(
                 "folder", "tracekit: the control folder cannot be used now (%s); captures may not be possible", reason
             )
-        except Exception as error:  # noqa: BLE001 - whatever it is, the thread and training go on
+        except Exception as error:  # noqa: BLE001 - the thread goes on, and training too
             self._failure = self._failure or error
 
     def _note_step(self) -> None:
@@ -169,8 +169,9 @@ class CaptureListener:
         is_running = self.captures.in_force is not None
         if self.signal_all_ranks and self.folder is not None:
             request = Request(id=new_id(), stop=is_running, together=not is_running)
-            self._coordinator = CaptureCoordinator(self.folder, request, clock=self.clock)
-            self._coordinator.begin()
+            coordinator = CaptureCoordinator(self.folder, request, clock=self.clock)
+            coordinator.begin()
+            self._coordinator = coordinator
         elif is_running:
             self.captures.stop()
         else:
@@ -209,7 +210,7 @@ class CaptureListener:
             if is_same and not needs_heartbeat and self.folder.has_status(written.rank):
                 return
         process = self.process
-        self._written = RankStatus(
+        status = RankStatus(
             rank=process.rank,
             world_size=process.world_size,
             run_id=process.run_id,
@@ -225,8 +226,8 @@ class CaptureListener:
             capture=capture,
             refused=self._refused,
         )
-        self._written_ns = now_ns
-        self.folder.write_status(self._written)
+        self.folder.write_status(status)
+        self._written, self._written_ns = status, now_ns
 
     def _step_seconds(self) -> float | None:
         """Return the average or the last duration of a batch, whichever is shorter: a start must not lie in the past."""

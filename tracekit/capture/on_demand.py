@@ -59,7 +59,7 @@ class OnDemand(CaptureSchedule):
         base: A schedule for the time between captures; None to record nothing. A window of it that is open when a capture
             begins is saved first.
         steps: Number of batches of a capture that names no length.
-        warmup: Number of batches before a capture in which the sources warm up and markers record; by default 1 if the
+        warmup: Number of batches before a capture for the sources to warm up; markers record there. By default 1 if the
             profiler has sources, else 0.
         max_seconds: Time limit of every capture, in seconds.
         look_interval: Seconds between polls of the folder and the signal.
@@ -117,8 +117,8 @@ class OnDemand(CaptureSchedule):
         self._handlers: list[Any] = []  # those that report the files of batches
         self._pid = -1
         self._is_stopping = False
-        self._begun: RankCapture | None = None  # the last capture whose first batch was delivered
-        self._ended: RankCapture | None = None  # the last capture whose end was delivered
+        self._begun: RankCapture | None = None  # the last capture after the delivery of its first batch
+        self._ended: RankCapture | None = None  # the last capture after the delivery of its end
         self._traces: list[str] = []  # traces of torch.profiler since ``_begun``
 
     # ---- the schedule -------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class OnDemand(CaptureSchedule):
 
         Args:
             steps: Number of batches; 0 for until `stop_capture`. None for the default, unless ``seconds`` is given.
-            seconds: Time limit in seconds, extended to the end of the batch.
+            seconds: Time limit in seconds; the current batch is still recorded.
             warmup: Number of warm-up batches before.
 
         Returns:

@@ -234,7 +234,7 @@ def _merge(args: argparse.Namespace, files: list[str], document: dict[str, Any])
 
 
 def _that_are_there(files: list[str], timeout_s: float) -> list[str]:
-    """Return the files that exist, after a while for what is being uploaded."""
+    """Return the files that exist. Wait for remote files, which may still be uploaded."""
     deadline = time.monotonic() + timeout_s
     while True:
         there = [file for file in files if storage.exists(file)]

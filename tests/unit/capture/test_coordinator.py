@@ -91,7 +91,7 @@ def test_the_start_is_written_when_every_rank_has_answered(run: Run) -> None:
     asked = run.look()
     assert asked is not None
     assert (asked.has_start, asked.steps) == (False, 2)
-    # Longer than the 30 s after which silent ranks are given up: the start, which is said then, must find the others.
+    # Silent ranks are given up after 30 s. The start is written then, and must find the others.
     assert asked.expires == pytest.approx(run.time.wall_ns / 1e9 + 40, abs=1)
     run.say(status(0, state=CaptureState.ACKNOWLEDGED, batch=101))
     assert run.look() is None

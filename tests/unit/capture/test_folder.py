@@ -1,4 +1,4 @@
-"""The documents of a control folder, and what is refused there."""
+"""The documents of a control folder, valid and refused ones."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Job:
         self.schedule._listener.poll()
 
     def step(self, batches: int = 1) -> list[str]:
-        """Run so many batches; return what they were."""
+        """Run some batches; return their actions."""
         actions = []
         for _ in range(batches):
             actions.append(self.profiler.action.value)

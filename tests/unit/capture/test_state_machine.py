@@ -35,7 +35,7 @@ class Played:
 
 
 def events_to(state: CaptureState) -> list[CaptureEvent] | None:
-    """Return events that lead from the first state to a state, or None if there are none."""
+    """Return events that lead from the first state to a state, or None if the table has no such path."""
     paths: dict[CaptureState, list[CaptureEvent]] = {CaptureState.ACKNOWLEDGED: []}
     for _ in CaptureState:
         for (before, event), after in TRANSITIONS.items():
