@@ -242,6 +242,11 @@ def test_a_capture_has_a_longest_time(tmp_path: Path) -> None:
         assert job.step(5)[1:] == ["active"] * 4
         clock.advance(11_000_000_000)
         assert job.step(2) == ["active", "skip"]
+        assert job.capture.state == CaptureState.DONE
+        job.ask(seconds=1000.0)
+        assert job.step(2) == ["skip", "active"]
+        clock.advance(11_000_000_000)
+        assert job.step(2) == ["active", "skip"]
 
 
 def test_a_request_that_was_there_before_the_run_is_not_served(tmp_path: Path) -> None:
@@ -293,6 +298,15 @@ def test_a_base_schedule_goes_on_beside_the_captures(tmp_path: Path) -> None:
         assert job.step(5) == ["skip", "active_and_save", "active", "active_and_save", "skip"]
         assert job.capture.files == (str(tmp_path / "rank0-5.json"),)
     assert [Path(path).name for path in job.trace.paths] == ["rank0-2.json", "rank0-5.json", "rank0-6.json"]
+
+
+def test_an_open_window_of_the_base_schedule_is_saved_before_a_capture_begins(tmp_path: Path) -> None:
+    with Job(tmp_path, base=cyclic_schedule(warmup=0, active=8, repeat=1, per="run")) as job:
+        assert job.step(2) == ["active", "active"]
+        assert job.profiler.capture(steps=2)
+        assert job.step(6) == ["active", "active_and_save", "active", "active_and_save", "active", "active_and_save"]
+        assert job.capture.files == (str(tmp_path / "rank0-4.json"),)
+    assert [Path(path).name for path in job.trace.paths] == ["rank0-0.json", "rank0-4.json", "rank0-6.json"]
 
 
 def test_a_base_schedule_learns_the_length_of_an_epoch() -> None:

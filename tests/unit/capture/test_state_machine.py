@@ -125,6 +125,7 @@ def test_it_lasts_so_many_seconds_to_the_end_of_a_batch() -> None:
     played = Played(steps=None, seconds=2.5)
     assert played.run(1, 2, 3, 4, 5) == [ACTIVE, ACTIVE, ACTIVE, SKIP, SKIP]
     assert played.window.status().last_batch == 3
+    assert Played(steps=None, seconds=2).run(1, 2, 3) == [ACTIVE, ACTIVE, SKIP], "the limit itself ends it"
     assert Played(steps=2, seconds=100).run(1, 2, 3) == [ACTIVE, SAVE, SKIP], "whatever comes first"
 
 
@@ -135,6 +136,14 @@ def test_a_stop_ends_it_with_the_batch_that_runs() -> None:
     assert played.run(3) == [SKIP]
     assert played.window.status().note is None
     assert (played.state, played.window.status().last_batch) == (CaptureState.SAVING, 2)
+
+
+def test_a_stop_while_the_first_batch_is_asked_for_twice_still_records_it() -> None:
+    played = Played(steps=None)
+    assert played.run(1) == [ACTIVE]
+    played.window.stop("unused")
+    assert played.run(1, 2) == [ACTIVE, SKIP]
+    assert (played.state, played.window.status().last_batch) == (CaptureState.SAVING, 1)
 
 
 @pytest.mark.parametrize("batches", [(), (8,), (8, 9)])
@@ -182,3 +191,6 @@ def test_the_end_of_the_run_cuts_it() -> None:
     waiting.run(1)
     waiting.window.end_run(1, "the run ended")
     assert (waiting.state, waiting.window.status().note) == (CaptureState.CANCELLED, "the run ended")
+    without_start = Played(together=True)
+    without_start.window.end_run(1, "the run ended")
+    assert without_start.state == CaptureState.CANCELLED
