@@ -19,19 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = ["CaptureCoordinator", "RankView", "common_start", "fit_request"]
 
-_LEAD_S: Final = 0.5
-"""Time between the moment when every rank has polled its folder twice and a common start."""
-
+_LEAD_S: Final = 0.5  # from the moment when every rank has polled its folder twice to a common start
 _SAFETY: Final = 1.25
 _MAX_SPREAD_S: Final = 10.0
 _GRACE_STEPS: Final = 3
 _MIN_EXPIRY_S: Final = 60.0
-
-_START_MARGIN_S: Final = 10.0
-"""Time that a rank waits for the common start beyond the timeout: silent ranks are given up first."""
-
-_MAX_ABSENT: Final = 10_000
-"""Wait for ranks without a status below this number only: a document with a wrong world size may name any number."""
+_START_MARGIN_S: Final = 10.0  # ranks wait longer for the start than the coordinator waits for silent ranks
+_MAX_ABSENT: Final = 10_000  # wait for ranks without a status below this number only: a world size may be wrong
 
 
 @dataclass(slots=True)
@@ -160,12 +154,8 @@ class CaptureCoordinator:
             return sorted(self._stopping)
         if self.request.ranks is not None:
             return list(self.request.ranks)
-        id_ = self.request.id
-        answered = [
-            status
-            for status in statuses.values()
-            if (status.capture is not None and status.capture.id == id_) or (status.refused or "")[:1] == (id_,)
-        ]
+        views = [RankView(rank, self.request.id, 0, status=status) for rank, status in statuses.items()]
+        answered = [view.status for view in views if view.status and (view.capture or view.refusal)]
         # An earlier run may have left files of more ranks than this run has.
         known = answered or [status for status in statuses.values() if status.listening and not is_gone(status)]
         world_size = max((status.world_size for status in known), default=0)

@@ -32,16 +32,12 @@ _MIN_STEP_S: Final = 1e-6  # a common start computed from a shorter step would l
 class CaptureState(str, enum.Enum):
     """The progress of one rank with a capture."""
 
-    ACKNOWLEDGED = "acknowledged"
-    """The rank has read the request, which does not name a start yet."""
-    WAITING = "waiting"
-    """The rank knows the start, and waits for it or warms up."""
+    ACKNOWLEDGED = "acknowledged"  # the rank has read the request, which does not name a start yet
+    WAITING = "waiting"  # the rank knows the start, and waits for it or warms up
     RECORDING = "recording"
-    SAVING = "saving"
-    """The last batch is over; the files are not complete yet."""
+    SAVING = "saving"  # the last batch is over; the files are not complete yet
     DONE = "done"
-    CANCELLED = "cancelled"
-    """The capture ended before its first batch; the note says why."""
+    CANCELLED = "cancelled"  # the capture ended before its first batch; the note says why
 
     __str__ = str.__str__
 

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CaptureListener"]
 
-_MAX_POLLS_PER_S: Final = 1000
-"""How often all ranks of a run together may ask the file system."""
-
+_MAX_POLLS_PER_S: Final = 1000  # of all ranks of a run together
 _HEARTBEAT_NS: Final = 1_000_000_000
 _SAVING_POLL_S: Final = 0.05
 _CLOSING_POLLS: Final = 20

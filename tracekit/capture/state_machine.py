@@ -20,20 +20,14 @@ _OPEN: Final = (ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE)
 
 
 class CaptureEvent(enum.Enum):
-    """The events of a capture, and the thread that reports each."""
+    """The events of a capture."""
 
-    START_KNOWN = "the request names a start"
-    """By the listener."""
-    FIRST_BATCH = "the first batch to record begins"
-    """By the training thread."""
-    LIMIT_REACHED = "the last batch to record is over"
-    """By the training thread."""
-    STOP_REQUESTED = "a request, a signal or a call wants it to stop"
-    """By any thread."""
-    RUN_ENDED = "the profiler stops"
-    """By the thread of the trace handler."""
-    FILES_COMPLETE = "the files are complete and have their final names"
-    """By the listener."""
+    START_KNOWN = "the request names a start"  # reported by the listener
+    FIRST_BATCH = "the first batch to record begins"  # by the training thread
+    LIMIT_REACHED = "the last batch to record is over"  # by the training thread
+    STOP_REQUESTED = "a request, a signal or a call wants it to stop"  # by any thread
+    RUN_ENDED = "the profiler stops"  # by the thread of the trace handler
+    FILES_COMPLETE = "the files are complete and have their final names"  # by the listener
 
 
 # Other pairs of state and event change nothing. A capture starts as ACKNOWLEDGED, or as WAITING if its request has a start.
@@ -84,14 +78,9 @@ class RankCapture:
     def action(
         self, batch: int, wall_ns: int, monotonic_ns: int, base: ProfilerAction, previous: ProfilerAction
     ) -> ProfilerAction:
-        """Return the action of a batch. A second call for the same batch returns the same.
+        """Return the action of the batch that begins. A second call for the same batch returns the same.
 
-        Args:
-            batch: Number of the batch that begins.
-            wall_ns: The time, ns since the epoch.
-            monotonic_ns: The time.
-            base: The action without a capture.
-            previous: The action that was returned last.
+        ``base`` is the action without a capture, ``previous`` the action of the last call.
         """
         if self.state is CaptureState.WAITING:
             return self._action_before(batch, wall_ns, monotonic_ns, base, previous)
