@@ -21,6 +21,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tracekit.capture.on_demand import OnDemand, on_demand
     from tracekit.check.recovery import RecoveryReport, recover_trace
     from tracekit.check.validation import ValidationReport, validate_trace
     from tracekit.clock import ClockOffset
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     from tracekit.recording.children import ChildRecording
     from tracekit.recording.lifecycle import active_profiler, marker
     from tracekit.recording.marker import Marker
-    from tracekit.recording.on_demand import OnDemand, on_demand
     from tracekit.recording.profiler import Profiler
     from tracekit.recording.schedule import ProfilerAction, cyclic_schedule
     from tracekit.recording.source import Source
@@ -134,6 +134,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "tracekit.capture.on_demand": ("OnDemand", "on_demand"),
     "tracekit.clock": ("ClockOffset",),
     "tracekit.errors": (
         "CommandError",
@@ -168,7 +169,6 @@ _HOME = {
     "tracekit.recording.children": ("ChildRecording",),
     "tracekit.recording.lifecycle": ("active_profiler", "marker"),
     "tracekit.recording.marker": ("Marker",),
-    "tracekit.recording.on_demand": ("OnDemand", "on_demand"),
     "tracekit.recording.profiler": ("Profiler",),
     "tracekit.recording.schedule": ("ProfilerAction", "cyclic_schedule"),
     "tracekit.recording.source": ("Source",),

@@ -23,6 +23,7 @@ __all__ = [
     "check_paths",
     "check_seconds",
     "check_whole",
+    "parse_ranks",
     "resolve_path",
 ]
 
@@ -32,6 +33,8 @@ Paths: TypeAlias = "StrPath | Iterable[StrPath]"
 """One path or URL, or several."""
 
 _FILE_URL: Final = re.compile(r"file:(?://(?:localhost(?=/))?|(?=/))", re.IGNORECASE)
+_RANKS: Final = re.compile(r"([0-9]{1,9})(?: *- *([0-9]{1,9}))?")
+_MAX_RANKS: Final = 1_000_000
 _URL_IN_PATH: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 
 
@@ -114,6 +117,23 @@ def check_names(name: str, values: object) -> None:
     """
     if isinstance(values, str):
         raise ConfigError(f"{name} must be several names, such as [{values!r}], not one text")
+
+
+def parse_ranks(name: str, text: str) -> tuple[int, ...]:
+    """Return the ranks, in order, of a list such as "0,8-15".
+
+    Raises:
+        ConfigError: The text is not such a list, or names more than a million ranks. The message starts with ``name``.
+    """
+    ranks: set[int] = set()
+    for part in text.split(","):
+        match = _RANKS.fullmatch(part.strip())
+        low = int(match[1]) if match else 0
+        high = int(match[2] or low) if match else -1
+        if not 0 <= high - low < _MAX_RANKS - len(ranks):
+            raise ConfigError(f"{name} {text[:100]}: give ranks and spans of ranks, for example 0,8-15")
+        ranks.update(range(low, high + 1))
+    return tuple(sorted(ranks))
 
 
 def _short(value: object) -> str:

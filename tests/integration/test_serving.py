@@ -20,8 +20,8 @@ import pytest
 from tests.faults.object_store import BUCKET, ObjectStore
 from tests.served import TOKEN, Answer, Served, rank_trace, served
 from tracekit import JSONTraceHandler, Profiler
+from tracekit.capture.coordinator import CaptureCoordinator
 from tracekit.capture.documents import RankStatus
-from tracekit.capture.drive import Drive
 from tracekit.capture.folder import ControlFolder
 from tracekit.errors import TraceFormatError
 from tracekit.view.open.server import STATIC_FOLDER
@@ -670,10 +670,10 @@ def test_a_capture_names_files_that_are_not_served_and_they_are_not(root: Path, 
 def test_a_capture_that_breaks_down_is_over_and_says_so(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def break_down(drive: Drive) -> None:
+    def break_down(coordinator: CaptureCoordinator) -> None:
         raise OverflowError("one by zero")
 
-    monkeypatch.setattr(Drive, "look", break_down)
+    monkeypatch.setattr(CaptureCoordinator, "poll", break_down)
     listening(root)
     with served(str(root), tmp_path / "cache", may_capture=True) as server:
         run = run_of(server, "live")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tracekit.capture.documents import RankStatus, Request
 from tracekit.capture.folder import ControlFolder
+from tracekit.capture.state_machine import RankCapture
 from tracekit.errors import ConfigError
-from tracekit.recording.capture_window import CaptureWindow
 from tracekit.recording.schedule import ProfilerAction
 
 NAMES = [field.name for field in fields(Request)] + [
@@ -99,11 +99,11 @@ def test_a_window_is_whole_and_of_its_own_whatever_the_base_schedule_does(
 ) -> None:
     """Played as the profiler plays it: a window ends after ACTIVE_AND_SAVE, or before a batch that is not active."""
     request = Request(id="x", start_batch=start)
-    window = CaptureWindow(request, steps=steps or None, seconds=600, warmup=warmup)
+    window = RankCapture(request, steps=steps or None, seconds=600, warmup=warmup)
     previous, windows, current = ProfilerAction.SKIP, list[list[int]](), list[int]()
     for batch, wanted in enumerate([*base, ProfilerAction.SKIP, ProfilerAction.SKIP]):
         if batch == stopped_at:
-            window.stop()
+            window.stop("enough")
         action = wanted if batch < asked_at else window.action(batch, 0, 0, wanted, previous)
         if action not in (ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE) and current:
             windows.append(current)

@@ -60,9 +60,9 @@ MAY_USE = {
     "core": set[str](),
     "outbox": FOUNDATION,
     "handlers": FOUNDATION | {"outbox"},
-    # The protocol between a running job and whoever presses its button, which both sides use.
-    "capture": FOUNDATION,
-    "recording": FOUNDATION | {"core", "handlers", "outbox", "capture"},
+    "recording": FOUNDATION | {"core", "handlers", "outbox"},
+    # On-demand capture: a schedule for the recorder, and the other side of its protocol for whoever asks for a capture.
+    "capture": FOUNDATION | {"handlers", "recording"},
     "sources": RECORDING,
     "testing": RECORDING,
     "integrations": SOURCES,
@@ -320,6 +320,15 @@ def test_importing_tracekit_imports_nothing_heavy() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=False
     )
+    assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", [])
+
+
+def test_recording_imports_nothing_of_on_demand_capture() -> None:
+    code = (
+        "import sys; from tracekit import JSONTraceHandler, Profiler; Profiler(); "
+        "print(*[name for name in sys.modules if name.startswith(('tracekit.capture', 'tracekit.handlers.triggers'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", [])
 
 

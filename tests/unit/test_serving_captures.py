@@ -85,7 +85,7 @@ def test_a_capture_that_is_followed_no_more_says_so(control: Path, captures: Cap
 def test_what_breaks_while_a_capture_is_followed_is_shown(
     control: Path, captures: Captures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def break_down(drive: object) -> str:
+    def break_down(coordinator: object) -> str:
         raise ZeroDivisionError("one by zero")
 
     monkeypatch.setattr("tracekit.view.serve.captures.progress_words", break_down)

@@ -23,7 +23,6 @@ from tracekit.distributed import ProcessInfo, detect_process
 from tracekit.handlers.chrome_json import JSONTraceHandler
 from tracekit.handlers.flight_recorder import FlightRecorder
 from tracekit.recording.lifecycle import active_profiler
-from tracekit.recording.on_demand import on_demand
 from tracekit.recording.profiler import Profiler
 from tracekit.sources.clock_sync import ClockSync
 from tracekit.sources.gpu import GPUProfiler
@@ -121,9 +120,14 @@ class AutoRecorder:
             return None  # a worker records by its parent
         options = RunOptions.from_environment()
         process = self._identity()
+        schedule = None
+        if options.on_demand:
+            from tracekit.capture.on_demand import on_demand
+
+            schedule = on_demand(f"{options.folder}/control")
         profiler = Profiler(
             _handlers(options),
-            on_demand(f"{options.folder}/control") if options.on_demand else None,
+            schedule,
             sources=_sources(options, process),
             process=process,
             sigterm_grace=5.0 if options.flight_recorder_s and _on_main_thread() else None,

@@ -1,15 +1,15 @@
-"""On-demand capture: how a running job is told from outside to record, and how it answers.
+"""On-demand capture: a running job records a few batches when it is asked to.
 
-A *control folder*, which all ranks and whoever presses the button can reach, holds two kinds of small JSON documents::
+A *control folder* that all ranks can reach holds small JSON documents::
 
-    control/request.json            the one request that counts now; replaced as a whole
-    control/ranks/rank00003.json    what rank 3 does about it, and where it is in its training
+    control/request.json            the current request, for all ranks or for some
+    control/ranks/rank00003.json    the status of rank 3: its batch, its step time and its capture
 
-A common start takes two rounds, because no rank knows how far the others are: whoever presses the button writes a request
-that says ``together``; each rank answers with its batch and the time a batch takes; then the same request is written again
-with a batch, or a time, that lies ahead of all of them. A request by hand needs no such partner:
+A common start takes two rounds, because no rank knows the progress of the others. The coordinator writes a request with
+``together``, each rank answers with its batch and step time, and the coordinator writes the same request again with a
+batch or a time that lies ahead of all ranks. A request by hand needs one round:
 ``echo '{"steps": 5, "start_batch": 1000}' > request.json``.
 
-`documents` are the values, `folder` reads and writes them, `drive` presses the button. `tracekit capture` and whatever else
-has a button use `Drive`; the recorder's side is `tracekit.recording.on_demand`.
+On each rank, `on_demand` is the schedule, `state_machine` decides the action of each batch, and `listener` is the thread
+that reads requests and writes the status. `coordinator` and `results` serve ``tracekit capture`` and the web page.
 """

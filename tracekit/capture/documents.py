@@ -2,70 +2,66 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import json
-import math
 import os
 import re
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import MISSING, asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from tracekit.errors import ConfigError
 
-__all__ = ["IN_FORCE", "LARGEST_BYTES", "CaptureState", "CaptureStatus", "RankStatus", "Request", "new_id"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["MAX_DOCUMENT_BYTES", "CaptureState", "CaptureStatus", "RankStatus", "Request", "new_id"]
+
+T = TypeVar("T")
 
 VERSION: Final = 1
-LARGEST_BYTES: Final = 64 << 10
-"""A document beyond this size is refused unread."""
+MAX_DOCUMENT_BYTES: Final = 64 << 10
 
 _ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
-_LARGEST: Final = (1 << 63) - 1
-_LARGEST_RANK: Final = (1 << 31) - 1
-_LARGEST_WORLD: Final = 1_000_000
-_SHORTEST_STEP_S: Final = 1e-6
-_LONGEST_SECONDS: Final = 30 * 24 * 3600.0
-_LATEST_TIME: Final = 4e9  # the year 2096, in seconds since the epoch; milliseconds by mistake are beyond it
-_LONGEST_TEXT: Final = 4096
-_MOST_FILES: Final = 256
+_MAX_TEXT: Final = 4096
+_MAX_FILES: Final = 256
+_MAX_RANK: Final = (1 << 31) - 1
+_MIN_STEP_S: Final = 1e-6  # a common start computed from a shorter step would lie beyond all numbers
 
 
-class CaptureState:
-    """How far a rank is with a capture."""
+class CaptureState(str, enum.Enum):
+    """The progress of one rank with a capture."""
 
-    ACKNOWLEDGED: Final = "acknowledged"
-    """It has read the request, and waits to be told when to start."""
-    WAITING: Final = "waiting"
-    """It knows when to start, or warms up."""
-    RECORDING: Final = "recording"
-    SAVING: Final = "saving"
-    """The last batch is over; the files are not complete yet."""
-    DONE: Final = "done"
-    CANCELLED: Final = "cancelled"
-    """It was given up before a batch was recorded; the note says why."""
+    ACKNOWLEDGED = "acknowledged"  # the rank has read the request, which does not name a start yet
+    WAITING = "waiting"  # the rank knows the start, and waits for it or warms up
+    RECORDING = "recording"
+    SAVING = "saving"  # the last batch is over; the files are not complete yet
+    DONE = "done"
+    CANCELLED = "cancelled"  # the capture ended before its first batch; the note says why
 
+    __str__ = str.__str__
 
-IN_FORCE: Final = frozenset(
-    {CaptureState.ACKNOWLEDGED, CaptureState.WAITING, CaptureState.RECORDING, CaptureState.SAVING}
-)
-"""States in which a rank takes no other capture."""
-
-_STATES: Final = IN_FORCE | {CaptureState.DONE, CaptureState.CANCELLED}
+    @property
+    def in_force(self) -> bool:
+        """True while the rank accepts no other capture."""
+        return self not in (CaptureState.DONE, CaptureState.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the ranks are asked to do: capture, or stop what they are capturing.
+    """A request to the ranks: to capture, or to stop the current capture.
 
     Attributes:
-        id: Which request this is; a rank serves each once.
-        stop: Stop the capture that runs, whoever started it. The fields below but ``ranks`` say nothing then.
-        ranks: Which ranks are meant; None is all.
-        steps: How many batches to record; 0 is until stopped. None, with ``seconds`` also None, is each rank's default.
-        seconds: How long to record, to the end of the batch; if ``steps`` is given too, whatever comes first.
-        warmup: How many batches before are for torch.profiler to warm up; None is each rank's default.
-        together: Wait until the request comes again with a start for all.
-        start_batch: Number of the first batch to record, counted through the run. A rank that is past it starts at once.
-        start_time: Begin with the first batch after this time, in seconds since the epoch.
-        expires: Seconds since the epoch after which a rank that sees the request for the first time does nothing.
+        id: A rank serves each id once.
+        stop: Stop the current capture, also one of another request. Of the fields below only ``ranks`` counts then.
+        ranks: The selected ranks; None for all.
+        steps: Number of batches; 0 for until stopped. None for the default of each rank, unless ``seconds`` is given.
+        seconds: Time limit; the current batch is still recorded. With ``steps``, the earlier limit counts.
+        warmup: Number of batches before, for torch.profiler to warm up; None for the default of each rank.
+        together: Wait until the request comes again with a start for all ranks.
+        start_batch: The first batch to record, counted through the run. A rank beyond it starts immediately.
+        start_time: Start with the first batch after this time, in seconds since the epoch.
+        expires: Seconds since the epoch. A rank that reads the request later for the first time refuses it.
     """
 
     id: str
@@ -80,12 +76,12 @@ class Request:
     expires: float | None = None
 
     @property
-    def decided(self) -> bool:
-        """Whether it says when to start."""
+    def has_start(self) -> bool:
+        """True if a rank knows when to start."""
         return not self.together or self.start_batch is not None or self.start_time is not None
 
     def selects(self, rank: int) -> bool:
-        """Tell whether a rank is meant."""
+        """Return True if the request is for a rank."""
         return self.ranks is None or rank in self.ranks
 
     def to_bytes(self) -> bytes:
@@ -94,113 +90,52 @@ class Request:
 
     @classmethod
     def from_bytes(cls, data: bytes, default_id: str | None = None) -> Request:
-        """Read a document; fields of other names are passed over.
-
-        Args:
-            data: The content of the file.
-            default_id: The id of one that has none, as one that was written by hand.
+        """Read a document; ``default_id`` is for documents without an id, such as one written by hand.
 
         Raises:
-            ConfigError: It is none; the message says what is wrong with it.
+            ConfigError: The document is not a request; the message names the field.
         """
-        fields = _Fields.read(data, "a request")
-        found = fields.text("id", default_id)
-        if found is None or not _ID.match(found):
-            raise ConfigError("a request: id must be 1 to 64 of the letters A-Z a-z 0-9 . _ -")
-        if fields.number("start_time", most=_LATEST_TIME) is not None and fields.integer("start_batch") is not None:
+        document = _parse(data, "a request")
+        if document.get("id") is None:
+            document["id"] = default_id
+        request = _read(cls, "a request", document)
+        if request.start_time is not None and request.start_batch is not None:
             raise ConfigError("a request: start_batch and start_time exclude each other")
-        return cls(
-            id=found,
-            stop=fields.flag("stop"),
-            ranks=fields.integers("ranks", most=_LARGEST_RANK),
-            steps=fields.integer("steps", most=1_000_000_000),
-            seconds=fields.number("seconds", most=_LONGEST_SECONDS, above_zero=True),
-            warmup=fields.integer("warmup", most=1_000_000),
-            together=fields.flag("together"),
-            start_batch=fields.integer("start_batch"),
-            start_time=fields.number("start_time", most=_LATEST_TIME),
-            expires=fields.number("expires", most=_LATEST_TIME),
-        )
+        return request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureStatus:
-    """What a rank does, or did last, about a capture.
+    """The current or last capture of a rank."""
 
-    Attributes:
-        id: The request's, or one of the rank's own for a signal or a call.
-        state: One of `CaptureState`.
-        warmup: How many batches it warms up.
-        first_batch: The first batch that is recorded, once that is known.
-        last_batch: The last one, once it is over.
-        late_batches: How many batches after ``start_batch`` it began, because it saw the request too late.
-        note: What a person should know.
-        files: The trace files with the recorded batches, absolute paths or URLs; while it records, those begun so far.
-    """
-
-    id: str
-    state: str
-    warmup: int = 0
-    first_batch: int | None = None
-    last_batch: int | None = None
-    late_batches: int = 0
-    note: str | None = None
-    files: tuple[str, ...] = ()
-
-    @property
-    def in_force(self) -> bool:
-        """Whether it is not over."""
-        return self.state in IN_FORCE
-
-    @classmethod
-    def read(cls, document: object) -> CaptureStatus:
-        """Read the part of a rank's document; raises `ConfigError` for what is none."""
-        fields = _Fields(document, "the status of a capture")
-        state = fields.text("state")
-        if state not in _STATES:
-            raise ConfigError(f"the status of a capture: there is no state {state!r:.40}")
-        return cls(
-            id=fields.text("id") or "",
-            state=state,
-            warmup=fields.integer("warmup") or 0,
-            first_batch=fields.integer("first_batch"),
-            last_batch=fields.integer("last_batch"),
-            late_batches=fields.integer("late_batches") or 0,
-            note=fields.text("note"),
-            files=fields.texts("files"),
-        )
+    id: str  # of the request; a capture by a signal or a call gets a new id
+    state: CaptureState
+    warmup: int = 0  # batches
+    first_batch: int | None = None  # once it has begun
+    last_batch: int | None = None  # once it is over
+    late_batches: int = 0  # from ``start_batch`` to ``first_batch``, if the rank read the request too late
+    note: str | None = None  # for people
+    files: tuple[str, ...] = ()  # absolute paths or URLs; during recording, the files so far
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatus:
-    """What one rank tells of itself: when it starts and ends, and about once a second while a capture is in force.
-
-    Attributes:
-        rank, world_size, run_id, host, pid, attempt: Who it is; see `tracekit.distributed.ProcessInfo`.
-        machine: Boot and pid namespace that ``pid`` is a process of; None where the system does not tell.
-        updates: How often it was written; so that a reader sees that the rank is alive, whatever the clocks.
-        listening: False once the profiler has stopped.
-        look_seconds: How long a request can lie there before the rank looks.
-        batch: The batch that runs, counted through the run.
-        step_seconds: What a batch took lately; None when none is known.
-        capture: The capture that is in force, else the last one.
-        refused: Id of the last request that was refused, and why.
-    """
+    """The status of one rank: written at its start and end, on every change, and each second during a capture."""
 
     rank: int
     world_size: int
-    run_id: str
-    host: str
     pid: int
+    run_id: str = ""
+    host: str = ""
     attempt: int = 0
-    machine: str | None = None
-    updates: int = 0
-    listening: bool = True
-    look_seconds: float = 0.5
-    batch: int = 0
-    step_seconds: float | None = None
-    capture: CaptureStatus | None = None
-    refused: tuple[str, str] | None = None
+    machine: str | None = None  # boot and pid namespace of ``pid``; None if the system does not report them
+    updates: int = 0  # number of writes: a change shows that the rank is alive
+    listening: bool = True  # False once the profiler has stopped
+    look_seconds: float = 0.5  # the longest time until the rank reads a request
+    batch: int = 0  # the current batch, counted through the run
+    step_seconds: float | None = None  # recent duration of a batch
+    capture: CaptureStatus | None = None  # the current capture, else the last one
+    refused: tuple[str, ...] | None = None  # id of the last refused request, and the reason
 
     def to_bytes(self) -> bytes:
         """Return the document."""
@@ -208,116 +143,117 @@ class RankStatus:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> RankStatus:
-        """Read a document; raises `ConfigError` for what is none."""
-        fields = _Fields.read(data, "the status of a rank")
-        rank, world_size, pid = fields.integer("rank"), fields.integer("world_size"), fields.integer("pid")
-        if rank is None or world_size is None or pid is None or not rank < world_size:
-            raise ConfigError("the status of a rank: rank, world_size and pid must say who it is")
-        if world_size > _LARGEST_WORLD:
-            raise ConfigError(f"the status of a rank: world_size must be at most {_LARGEST_WORLD}")
-        step_seconds = fields.number("step_seconds", most=_LONGEST_SECONDS)
-        refused = fields.texts("refused")
-        capture = fields.document.get("capture")
-        return cls(
-            rank=rank,
-            world_size=world_size,
-            run_id=fields.text("run_id") or "",
-            host=fields.text("host") or "",
-            pid=pid,
-            attempt=fields.integer("attempt") or 0,
-            machine=fields.text("machine"),
-            updates=fields.integer("updates") or 0,
-            listening=fields.flag("listening"),
-            look_seconds=fields.number("look_seconds", most=_LONGEST_SECONDS) or 0.0,
-            batch=fields.integer("batch") or 0,
-            # No batch is that short, and a start would be reckoned beyond all numbers.
-            step_seconds=None if step_seconds is None or step_seconds < _SHORTEST_STEP_S else step_seconds,
-            capture=None if capture is None else CaptureStatus.read(capture),
-            refused=(refused[0], refused[1]) if len(refused) == 2 else None,
-        )
+        """Read a document.
+
+        Raises:
+            ConfigError: The document is not the status of a rank; the message names the field.
+        """
+        status = _read(cls, "the status of a rank", _parse(data, "the status of a rank"))
+        if not status.rank < status.world_size:
+            raise ConfigError("the status of a rank: rank must be less than world_size")
+        if status.step_seconds is not None and status.step_seconds < _MIN_STEP_S:
+            return dataclasses.replace(status, step_seconds=None)
+        return status
 
 
 def new_id() -> str:
-    """Return an id that no other request has."""
+    """Return a random id for a request."""
     return os.urandom(6).hex()
+
+
+# ---- reading: anybody may have written a document -----------------------------------------------------------------------
+
+
+class _Rule(NamedTuple):
+    """The values that a document may have in a field."""
+
+    must_be: str
+    accepts: Callable[[Any], bool]
+    convert: Callable[[Any], Any] = lambda value: value
+
+
+def _whole(most: int = (1 << 63) - 1) -> _Rule:
+    return _Rule(f"a whole number from 0 to {most}", lambda value: type(value) is int and 0 <= value <= most)
+
+
+def _number(most: float, *, above: float = -1.0) -> _Rule:
+    # An integer may be too large for a float, so it is compared before it is converted.
+    def accepts(value: Any) -> bool:
+        return type(value) in (int, float) and 0 <= value <= most and value > above
+
+    return _Rule(f"a number {'from' if above < 0 else 'above'} 0 to {most:g}", accepts, float)
+
+
+def _list(item: _Rule, least: int, most: int, convert: Callable[[Any], Any] = tuple) -> _Rule:
+    def accepts(value: Any) -> bool:
+        return isinstance(value, list) and least <= len(value) <= most and all(map(item.accepts, value))
+
+    return _Rule(f"a list of {least} to {most} values, each {item.must_be}", accepts, convert)
+
+
+_FLAG: Final = _Rule("true or false", lambda value: isinstance(value, bool))
+_TEXT: Final = _Rule(f"a text of at most {_MAX_TEXT} characters", lambda v: isinstance(v, str) and len(v) <= _MAX_TEXT)
+_TIME: Final = _number(4e9)  # until the year 2096; milliseconds by mistake are beyond it
+_SECONDS: Final = _number(30 * 24 * 3600.0)
+_DEFAULT_RULE: Final = _whole()
+
+_RULES: Final = {
+    "id": _Rule("1 to 64 of the letters A-Z a-z 0-9 . _ -", lambda v: isinstance(v, str) and _ID.match(v) is not None),
+    "stop": _FLAG,
+    "ranks": _list(_whole(_MAX_RANK), 1, MAX_DOCUMENT_BYTES, lambda ranks: tuple(sorted(set(ranks)))),
+    "steps": _whole(1_000_000_000),
+    "seconds": _number(30 * 24 * 3600.0, above=0),
+    "warmup": _whole(1_000_000),
+    "together": _FLAG,
+    "start_time": _TIME,
+    "expires": _TIME,
+    "state": _Rule(f"one of {', '.join(CaptureState)}", lambda value: value in list(CaptureState), CaptureState),
+    "note": _TEXT,
+    "files": _list(_TEXT, 0, _MAX_FILES),
+    "world_size": _whole(1_000_000),
+    "run_id": _TEXT,
+    "host": _TEXT,
+    "machine": _TEXT,
+    "listening": _FLAG,
+    "look_seconds": _SECONDS,
+    "step_seconds": _SECONDS,
+    "capture": _Rule(
+        "a JSON object",
+        lambda value: isinstance(value, dict),
+        lambda value: _read(CaptureStatus, "the status of a capture", value),
+    ),
+    "refused": _list(_TEXT, 2, 2),
+}
+
+
+def _read(kind: Callable[..., T], what: str, document: dict[str, Any]) -> T:
+    """Return the dataclass of a JSON object. Fields of other names are ignored; null counts as absent."""
+    values = {}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        value, rule = document.get(field.name), _RULES.get(field.name, _DEFAULT_RULE)
+        if value is None and field.default is not MISSING:
+            continue
+        if not rule.accepts(value):
+            raise ConfigError(f"{what}: {field.name} must be {rule.must_be}")
+        values[field.name] = rule.convert(value)
+    return kind(**values)
+
+
+def _parse(data: bytes, what: str) -> dict[str, Any]:
+    if len(data) > MAX_DOCUMENT_BYTES:
+        raise ConfigError(f"{what} has at most {MAX_DOCUMENT_BYTES} bytes")
+    try:
+        document = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{what} must be JSON, and this is none, or half of it") from None
+    if not isinstance(document, dict):
+        raise ConfigError(f"{what} must be a JSON object")
+    if document.get("version") not in (None, VERSION):
+        raise ConfigError(
+            f"{what}: version must be {VERSION}; for a later version, use the same tracekit on both sides"
+        )
+    return document
 
 
 def _encode(document: dict[str, Any]) -> bytes:
     return json.dumps({"version": VERSION, **document}).encode() + b"\n"
-
-
-class _Fields:
-    """The fields of a document from anywhere: each is of the kind it should be, absent (also: null), or an error."""
-
-    __slots__ = ("_what", "document")
-
-    def __init__(self, document: object, what: str) -> None:
-        if not isinstance(document, dict):
-            raise ConfigError(f"{what} must be a JSON object")
-        self.document: dict[str, Any] = document
-        self._what = what
-
-    @classmethod
-    def read(cls, data: bytes, what: str) -> _Fields:
-        if len(data) > LARGEST_BYTES:
-            raise ConfigError(f"{what} has at most {LARGEST_BYTES} bytes")
-        try:
-            document = json.loads(data.decode("utf-8"))
-        except (ValueError, RecursionError):
-            raise ConfigError(f"{what} must be JSON, and this is none, or half of it") from None
-        fields = cls(document, what)
-        if (fields.integer("version", least=1) or VERSION) > VERSION:
-            raise ConfigError(f"{what} is of a later version of tracekit than this one; use the same on both sides")
-        return fields
-
-    def integer(self, name: str, *, least: int = 0, most: int = _LARGEST) -> int | None:
-        value = self.document.get(name)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise ConfigError(f"{self._what}: {name} must be a whole number from {least} to {most}")
-        return value
-
-    def number(self, name: str, *, most: float, above_zero: bool = False) -> float | None:
-        value = self.document.get(name)
-        if value is None:
-            return None
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        # In this order: an integer may be too large for any float.
-        if not is_number or not 0 <= value <= most or not math.isfinite(value) or (above_zero and value == 0):
-            raise ConfigError(
-                f"{self._what}: {name} must be a number {'above' if above_zero else 'from'} 0 to {most:g}"
-            )
-        return float(value)
-
-    def flag(self, name: str) -> bool:
-        value = self.document.get(name)
-        if value is not None and not isinstance(value, bool):
-            raise ConfigError(f"{self._what}: {name} must be true or false")
-        return bool(value)
-
-    def text(self, name: str, default: str | None = None) -> str | None:
-        value = self.document.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, str) or len(value) > _LONGEST_TEXT:
-            raise ConfigError(f"{self._what}: {name} must be a text of at most {_LONGEST_TEXT} characters")
-        return value
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        value = self.document.get(name)
-        if value is None:
-            return ()
-        good = isinstance(value, list) and len(value) <= _MOST_FILES
-        if not good or not all(isinstance(text, str) and len(text) <= _LONGEST_TEXT for text in value):
-            raise ConfigError(f"{self._what}: {name} must be a list of at most {_MOST_FILES} texts")
-        return tuple(value)
-
-    def integers(self, name: str, *, most: int) -> tuple[int, ...] | None:
-        value = self.document.get(name)
-        if value is None:
-            return None
-        good = isinstance(value, list) and value
-        if not good or not all(type(number) is int and 0 <= number <= most for number in value):
-            raise ConfigError(f"{self._what}: {name} must be a list of whole numbers from 0 to {most}")
-        return tuple(sorted(set(value)))

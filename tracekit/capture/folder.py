@@ -1,4 +1,4 @@
-"""ControlFolder: reads and writes the documents through which a running job is steered."""
+"""ControlFolder: reads and writes the documents that control a running job."""
 
 from __future__ import annotations
 
@@ -11,46 +11,50 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tracekit.capture.documents import LARGEST_BYTES, RankStatus, Request
+from tracekit.capture.documents import MAX_DOCUMENT_BYTES, RankStatus, Request
 from tracekit.errors import ConfigError, StorageError
-from tracekit.storage import make_folders
+from tracekit.storage import atomic_write, make_folders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["ControlFolder", "machine"]
+__all__ = ["RANKS", "ControlFolder", "is_gone", "machine"]
 
 REQUEST: Final = "request.json"
 RANKS: Final = "ranks"
 
-# A link is not followed, a pipe is not waited for.
+# Follow no link, and wait for no pipe.
 _READ: Final = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-_MAKE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 class ControlFolder:
     """A folder on a file system that all ranks share. Documents appear whole, with mode 0600, in folders of mode 0700.
 
-    Every method may wait for the file system. Threads: one object belongs to one thread at a time.
+    Every method may wait for the file system. It raises OSError if it cannot read, and StorageError if it cannot write.
+    Threads: one object belongs to one thread at a time.
 
     Args:
         path: The folder.
-        trust_others: Also obey requests of other users than this one and root, and files that others may write to. For file
-            systems that do not tell owners and modes as they are.
+        trust_others: Also accept requests of users other than this one and root, and files that others may write to. For
+            file systems that do not report owners and modes correctly.
     """
 
     def __init__(self, path: Path, *, trust_others: bool = False) -> None:
         self.path = path
         self._trust_others = trust_others
-        self._seen: tuple[int, ...] | None = None  # which version of the request was read last
+        self._request_version: tuple[int, ...] | None = None  # of the request that was read last
         self._statuses: dict[str, tuple[tuple[int, ...], RankStatus]] = {}
 
-    def make(self) -> None:
-        """Make the folder, if it is not there.
+    @classmethod
+    def find(cls, folder: Path) -> ControlFolder | None:
+        """Return a folder, or its subfolder ``control``, if ranks have written there; else None."""
+        for candidate in (folder, folder / "control"):
+            if (candidate / RANKS).is_dir():
+                return cls(candidate.absolute())
+        return None
 
-        Raises:
-            StorageError: It cannot be made, or may not be written to.
-        """
+    def make(self) -> None:
+        """Make the folder if it is missing; raise StorageError also if it is not writable."""
         folder = self.path / RANKS
         try:
             make_folders(folder)
@@ -64,88 +68,70 @@ class ControlFolder:
     def read_request(self) -> Request | None:
         """Return the request if it has changed since the last call, else None.
 
-        Opening is on purpose: on NFS it asks the server, where ``stat`` may tell what was true a minute ago.
+        Opens the file each time: on NFS this asks the server, while ``stat`` may return old values for a minute.
 
         Raises:
-            ConfigError: There is a new one, and it is refused; once for each.
-            OSError: It cannot be read.
+            ConfigError: There is a new request, and it is refused; once for each.
         """
         try:
             descriptor = os.open(self.path / REQUEST, _READ)
         except FileNotFoundError:
-            self._seen = None
+            self._request_version = None
             return None
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
-            self._refuse_once((-1,), "it is a symbolic link")
-            return None
+            if not self._is_new((-1,)):
+                return None
+            raise ConfigError("a request: it is a symbolic link") from None
         try:
             found = os.fstat(descriptor)
-            version = (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
-            if version == self._seen:
+            if not self._is_new((found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)):
                 return None
-            why = self._suspicion(found)
-            if why is not None:
-                self._refuse_once(version, why)
-            data = os.read(descriptor, LARGEST_BYTES + 1)
+            self._check(found)
+            data = os.read(descriptor, MAX_DOCUMENT_BYTES + 1)
+        except OSError:
+            self._request_version = None  # read it again next time
+            raise
         finally:
             os.close(descriptor)
-        self._seen = version
         return Request.from_bytes(data, default_id=f"file-{found.st_mtime_ns}")
 
     def write_request(self, request: Request) -> None:
-        """Put a request in the place of the one that is there.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Replace the request."""
         self._put(self.path / REQUEST, request.to_bytes())
 
-    def _suspicion(self, found: os.stat_result) -> str | None:
-        if not stat.S_ISREG(found.st_mode):
-            return "it is not a file"
-        if found.st_size > LARGEST_BYTES:
-            return f"it is larger than {LARGEST_BYTES} bytes"
-        if self._trust_others or not hasattr(os, "geteuid"):
-            return None
-        if found.st_uid not in (os.geteuid(), 0):
-            return f"it belongs to another user (uid {found.st_uid})"
-        return "other users may write to it" if found.st_mode & 0o022 else None
+    def _is_new(self, version: tuple[int, ...]) -> bool:
+        before, self._request_version = self._request_version, version
+        return version != before
 
-    def _refuse_once(self, version: tuple[int, ...], why: str) -> None:
-        if version != self._seen:
-            self._seen = version
-            raise ConfigError(f"a request: {why}")
+    def _check(self, found: os.stat_result) -> None:
+        """Raise ConfigError unless this is a small file that no other user could have written."""
+        if not stat.S_ISREG(found.st_mode):
+            raise ConfigError("a request: it is not a file")
+        if found.st_size > MAX_DOCUMENT_BYTES:
+            raise ConfigError(f"a request: it is larger than {MAX_DOCUMENT_BYTES} bytes")
+        if self._trust_others or not hasattr(os, "geteuid"):
+            return
+        if found.st_uid not in (os.geteuid(), 0):
+            raise ConfigError(f"a request: it belongs to another user (uid {found.st_uid})")
+        if found.st_mode & 0o022:
+            raise ConfigError("a request: other users may write to it")
 
     # ---- the ranks ----------------------------------------------------------------------------------------------------
 
     def write_status(self, status: RankStatus) -> None:
-        """Say what a rank does.
-
-        Raises:
-            OSError: It cannot be written.
-        """
-        path = self._status_path(status.rank)
-        try:
-            self._put(path, status.to_bytes())
-        except FileNotFoundError:  # somebody has cleared up
-            with contextlib.suppress(StorageError):
-                self.make()
-            self._put(path, status.to_bytes())
+        """Replace the status of a rank."""
+        self._put(self._status_path(status.rank), status.to_bytes())
 
     def has_status(self, rank: int) -> bool:
-        """Tell whether a rank has said something that is still there."""
+        """Return True if the status of a rank is there."""
         return self._status_path(rank).exists()
 
     def statuses(self) -> dict[int, RankStatus]:
-        """Return what each rank has said last; files that are no status are passed over.
-
-        Raises:
-            OSError: The folder cannot be read.
-        """
+        """Return the status of each rank. Other and damaged files are ignored."""
         kept: dict[str, tuple[tuple[int, ...], RankStatus]] = {}
-        for name, version in self._versions():
+        for name, version in self._status_files():
             known = self._statuses.get(name)
             if known is not None and known[0] == version:
                 kept[name] = known
@@ -158,47 +144,48 @@ class ControlFolder:
     def _status_path(self, rank: int) -> Path:
         return self.path / RANKS / f"rank{rank:05d}.json"
 
-    def _versions(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+    def _status_files(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         with os.scandir(self.path / RANKS) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
                 if not entry.name.startswith("rank") or not entry.name.endswith(".json"):
                     continue
                 with contextlib.suppress(OSError):
                     found = entry.stat(follow_symlinks=False)
-                    if stat.S_ISREG(found.st_mode) and found.st_size <= LARGEST_BYTES:
+                    if stat.S_ISREG(found.st_mode) and found.st_size <= MAX_DOCUMENT_BYTES:
                         yield entry.name, (found.st_ino, found.st_mtime_ns, found.st_size)
 
     def _put(self, path: Path, data: bytes) -> None:
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-        descriptor = os.open(temporary, _MAKE, 0o600)
-        try:
-            try:
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(descriptor, view) :]
-            finally:
-                os.close(descriptor)
-            os.replace(temporary, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        with atomic_write(os.fspath(path)) as file:  # makes the folder again if somebody has removed it
+            file.write(data)
 
 
 def _read(path: Path) -> bytes:
     descriptor = os.open(path, _READ)
     try:
-        return os.read(descriptor, LARGEST_BYTES + 1)
+        return os.read(descriptor, MAX_DOCUMENT_BYTES + 1)
     finally:
         os.close(descriptor)
 
 
 @cache
 def machine() -> str | None:
-    """Return what the processes that can see each other's pids have in common, or None where the system does not tell."""
+    """Return an id that processes have in common if they can see each other's pids; None if the system does not report it."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         name = f"{boot} {Path('/proc/self/ns/pid').readlink()}"
     except (OSError, ValueError):
         return None
-    return hashlib.sha256(name.encode()).hexdigest()[:16]  # it is only compared, and the boot may be private
+    return hashlib.sha256(name.encode()).hexdigest()[:16]  # a hash, because the boot id may be private
+
+
+def is_gone(status: RankStatus) -> bool:
+    """Return True if the process of a rank has ended; False for processes of other machines."""
+    if status.machine is None or status.machine != machine():
+        return False
+    try:
+        text = Path(f"/proc/{status.pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[:1] == ["Z"]  # a zombie: its parent has not waited for it yet

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
-from tracekit.arguments import resolve_path
+from tracekit.arguments import parse_ranks, resolve_path
+from tracekit.capture.coordinator import CaptureCoordinator, fit_request
 from tracekit.capture.documents import Request, new_id
-from tracekit.capture.drive import Drive, is_gone
-from tracekit.capture.folder import ControlFolder
-from tracekit.capture.press import control_folder, fit_for, parse_ranks, progress_words, result_lines, result_of
+from tracekit.capture.folder import ControlFolder, is_gone
+from tracekit.capture.results import progress_words, result_lines, results_of
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import print_json, printable
 from tracekit.clock import SYSTEM_CLOCK
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run ``tracekit capture``; return its exit code."""
     if not args.timeout > 0 or math.isinf(args.timeout):
         parser.error("--timeout must be a number above 0")
-    folder = ControlFolder(_control_folder(args.folder))
+    folder = _control_folder(args.folder)
     try:
         if args.status:
             return _show_status(folder, as_json=args.json)
@@ -90,20 +90,20 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         if args.output is not None and not args.force:
             storage.refuse_existing(args.output)
         if not request.stop:
-            request = fit_for(folder, request)
-        drive = Drive(folder, request, timeout_s=args.timeout)
+            request = fit_request(folder, request)
+        coordinator = CaptureCoordinator(folder, request, timeout_s=args.timeout)
         with ProgressBar(enabled=not (args.json or args.quiet)) as bar:
-            _watch(drive, bar, quiet=args.json or args.quiet)
+            _watch(coordinator, bar, quiet=args.json or args.quiet)
     except OSError as error:
         raise CommandError(f"{folder.path}: {error.strerror or error}") from None
-    return _conclude(drive, args)
+    return _conclude(coordinator, args)
 
 
 # ---- before -----------------------------------------------------------------------------------------------------------
 
 
-def _control_folder(name: str) -> Path:
-    folder = control_folder(Path(name))
+def _control_folder(name: str) -> ControlFolder:
+    folder = ControlFolder.find(Path(name))
     if folder is None:
         raise CommandError(
             f"{name}: no run listens here; give the folder that the run's on_demand(...) has, such as traces/RUN/control"
@@ -119,7 +119,7 @@ def _request(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Reque
     written = Request(
         id=new_id(),
         stop=args.stop,
-        ranks=None if args.ranks is None else parse_ranks(args.ranks),
+        ranks=None if args.ranks is None else parse_ranks("--ranks", args.ranks),
         steps=0 if args.until_stop else args.steps,
         seconds=args.seconds,
         warmup=args.warmup,
@@ -144,39 +144,37 @@ def _time(text: str) -> float:
 # ---- while it runs ----------------------------------------------------------------------------------------------------
 
 
-def _watch(drive: Drive, bar: ProgressBar, *, quiet: bool) -> None:
-    told = drive.request.decided
+def _watch(coordinator: CaptureCoordinator, bar: ProgressBar, *, quiet: bool) -> None:
+    told = coordinator.request.has_start
     stopped = False
-    drive.begin()
-    while not drive.finished:
+    coordinator.begin()
+    while not coordinator.finished:
         try:
-            while not drive.finished:
+            while not coordinator.finished:
                 began = time.monotonic()
-                drive.look()
-                if not told and drive.request.decided:
+                coordinator.poll()
+                if not told and coordinator.request.has_start:
                     told = True
                     if not quiet:
-                        print(_start_line(drive), flush=True)
-                views = drive.ranks.values()
-                over = sum(drive.is_done(view) or view.lost is not None for view in views)
-                bar.update(over / max(1, len(views)), progress_words(drive))
-                if not drive.finished:
+                        print(_start_line(coordinator), flush=True)
+                views = coordinator.ranks.values()
+                over = sum(view.is_done or view.lost is not None for view in views)
+                bar.update(over / max(1, len(views)), progress_words(coordinator))
+                if not coordinator.finished:
                     time.sleep(_LOOK_S + 2 * (time.monotonic() - began))
         except KeyboardInterrupt:
-            if stopped or drive.request.stop:
+            if stopped or coordinator.request.stop:
                 raise
             stopped = True
-            drive.stop()
+            coordinator.stop()
             if not quiet:
                 print("stopping; the files follow", flush=True)
-    silent = tuple(rank for rank, view in drive.ranks.items() if view.lost is not None)
-    if silent and not stopped and not drive.request.stop:
-        drive.stop(silent)  # so that they do not begin when nobody waits for them any more
+    coordinator.stop_lost_ranks()
 
 
-def _start_line(drive: Drive) -> str:
-    request = drive.request
-    ranks = counted(sum(view.lost is None for view in drive.ranks.values()), "rank")
+def _start_line(coordinator: CaptureCoordinator) -> str:
+    request = coordinator.request
+    ranks = counted(sum(view.lost is None for view in coordinator.ranks.values()), "rank")
     if request.start_time is not None:
         when = datetime.fromtimestamp(request.start_time).astimezone()
         return f"{ranks} start at {when:%H:%M:%S}, as their batches are far apart"
@@ -186,22 +184,21 @@ def _start_line(drive: Drive) -> str:
 # ---- after ------------------------------------------------------------------------------------------------------------
 
 
-def _conclude(drive: Drive, args: argparse.Namespace) -> int:
-    if drive.request.stop and not drive.ranks:
+def _conclude(coordinator: CaptureCoordinator, args: argparse.Namespace) -> int:
+    if coordinator.request.stop and not coordinator.ranks:
         if args.json:
             print_json({"ranks": [], "files": []}, indent=None)
         else:
             print("no capture is in force")
         return OK
-    views = [drive.ranks[rank] for rank in sorted(drive.ranks)]
-    results = {view.rank: result_of(drive, view) for view in views}
-    files = list(dict.fromkeys(file for result in results.values() for file in result["files"]))
-    done = sum(drive.is_done(view) for view in views)
-    document: dict[str, Any] = {"id": drive.request.id, "ranks": list(results.values()), "files": files}
+    results = results_of(coordinator)
+    files = list(dict.fromkeys(file for result in results for file in result["files"]))
+    done = sum(view.is_done for view in coordinator.ranks.values())
+    document: dict[str, Any] = {"id": coordinator.request.id, "ranks": results, "files": files}
     if not (args.json or args.quiet):
-        for line in result_lines(results.values()):
+        for line in result_lines(results):
             print(printable(line))
-    complete = bool(done) and done == len(views)
+    complete = bool(done) and done == len(results)
     if args.output is not None and files:
         complete = _merge(args, files, document) and complete
     if args.json:
@@ -209,11 +206,7 @@ def _conclude(drive: Drive, args: argparse.Namespace) -> int:
     else:
         _print_files(files, args)
     if not done:
-        what = (
-            "no rank has answered"
-            if not any(result["state"] for result in results.values())
-            else "no rank has recorded"
-        )
+        what = "no rank has answered" if not any(result["state"] for result in results) else "no rank has recorded"
         print(printable(f"tracekit capture: {what}; is the training loop calling step()?", sys.stderr), file=sys.stderr)
         return FAILED
     return OK if complete else PARTLY
@@ -241,7 +234,7 @@ def _merge(args: argparse.Namespace, files: list[str], document: dict[str, Any])
 
 
 def _that_are_there(files: list[str], timeout_s: float) -> list[str]:
-    """Return the files that exist, after a while for what is being uploaded."""
+    """Return the files that exist. Wait for remote files, which may still be uploaded."""
     deadline = time.monotonic() + timeout_s
     while True:
         there = [file for file in files if storage.exists(file)]

@@ -27,9 +27,15 @@ from tracekit.recording.failures import Failures
 from tracekit.recording.inline import observer_of
 from tracekit.recording.lifecycle import DEFAULT_ACTIONS, MarkerTable, activate, adopt_in_child, deactivate, inherit
 from tracekit.recording.loaders import WorkerRecording, recording_loader
-from tracekit.recording.on_demand import OnDemand
 from tracekit.recording.outlet import ON_FULL
-from tracekit.recording.schedule import CyclicSchedule, ProfilerAction, StepSchedule, action_of, checked_schedule
+from tracekit.recording.schedule import (
+    CaptureSchedule,
+    CyclicSchedule,
+    ProfilerAction,
+    StepSchedule,
+    action_of,
+    checked_schedule,
+)
 from tracekit.recording.shared_action import SharedAction
 from tracekit.recording.source import Source
 from tracekit.recording.termination import Termination
@@ -52,7 +58,6 @@ T = TypeVar("T")
 
 _LOOK_S: Final = 1.0  # time that `stop` waits for the writer to report if the last batch has begun
 _NO_CATEGORIES: Final = ()  # CPython has one empty tuple only; other empty sequences take the slower path
-_COUNTING: Final = (CyclicSchedule, StepSchedule, OnDemand)  # schedules with epoch lengths and resumption
 _ACTIVE: Final = (ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE)
 
 
@@ -161,13 +166,13 @@ class Profiler(ProfilerBase):
         check_choice("on_full", on_full, ON_FULL)
         self._timestamp = timestamp or Timestamp()
         self._counts = counts
-        if timestamp is not None and isinstance(schedule, _COUNTING):
-            schedule = schedule.resumed_at(timestamp)
-        if isinstance(schedule, OnDemand):
+        if isinstance(schedule, CaptureSchedule):
             # One of the handlers as well: so it hears of windows and of torch's traces.
             schedule.attach(self._handlers, self._flush_handlers, warms_up=bool(self._sources))
             self._handlers.append(schedule)
         self._schedule: Schedule | None = schedule  # type: ignore[assignment] # a function of the step number until `start`
+        if timestamp is not None:
+            self._resume_schedule(timestamp)
         self._record_batches = record_batches
         self._flush_interval_s = flush_interval
         self._max_buffered = max_buffered_events, max_buffered_bytes
@@ -300,7 +305,7 @@ class Profiler(ProfilerBase):
                 "written is lost (shutdown_timeout= gives them longer)",
                 self._shutdown_timeout_s,
             )
-        if isinstance(self._schedule, OnDemand):
+        if isinstance(self._schedule, CaptureSchedule):
             self._schedule.ended(deadline_s - time.monotonic())
         deactivate(self)
         self._attached.detach()
@@ -337,8 +342,8 @@ class Profiler(ProfilerBase):
         return done
 
     def capture(self, *, steps: int | None = None, seconds: float | None = None, warmup: int | None = None) -> bool:
-        """Record the next batches on this rank, with an `on_demand` schedule. Never waits; see `OnDemand.capture`."""
-        if not isinstance(self._schedule, OnDemand):
+        """Record the next batches on this rank, with an `on_demand` schedule. Never waits; see `tracekit.OnDemand`."""
+        if not isinstance(self._schedule, CaptureSchedule):
             raise ConfigError("capture() needs a schedule that can be asked: Profiler(..., schedule=on_demand(...))")
         return self._schedule.capture(steps=steps, seconds=seconds, warmup=warmup)
 
@@ -404,8 +409,7 @@ class Profiler(ProfilerBase):
         training. An open recording window stays open.
         """
         self._timestamp = timestamp
-        if isinstance(self._schedule, _COUNTING):
-            self._schedule = self._schedule.resumed_at(timestamp)
+        self._resume_schedule(timestamp)
         if self._state == "started":
             self._batch_start_ns = self._clock.monotonic_ns()
             self._timestamps.append(self._batch_start_ns, timestamp)
@@ -512,7 +516,8 @@ class Profiler(ProfilerBase):
         not_begun = self._writer.expect_no_start()
         if len(not_begun) < 2:  # two calls: the epoch had no batch, so `epoch_start` was not called either
             self._post("epoch_end", self._timestamp, at_ns=now_ns)
-        counts_through = isinstance(self._schedule, _COUNTING) and self._schedule.per == "run"
+        counting = self._counting_schedule()
+        counts_through = self._is_capturing() or (counting is not None and counting.per == "run")
         action = self._decide()
         if self._window_open and not counts_through:
             self._end_window(action, now_ns)
@@ -575,14 +580,14 @@ class Profiler(ProfilerBase):
 
     def _learn_epoch_length(self, batches: int) -> None:
         # Only before the first batch of an epoch: an evaluation in the middle has a loader of another length.
-        schedule = self._schedule
+        schedule = self._counting_schedule()
         if (
-            isinstance(schedule, _COUNTING)
+            schedule is not None
             and schedule.per == "epoch"
             and schedule.epoch_length != batches > 0
             and int(self._timestamp.batch_in_epoch) == 0
         ):
-            self._schedule = schedule.with_epoch_length(batches)
+            self._replace_base(schedule.with_epoch_length(batches))
             if self._state == "started":
                 action = self._decide()
                 if action is not self._action:
@@ -590,12 +595,35 @@ class Profiler(ProfilerBase):
 
     def _first_action(self) -> ProfilerAction | None:
         """Return the action of the first batch, before anything is opened. None if the schedule is not ready yet."""
-        if isinstance(self._schedule, OnDemand):
-            self._schedule.check(self._timestamp)
-        elif self._schedule is not None:
-            self._schedule, action = checked_schedule(self._schedule, self._timestamp)
-            return action
-        return None
+        base = self._base_schedule()
+        if base is None:
+            return None
+        checked, action = checked_schedule(base, self._timestamp)
+        self._replace_base(checked)
+        return None if isinstance(self._schedule, CaptureSchedule) else action
+
+    def _base_schedule(self) -> Schedule | None:
+        """Return the schedule for the time between captures."""
+        return self._schedule.base if isinstance(self._schedule, CaptureSchedule) else self._schedule
+
+    def _replace_base(self, schedule: Schedule) -> None:
+        if isinstance(self._schedule, CaptureSchedule):
+            self._schedule.base = schedule
+        else:
+            self._schedule = schedule
+
+    def _counting_schedule(self) -> CyclicSchedule | StepSchedule | None:
+        """Return the base schedule if it depends on the length of epochs and on where the run was resumed."""
+        base = self._base_schedule()
+        return base if isinstance(base, CyclicSchedule | StepSchedule) else None
+
+    def _resume_schedule(self, timestamp: Timestamp) -> None:
+        counting = self._counting_schedule()
+        if counting is not None:
+            self._replace_base(counting.resumed_at(timestamp))
+
+    def _is_capturing(self) -> bool:
+        return isinstance(self._schedule, CaptureSchedule) and self._schedule.has_open_window
 
     def _decide(self) -> ProfilerAction:
         """Return the schedule's action for the next batch."""

@@ -5,19 +5,22 @@ from __future__ import annotations
 import dataclasses
 import enum
 import sys
+from abc import abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias
 
 from tracekit.arguments import check_whole
 from tracekit.errors import ConfigError
+from tracekit.handlers.base import TraceHandler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tracekit.timestamp import Timestamp
 
 __all__ = [
+    "CaptureSchedule",
     "CyclicSchedule",
     "ProfilerAction",
     "Schedule",
@@ -117,6 +120,50 @@ def checked_schedule(schedule: Schedule, timestamp: Timestamp) -> tuple[Schedule
             f"torch.profiler.schedule(...). A schedule of Composer takes a State: give it to "
             f"tracekit.integrations.composer.Profiler"
         ) from error
+
+
+class CaptureSchedule(TraceHandler):
+    """A schedule that starts captures on request; `tracekit.OnDemand` implements it.
+
+    The profiler asks it like any schedule, and attaches it as a trace handler, so that it learns of windows and traces.
+
+    Attributes:
+        base: The schedule for the time between captures; None to record nothing.
+    """
+
+    base: Schedule | None
+
+    @abstractmethod
+    def __call__(self, timestamp: Timestamp) -> ProfilerAction:
+        """Return the action of the batch that begins at ``timestamp``."""
+
+    @property
+    @abstractmethod
+    def has_open_window(self) -> bool:
+        """True while the window of a capture is open; it stays open at the end of an epoch."""
+
+    @abstractmethod
+    def attach(
+        self, handlers: Sequence[TraceHandler], flush_handlers: Callable[[float], bool], *, warms_up: bool
+    ) -> None:
+        """Attach the schedule to its profiler, which calls this once.
+
+        Args:
+            handlers: The handlers of the profiler. ``files_of`` and ``live_path`` of a handler report the files of a capture.
+            flush_handlers: Waits for them to take all events, for a number of seconds at most; returns True if they have.
+            warms_up: True if the profiler has sources, such as torch.profiler, that need a batch to warm up.
+
+        Raises:
+            ConfigError: Another profiler has this schedule.
+        """
+
+    @abstractmethod
+    def capture(self, *, steps: int | None, seconds: float | None, warmup: int | None) -> bool:
+        """Record the next batches; see `tracekit.OnDemand.capture`."""
+
+    @abstractmethod
+    def ended(self, timeout_s: float) -> None:
+        """Finish the last capture, after all handlers have closed; wait for ``timeout_s`` at most."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,8 @@ from tracekit.handlers.base import TraceHandler
 from tracekit.integrations.composer.handler import LoopState, adapted, as_action
 from tracekit.recording import schedule as schedules
 from tracekit.recording.lifecycle import DEFAULT_ACTIONS
-from tracekit.recording.on_demand import OnDemand
 from tracekit.recording.profiler import Profiler as Recorder
-from tracekit.recording.schedule import CyclicSchedule, ProfilerAction
+from tracekit.recording.schedule import CaptureSchedule, CyclicSchedule, ProfilerAction
 from tracekit.sources.system import SystemProfiler
 from tracekit.sources.torch_profiler import TorchProfiler
 
@@ -188,7 +187,7 @@ class Profiler:
     def recorder(self) -> Recorder:
         """The profiler of tracekit, made when it is first asked for: under the Trainer it is named after the Trainer's run."""
         if self._recorder is None:
-            mine = self._schedule if isinstance(self._schedule, CyclicSchedule | OnDemand) else self._decide
+            mine = self._schedule if isinstance(self._schedule, CyclicSchedule | CaptureSchedule) else self._decide
             handlers = [one if _is_ours(one) else adapted(one) for one in self._handlers]
             self._recorder = Recorder(handlers, mine, **self._options)
         return self._recorder
@@ -232,7 +231,7 @@ class Profiler:
 
     def schedule(self, state: Any) -> ProfilerAction:
         """Return what the schedule says for a state."""
-        if isinstance(self._schedule, CyclicSchedule | OnDemand):
+        if isinstance(self._schedule, CyclicSchedule | CaptureSchedule):
             assert self.recorder.schedule is not None
             return self.recorder.schedule(state.timestamp)  # which counts from where the run was resumed
         return as_action(self._schedule(state))

@@ -21,8 +21,8 @@ from tracekit.integrations.lightning.profiler import TracekitProfiler
 from tracekit.integrations.lightning.profiler_hooks import NullListener, close_slices, listen, stop_listening
 from tracekit.naming import following_names
 from tracekit.recording.lifecycle import active_profiler
-from tracekit.recording.on_demand import OnDemand
 from tracekit.recording.profiler import Profiler
+from tracekit.recording.schedule import CaptureSchedule
 from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class TracekitCallback(Callback):
         self._options = options
         self._recordings = 0
         # Check the arguments now, not after the job has waited in the queue of a cluster.
-        checked = None if isinstance(schedule, OnDemand) else schedule
+        checked = None if isinstance(schedule, CaptureSchedule) else schedule
         Profiler(self._handlers(), checked, sources=sources, timestamp=self._begins_at, **options)
         self.profiler: Profiler | None = None
         """The profiler of the run that is going on."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
-from tracekit.arguments import check_names
+from tracekit.arguments import check_names, parse_ranks
 from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ Moment = int | float | Decimal
 """Seconds from the start of the merge; from `_EPOCH_NS` on, ns since the epoch."""
 
 _EPOCH_NS: Final = 10**18
-_MAX_RANK: Final = 2**32 // 1000
-_RANKS: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _SECONDS: Final = re.compile(r"\d{1,19}(?:\.\d{1,9})?")
 _DURATION: Final = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*(ns|us|µs|ms|s)")
 _UNIT_NS: Final = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
@@ -101,7 +99,7 @@ class Selection:
             ConfigError: A text is none of these. The message begins with the option's name.
         """
         return cls(
-            ranks=None if ranks is None else _parse_ranks(ranks),
+            ranks=None if ranks is None else frozenset(parse_ranks("--ranks", ranks)),
             steps=None if steps is None else _parse_steps(steps),
             time_window=None if time_window is None else _parse_window(time_window),
             categories=None if categories is None else _parse_names("--categories", categories),
@@ -162,18 +160,6 @@ def _check_span(name: str, span: tuple[Moment | None, Moment | None] | None) -> 
         raise ConfigError(f"{name} must not be negative, but is {low}:{high}")
     if low is not None and high is not None and (low < _EPOCH_NS) == (high < _EPOCH_NS) and low >= high:
         raise ConfigError(f"{name} {low}:{high} is empty: its end is not included and must lie behind its start")
-
-
-def _parse_ranks(text: str) -> frozenset[int]:
-    ranks: set[int] = set()
-    for part in text.split(","):
-        match = _RANKS.fullmatch(part.strip())
-        low = int(match[1]) if match else 0
-        high = int(match[2] or low) if match else -1
-        if not low <= high < _MAX_RANK:
-            raise ConfigError(f"--ranks {text}: give ranks and spans of ranks, for example --ranks 0,3-5")
-        ranks.update(range(low, high + 1))
-    return frozenset(ranks)
 
 
 def _parse_steps(text: str) -> tuple[int | None, int | None]:

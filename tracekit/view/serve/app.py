@@ -18,7 +18,7 @@ from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Re
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from tracekit.capture.press import parse_ranks
+from tracekit.arguments import parse_ranks
 from tracekit.errors import TracekitError
 from tracekit.view.open.server import STATIC_FOLDER
 from tracekit.view.open.size import BROWSER_LIMIT_BYTES
@@ -219,8 +219,9 @@ class _Application:
             self._need_token(request)
             form = await _form(request)
             try:
-                steps, ranks = _steps(form.get("steps", "")), form.get("ranks", "").strip()
-                await asyncio.to_thread(self._service.begin_capture, run, steps, parse_ranks(ranks) if ranks else None)
+                steps, listed = _steps(form.get("steps", "")), form.get("ranks", "").strip()
+                ranks = parse_ranks("ranks", listed) if listed else None
+                await asyncio.to_thread(self._service.begin_capture, run, steps, ranks)
                 return RedirectResponse(f"{run.link}/capture", 303)
             except TracekitError as problem:
                 error = str(problem)

@@ -10,12 +10,12 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from tracekit.capture.coordinator import CaptureCoordinator, fit_request
 from tracekit.capture.documents import Request, new_id
-from tracekit.capture.drive import Drive, is_gone
-from tracekit.capture.folder import RANKS, ControlFolder
-from tracekit.capture.press import fit_for, progress_words, result_lines, result_of
+from tracekit.capture.folder import RANKS, ControlFolder, is_gone
+from tracekit.capture.results import progress_words, result_lines, results_of
 from tracekit.clock import SYSTEM_CLOCK
-from tracekit.errors import TracekitError
+from tracekit.errors import StorageError, TracekitError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -133,14 +133,14 @@ class Captures:
             if len(running) >= _MAX_AT_ONCE or self._closing.is_set():
                 raise TracekitError("too many captures are under way; try again in a while")
             try:
-                request = fit_for(folder, request)
-                drive = Drive(folder, request, timeout_s=_PATIENCE_S)
-                drive.begin()
+                request = fit_request(folder, request)
+                coordinator = CaptureCoordinator(folder, request, timeout_s=_PATIENCE_S)
+                coordinator.begin()
             except OSError as error:
                 raise TracekitError(f"the run cannot be asked: {error.strerror or error}") from None
             capture = Capture(request.id, SYSTEM_CLOCK.wall_ns() / 1e9)
             thread = threading.Thread(
-                target=self._watch, args=(run_id, capture, drive), name="tracekit serve capture", daemon=True
+                target=self._watch, args=(run_id, capture, coordinator), name="tracekit serve capture", daemon=True
             )
             thread.start()  # it says how far it is once the lock is free, and so after it is in the list
             self._threads = [*(other for other in self._threads if other.is_alive()), thread]
@@ -158,9 +158,9 @@ class Captures:
         for thread in threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
 
-    def _watch(self, run_id: str, capture: Capture, drive: Drive) -> None:
+    def _watch(self, run_id: str, capture: Capture, coordinator: CaptureCoordinator) -> None:
         try:
-            ended = self._follow(run_id, capture, drive)
+            ended = self._follow(run_id, capture, coordinator)
         except Exception as error:  # noqa: BLE001 - the page shows it
             ended = replace(capture, error=f"unexpected {type(error).__name__}: {error}; please report this")
         self._replace(run_id, replace(ended, state=ENDED))
@@ -170,25 +170,25 @@ class Captures:
             captures = self._of_run[run_id]
             captures[:] = [capture if one.id == capture.id else one for one in captures]
 
-    def _follow(self, run_id: str, capture: Capture, drive: Drive) -> Capture:
+    def _follow(self, run_id: str, capture: Capture, coordinator: CaptureCoordinator) -> Capture:
         """Follow a capture until every rank is done, and return its last state."""
         problem = ""
         try:
-            while not drive.finished:
+            while not coordinator.finished:
                 began_s = time.monotonic()
-                drive.look()
-                self._replace(run_id, replace(capture, doing=progress_words(drive)))
+                coordinator.poll()
+                self._replace(run_id, replace(capture, doing=progress_words(coordinator)))
                 # A folder that is slow to read is looked at less often.
-                if not drive.finished and self._closing.wait(_LOOK_S + 2 * (time.monotonic() - began_s)):
+                if not coordinator.finished and self._closing.wait(_LOOK_S + 2 * (time.monotonic() - began_s)):
                     problem = "it was not followed to its end; the ranks have gone on"
                     break
             else:
-                silent = tuple(rank for rank, view in drive.ranks.items() if view.lost is not None)
-                if silent:
-                    drive.stop(silent)  # so that they do not begin when nobody waits for them any more
+                coordinator.stop_lost_ranks()
         except OSError as error:
             problem = f"the run cannot be looked at any more: {error.strerror or error}"
-        results = [result_of(drive, drive.ranks[rank]) for rank in sorted(drive.ranks)]
+        except StorageError as error:
+            problem = f"the run cannot be asked any more: {error}"
+        results = results_of(coordinator)
         files = tuple(dict.fromkeys(file for result in results for file in result["files"]))
         lines = tuple(result_lines(results)) or ("no rank has answered",)
         return replace(capture, lines=lines, files=files, error=problem)

@@ -71,10 +71,10 @@ class Job:
 
     def look(self) -> None:
         assert self.schedule._listener is not None
-        self.schedule._listener.look()
+        self.schedule._listener.poll()
 
     def step(self, batches: int = 1) -> list[str]:
-        """Run so many batches; return what they were."""
+        """Run some batches; return their actions."""
         actions = []
         for _ in range(batches):
             actions.append(self.profiler.action.value)
@@ -242,6 +242,11 @@ def test_a_capture_has_a_longest_time(tmp_path: Path) -> None:
         assert job.step(5)[1:] == ["active"] * 4
         clock.advance(11_000_000_000)
         assert job.step(2) == ["active", "skip"]
+        assert job.capture.state == CaptureState.DONE
+        job.ask(seconds=1000.0)
+        assert job.step(2) == ["skip", "active"]
+        clock.advance(11_000_000_000)
+        assert job.step(2) == ["active", "skip"]
 
 
 def test_a_request_that_was_there_before_the_run_is_not_served(tmp_path: Path) -> None:
@@ -295,15 +300,37 @@ def test_a_base_schedule_goes_on_beside_the_captures(tmp_path: Path) -> None:
     assert [Path(path).name for path in job.trace.paths] == ["rank0-2.json", "rank0-5.json", "rank0-6.json"]
 
 
-def test_a_base_schedule_learns_the_epoch_and_where_a_run_was_resumed() -> None:
+def test_an_open_window_of_the_base_schedule_is_saved_before_a_capture_begins(tmp_path: Path) -> None:
+    with Job(tmp_path, base=cyclic_schedule(warmup=0, active=8, repeat=1, per="run")) as job:
+        assert job.step(2) == ["active", "active"]
+        assert job.profiler.capture(steps=2)
+        assert job.step(6) == ["active", "active_and_save", "active", "active_and_save", "active", "active_and_save"]
+        assert job.capture.files == (str(tmp_path / "rank0-4.json"),)
+    assert [Path(path).name for path in job.trace.paths] == ["rank0-0.json", "rank0-4.json", "rank0-6.json"]
+
+
+def test_a_base_schedule_learns_the_length_of_an_epoch() -> None:
     schedule = on_demand(None, base=cyclic_schedule(warmup=0, active=5))
-    assert schedule.per == "epoch"
-    assert schedule.with_epoch_length(3) is schedule
-    assert schedule.epoch_length == 3
-    timestamp = Timestamp().to_next_batch().to_next_batch()
-    assert schedule(timestamp) is ProfilerAction.ACTIVE_AND_SAVE
-    assert schedule.resumed_at(timestamp) is schedule
-    assert schedule(Timestamp()) is ProfilerAction.SKIP
+    with Profiler(schedule=schedule) as profiler:
+        actions = []
+        for _ in profiler.iterate([1, 2, 3]):
+            actions.append(profiler.action.value)
+            profiler.step()
+        assert profiler.schedule is schedule
+    assert actions == ["active", "active", "active_and_save"]
+
+
+def test_a_base_schedule_counts_from_where_a_run_was_resumed() -> None:
+    second_epoch = Timestamp(epoch=1, batch=2, batch_in_epoch=2)
+    with Profiler(
+        schedule=on_demand(None, base=cyclic_schedule(warmup=0, active=1)), timestamp=second_epoch
+    ) as profiler:
+        assert profiler.action is ProfilerAction.ACTIVE_AND_SAVE
+    with Profiler(schedule=on_demand(None, base=cyclic_schedule(warmup=0, active=1))) as profiler:
+        profiler.step()
+        assert profiler.action is ProfilerAction.SKIP
+        profiler.resume_at(second_epoch)
+        assert profiler.action is ProfilerAction.ACTIVE_AND_SAVE
 
 
 def test_an_epoch_ends_a_window_of_the_base_schedule_but_not_a_capture(tmp_path: Path) -> None:
@@ -400,7 +427,7 @@ def test_a_file_system_that_hangs_holds_up_neither_a_step_nor_the_end(
         go_on.wait(60)
 
     monkeypatch.setattr(ControlFolder, "read_request", hang)
-    monkeypatch.setattr("tracekit.recording.capture_listener._JOIN_S", 0.2)
+    monkeypatch.setattr("tracekit.capture.listener._JOIN_S", 0.2)
     profiler = Profiler(MemoryTraceHandler(), on_demand(tmp_path / "control", look_interval=0.01, steps=1))
     profiler.start()
     try:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tracekit.capture.coordinator import CaptureCoordinator, RankView, common_start
 from tracekit.capture.documents import CaptureState, CaptureStatus, RankStatus, Request
-from tracekit.capture.drive import Drive, RankView, common_start, is_gone
-from tracekit.capture.folder import ControlFolder, machine
+from tracekit.capture.folder import ControlFolder, is_gone, machine
 from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ def status(rank: int, *, state: str | None = None, request: str = "x", **fields:
 
 
 class Run:
-    """A control folder, the ranks that write there, and the one who drives."""
+    """A control folder, the ranks that write there, and the coordinator."""
 
     def __init__(self, path: Path, request: Request, timeout_s: float = 30) -> None:
         self.folder = ControlFolder(path)
         self.folder.make()
         self.reader = ControlFolder(path)
         self.time = FakeClock()
-        self.drive = Drive(ControlFolder(path), request, timeout_s=timeout_s, clock=self.time.clock)
+        self.coordinator = CaptureCoordinator(ControlFolder(path), request, timeout_s=timeout_s, clock=self.time.clock)
         self.updates = 0
 
     def say(self, *statuses: RankStatus) -> None:
@@ -45,12 +45,12 @@ class Run:
 
     def look(self, seconds: float = 0.1) -> Request | None:
         self.time.advance(round(seconds * SECOND))
-        self.drive.look()
+        self.coordinator.poll()
         return self.reader.read_request()
 
     @property
     def lost(self) -> dict[int, str]:
-        return {rank: view.lost for rank, view in self.drive.ranks.items() if view.lost is not None}
+        return {rank: view.lost for rank, view in self.coordinator.ranks.items() if view.lost is not None}
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def run(tmp_path: Path) -> Run:
 
 def view(batch: int, step_seconds: float | None, **fields: Any) -> RankView:
     told = status(0, state=CaptureState.ACKNOWLEDGED, batch=batch, step_seconds=step_seconds, **fields)
-    return RankView(0, 0, told)
+    return RankView(0, "x", 0, status=told)
 
 
 def test_the_common_start_lies_ahead_of_every_rank() -> None:
@@ -68,7 +68,7 @@ def test_the_common_start_lies_ahead_of_every_rank() -> None:
         decided = common_start(Request(id="x", together=True), list(views), 0, 0)
         assert decided.start_batch is not None
         assert decided.start_time is None
-        assert decided.decided
+        assert decided.has_start
         return decided.start_batch
 
     # Two looks of half a second and half a second more, after a look's age: 2 s, and a quarter to be on the safe side.
@@ -87,11 +87,11 @@ def test_ranks_whose_batches_are_far_apart_start_by_the_clock() -> None:
 
 def test_the_start_is_written_when_every_rank_has_answered(run: Run) -> None:
     run.say(status(0, batch=100), status(1, batch=100))
-    run.drive.begin()
+    run.coordinator.begin()
     asked = run.look()
     assert asked is not None
-    assert (asked.decided, asked.steps) == (False, 2)
-    # Longer than the 30 s after which silent ranks are given up: the start, which is said then, must find the others.
+    assert (asked.has_start, asked.steps) == (False, 2)
+    # Silent ranks are given up after 30 s. The start is written then, and must find the others.
     assert asked.expires == pytest.approx(run.time.wall_ns / 1e9 + 40, abs=1)
     run.say(status(0, state=CaptureState.ACKNOWLEDGED, batch=101))
     assert run.look() is None
@@ -104,16 +104,16 @@ def test_the_start_is_written_when_every_rank_has_answered(run: Run) -> None:
     for state in (CaptureState.WAITING, CaptureState.RECORDING, CaptureState.SAVING):
         run.say(status(0, state=state), status(1, state=state))
         run.look()
-        assert not run.drive.finished
+        assert not run.coordinator.finished
     run.say(status(0, state=CaptureState.DONE), status(1, state=CaptureState.DONE))
     run.look()
-    assert run.drive.finished
+    assert run.coordinator.finished
     assert run.lost == {}
 
 
 def test_a_rank_that_does_not_answer_is_waited_for_a_while_and_then_left_out(run: Run) -> None:
     run.say(status(0, batch=100), status(1, batch=100))
-    run.drive.begin()
+    run.coordinator.begin()
     run.look()
     run.say(status(0, state=CaptureState.ACKNOWLEDGED, batch=101))
     assert run.look(29) is None
@@ -124,21 +124,21 @@ def test_a_rank_that_does_not_answer_is_waited_for_a_while_and_then_left_out(run
     assert run.lost == {1: "it has not answered for 30 s"}
     run.say(status(0, state=CaptureState.DONE))
     run.look()
-    assert run.drive.finished
+    assert run.coordinator.finished
 
 
 def test_nobody_answers(run: Run) -> None:
-    run.drive.begin()
+    run.coordinator.begin()
     run.look(29)
-    assert not run.drive.finished
+    assert not run.coordinator.finished
     run.look(2)
-    assert run.drive.finished
-    assert run.drive.ranks == {}
+    assert run.coordinator.finished
+    assert run.coordinator.ranks == {}
 
 
 def test_a_rank_that_stands_still_is_given_up_and_taken_back_when_it_goes_on(run: Run) -> None:
     run.say(status(0, state=CaptureState.ACKNOWLEDGED), status(1, state=CaptureState.ACKNOWLEDGED))
-    run.drive.begin()
+    run.coordinator.begin()
     run.look()
     run.say(status(0, state=CaptureState.RECORDING), status(1, state=CaptureState.RECORDING))
     run.look()
@@ -154,7 +154,7 @@ def test_a_rank_that_stands_still_is_given_up_and_taken_back_when_it_goes_on(run
 def test_a_rank_whose_batches_are_long_is_given_three_of_them(run: Run) -> None:
     long = status(0, state=CaptureState.RECORDING, step_seconds=60.0, world_size=1)
     run.say(long)
-    run.drive.begin()
+    run.coordinator.begin()
     run.look()
     run.look(179)
     assert run.lost == {}
@@ -165,95 +165,95 @@ def test_a_rank_whose_batches_are_long_is_given_three_of_them(run: Run) -> None:
 def test_a_rank_that_saves_a_large_trace_is_waited_for(run: Run) -> None:
     for _ in range(10):
         run.say(status(0, state=CaptureState.SAVING, world_size=1))
-        run.drive.begin() if not run.drive.ranks else None
+        run.coordinator.begin() if not run.coordinator.ranks else None
         run.look(20)
         assert run.lost == {}
 
 
 def test_a_refusal_is_an_answer(run: Run) -> None:
-    run.drive.begin()
+    run.coordinator.begin()
     run.say(status(0, state=CaptureState.ACKNOWLEDGED), status(1, refused=("x", "another capture is in force")))
     told = run.look()
     assert told is not None
     run.say(status(0, state=CaptureState.DONE))
     told = run.look()
-    assert run.drive.finished
-    assert run.drive.refusal_of(run.drive.ranks[1]) == "another capture is in force"
-    assert not run.drive.is_done(run.drive.ranks[1])
+    assert run.coordinator.finished
+    assert run.coordinator.ranks[1].refusal == "another capture is in force"
+    assert not run.coordinator.ranks[1].is_done
 
 
 def test_a_rank_that_ends_or_starts_again_is_not_waited_for(run: Run) -> None:
-    run.drive.begin()
+    run.coordinator.begin()
     run.say(status(0, state=CaptureState.RECORDING), status(1, state=CaptureState.RECORDING))
     run.look()
     run.say(status(0, state=CaptureState.RECORDING, listening=False), status(1, pid=7))
     run.look()
     assert run.lost == {0: "it has ended", 1: "it was started again"}
-    assert run.drive.finished
+    assert run.coordinator.finished
 
 
 def test_files_of_an_earlier_larger_run_do_not_count(run: Run) -> None:
     run.say(*(status(rank, world_size=8, listening=False) for rank in range(8)))
     run.say(status(0, batch=100), status(1, batch=100))
-    run.drive.begin()
+    run.coordinator.begin()
     run.say(status(0, state=CaptureState.ACKNOWLEDGED), status(1, state=CaptureState.ACKNOWLEDGED))
     assert run.look() is not None
-    assert sorted(run.drive.ranks) == [0, 1]
+    assert sorted(run.coordinator.ranks) == [0, 1]
 
 
 def test_only_the_chosen_ranks_are_waited_for(tmp_path: Path) -> None:
     run = Run(tmp_path / "control", Request(id="x", ranks=(1,), together=True))
     run.say(status(0, batch=100), status(1, batch=100))
-    run.drive.begin()
+    run.coordinator.begin()
     run.say(status(1, state=CaptureState.ACKNOWLEDGED))
     run.look()
     run.say(status(1, state=CaptureState.DONE))
     run.look()
-    assert run.drive.finished
-    assert list(run.drive.ranks) == [1]
+    assert run.coordinator.finished
+    assert list(run.coordinator.ranks) == [1]
 
 
 def test_a_stop_waits_for_what_runs(tmp_path: Path) -> None:
     run = Run(tmp_path / "control", Request(id="stop", stop=True))
     run.say(status(0, state=CaptureState.RECORDING, request="a"), status(1, state=CaptureState.DONE, request="b"))
-    run.drive.begin()
+    run.coordinator.begin()
     asked = run.look()
     assert asked is not None
     assert asked.stop
-    assert (run.drive.finished, list(run.drive.ranks)) == (False, [0])
+    assert (run.coordinator.finished, list(run.coordinator.ranks)) == (False, [0])
     run.say(status(0, state=CaptureState.DONE, request="a"))
     run.look()
-    assert run.drive.finished
-    assert run.drive.is_done(run.drive.ranks[0])
+    assert run.coordinator.finished
+    assert run.coordinator.ranks[0].is_done
 
 
 def test_a_stop_with_nothing_to_stop_is_over_at_once(tmp_path: Path) -> None:
     run = Run(tmp_path / "control", Request(id="stop", stop=True))
     run.say(status(0))
-    run.drive.begin()
+    run.coordinator.begin()
     run.look()
-    assert run.drive.finished
-    assert run.drive.ranks == {}
+    assert run.coordinator.finished
+    assert run.coordinator.ranks == {}
 
 
 def test_a_capture_that_is_taken_back_does_not_wait_for_those_who_never_answered(run: Run) -> None:
-    run.drive.begin()
+    run.coordinator.begin()
     run.say(status(0, state=CaptureState.ACKNOWLEDGED))
     run.look()
-    run.drive.stop()
+    run.coordinator.stop()
     asked = run.look()
     assert asked is not None
     assert asked.stop
     run.say(status(0, state=CaptureState.CANCELLED))
     run.look()
-    assert run.drive.finished
+    assert run.coordinator.finished
     assert run.lost == {1: "it has not answered"}
 
 
 def test_a_rank_that_waits_for_the_time_is_not_given_up(tmp_path: Path) -> None:
     time = FakeClock()
     run = Run(tmp_path / "control", Request(id="x", start_time=time.wall_ns / 1e9 + 3600))
-    run.drive.begin()
+    run.coordinator.begin()
     run.say(status(0, state=CaptureState.WAITING, world_size=1))
     run.look()
     run.look(3000)
@@ -275,9 +275,9 @@ def test_it_is_known_here_whether_a_process_has_died() -> None:
 
 def test_of_very_many_ranks_those_that_speak_are_watched_and_not_all_that_may_be_absent(run: Run) -> None:
     run.say(status(0, world_size=1_000_000), status(999_999, world_size=1_000_000))
-    run.drive.begin()
+    run.coordinator.begin()
     run.look()
-    assert sorted(run.drive.ranks) == [*range(10_000), 999_999]
+    assert sorted(run.coordinator.ranks) == [*range(10_000), 999_999]
     run.look(31)
-    assert run.drive.finished
+    assert run.coordinator.finished
     assert len(run.lost) == 10_001

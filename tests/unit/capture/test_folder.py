@@ -1,4 +1,4 @@
-"""The documents of a control folder, and what is refused there."""
+"""The documents of a control folder, valid and refused ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tracekit.capture.documents import LARGEST_BYTES, CaptureState, CaptureStatus, RankStatus, Request
+from tracekit.capture.documents import MAX_DOCUMENT_BYTES, CaptureState, CaptureStatus, RankStatus, Request
 from tracekit.capture.folder import ControlFolder
 from tracekit.errors import ConfigError, StorageError
 
@@ -78,7 +78,7 @@ def test_a_request_by_hand_needs_no_id(folder: ControlFolder) -> None:
     put(folder, '{"steps": 5, "start_batch": 1000, "comment": "for Tuesday"}')
     request = folder.read_request()
     assert request is not None
-    assert (request.steps, request.start_batch, request.decided, request.ranks) == (5, 1000, True, None)
+    assert (request.steps, request.start_batch, request.has_start, request.ranks) == (5, 1000, True, None)
     put(folder, '{"steps": 5}')
     again = folder.read_request()
     assert again is not None
@@ -111,7 +111,7 @@ def test_a_request_by_hand_needs_no_id(folder: ControlFolder) -> None:
         ('{"stop": 1}', "stop"),
         ('{"start_time": 1795257989000}', "start_time"),
         ('{"start_time": 1795257989, "start_batch": 4}', "exclude"),
-        (" " * (LARGEST_BYTES + 1), "larger"),
+        (" " * (MAX_DOCUMENT_BYTES + 1), "larger"),
     ],
 )
 def test_what_is_no_request_is_refused_once(folder: ControlFolder, text: str | bytes, words: str) -> None:
@@ -170,7 +170,7 @@ def test_a_request_of_another_user_is_refused(folder: ControlFolder) -> None:
         b'{"rank": 0, "world_size": 1000001, "pid": 1}',
         b'{"rank": 0, "world_size": 2, "pid": 1, "capture": {"state": "flying"}}',
         b'{"rank": 0, "world_size": 2, "pid": 1, "capture": 3}',
-        b"x" * (LARGEST_BYTES + 1),
+        b"x" * (MAX_DOCUMENT_BYTES + 1),
     ],
 )
 def test_a_damaged_status_is_passed_over(folder: ControlFolder, damage: bytes) -> None:
@@ -205,8 +205,8 @@ def test_nothing_half_written_is_left(folder: ControlFolder, monkeypatch: pytest
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "write", full)
-    with pytest.raises(OSError, match="No space"):
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match="No space"):
         folder.write_request(Request(id="a"))
     assert [path.name for path in folder.path.iterdir()] == ["ranks"]
 
