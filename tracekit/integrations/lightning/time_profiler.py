@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.arguments import check_choice
@@ -12,9 +11,8 @@ from tracekit.integrations.batches import samples_in
 from tracekit.integrations.lightning.actions import OWN_PREFIX
 from tracekit.integrations.lightning.callback import records_hooks
 from tracekit.integrations.lightning.framework import Callback, device_waits, gathered
-from tracekit.integrations.lightning.loop_times import LoopTimes
+from tracekit.integrations.lightning.loop_timer import LoopTimer, StageTimes
 from tracekit.integrations.lightning.profiler_hooks import listen, stop_listening
-from tracekit.integrations.lightning.stage_timer import EpochTimes, StageTimes
 from tracekit.integrations.lightning.table import stages_table
 from tracekit.integrations.lightning.time_values import (
     ALL_KEYS,
@@ -26,7 +24,6 @@ from tracekit.integrations.lightning.time_values import (
     reduce_ranks,
     stage_values,
 )
-from tracekit.statistics import DurationStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +35,7 @@ __all__ = ["TimeProfiler"]
 
 logger = logging.getLogger("tracekit")
 
-_STATE_VERSION: Final = 1
+_STATE_VERSION: Final = 2
 
 
 class TimeProfiler(Callback):
@@ -110,11 +107,8 @@ class TimeProfiler(Callback):
         self._reduce = reduce
         self._synchronize = synchronize
         self._clock = clock
-        self._times = LoopTimes(clock)
-        self._thread = 0
-        self._resumed: EpochTimes | None = None
+        self._timer = LoopTimer(clock)
         self._stages: dict[str, StageTimes] = {}  # of all runs until now
-        self._within = {"backward": DurationStatistics(), "optimizer step": DurationStatistics()}
 
     @property
     def state_key(self) -> str:
@@ -123,118 +117,87 @@ class TimeProfiler(Callback):
 
     def summary(self) -> str:
         """Return a table of all runs until now, in seconds, with medians and percentiles, and what downtime was made of."""
-        return stages_table(self._stages, self._within)
-
-    # ---- the run --------------------------------------------------------------------------------------------------------
+        return stages_table(self._stages)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin to listen to the trainer."""
+        stop_listening(trainer, self._timer)  # of a run that failed unnoticed, because another callback raised
         wait = device_waits(trainer.strategy.root_device) if self._synchronize else None
-        self._times = LoopTimes(self._clock, wait, slices_of_parts=not records_hooks(trainer))
-        self._thread = threading.get_ident()
-        self._resumed = None
-        stop_listening(trainer, self)  # of a run that failed unnoticed, because another callback raised
-        listen(trainer, self)
+        self._timer = LoopTimer(self._clock, wait, slices_of_parts=not records_hooks(trainer))
+        listen(trainer, self._timer)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Stop listening."""
-        stop_listening(trainer, self)
-        self.close()
+        stop_listening(trainer, self._timer)
+        self._timer.close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Stop listening to a run that fails, which Lightning does not tear down."""
         self.teardown(trainer, pl_module, "")
 
-    def start(self, action_name: str) -> None:
-        """Note the start of an action; see `tracekit.integrations.lightning.profiler_hooks`."""
-        if threading.get_ident() == self._thread:
-            self._times.begin_action(action_name, self._resumed)
-
-    def stop(self, action_name: str) -> None:
-        """Note the end of an action."""
-        if threading.get_ident() == self._thread:
-            self._times.end_action(action_name)
-
-    def close(self) -> None:
-        """End the open slices."""
-        self._times.close()
-
     # ---- training -------------------------------------------------------------------------------------------------------
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin an epoch. One that was interrupted is over: Lightning goes on with the next."""
-        self._resumed = None
-        self._times.begin_epoch()
+        self._timer.begin_epoch()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the times of the epoch."""
-        self._resumed = None
-        epoch = self._times.end_epoch()
-        if epoch is not None:
-            for stage in ("train", "validation", "between"):
-                name = "between epochs" if stage == "between" else stage
-                self._stages.setdefault(name, StageTimes()).add(getattr(epoch, stage))
-            self._within["backward"].merge(epoch.backward)
-            self._within["optimizer step"].merge(epoch.optimizer_step)
-        self._log(trainer, pl_module, {} if epoch is None else epoch_values(epoch))
+        epoch = self._timer.end_epoch() or {}
+        for stage, times in epoch.items():
+            self._stages.setdefault(stage, StageTimes()).add(times)
+        self._log(trainer, pl_module, epoch_values(epoch) if epoch else {})
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Any) -> None:
         """Begin a backward pass."""
-        self._times.begin_backward()
+        self._timer.begin("backward")
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End it."""
-        self._times.end_backward()
+        self._timer.end("backward")
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         """Begin the optimizer's own part of its step."""
-        self._times.begin_step()
+        self._timer.begin("optimizer step")
 
-    # ---- batches of any stage -------------------------------------------------------------------------------------------
+    # ---- batches and evaluation -----------------------------------------------------------------------------------------
 
     def on_train_batch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Begin a batch, unless it is of the sanity check."""
         if not trainer.sanity_checking:
-            self._times.begin_batch()
+            self._timer.begin_batch()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *args: Any, **kwargs: Any
     ) -> None:
         """End the batch."""
         if not trainer.sanity_checking:
-            self._times.end_batch(samples_in(batch))
-
-    on_validation_batch_start = on_test_batch_start = on_predict_batch_start = on_train_batch_start
-    on_validation_batch_end = on_test_batch_end = on_predict_batch_end = on_train_batch_end
-
-    # ---- evaluation -----------------------------------------------------------------------------------------------------
+            self._timer.end_batch(samples_in(batch))
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a run of validation, a test or a prediction, unless it is the sanity check."""
         if not trainer.sanity_checking:
-            self._times.begin_evaluation(_stage(trainer))
+            self._timer.begin_stage(_stage(trainer))
 
-    on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
-
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """End it, and log its times, unless it is a part of a training epoch."""
         if trainer.sanity_checking:
             return
-        times, stage = self._times.end_evaluation(), _stage(trainer)
+        stage = _stage(trainer)
+        times = self._timer.end_stage(stage) or StageTimes()
         if trainer.state.fn == "fit":
             return
         self._stages.setdefault(stage, StageTimes()).add(times)
-        values = stage_values(stage, "val" if stage == "validation" else stage, times)
+        values = stage_values(stage, times)
         if stage == "predict":
             self.values = values
         else:
             self._log(trainer, pl_module, values, stage)
 
-    on_test_epoch_end = on_validation_epoch_end
-
-    def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """End a prediction."""
-        self.on_validation_epoch_end(trainer, pl_module)
+    on_validation_batch_start = on_test_batch_start = on_predict_batch_start = on_train_batch_start
+    on_validation_batch_end = on_test_batch_end = on_predict_batch_end = on_train_batch_end
+    on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
+    on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
 
     # ---- results --------------------------------------------------------------------------------------------------------
 
@@ -261,15 +224,16 @@ class TimeProfiler(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the times of the epoch until now, as plain numbers; nothing between epochs."""
-        epoch = self._times.until_now()
-        return {} if epoch is None else {"version": _STATE_VERSION, "epoch": epoch.to_dict()}
+        epoch = self._timer.epoch_until_now()
+        stored = {stage: times.to_dict() for stage, times in (epoch or {}).items()}
+        return {"version": _STATE_VERSION, "epoch": stored} if stored else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with the times of an epoch that was interrupted. Which keys are logged stays as it is."""
         if state_dict.get("version") != _STATE_VERSION:
             logger.warning("tracekit: TimeProfiler does not know the state of version %r", state_dict.get("version"))
             return
-        self._resumed = EpochTimes.from_dict(state_dict["epoch"])
+        self._timer.resumed = {stage: StageTimes.from_dict(times) for stage, times in state_dict["epoch"].items()}
 
 
 def _stage(trainer: Trainer) -> str:
