@@ -1,15 +1,15 @@
-"""Hook: what integrations put into objects of a training, and what a copy of these objects is without."""
+"""Hooks that integrations put into objects of a training, which copies of these objects do not have."""
 
 from __future__ import annotations
 
 import functools
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Hook", "method_hook", "model_hook"]
+__all__ = ["Hook", "Replacements", "method_hook", "model_hook"]
 
 
 class Hook:
@@ -49,3 +49,24 @@ def model_hook(function: Callable[..., Any]) -> Hook:
 def method_hook(function: Callable[..., Any], owner: object, name: str) -> Hook:
     """Return what replaces a method of an object; a copy of the object has its own."""
     return Hook(function, owner, name)
+
+
+class Replacements:
+    """Methods of single objects that are replaced until `restore`."""
+
+    def __init__(self) -> None:
+        self._replaced: list[tuple[Any, str]] = []
+
+    def put(self, owner: Any, name: str, value: Any) -> None:
+        """Replace an attribute. An object that takes none, or has one of this name of its own, stays as it is."""
+        if name not in getattr(owner, "__dict__", {name: None}):
+            with suppress(AttributeError, TypeError):
+                setattr(owner, name, value)
+                self._replaced.append((owner, name))
+
+    def restore(self) -> None:
+        """Give all objects their own methods back."""
+        while self._replaced:
+            owner, name = self._replaced.pop()
+            with suppress(AttributeError):
+                delattr(owner, name)

@@ -16,9 +16,14 @@ from tracekit.integrations.batches import samples_in, tokens_in
 from tracekit.integrations.lightning.action_slices import ActionSlices
 from tracekit.integrations.lightning.actions import OWN_PREFIX
 from tracekit.integrations.lightning.framework import Callback, profiler_of
-from tracekit.integrations.lightning.loader_workers import record_workers
 from tracekit.integrations.lightning.profiler import TracekitProfiler
-from tracekit.integrations.lightning.profiler_hooks import NullListener, close_slices, listen, stop_listening
+from tracekit.integrations.lightning.trainer_hooks import (
+    NullListener,
+    close_slices,
+    listen,
+    record_workers,
+    stop_listening,
+)
 from tracekit.naming import following_names
 from tracekit.recording.lifecycle import active_profiler
 from tracekit.recording.on_demand import OnDemand

@@ -12,7 +12,6 @@ from tracekit.integrations.lightning.actions import OWN_PREFIX
 from tracekit.integrations.lightning.callback import records_hooks
 from tracekit.integrations.lightning.framework import Callback, device_waits, gathered
 from tracekit.integrations.lightning.loop_timer import LoopTimer, StageTimes
-from tracekit.integrations.lightning.profiler_hooks import listen, stop_listening
 from tracekit.integrations.lightning.table import stages_table
 from tracekit.integrations.lightning.time_values import (
     ALL_KEYS,
@@ -24,6 +23,7 @@ from tracekit.integrations.lightning.time_values import (
     reduce_ranks,
     stage_values,
 )
+from tracekit.integrations.lightning.trainer_hooks import listen, stop_listening
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

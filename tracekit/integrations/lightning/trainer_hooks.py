@@ -1,4 +1,4 @@
-"""Listen to the actions of a Trainer, with any profiler.
+"""Hooks in a Trainer: listen to its actions, with any profiler, and record the workers of its data loaders.
 
 Lightning reports all its actions to ``trainer.profiler``, by ``start`` and ``stop``. A hook replaces these two methods of that
 one object, and the methods by which the loggers write, which Lightning does not report. It is removed when the run is over.
@@ -9,34 +9,33 @@ its open slices.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.integrations.hooks import Replacements, method_hook
 from tracekit.integrations.lightning.actions import logger_action
 from tracekit.integrations.lightning.framework import profiler_of
+from tracekit.recording.loaders import recording_loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tracekit.integrations.lightning.framework import Trainer
+    from tracekit.recording.profiler import Profiler
 
-__all__ = ["NullListener", "close_slices", "listen", "stop_listening"]
+__all__ = ["NullListener", "close_slices", "listen", "record_workers", "stop_listening"]
 
 _ATTRIBUTE: Final = "_tracekit_hooks"
-_LOGGER_METHODS: Final = ("log_metrics", "save")
+_GET_ITERATOR: Final = "_get_iterator"
 
 
 class NullListener:
     """A listener that does nothing, for a profiler that records the actions itself and needs those of the loggers."""
 
-    def start(self, action_name: str) -> None:
+    def start(self, *_: str) -> None:
         """Do nothing."""
 
-    stop = start
-
-    def close(self) -> None:
-        """Do nothing."""
+    stop = close = start
 
 
 def listen(trainer: Trainer, listener: Any, *, outermost: bool = False) -> None:
@@ -55,7 +54,7 @@ def stop_listening(trainer: Trainer, listener: Any) -> None:
     if hooks is not None:
         hooks.listeners = tuple(other for other in hooks.listeners if other is not listener)
         if not hooks.listeners:
-            hooks.remove()
+            hooks.replacements.restore()
 
 
 def close_slices(trainer: Trainer) -> None:
@@ -70,7 +69,7 @@ class _ProfilerHooks:
 
     def __init__(self, profiler: Any, loggers: Any) -> None:
         self.listeners: tuple[Any, ...] = ()
-        self._replaced: list[tuple[Any, str]] = []
+        self.replacements = Replacements()
         start, stop = profiler.start, profiler.stop
 
         @functools.wraps(start)
@@ -85,25 +84,12 @@ class _ProfilerHooks:
                 listener.stop(action_name)
             stop(action_name)
 
-        self._put(profiler, "start", started)
-        self._put(profiler, "stop", stopped)
-        self._put(profiler, _ATTRIBUTE, self)
+        for name, value in (("start", started), ("stop", stopped), (_ATTRIBUTE, self)):
+            self.replacements.put(profiler, name, value)
         for logger in loggers:
-            for name in _LOGGER_METHODS:
-                self._put(logger, name, _profiled(profiler, logger_action(logger, name), getattr(logger, name)))
-
-    def _put(self, owner: Any, name: str, value: Any) -> None:
-        # An object that takes no attributes, or has an attribute of this name, is left as it is.
-        if name not in getattr(owner, "__dict__", {name: None}):
-            with contextlib.suppress(AttributeError, TypeError):
-                setattr(owner, name, value)
-                self._replaced.append((owner, name))
-
-    def remove(self) -> None:
-        for owner, name in self._replaced:
-            with contextlib.suppress(AttributeError):
-                delattr(owner, name)
-        self._replaced.clear()
+            for name in ("log_metrics", "save"):
+                action_name = logger_action(logger, name)
+                self.replacements.put(logger, name, _profiled(profiler, action_name, getattr(logger, name)))
 
 
 def _profiled(profiler: Any, action_name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,3 +99,33 @@ def _profiled(profiler: Any, action_name: str, method: Callable[..., Any]) -> Ca
             return method(*args, **kwargs)
 
     return profiled
+
+
+def record_workers(trainer: Trainer, profiler: Profiler) -> Callable[[], None]:
+    """Record the workers that the loaders of a Trainer start from now on, each into a trace next to that of its rank.
+
+    Lightning passes every loader, in its final form, to its strategy. Loaders without workers, and objects other than torch
+    DataLoaders, are left alone.
+
+    Returns:
+        A function that restores strategy and loaders. Running workers continue.
+    """
+    strategy: Any = trainer.strategy
+    process: Callable[[Any], Any] = strategy.process_dataloader
+    replacements = Replacements()
+
+    def processed(loader: Any) -> Any:
+        found = process(loader)
+        get_iterator = getattr(found, _GET_ITERATOR, None)
+        if get_iterator is not None and getattr(found, "num_workers", False):
+            start_workers = functools.partial(_start_workers, found, get_iterator, profiler)
+            replacements.put(found, _GET_ITERATOR, method_hook(start_workers, found, _GET_ITERATOR))
+        return found
+
+    replacements.put(strategy, "process_dataloader", method_hook(processed, strategy, "process_dataloader"))
+    return replacements.restore
+
+
+def _start_workers(loader: Any, get_iterator: Callable[[], Any], profiler: Profiler) -> Any:
+    with recording_loader(loader, profiler):
+        return get_iterator()
