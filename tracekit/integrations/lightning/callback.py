@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import ExitStack
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +108,8 @@ class TracekitCallback(Callback):
         self._sources = sources
         self._samples = samples
         self._tokens = tokens
-        self._hooks = hooks
+        self.hooks = hooks
+        """True if every action of Lightning gets a slice."""
         self._workers = workers
         self._begins_at: Timestamp = options.pop("timestamp", None) or Timestamp()
         self._options = options
@@ -118,11 +120,9 @@ class TracekitCallback(Callback):
         self.profiler: Profiler | None = None
         """The profiler of the run that is going on."""
         self._timestamp = self._begins_at  # of training
-        self._own = False
+        self._at_end = ExitStack()
         self._stage = ""
         self._counts_evaluation = False
-        self._listener: NullListener | ActionSlices | None = None
-        self._restore_loaders: Callable[[], None] | None = None
         self._steps = 0
         self._waiting = (0, 0)  # samples and tokens of micro-batches since the last step
 
@@ -131,40 +131,41 @@ class TracekitCallback(Callback):
         """Lightning's name for this callback."""
         return f"{OWN_PREFIX}{type(self).__qualname__}"
 
-    @property
-    def hooks(self) -> bool:
-        """True if every action of Lightning gets a slice."""
-        return self._hooks
-
     # ---- the run --------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin to record."""
-        self._end(trainer, None)  # of a run that failed unnoticed, because another callback raised
+        self._end(None)  # of a run that failed unnoticed, because another callback raised
         self._stage = getattr(stage, "value", stage)  # an enum, whose name is another
         self._waiting = (0, 0)
         if trainer.global_step == 0:  # otherwise the same training goes on
             self._timestamp = self._begins_at
         found = active_profiler() if self._trace is None else None
-        self._own = found is None
-        self.profiler = found or self._started(trainer, self._timestamp if self._stage == "fit" else Timestamp())
-        if self.profiler is None:
+        profiler = found or self._started(trainer, self._timestamp if self._stage == "fit" else Timestamp())
+        self.profiler = profiler
+        if profiler is None:
             return
+        if found is None:
+            self._at_end.push(profiler)
         if self._workers:
-            self._restore_loaders = record_workers(trainer, self.profiler)
-        self._counts_evaluation = self._stage != "fit" and int(self.profiler.timestamp.batch) == 0
-        if self._hooks:
+            self._at_end.callback(record_workers(trainer, profiler))
+        self._counts_evaluation = self._stage != "fit" and int(profiler.timestamp.batch) == 0
+        if self.hooks:
             has_slices = isinstance(profiler_of(trainer), TracekitProfiler)
-            self._listener = NullListener() if has_slices else ActionSlices()
-            listen(trainer, self._listener, outermost=True)  # other slices begin and end within actions
+            listener = NullListener() if has_slices else ActionSlices()
+            listen(trainer, listener, outermost=True)  # other slices begin and end within actions
+            self._at_end.callback(stop_listening, trainer, listener)
+            self._at_end.callback(listener.close)
+        if found is None:
+            self._at_end.callback(close_slices, trainer)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Complete the recording."""
-        self._end(trainer, None)
+        self._end(None)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Complete the recording of a run that fails, and pass the exception to the handlers."""
-        self._end(trainer, exception)
+        self._end(exception)
 
     def _started(self, trainer: Trainer, timestamp: Timestamp) -> Profiler | None:
         options = dict(self._options)
@@ -193,19 +194,10 @@ class TracekitCallback(Callback):
         name = DEFAULT_NAME if self._trace is None else check_path("trace", self._trace)
         return JSONTraceHandler(next(islice(following_names(name), self._recordings, None)))
 
-    def _end(self, trainer: Trainer, error: BaseException | None) -> None:
-        profiler, self.profiler = self.profiler, None
-        listener, self._listener = self._listener, None
-        restore_loaders, self._restore_loaders = self._restore_loaders, None
-        if restore_loaders is not None:
-            restore_loaders()
-        if profiler is not None and self._own:
-            close_slices(trainer)
-        if listener is not None:
-            listener.close()
-            stop_listening(trainer, listener)
-        if profiler is not None and self._own:
-            profiler.__exit__(None if error is None else type(error), error, None)
+    def _end(self, error: BaseException | None) -> None:
+        self.profiler = None
+        at_end, self._at_end = self._at_end, ExitStack()
+        at_end.__exit__(None if error is None else type(error), error, None)
 
     # ---- training -------------------------------------------------------------------------------------------------------
 
@@ -266,32 +258,24 @@ class TracekitCallback(Callback):
             self._count(trainer, batch)
             self._step()
 
-    on_test_batch_end = on_validation_batch_end
-    on_predict_batch_end = on_validation_batch_end
-
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to count, outside of training."""
         if self._counts_evaluation and self.profiler is not None:
             self.profiler.restart_batch()
-
-    on_test_epoch_start = on_validation_epoch_start
-    on_predict_epoch_start = on_validation_epoch_start
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave a validation in the middle of training out of the batch around it."""
         if self._stage == "fit" and self.profiler is not None:
             self.profiler.restart_batch()
 
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Complete the recording window of the schedule, outside of training."""
         if self._counts_evaluation and self.profiler is not None:
             self.profiler.next_epoch()
 
-    on_test_epoch_end = on_validation_epoch_end
-
-    def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Do the same."""
-        self.on_validation_epoch_end(trainer, pl_module)
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
+    on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
+    on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------------
 
@@ -314,7 +298,7 @@ class TracekitCallback(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         # Lightning sends its callbacks to the processes that it spawns; each of them records by itself.
-        return {**self.__dict__, "profiler": None, "_listener": None, "_restore_loaders": None}
+        return {**self.__dict__, "profiler": None, "_at_end": ExitStack()}
 
 
 def records_hooks(trainer: Trainer) -> bool:
