@@ -6,7 +6,6 @@ import atexit
 import logging
 import os
 from collections import deque
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +16,9 @@ from tracekit.errors import ConfigError
 from tracekit.integrations.jax.agreement import make_agreement
 from tracekit.integrations.jax.config import JaxProfilerConfig, log_dir
 from tracekit.integrations.jax.recorder import TraceRecorder
-from tracekit.integrations.jax.trace import JaxTrace, import_jax
+from tracekit.integrations.jax.trace import import_jax
 from tracekit.integrations.jax.windows import Decision, Windows
+from tracekit.integrations.slices import OpenSlices
 from tracekit.recording.failures import Failures
 from tracekit.recording.lifecycle import active_profiler
 from tracekit.timestamp import Timestamp
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from tracekit.distributed import ProcessInfo
     from tracekit.integrations.jax.agreement import Agreement
-    from tracekit.recording.marker import Marker
     from tracekit.recording.profiler import Profiler
 
 __all__ = ["JaxProfiler"]
@@ -122,7 +121,7 @@ class JaxProfiler:
         self._agreement: Agreement | None = None
         self._recorder: TraceRecorder | None = None
         self._arrays: Any = None
-        self._phase: Marker | None = None
+        self._phases = OpenSlices()
         self._step = 0
         self._latest_start: int | None = None
         self._stepped_ns = 0
@@ -190,20 +189,15 @@ class JaxProfiler:
         # After an exception, the arrays may never be computed.
         self._guard(self._close, exc is None)
 
-    def close(self) -> None:
+    def close(self, *_args: object, **_kwargs: object) -> None:
         """End and save the trace that runs, and wait until it is written. May be called again."""
         self._guard(self._close)
 
-    def set_dataset(self, *_args: object, **_kwargs: object) -> None:
-        """Do nothing; for trainers that call it."""
+    on_training_end = close
 
     def on_training_start(self, *_args: object, **_kwargs: object) -> None:
         """Begin to count the time. The first `on_training_step` does it where it is not called."""
         self._guard(self._begin)
-
-    def on_training_end(self, *_args: object, **_kwargs: object) -> None:
-        """Do what `close` does."""
-        self.close()
 
     def finalize(self, *_args: object, **_kwargs: object) -> None:
         """End and save the running trace without waiting for the device: the training may have failed."""
@@ -242,6 +236,8 @@ class JaxProfiler:
     def on_training_epoch_start(self, *_args: object, **_kwargs: object) -> None:
         """Do nothing; for trainers that call it."""
 
+    set_dataset = on_training_epoch_start
+
     def on_training_epoch_end(self, *_args: object, **_kwargs: object) -> None:
         """End the trace that runs, and pass to the next epoch. A trace that is too short is begun once more."""
         self._guard(self._stop, "the end of the epoch")
@@ -250,21 +246,17 @@ class JaxProfiler:
 
     def on_validation_epoch_start(self, *_args: object, **_kwargs: object) -> None:
         """End the trace that runs, which is to hold training steps only, and begin a slice "validation"."""
-        self._guard(self._stop, "a validation")
         self._guard(self._begin_phase, "validation")
-
-    def on_validation_epoch_end(self, *_args: object, **_kwargs: object) -> None:
-        """End the slice "validation"."""
-        self._guard(self._end_phase)
 
     def on_test_epoch_start(self, *_args: object, **_kwargs: object) -> None:
         """End the trace that runs, and begin a slice "test"."""
-        self._guard(self._stop, "a test")
         self._guard(self._begin_phase, "test")
 
-    def on_test_epoch_end(self, *_args: object, **_kwargs: object) -> None:
-        """End the slice "test"."""
-        self._guard(self._end_phase)
+    def on_validation_epoch_end(self, *_args: object, **_kwargs: object) -> None:
+        """End the slice "validation" or "test"."""
+        self._guard(self._phases.close)
+
+    on_test_epoch_end = on_validation_epoch_end
 
     # ---- what the hooks do --------------------------------------------------------------------------------------------
 
@@ -314,13 +306,15 @@ class JaxProfiler:
         self._windows.agreed = (
             count > 1 and not self.config.main_process_only and self.config.profile_every_n_minutes >= 0
         )
-        process = _who(self._profiler, self._index, count)
-        make_trace = partial(JaxTrace, self._jax, self.log_dir, process, self._index, self._options, self._clock)
         self._recorder = TraceRecorder(
-            make_trace,
+            self._jax,
+            self.log_dir,
+            _who(self._profiler, self._index, count),
+            self._index,
             self._windows,
             self._report,
             self._clock,
+            options=self._options,
             annotates=self._annotate,
             background=self._background,
         )
@@ -367,7 +361,7 @@ class JaxProfiler:
 
     def _close(self, wait: bool = True) -> None:
         atexit.unregister(self._close_at_exit)
-        self._end_phase()
+        self._phases.close()
         self._stop(wait=wait)
         if self._recorder is not None:
             self._recorder.wait()
@@ -379,15 +373,12 @@ class JaxProfiler:
         self._guard(self._close, False)
 
     def _begin_phase(self, name: str) -> None:
-        self._end_phase()
-        if self._profiler is not None:
-            self._phase = self._profiler.marker(name)
-            self._phase.start()
-
-    def _end_phase(self) -> None:
-        phase, self._phase = self._phase, None
-        if phase is not None:
-            phase.finish()
+        try:
+            self._stop(f"a {name}")
+        finally:
+            self._phases.close()
+            if self._profiler is not None:
+                self._phases.begin(name, self._profiler.marker(name))
 
 
 JaxProfilerConfig.callback_class = JaxProfiler

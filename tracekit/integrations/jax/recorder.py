@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
+import tempfile
 import threading
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
+from tracekit.errors import StorageError
+from tracekit.formats.xprof import ANCHOR_EVENT, without_hosts
 from tracekit.notices import Notices
 
 if TYPE_CHECKING:
@@ -15,7 +21,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from tracekit.clock import Clock
-    from tracekit.integrations.jax.trace import JaxTrace
+    from tracekit.distributed import ProcessInfo
     from tracekit.integrations.jax.windows import Held, Windows
     from tracekit.recording.profiler import Profiler
 
@@ -23,13 +29,37 @@ __all__ = ["TraceRecorder"]
 
 logger = logging.getLogger("tracekit")
 
-_CATEGORIES: Final = ("jax profiler",)
+_XPLANE: Final = ".xplane.pb"
 _TRACES: Final = (".trace.json.gz", ".trace.json")
+_IDENTITY: Final[dict[str, object]] = {
+    **dict.fromkeys(("rank", "local_rank", "world_size", "node", "pid", "attempt", "start_ticks"), 0),
+    **dict.fromkeys(("host", "run_id", "boot_id"), ""),
+}
+"""Fields of the process that a trace holds, and their values where they are unknown."""
+_ANCHORS: Final = 3
+"""The first one takes longer than the others, and the shortest is the most precise."""
 HEARTBEAT_S: Final = 30.0
 
 
 class TraceRecorder:
-    """Begins and ends JAX traces. Used by the training thread; ``report`` takes failures on any thread.
+    """Begins and ends JAX traces. Used by the training thread.
+
+    JAX names its files by host and second, so that processes of one host overwrite each other's, and those of several hosts
+    are in different folders, which XProf shows as different runs. Here each process records into its own folder, hidden in
+    the log directory, and moves its files to ``plugins/profile/step_<first step>/process<index>-<host>.*``, which is the same
+    folder for all processes of a run.
+
+    Args:
+        jax: The module.
+        log_dir: The log directory, a path or URL.
+        process: The recording process; goes into the traces, for the merge.
+        index: JAX's number of the process.
+        windows: Learns when traces begin and end.
+        report: Takes failures, on any thread.
+        clock: The clock that the traces are tied to.
+        options: ``jax.profiler.ProfileOptions`` or None.
+        annotates: Annotate the steps, so that XProf shows each.
+        background: Write on a thread while the training goes on.
 
     Attributes:
         profiler: The tracekit profiler that is notified of the traces, or None.
@@ -38,85 +68,133 @@ class TraceRecorder:
 
     def __init__(
         self,
-        make_trace: Callable[[], JaxTrace],
+        jax: Any,
+        log_dir: str,
+        process: ProcessInfo,
+        index: int,
         windows: Windows,
         report: Callable[[BaseException], None],
         clock: Clock,
         *,
+        options: Any,
         annotates: bool,
         background: bool,
     ) -> None:
         self.profiler: Profiler | None = None
         self.traces: list[str] = []
-        self._make_trace = make_trace
+        self._jax = jax
+        self._log_dir = log_dir
+        self._process = process
+        self._index = index
         self._windows = windows
         self._report = report
         self._clock = clock
+        self._options = {} if options is None else {"profiler_options": options}
         self._annotates = annotates
         self._background = background
         self._notices = Notices(clock.monotonic_ns)
-        self._trace: JaxTrace | None = None
-        self._writing: _Writing | None = None
+        self._folder: Path | None = None  # of the trace that runs
+        self._annotation: Any = None
+        self._writing = threading.Thread()
 
     @property
     def is_tracing(self) -> bool:
         """True while a trace runs."""
-        return self._trace is not None
+        return self._folder is not None
 
     def start(self, step: int) -> None:
         """Begin a trace after a step, unless the last one is still being written: then it stays due."""
-        if self._writing is not None and self._writing.is_alive():
+        if self._writing.is_alive():
             return
-        trace = self._make_trace()
         try:
             with self._slice("jax.profiler.start_trace"):
-                trace.start(step + 1)
+                self._begin(step + 1)
         except BaseException:
             self._windows.ended(self._clock.monotonic_ns())
-            with suppress(Exception):
-                trace.stop(keep=False)
+            folder, self._folder = self._folder, None
+            if folder is not None:
+                with suppress(Exception):
+                    self._jax.profiler.stop_trace()
+                shutil.rmtree(folder, ignore_errors=True)
             raise
-        self._trace = trace
         self._windows.started()
         self.annotate(step + 1)
         logger.info("tracekit: JAX records from step %d on", step + 1)
 
-    def annotate(self, step: int) -> None:
-        """Begin the annotation of a step, if a trace runs and steps are annotated."""
-        if self._trace is not None and self._annotates:
-            self._trace.annotate(step)
+    def _begin(self, first_step: int) -> None:
+        local = None if storage.is_remote(self._log_dir) else self._log_dir
+        if local is not None:
+            storage.make_folders(Path(local))
+        folder = Path(tempfile.mkdtemp(prefix=f".tracekit-process{self._index}-", dir=local))
+        try:
+            self._jax.profiler.start_trace(os.fspath(folder), **self._options)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self._folder = folder
+        try:
+            for _ in range(_ANCHORS):
+                self._anchor(first_step)
+        except Exception as error:  # noqa: BLE001 - another version of JAX may throw anything, and also has an xplane.pb
+            logger.warning("tracekit: the JAX trace has no reading of the clock, and needs its xplane.pb: %r", error)
+
+    def _anchor(self, first_step: int) -> None:
+        """Write the time into the trace, which does not hold the start of its own times."""
+        who = {name: getattr(self._process, name) or default for name, default in _IDENTITY.items()}
+        with self._jax.profiler.TraceAnnotation(ANCHOR_EVENT, first_step=first_step, **who) as annotation:
+            wall_ns = self._clock.wall_ns()
+            annotation.set_metadata(wall_ns=wall_ns)
+
+    def annotate(self, step: int | None) -> None:
+        """End the annotated step, and begin the next one, if a trace runs and steps are annotated; None begins none."""
+        annotation, self._annotation = self._annotation, None
+        if annotation is not None:
+            annotation.__exit__(None, None, None)
+        if step is not None and self._annotates and self.is_tracing:
+            annotation = self._jax.profiler.StepTraceAnnotation("train", step_num=step)
+            annotation.__enter__()
+            self._annotation = annotation
 
     def stop(self, awaited: Callable[[], Any] | None, cut_by: str = "") -> None:
         """End and write the running trace, if there is one, once the arrays that ``awaited`` returns are computed.
 
         ``cut_by`` is the reason for an early end, if any.
         """
-        trace, self._trace = self._trace, None
-        if trace is None:
+        folder, self._folder = self._folder, None
+        if folder is None:
             return
         held = self._windows.ended(self._clock.monotonic_ns(), early=bool(cut_by))
         try:
-            trace.annotate(None)
-            if awaited is not None:
-                trace.wait_for(awaited())
+            self.annotate(None)
+            arrays = None if awaited is None else awaited()
+            if arrays is not None:
+                self._jax.block_until_ready(arrays)
         except Exception as error:  # noqa: BLE001 - the computation may have failed, and the trace may show why
             self._report(error)
-        self._writing = _Writing(lambda: self._write(trace, held, cut_by))
+        self._writing = threading.Thread(target=self._write, args=(folder, held, cut_by), name="tracekit-jax-writing")
+        try:
+            self._writing.start()
+        except RuntimeError:  # the interpreter is ending, and starts no more threads
+            self._write(folder, held, cut_by)
         if not self._background:
             with self._slice("jax.profiler.stop_trace"):
-                self._writing.wait()
+                self.wait()
             self._windows.last_ns = self._clock.monotonic_ns()
 
     def wait(self) -> None:
-        """Wait until the last trace is written."""
-        if self._writing is not None:
-            self._writing.wait()
+        """Wait until the last trace is written, and log that every half minute."""
+        seconds = 0.0
+        while self._writing.is_alive():
+            self._writing.join(HEARTBEAT_S)
+            seconds += HEARTBEAT_S
+            if self._writing.is_alive():
+                logger.warning("tracekit: JAX has been writing its trace for %d s; training waits for it", seconds)
 
-    def _write(self, trace: JaxTrace, held: Held, cut_by: str) -> None:
+    def _write(self, folder: Path, held: Held, cut_by: str) -> None:
         """End JAX's trace and move its files, on the writing thread."""
         begin_ns = self._clock.monotonic_ns()
         try:
-            files = trace.stop(keep=held.steps > 0 or not cut_by)
+            files = self._end(folder, held.first, keep=held.steps > 0 or not cut_by)
         except Exception as error:  # noqa: BLE001 - whatever JAX or the storage throws, training goes on
             self._report(error)
             return
@@ -135,29 +213,73 @@ class TraceRecorder:
             message += f"; these are {held.steps} of {held.wanted} steps, as {cut_by or 'the end'} came first{again}"
             self._notices.warn("cut", "%s", message)
 
-    def _slice(self, name: str) -> AbstractContextManager[object]:
-        return nullcontext() if self.profiler is None else self.profiler.marker(name, _CATEGORIES)
-
-
-class _Writing:
-    """Runs a function that raises nothing on a thread, which the interpreter waits for at its end."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._thread = threading.Thread(target=work, name="tracekit-jax-writing")
+    def _end(self, folder: Path, first_step: int, *, keep: bool) -> list[str]:
+        """End JAX's trace, and return its files, or delete them."""
         try:
-            self._thread.start()
-        except RuntimeError:  # the interpreter is ending, and starts no more threads
-            work()
+            self._jax.profiler.stop_trace()
+        except BaseException:
+            # Somebody else has stopped it, which has written the files.
+            self._move(folder, first_step)
+            raise
+        if keep:
+            return self._move(folder, first_step)
+        shutil.rmtree(folder, ignore_errors=True)
+        return []
 
-    def is_alive(self) -> bool:
-        """Return True until it is done."""
-        return self._thread.is_alive()
+    def _move(self, folder: Path, first_step: int) -> list[str]:
+        """Move the files to their place, and remove the folder.
 
-    def wait(self) -> None:
-        """Wait until it is done, and log that every half minute."""
-        seconds = 0.0
-        while self._thread.is_alive():
-            self._thread.join(HEARTBEAT_S)
-            seconds += HEARTBEAT_S
-            if self._thread.is_alive():
-                logger.warning("tracekit: JAX has been writing its trace for %d s; training waits for it", seconds)
+        Raises:
+            StorageError: The files could not be moved; the message says where they are.
+        """
+        found = sorted(file for file in folder.rglob("*") if file.is_file())
+        hosts = {file.name.removesuffix(_XPLANE) for file in found if file.name.endswith(_XPLANE)}
+        names = {file: self._name(file.name, hosts) for file in found}
+        try:
+            if self._process.private:
+                for file in found:
+                    _hide_host(file)
+            moved = []
+            session = self._session(first_step, list(names.values()))
+            for file, name in names.items():
+                target = f"{session}/{name}"
+                if storage.is_remote(target):
+                    storage.put(os.fspath(file), target)
+                else:
+                    storage.make_folders(Path(target).parent)
+                    file.chmod(storage.PRIVATE_MODE)
+                    file.replace(target)
+                moved.append(target)
+        except (StorageError, OSError, ValueError) as error:
+            raise StorageError(f"{error}; the JAX trace is left in {folder}") from error
+        shutil.rmtree(folder, ignore_errors=True)
+        return moved
+
+    def _name(self, name: str, hosts: set[str]) -> str:
+        """Return the name that a file gets: with the number of the process, and without the host where that is private."""
+        own = f"process{self._index}"
+        for host in sorted(hosts, key=len, reverse=True):
+            if name.startswith(f"{host}."):
+                return f"{own}{name.removeprefix(host)}" if self._process.private else f"{own}-{name}"
+        return f"{own}.{name}"
+
+    def _session(self, first_step: int, names: list[str]) -> str:
+        """Return a folder without files of this process: the log directory may hold an earlier run."""
+        folder = f"{self._log_dir.rstrip('/')}/plugins/profile/step_{first_step:08d}"
+        session, number = folder, 0
+        while any(storage.exists(f"{session}/{name}") for name in names):
+            number += 1
+            session = f"{folder}.{number}"
+        return session
+
+    def _slice(self, name: str) -> AbstractContextManager[object]:
+        return nullcontext() if self.profiler is None else self.profiler.marker(name, ("jax profiler",))
+
+
+def _hide_host(file: Path) -> None:
+    if not file.name.endswith(_XPLANE):
+        return
+    hidden = file.with_name(f"{file.name}.private")
+    with file.open("rb") as source, hidden.open("wb") as target:
+        without_hosts(source, target)
+    hidden.replace(file)
