@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 from collections import deque
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,24 +151,13 @@ class JaxProfiler:
         return self.log_dir if storage.is_remote(self.log_dir) else Path(self.log_dir)
 
     @property
-    def profile_every_n_minutes(self) -> float:
-        """Minutes between traces, as configured."""
-        return self.config.profile_every_n_minutes
-
-    @property
     def profile_first_step(self) -> int:
         """Step that the latest trace began after; before any trace, the configured step."""
         return self.config.profile_first_step if self._latest_start is None else self._latest_start
 
-    @property
-    def profile_n_steps(self) -> int:
-        """Steps in a trace, as configured."""
-        return self.config.profile_n_steps
-
-    @property
-    def profiler_active(self) -> bool:
-        """True while a trace runs; the same as `is_tracing`."""
-        return self.is_tracing
+    profile_every_n_minutes = property(attrgetter("config.profile_every_n_minutes"), doc="Minutes between traces.")
+    profile_n_steps = property(attrgetter("config.profile_n_steps"), doc="Steps in a trace.")
+    profiler_active = is_tracing
 
     @property
     def profiler_last_time(self) -> float | None:
@@ -226,7 +216,8 @@ class JaxProfiler:
         """
         if os.getpid() != self._pid:
             return
-        self._guard(self._begin_once)
+        if not self._began:
+            self._guard(self._begin)
         if self._profiler is not None and self._step_profiler:
             self._guard(self._resume, self._profiler, step_idx)
             self._profiler.step(samples=samples, tokens=tokens)
@@ -277,17 +268,13 @@ class JaxProfiler:
         else:
             self._failures.report("JaxProfiler", error)
 
-    def _begin_once(self) -> None:
-        if not self._began:
-            self._begin()
-
     def _begin(self) -> None:
         self._stop("a new training")
         self._profiler = self._given_profiler or active_profiler()
         self._stepped_ns = self._clock.monotonic_ns()
         self._windows.last_ns = self._stepped_ns
-        atexit.unregister(self._close_at_exit)
-        atexit.register(self._close_at_exit)  # for loops without a with block and a last hook
+        atexit.unregister(self.finalize)
+        atexit.register(self.finalize)  # for loops without a with block and a last hook
         if not self._began:
             self._began = True
             self._find_out()
@@ -360,7 +347,7 @@ class JaxProfiler:
         return self._arrays if self._trainer is None else self._trainer.state.params
 
     def _close(self, wait: bool = True) -> None:
-        atexit.unregister(self._close_at_exit)
+        atexit.unregister(self.finalize)
         self._phases.close()
         self._stop(wait=wait)
         if self._recorder is not None:
@@ -368,9 +355,6 @@ class JaxProfiler:
         if self._agreement is not None:
             self._agreement.close()
             self._agreement = None
-
-    def _close_at_exit(self) -> None:
-        self._guard(self._close, False)
 
     def _begin_phase(self, name: str) -> None:
         try:
