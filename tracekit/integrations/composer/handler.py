@@ -171,6 +171,22 @@ def adapted(handler: Any) -> base.TraceHandler:
     return made
 
 
+def _hook(name: str) -> Any:
+    """Return the method of a hook of the loop, which calls the handler's method of that name."""
+
+    def call(self: ComposerHandler, timestamp: Timestamp) -> None:
+        self._state = LoopState(timestamp, self._state.run_name, self._trainer_state)
+        try:
+            self._run(name)
+        except Exception as error:
+            profiler = active_profiler()
+            if profiler is None:
+                raise
+            profiler.report_failure(f"{type(self).__name__}.{name}", error)
+
+    return call
+
+
 class ComposerHandler(base.TraceHandler):
     """Gives the events of a profiler to a handler with Composer's methods, of `TraceHandler` or of Composer's own class."""
 
@@ -206,21 +222,8 @@ class ComposerHandler(base.TraceHandler):
         """Pass it on as the Path that Composer gives; a URL, which no Path can hold, stays a text."""
         self._handler.process_chrome_json_trace_file(filepath if storage.is_remote(filepath) else Path(filepath))
 
-    def batch_start(self, timestamp: Timestamp) -> None:
-        """Take a hook of the loop; so do the next three."""
-        self._call("batch_start", timestamp)
-
-    def batch_end(self, timestamp: Timestamp) -> None:
-        """See `batch_start`."""
-        self._call("batch_end", timestamp)
-
-    def epoch_start(self, timestamp: Timestamp) -> None:
-        """See `batch_start`."""
-        self._call("epoch_start", timestamp)
-
-    def epoch_end(self, timestamp: Timestamp) -> None:
-        """See `batch_start`."""
-        self._call("epoch_end", timestamp)
+    batch_start, batch_end = _hook("batch_start"), _hook("batch_end")
+    epoch_start, epoch_end = _hook("epoch_start"), _hook("epoch_end")
 
     def close(self) -> None:
         """Call ``fit_end``, ``close`` and ``post_close``."""
@@ -229,16 +232,6 @@ class ComposerHandler(base.TraceHandler):
         finally:
             self._handler.close(self._state, self._logger)
         self._handler.post_close()
-
-    def _call(self, name: str, timestamp: Timestamp) -> None:
-        self._state = LoopState(timestamp, self._state.run_name, self._trainer_state)
-        try:
-            self._run(name)
-        except Exception as error:
-            profiler = active_profiler()
-            if profiler is None:
-                raise
-            profiler.report_failure(f"{type(self).__name__}.{name}", error)
 
     def _run(self, name: str) -> None:
         self._handler.run_event(self._event(name), self._state, self._logger)
