@@ -109,7 +109,10 @@ class ActionSlices:
         opened: _Open | None
         try:
             started = self._threads[_get_ident()].open
-            opened = started.pop() if started[-1][0] == action_name else self._take(started, action_name)
+            opened = started.pop()
+            if opened[0] != action_name:
+                started.append(opened)
+                opened = self._take(started, action_name)
         except LookupError:
             opened = None  # and leave this block, in which an exception is being handled
         if opened is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import ExitStack
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +14,14 @@ from tracekit.errors import ConfigError, TracekitError
 from tracekit.handlers.chrome_json import DEFAULT_NAME, JSONTraceHandler
 from tracekit.integrations.batches import samples_in, tokens_in
 from tracekit.integrations.lightning.action_slices import ActionSlices
-from tracekit.integrations.lightning.actions import OWN_PREFIX
-from tracekit.integrations.lightning.framework import Callback, profiler_of
+from tracekit.integrations.lightning.framework import profiler_of
 from tracekit.integrations.lightning.profiler import TracekitProfiler
 from tracekit.integrations.lightning.trainer_hooks import (
     NullListener,
+    RunCallback,
     close_slices,
     listen,
     record_workers,
-    stop_listening,
 )
 from tracekit.naming import following_names
 from tracekit.recording.lifecycle import active_profiler
@@ -44,7 +42,7 @@ __all__ = ["TracekitCallback", "records_hooks"]
 logger = logging.getLogger("tracekit")
 
 
-class TracekitCallback(Callback):
+class TracekitCallback(RunCallback):
     """Records every run of a Trainer: one line gives a trace of all actions of Lightning.
 
     Example::
@@ -98,6 +96,7 @@ class TracekitCallback(Callback):
         workers: bool = True,
         **options: Any,
     ) -> None:
+        super().__init__()
         if trace is not None and not isinstance(trace, str | os.PathLike) and not callable(trace):
             raise ConfigError(
                 "TracekitCallback: trace is a file name, or a function that makes trace handlers for every run of the "
@@ -120,22 +119,16 @@ class TracekitCallback(Callback):
         self.profiler: Profiler | None = None
         """The profiler of the run that is going on."""
         self._timestamp = self._begins_at  # of training
-        self._at_end = ExitStack()
         self._stage = ""
         self._counts_evaluation = False
         self._steps = 0
         self._waiting = (0, 0)  # samples and tokens of micro-batches since the last step
 
-    @property
-    def state_key(self) -> str:
-        """Lightning's name for this callback."""
-        return f"{OWN_PREFIX}{type(self).__qualname__}"
-
     # ---- the run --------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin to record."""
-        self._end(None)  # of a run that failed unnoticed, because another callback raised
+        self._end()  # of a run that failed unnoticed, because another callback raised
         self._stage = getattr(stage, "value", stage)  # an enum, whose name is another
         self._waiting = (0, 0)
         if trainer.global_step == 0:  # otherwise the same training goes on
@@ -153,19 +146,10 @@ class TracekitCallback(Callback):
         if self.hooks:
             has_slices = isinstance(profiler_of(trainer), TracekitProfiler)
             listener = NullListener() if has_slices else ActionSlices()
-            listen(trainer, listener, outermost=True)  # other slices begin and end within actions
-            self._at_end.callback(stop_listening, trainer, listener)
-            self._at_end.callback(listener.close)
+            # Other slices begin and end within actions.
+            self._at_end.callback(listen(trainer, listener, outermost=True))
         if found is None:
             self._at_end.callback(close_slices, trainer)
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Complete the recording."""
-        self._end(None)
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Complete the recording of a run that fails, and pass the exception to the handlers."""
-        self._end(exception)
 
     def _started(self, trainer: Trainer, timestamp: Timestamp) -> Profiler | None:
         options = dict(self._options)
@@ -194,10 +178,9 @@ class TracekitCallback(Callback):
         name = DEFAULT_NAME if self._trace is None else check_path("trace", self._trace)
         return JSONTraceHandler(next(islice(following_names(name), self._recordings, None)))
 
-    def _end(self, error: BaseException | None) -> None:
+    def _end(self, error: BaseException | None = None) -> None:
         self.profiler = None
-        at_end, self._at_end = self._at_end, ExitStack()
-        at_end.__exit__(None if error is None else type(error), error, None)
+        super()._end(error)  # passes the exception to the handlers
 
     # ---- training -------------------------------------------------------------------------------------------------------
 
@@ -297,8 +280,7 @@ class TracekitCallback(Callback):
         self.profiler.resume_at(self._timestamp)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Lightning sends its callbacks to the processes that it spawns; each of them records by itself.
-        return {**self.__dict__, "profiler": None, "_at_end": ExitStack()}
+        return {**super().__getstate__(), "profiler": None}  # each process records by itself
 
 
 def records_hooks(trainer: Trainer) -> bool:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.arguments import check_choice
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.integrations.batches import samples_in
-from tracekit.integrations.lightning.actions import OWN_PREFIX
 from tracekit.integrations.lightning.callback import records_hooks
-from tracekit.integrations.lightning.framework import Callback, device_waits, gathered
+from tracekit.integrations.lightning.framework import device_waits, gathered
 from tracekit.integrations.lightning.loop_timer import LoopTimer, StageTimes
 from tracekit.integrations.lightning.table import stages_table
 from tracekit.integrations.lightning.time_values import (
@@ -23,7 +22,7 @@ from tracekit.integrations.lightning.time_values import (
     reduce_ranks,
     stage_values,
 )
-from tracekit.integrations.lightning.trainer_hooks import listen, stop_listening
+from tracekit.integrations.lightning.trainer_hooks import RunCallback, listen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +37,7 @@ logger = logging.getLogger("tracekit")
 _STATE_VERSION: Final = 2
 
 
-class TimeProfiler(Callback):
+class TimeProfiler(RunCallback):
     """Logs once per training epoch, in seconds, where its time went; the keys are those of Thunder's ``TimeProfiler``.
 
     Example::
@@ -99,6 +98,7 @@ class TimeProfiler(Callback):
         synchronize: bool = False,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        super().__init__()
         self.keys = chosen_keys(keys, details=details)
         check_choice("TimeProfiler: reduce", reduce, tuple(REDUCTIONS))
         self.values: Mapping[str, float] = {}
@@ -110,30 +110,16 @@ class TimeProfiler(Callback):
         self._timer = LoopTimer(clock)
         self._stages: dict[str, StageTimes] = {}  # of all runs until now
 
-    @property
-    def state_key(self) -> str:
-        """Lightning's name for this callback."""
-        return f"{OWN_PREFIX}{type(self).__qualname__}"
-
     def summary(self) -> str:
         """Return a table of all runs until now, in seconds, with medians and percentiles, and what downtime was made of."""
         return stages_table(self._stages)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin to listen to the trainer."""
-        stop_listening(trainer, self._timer)  # of a run that failed unnoticed, because another callback raised
+        self._end()  # of a run that failed unnoticed, because another callback raised
         wait = device_waits(trainer.strategy.root_device) if self._synchronize else None
         self._timer = LoopTimer(self._clock, wait, slices_of_parts=not records_hooks(trainer))
-        listen(trainer, self._timer)
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Stop listening."""
-        stop_listening(trainer, self._timer)
-        self._timer.close()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Stop listening to a run that fails, which Lightning does not tear down."""
-        self.teardown(trainer, pl_module, "")
+        self._at_end.callback(listen(trainer, self._timer))
 
     # ---- training -------------------------------------------------------------------------------------------------------
 

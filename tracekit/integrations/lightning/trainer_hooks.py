@@ -10,23 +10,52 @@ its open slices.
 from __future__ import annotations
 
 import functools
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.integrations.hooks import Replacements, method_hook
-from tracekit.integrations.lightning.actions import logger_action
-from tracekit.integrations.lightning.framework import profiler_of
+from tracekit.integrations.lightning.actions import OWN_PREFIX, logger_action
+from tracekit.integrations.lightning.framework import Callback, profiler_of
 from tracekit.recording.loaders import recording_loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracekit.integrations.lightning.framework import Trainer
+    from tracekit.integrations.lightning.framework import LightningModule, Trainer
     from tracekit.recording.profiler import Profiler
 
-__all__ = ["NullListener", "close_slices", "listen", "record_workers", "stop_listening"]
+__all__ = ["NullListener", "RunCallback", "close_slices", "listen", "record_workers"]
 
 _ATTRIBUTE: Final = "_tracekit_hooks"
 _GET_ITERATOR: Final = "_get_iterator"
+
+
+class RunCallback(Callback):
+    """A callback of tracekit. What it does to a Trainer is undone at the end of the run, also when that is an exception."""
+
+    def __init__(self) -> None:
+        self._at_end = ExitStack()
+
+    @property
+    def state_key(self) -> str:
+        """Lightning's name for this callback."""
+        return f"{OWN_PREFIX}{type(self).__qualname__}"
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Complete the run."""
+        self._end()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Complete a run that fails, which Lightning does not tear down."""
+        self._end(exception)
+
+    def _end(self, error: BaseException | None = None) -> None:
+        at_end, self._at_end = self._at_end, ExitStack()
+        at_end.__exit__(None if error is None else type(error), error, None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Lightning sends its callbacks to the processes that it spawns, before a run.
+        return {**self.__dict__, "_at_end": ExitStack()}
 
 
 class NullListener:
@@ -38,23 +67,25 @@ class NullListener:
     stop = close = start
 
 
-def listen(trainer: Trainer, listener: Any, *, outermost: bool = False) -> None:
+def listen(trainer: Trainer, listener: Any, *, outermost: bool = False) -> Callable[[], None]:
     """Report the actions of a trainer to a listener: a start after the trainer's profiler, and a stop before it.
 
     Of several listeners the last is the innermost, unless it is ``outermost``.
+
+    Returns:
+        A function that ends the slices of the listener and removes it; without any, profiler and loggers are as they were.
     """
     profiler = profiler_of(trainer)
     hooks = getattr(profiler, _ATTRIBUTE, None) or _ProfilerHooks(profiler, trainer.loggers)
     hooks.listeners = (listener, *hooks.listeners) if outermost else (*hooks.listeners, listener)
 
-
-def stop_listening(trainer: Trainer, listener: Any) -> None:
-    """Remove a listener; without any, profiler and loggers are as they were."""
-    hooks = getattr(profiler_of(trainer), _ATTRIBUTE, None)
-    if hooks is not None:
+    def stop_listening() -> None:
+        listener.close()
         hooks.listeners = tuple(other for other in hooks.listeners if other is not listener)
         if not hooks.listeners:
             hooks.replacements.restore()
+
+    return stop_listening
 
 
 def close_slices(trainer: Trainer) -> None:
