@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 from collections import deque
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,9 @@ from tracekit.clock import SYSTEM_CLOCK, Clock
 from tracekit.distributed import detect_process
 from tracekit.errors import ConfigError
 from tracekit.integrations.jax.agreement import make_agreement
+from tracekit.integrations.jax.annotations import import_jax
 from tracekit.integrations.jax.config import JaxProfilerConfig, log_dir
 from tracekit.integrations.jax.recorder import TraceRecorder
-from tracekit.integrations.jax.trace import import_jax
 from tracekit.integrations.jax.windows import Decision, Windows
 from tracekit.integrations.slices import OpenSlices
 from tracekit.recording.failures import Failures
@@ -109,11 +110,19 @@ class JaxProfiler:
         self._trainer = trainer
         self._given_profiler = profiler
         self._step_profiler = step_profiler
-        self._annotate = trainer is None if annotate_steps is None else annotate_steps
-        self._background = background
-        self._options = profiler_options
         self._clock = clock
         self._windows = Windows(config)
+        self._make_recorder = partial(
+            TraceRecorder,
+            jax=self._jax,
+            log_dir=self.log_dir,
+            windows=self._windows,
+            report=self._report,
+            clock=clock,
+            options=profiler_options,
+            annotates=trainer is None if annotate_steps is None else annotate_steps,
+            background=background,
+        )
         self._failures = Failures()
         self._pid = os.getpid()
         self._began = False
@@ -252,7 +261,7 @@ class JaxProfiler:
     # ---- what the hooks do --------------------------------------------------------------------------------------------
 
     def _guard(self, function: Any, *args: Any) -> None:
-        """Call what must not reach the training when it fails, and do nothing in a forked child."""
+        """Call a function and report its failure. Do nothing in a forked child."""
         if os.getpid() != self._pid:
             return
         try:
@@ -293,18 +302,8 @@ class JaxProfiler:
         self._windows.agreed = (
             count > 1 and not self.config.main_process_only and self.config.profile_every_n_minutes >= 0
         )
-        self._recorder = TraceRecorder(
-            self._jax,
-            self.log_dir,
-            _who(self._profiler, self._index, count),
-            self._index,
-            self._windows,
-            self._report,
-            self._clock,
-            options=self._options,
-            annotates=self._annotate,
-            background=self._background,
-        )
+        process = _who(self._profiler, self._index, count)
+        self._recorder = self._make_recorder(process=process, index=self._index)
 
     def _resume(self, profiler: Profiler, number: int | None) -> None:
         """Set the tracekit profiler to the step of a resumed run, unless it counts already."""

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import threading
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,6 +42,7 @@ _ANCHORS: Final = 3
 HEARTBEAT_S: Final = 30.0
 
 
+@dataclass(eq=False, kw_only=True)
 class TraceRecorder:
     """Begins and ends JAX traces. Used by the training thread.
 
@@ -49,53 +51,39 @@ class TraceRecorder:
     the log directory, and moves its files to ``plugins/profile/step_<first step>/process<index>-<host>.*``, which is the same
     folder for all processes of a run.
 
-    Args:
+    Attributes:
         jax: The module.
         log_dir: The log directory, a path or URL.
-        process: The recording process; goes into the traces, for the merge.
-        index: JAX's number of the process.
-        windows: Learns when traces begin and end.
+        windows: Notified when traces begin and end.
         report: Takes failures, on any thread.
         clock: The clock that the traces are tied to.
+        process: The recording process; goes into the traces, for the merge.
+        index: JAX's number of the process.
         options: ``jax.profiler.ProfileOptions`` or None.
         annotates: Annotate the steps, so that XProf shows each.
         background: Write on a thread while the training goes on.
-
-    Attributes:
         profiler: The tracekit profiler that is notified of the traces, or None.
         traces: The JSON traces that were written so far.
     """
 
-    def __init__(
-        self,
-        jax: Any,
-        log_dir: str,
-        process: ProcessInfo,
-        index: int,
-        windows: Windows,
-        report: Callable[[BaseException], None],
-        clock: Clock,
-        *,
-        options: Any,
-        annotates: bool,
-        background: bool,
-    ) -> None:
-        self.profiler: Profiler | None = None
-        self.traces: list[str] = []
-        self._jax = jax
-        self._log_dir = log_dir
-        self._process = process
-        self._index = index
-        self._windows = windows
-        self._report = report
-        self._clock = clock
-        self._options = {} if options is None else {"profiler_options": options}
-        self._annotates = annotates
-        self._background = background
-        self._notices = Notices(clock.monotonic_ns)
-        self._folder: Path | None = None  # of the trace that runs
-        self._annotation: Any = None
-        self._writing = threading.Thread()
+    jax: Any
+    log_dir: str
+    windows: Windows
+    report: Callable[[BaseException], None]
+    clock: Clock
+    process: ProcessInfo
+    index: int
+    options: Any
+    annotates: bool
+    background: bool
+    profiler: Profiler | None = None
+    traces: list[str] = field(default_factory=list)
+    _folder: Path | None = field(default=None, init=False)  # of the trace that runs
+    _annotation: Any = field(default=None, init=False)
+    _writing: threading.Thread = field(default_factory=threading.Thread, init=False)
+
+    def __post_init__(self) -> None:
+        self._notices = Notices(self.clock.monotonic_ns)
 
     @property
     def is_tracing(self) -> bool:
@@ -110,24 +98,25 @@ class TraceRecorder:
             with self._slice("jax.profiler.start_trace"):
                 self._begin(step + 1)
         except BaseException:
-            self._windows.ended(self._clock.monotonic_ns())
+            self.windows.ended(self.clock.monotonic_ns())
             folder, self._folder = self._folder, None
             if folder is not None:
                 with suppress(Exception):
-                    self._jax.profiler.stop_trace()
+                    self.jax.profiler.stop_trace()
                 shutil.rmtree(folder, ignore_errors=True)
             raise
-        self._windows.started()
+        self.windows.started()
         self.annotate(step + 1)
         logger.info("tracekit: JAX records from step %d on", step + 1)
 
     def _begin(self, first_step: int) -> None:
-        local = None if storage.is_remote(self._log_dir) else self._log_dir
+        local = None if storage.is_remote(self.log_dir) else self.log_dir
         if local is not None:
             storage.make_folders(Path(local))
-        folder = Path(tempfile.mkdtemp(prefix=f".tracekit-process{self._index}-", dir=local))
+        folder = Path(tempfile.mkdtemp(prefix=f".tracekit-process{self.index}-", dir=local))
+        options = {} if self.options is None else {"profiler_options": self.options}
         try:
-            self._jax.profiler.start_trace(os.fspath(folder), **self._options)
+            self.jax.profiler.start_trace(os.fspath(folder), **options)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -139,10 +128,10 @@ class TraceRecorder:
             logger.warning("tracekit: the JAX trace has no reading of the clock, and needs its xplane.pb: %r", error)
 
     def _anchor(self, first_step: int) -> None:
-        """Write the time into the trace, which does not hold the start of its own times."""
-        who = {name: getattr(self._process, name) or default for name, default in _IDENTITY.items()}
-        with self._jax.profiler.TraceAnnotation(ANCHOR_EVENT, first_step=first_step, **who) as annotation:
-            wall_ns = self._clock.wall_ns()
+        """Write the time into the trace, because JAX does not write the start of the times."""
+        who = {name: getattr(self.process, name) or default for name, default in _IDENTITY.items()}
+        with self.jax.profiler.TraceAnnotation(ANCHOR_EVENT, first_step=first_step, **who) as annotation:
+            wall_ns = self.clock.wall_ns()
             annotation.set_metadata(wall_ns=wall_ns)
 
     def annotate(self, step: int | None) -> None:
@@ -150,8 +139,8 @@ class TraceRecorder:
         annotation, self._annotation = self._annotation, None
         if annotation is not None:
             annotation.__exit__(None, None, None)
-        if step is not None and self._annotates and self.is_tracing:
-            annotation = self._jax.profiler.StepTraceAnnotation("train", step_num=step)
+        if step is not None and self.annotates and self.is_tracing:
+            annotation = self.jax.profiler.StepTraceAnnotation("train", step_num=step)
             annotation.__enter__()
             self._annotation = annotation
 
@@ -163,23 +152,23 @@ class TraceRecorder:
         folder, self._folder = self._folder, None
         if folder is None:
             return
-        held = self._windows.ended(self._clock.monotonic_ns(), early=bool(cut_by))
+        held = self.windows.ended(self.clock.monotonic_ns(), early=bool(cut_by))
         try:
             self.annotate(None)
             arrays = None if awaited is None else awaited()
             if arrays is not None:
-                self._jax.block_until_ready(arrays)
+                self.jax.block_until_ready(arrays)
         except Exception as error:  # noqa: BLE001 - the computation may have failed, and the trace may show why
-            self._report(error)
+            self.report(error)
         self._writing = threading.Thread(target=self._write, args=(folder, held, cut_by), name="tracekit-jax-writing")
         try:
             self._writing.start()
         except RuntimeError:  # the interpreter is ending, and starts no more threads
             self._write(folder, held, cut_by)
-        if not self._background:
+        if not self.background:
             with self._slice("jax.profiler.stop_trace"):
                 self.wait()
-            self._windows.last_ns = self._clock.monotonic_ns()
+            self.windows.last_ns = self.clock.monotonic_ns()
 
     def wait(self) -> None:
         """Wait until the last trace is written, and log that every half minute."""
@@ -192,13 +181,13 @@ class TraceRecorder:
 
     def _write(self, folder: Path, held: Held, cut_by: str) -> None:
         """End JAX's trace and move its files, on the writing thread."""
-        begin_ns = self._clock.monotonic_ns()
+        begin_ns = self.clock.monotonic_ns()
         try:
             files = self._end(folder, held.first, keep=held.steps > 0 or not cut_by)
         except Exception as error:  # noqa: BLE001 - whatever JAX or the storage throws, training goes on
-            self._report(error)
+            self.report(error)
             return
-        seconds = (self._clock.monotonic_ns() - begin_ns) / 1e9
+        seconds = (self.clock.monotonic_ns() - begin_ns) / 1e9
         traces = [file for file in files if file.endswith(_TRACES)]
         self.traces += traces
         for path in traces:
@@ -216,7 +205,7 @@ class TraceRecorder:
     def _end(self, folder: Path, first_step: int, *, keep: bool) -> list[str]:
         """End JAX's trace, and return its files, or delete them."""
         try:
-            self._jax.profiler.stop_trace()
+            self.jax.profiler.stop_trace()
         except BaseException:
             # Somebody else has stopped it, which has written the files.
             self._move(folder, first_step)
@@ -236,7 +225,7 @@ class TraceRecorder:
         hosts = {file.name.removesuffix(_XPLANE) for file in found if file.name.endswith(_XPLANE)}
         names = {file: self._name(file.name, hosts) for file in found}
         try:
-            if self._process.private:
+            if self.process.private:
                 for file in found:
                     _hide_host(file)
             moved = []
@@ -257,15 +246,15 @@ class TraceRecorder:
 
     def _name(self, name: str, hosts: set[str]) -> str:
         """Return the name that a file gets: with the number of the process, and without the host where that is private."""
-        own = f"process{self._index}"
+        own = f"process{self.index}"
         for host in sorted(hosts, key=len, reverse=True):
             if name.startswith(f"{host}."):
-                return f"{own}{name.removeprefix(host)}" if self._process.private else f"{own}-{name}"
+                return f"{own}{name.removeprefix(host)}" if self.process.private else f"{own}-{name}"
         return f"{own}.{name}"
 
     def _session(self, first_step: int, names: list[str]) -> str:
         """Return a folder without files of this process: the log directory may hold an earlier run."""
-        folder = f"{self._log_dir.rstrip('/')}/plugins/profile/step_{first_step:08d}"
+        folder = f"{self.log_dir.rstrip('/')}/plugins/profile/step_{first_step:08d}"
         session, number = folder, 0
         while any(storage.exists(f"{session}/{name}") for name in names):
             number += 1
