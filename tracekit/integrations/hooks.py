@@ -13,14 +13,14 @@ __all__ = ["Hook", "Replacements", "method_hook", "model_hook"]
 
 
 class Hook:
-    """A function that is neither copied nor pickled: in its place stands a method of something else.
+    """A function that is neither copied nor pickled: a copy has a method of another object instead.
 
     Models are copied and saved whole while they are trained (averages of weights, models of reference), and a bound method
     would take the profiler along.
 
     Args:
-        function: What is called.
-        owner: Whose method a copy has instead.
+        function: The function to call.
+        owner: The object that has the method for copies.
         name: The name of that method.
     """
 
@@ -40,14 +40,13 @@ class Hook:
 def model_hook(function: Callable[..., Any]) -> Hook:
     """Return a hook for a model; a copy of the model has one that does nothing.
 
-    That one takes any arguments and returns None, and is of the standard library: who loads a saved model need not have
-    tracekit.
+    The copy's hook is a function of the standard library, so that a saved model loads without tracekit.
     """
     return Hook(function, nullcontext(), "__exit__")
 
 
 def method_hook(function: Callable[..., Any], owner: object, name: str) -> Hook:
-    """Return what replaces a method of an object; a copy of the object has its own."""
+    """Return a replacement of a method of an object; a copy of the object has the method itself."""
     return Hook(function, owner, name)
 
 
@@ -58,14 +57,14 @@ class Replacements:
         self._replaced: list[tuple[Any, str]] = []
 
     def put(self, owner: Any, name: str, value: Any) -> None:
-        """Replace an attribute. An object that takes none, or has one of this name of its own, stays as it is."""
+        """Replace a method, unless the instance has an attribute of this name already, or takes no attributes."""
         if name not in getattr(owner, "__dict__", {name: None}):
             with suppress(AttributeError, TypeError):
                 setattr(owner, name, value)
                 self._replaced.append((owner, name))
 
     def restore(self) -> None:
-        """Give all objects their own methods back."""
+        """Remove all replacements."""
         while self._replaced:
             owner, name = self._replaced.pop()
             with suppress(AttributeError):

@@ -56,9 +56,9 @@ class TracekitCallback(TrainerCallback):
     inside, and "save". "forward" and "backward" come from hooks of the model: one that is compiled as a whole has none, and
     neither have the replicas of ``torch.nn.DataParallel``.
 
-    A profiler that does not run yet is started when training begins and stopped when it ends. The Trainer does not tell its
-    callbacks of an exception: put the profiler into a ``with`` block around ``trainer.train()``, so that its handlers hear of it
-    at once and not when the process ends.
+    A profiler that does not run yet is started when training begins and stopped when it ends. The Trainer reports no
+    exception to its callbacks: put the profiler into a ``with`` block around ``trainer.train()``, so that its handlers get an
+    exception immediately and not when the process ends.
 
     The samples and tokens of a step are counted in this rank's batches, padding included. With ``Profiler(counts="global")``
     tokens are the Trainer's ``num_input_tokens_seen`` where it counts them (``include_num_input_tokens_seen``), which then leave
@@ -66,8 +66,8 @@ class TracekitCallback(TrainerCallback):
 
     The training time is in the Trainer's checkpoints (rank 0's, like everything there), and a resumed run goes on from it. From
     a checkpoint without it the steps and epochs are the Trainer's, and samples and tokens are computed from the size of its
-    batches. In the first epoch of a resumed run there are no slices "dataloader": the Trainer reads that epoch from a loader
-    that it shows to nobody.
+    batches. The first epoch of a resumed run has no slices "dataloader", because the Trainer reads it from a private
+    loader.
 
     Args:
         profiler: The profiler.
@@ -76,7 +76,7 @@ class TracekitCallback(TrainerCallback):
     def __init__(self, profiler: Profiler) -> None:
         self.profiler = profiler
         self._is_mine = False
-        self._thread = threading.get_ident()  # on which the training runs
+        self._thread = threading.get_ident()  # of the training
         self._open = OpenSlices()
         self._undo: list[Callable[[], object]] = []
         # Of this rank since the last step: as read from the loader, which in the first epoch of a resumed run is another one
@@ -192,7 +192,7 @@ class TracekitCallback(TrainerCallback):
         self._open.end("save")
 
     def _expect(self, control: Any, *, logged: bool = False) -> None:
-        """Begin what the Trainer will do next: it logs, evaluates and saves, and tells when each is over."""
+        """Begin the slice of the Trainer's next action: it logs, evaluates and saves, and reports the end of each."""
         if control.should_log and not logged:
             return
         if control.should_evaluate:

@@ -1,4 +1,4 @@
-"""TraceHandler: runs a trace handler that was written for Composer, whose handlers are also callbacks of the training loop."""
+"""TraceHandler: runs a trace handler that was written for Composer, which is also a callback of the training loop."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Event(str, enum.Enum):
 class TraceHandler:
     """A trace handler with Composer's methods and arguments. Subclass it as ``composer.profiler.TraceHandler``.
 
-    Kept of Composer: one call at a time, in the order in which things happened, and after ``batch_end`` the timestamp names the
-    next batch. What differs: `init` and `fit_start` are called when the profiler starts, all that follows on a thread of the
-    handler's own, within the flush interval, so that a slow handler does not slow the training; every finish has had its start;
-    and a name may be open several times at once (recursively, or in several threads), which Composer's marker refuses.
+    As in Composer, calls come one at a time in the order of the events, and after ``batch_end`` the timestamp names the next
+    batch. Other than there, only `init` and `fit_start` are called where the profiler starts. All later calls come on the
+    handler's thread within the flush interval, so that a slow handler does not slow the training. Every finish has had its
+    start, and a name may be open several times (recursively, or in several threads), which Composer's marker refuses.
 
     ``state`` has ``timestamp``, ``run_name``, ``profiler`` and ``dataloader_len``, and under Composer's Trainer everything else
     of its ``State`` (which by then may be some batches on); ``logger`` is the Trainer's. A hook of another event, such as

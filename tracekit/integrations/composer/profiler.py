@@ -243,8 +243,8 @@ class Profiler:
 
         As in Composer, a name's first call decides when it records and about its instants, for its engine asks for the start and
         the finish of one slice with different arguments. Other categories make a separate marker; none are those of the
-        first call. A marker that records in ACTIVE records in ACTIVE_AND_SAVE, too, which the engine forgets to ask for. Of
-        tracekit's own callback, which it times like any other, nothing is recorded.
+        first call. A marker that records in ACTIVE also records in ACTIVE_AND_SAVE, which the engine forgets to ask for. The
+        engine times tracekit's own callback like any other; these markers record nothing.
         """
         if self._callback is not None and not name.startswith(_OF_ENGINE):
             self._callback.start(self.state)

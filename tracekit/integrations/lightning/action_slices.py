@@ -114,7 +114,7 @@ class ActionSlices:
                 started.append(opened)
                 opened = self._take(started, action_name)
         except LookupError:
-            opened = None  # and leave this block, in which an exception is being handled
+            opened = None  # this block handles an exception, so leave it first
         if opened is None:
             self._stopped_without_start(action_name)
         else:
@@ -172,18 +172,15 @@ class ActionSlices:
         for name, *_ in reversed(thread.open if thread is not None else []):
             self.stop(name)
 
-    def durations(self) -> dict[str, DurationStatistics]:
-        """Return the durations of each ended action, over all threads, by its name."""
-        return self._merged(titles=False)
+    def durations(self, *, by_title: bool = False) -> dict[str, DurationStatistics]:
+        """Return the durations of each ended action, over all threads, by its name.
 
-    def by_title(self) -> dict[str, DurationStatistics]:
-        """Return the durations by the titles of the actions: callbacks that differ only in their arguments share one."""
-        return self._merged(titles=True)
-
-    def _merged(self, *, titles: bool) -> dict[str, DurationStatistics]:
+        Args:
+            by_title: Merge the actions of callbacks that differ only in their arguments.
+        """
         found: defaultdict[str, DurationStatistics] = defaultdict(DurationStatistics)
         for name, kind in self._kinds():
-            found[action_of(name).title if titles else name].merge(kind.settle())
+            found[action_of(name).title if by_title else name].merge(kind.settle())
         return {name: statistics for name, statistics in found.items() if statistics.count}
 
     @property
@@ -209,7 +206,8 @@ class ActionSlices:
         """
         if self._first_ns is None:
             return ""
-        return durations_table("Action", self.by_title(), self._last_ns - self._first_ns, extended=self.extended)
+        whole_ns = self._last_ns - self._first_ns
+        return durations_table("Action", self.durations(by_title=True), whole_ns, extended=self.extended)
 
     def _kinds(self) -> Iterator[tuple[str, _Kind]]:
         """Yield the kinds of actions of all threads, which may go on meanwhile."""

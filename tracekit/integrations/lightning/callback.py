@@ -55,16 +55,15 @@ class TracekitCallback(RunCallback):
             sources=[TorchProfiler("traces/{run_id}/torch-rank{rank}-{batch}.json.gz")],
         )
 
-    Each ``fit``, ``validate``, ``test`` and ``predict`` is a recording of its own, from its setup to its end, also when that is
-    an exception; the second one gets ``-2`` into its name, and so on. Where a `tracekit.Profiler` runs already, and
-    nothing is said here about where to record, that one is used, and left running.
+    Each ``fit``, ``validate``, ``test`` and ``predict`` is a separate recording, from its setup to its end or its exception.
+    The second one gets ``-2`` into its name, and so on. Without ``trace``, a `tracekit.Profiler` that runs already records, and
+    is left running.
 
     The `Timestamp`: a **batch** is a step of the optimizer, as in Composer, so that with accumulated gradients one batch has the
     samples and tokens of all micro-batches since the last. With manual optimization, or without an optimizer, it is a batch of
-    the loader. A checkpoint carries the timestamp, and a run that is resumed from it counts on. In a ``validate``, ``test`` or
-    ``predict`` of its own each batch of the loader is a batch, counted from 0, which no checkpoint knows of; validation within
-    training counts nowhere. Samples and tokens are those of this rank, or, with ``counts="global"``, those times the
-    number of ranks that get data of their own.
+    the loader. A checkpoint carries the timestamp, and a run that is resumed from it counts on. Outside of training each batch
+    of the loader is a batch, counted from 0 and not kept in checkpoints; validation within training counts nowhere. Samples
+    and tokens are those of this rank, or, with ``counts="global"``, those times the number of ranks with different data.
 
     Wrong arguments raise, here or in the setup of the first run. After that no failure of tracekit ends a run.
 
@@ -129,7 +128,7 @@ class TracekitCallback(RunCallback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin to record."""
         self._end()  # of a run that failed unnoticed, because another callback raised
-        self._stage = getattr(stage, "value", stage)  # an enum, whose name is another
+        self._stage = getattr(stage, "value", stage)  # an enum with another name
         self._waiting = (0, 0)
         if trainer.global_step == 0:  # otherwise the same training goes on
             self._timestamp = self._begins_at
@@ -154,8 +153,7 @@ class TracekitCallback(RunCallback):
     def _started(self, trainer: Trainer, timestamp: Timestamp) -> Profiler | None:
         options = dict(self._options)
         if trainer.world_size > 1 and not options.get("run_id"):
-            # Lightning starts its ranks by itself, and tells them nothing from which they could agree on a name that no other
-            # run has; rank 0 would find one for itself.
+            # Lightning starts its ranks itself, without a common run id in their environment.
             process = detect_process(rank=0, world_size=1)
             if privacy.is_wanted(options.get("private")):
                 process = privacy.anonymous(process)
@@ -231,7 +229,7 @@ class TracekitCallback(RunCallback):
             if self._stage == "fit":
                 self._timestamp = self.profiler.timestamp
 
-    # ---- evaluation of its own ------------------------------------------------------------------------------------------
+    # ---- evaluation outside of training ---------------------------------------------------------------------------------
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *args: Any, **kwargs: Any

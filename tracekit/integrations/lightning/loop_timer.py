@@ -117,7 +117,7 @@ class LoopTimer:
         self._actions: list[tuple[str, str]] = []  # (name, part) of running actions, the innermost last
         self._expected: str | None = None  # the part of the time until the next event
         self._since_ns: dict[str, int] = {}  # starts of running intervals within the batch
-        self._passed_ns: Counter[str] = Counter()  # and what they took until they were paused
+        self._passed_ns: Counter[str] = Counter()  # and their durations until they were paused
 
     def begin_epoch(self, resumed: Epoch | None = None) -> None:
         """Begin an epoch of training, or go on with the times of an interrupted one. An open epoch is dropped."""
@@ -226,7 +226,7 @@ class LoopTimer:
         hook = action_of(action_name).hook
         if hook == "optimizer_step":
             self.end(_STEP)
-        elif action_name == _RUN_EPOCH:  # also by an exception, after which no hook ends the batch
+        elif action_name == _RUN_EPOCH:  # an exception may have ended it; then no hook ends the batch
             self._slices.close(inside="train epoch")
         self._slices.end(action_name)
         if self._batch_since_ns is None:

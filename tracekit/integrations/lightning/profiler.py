@@ -70,7 +70,7 @@ class TracekitProfiler(ActionSlices, LightningProfiler):
         if not self.dirpath:
             logger.warning("tracekit: TracekitProfiler(dump_stats=True) writes no files without a dirpath or a logger")
             return
-        for title, durations in self.by_title().items():
+        for title, durations in self.durations(by_title=True).items():
             seconds = durations.total_ns / 1e9
             # The form of pstats: by (file, line, function) the calls, primitive calls, own time, total time and callers.
             found: tuple[object, ...] = (durations.count, durations.count, seconds, seconds, {})

@@ -46,7 +46,7 @@ class TimeProfiler(RunCallback):
 
     Always on:
 
-    * ``train batch``, ``validation batch``: the mean from the start to the end of a batch, as this callback's hooks see it.
+    * ``train batch``, ``validation batch``: the mean from the start to the end of a batch, by the hooks of this callback.
     * ``train epoch``: the whole epoch, without the validation runs in its middle (all of them).
     * ``validation epoch``: the mean of the epoch's validation runs. The sanity check counts nowhere.
     * ``avg train downtime``, ``avg val downtime``: the time between batches, for each **sample** (of the batches together).
@@ -64,16 +64,14 @@ class TimeProfiler(RunCallback):
       outside of a batch), ``... logging``, ``... checkpointing``, ``... other``, and so for ``val``: what the total is made of.
     * ``between epochs``: from the end of the last epoch to the start of this one, where checkpoints are often written.
 
-    Every nanosecond stands on one account only, so that train epoch = train batches + total train downtime, and nothing is
-    negative. Values of things that did not happen have no key. Time is that of the monotonic clock. ``trainer.validate`` and
-    ``trainer.test`` log ``validation ...`` and ``test ...`` values of their own; after ``trainer.predict``, in which Lightning
-    cannot log, `values` has them.
+    Every nanosecond counts once, so that train epoch = train batches + total train downtime, and nothing is negative. Values of
+    things that did not happen have no key. Time is that of the monotonic clock. ``trainer.validate`` and ``trainer.test`` log
+    ``validation ...`` and ``test ...`` values; those of ``trainer.predict`` are only in `values`, as Lightning cannot log there.
 
-    Everything that it times is also a slice in the trace of the active tracekit profiler. Durations of single batches are
-    there, and their distribution is in `summary`; the memory taken does not grow with the number of batches. A checkpoint in
-    the middle of an epoch carries the times until then, and a run that is resumed from it goes on with them; the pause counts
-    nowhere. Works with any logger or none (then the values are in ``trainer.callback_metrics``). A subclass changes the
-    prefix ``TimeProfiler/`` to its own name.
+    Each interval is also a slice in the trace of the active tracekit profiler. The trace has the durations of single batches,
+    and `summary` their distribution; the memory does not grow with the number of batches. A checkpoint in the middle of an
+    epoch carries the times until then, and a resumed run goes on with them, without the pause. Works with any logger; without
+    a logger the values are in ``trainer.callback_metrics``. A subclass changes the prefix ``TimeProfiler/`` to its own name.
 
     Args:
         *keys: Keys to log in addition to the default keys; ``True`` for all four optional ones.
@@ -195,7 +193,7 @@ class TimeProfiler(RunCallback):
             keys, known = keys_of_stage(keys, stage), keys_of_stage(known, stage)
         together = self._sync_dist and trainer.world_size > 1
         if together:
-            # First agree on which keys there are: Lightning's own reduction, key by key, waits for ranks that lack one.
+            # Lightning reduces key by key, and waits for ranks that lack a key. So send all keys, and which are present.
             values = reduce_ranks(gathered(pl_module, encode_values(values, known)), known, self._reduce)
         self.values = values
         pl_module.log_dict(

@@ -1,7 +1,7 @@
 """Hooks in a Trainer: listen to its actions, with any profiler, and record the workers of its data loaders.
 
 Lightning reports all its actions to ``trainer.profiler``, by ``start`` and ``stop``. A hook replaces these two methods of that
-one object, and the methods by which the loggers write, which Lightning does not report. It is removed when the run is over.
+one object. It also replaces the methods of the loggers, because Lightning does not report them. It is removed after the run.
 
 A listener has ``start(action_name)`` and ``stop(action_name)``, called on the thread of the action, and ``close()``, which ends
 its open slices.
@@ -31,7 +31,7 @@ _GET_ITERATOR: Final = "_get_iterator"
 
 
 class RunCallback(Callback):
-    """A callback of tracekit. What it does to a Trainer is undone at the end of the run, also when that is an exception."""
+    """A callback of tracekit. The end of a run, or its exception, undoes all changes to the Trainer."""
 
     def __init__(self) -> None:
         self._at_end = ExitStack()
