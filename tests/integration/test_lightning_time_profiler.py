@@ -272,7 +272,7 @@ def test_the_trainer_is_left_as_it_was_also_after_a_failure(clock: FakeClock, tm
         one.fit(Looks(clock), train_loader(clock), val_loader(clock))
     assert during == [True]
     after = vars(one.profiler), vars(one.logger)
-    assert not {"start", "stop", "_tracekit_tap", "log_metrics", "save"} & (set(after[0]) | set(after[1]))
+    assert not {"start", "stop", "_tracekit_hooks", "log_metrics", "save"} & (set(after[0]) | set(after[1]))
     assert "[Logger]CSVLogger.log_metrics" in one.profiler.recorded_durations, (
         "others' profilers see the loggers as well"
     )

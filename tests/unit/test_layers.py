@@ -93,7 +93,7 @@ DOORS = {
     "duckdb": {"tracekit.table.database"},
     "fsspec": {"tracekit.storage"},
     "isal": {"tracekit.formats.gzip_codec"},
-    "jax": {"tracekit.integrations.jax.trace"},
+    "jax": {"tracekit.integrations.jax.annotations"},
     # Each for its own templates.
     "jinja2": {"tracekit.view.report.page", "tracekit.view.serve.pages"},
     "jsonschema": {"tracekit.formats.schema"},

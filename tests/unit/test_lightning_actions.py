@@ -186,6 +186,20 @@ def test_a_stop_without_a_start_is_told_of_once(caplog: pytest.LogCaptureFixture
     assert "never started" in record.getMessage()
 
 
+def test_strict_slices_raise_for_a_wrong_start_and_stop_unless_an_exception_is_handled() -> None:
+    slices = ActionSlices(strict=True)
+    with pytest.raises(ValueError, match="'a' was stopped, and it was never started"):
+        slices.stop("a")
+    slices.start("a")
+    with pytest.raises(ValueError, match="'a' was started, and it is open already"):
+        slices.start("a")
+    slices.stop("a")
+    try:
+        raise KeyError
+    except KeyError:
+        slices.stop("a")  # raises nothing that would replace it
+
+
 def test_what_is_open_at_the_end_is_ended() -> None:
     memory = MemoryTraceHandler()
     with Profiler(memory, rank=0):

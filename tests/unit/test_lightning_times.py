@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from tracekit import ConfigError, MemoryTraceHandler, Profiler
 from tracekit.integrations.lightning.actions import PARTS
-from tracekit.integrations.lightning.loop_times import LoopTimes
-from tracekit.integrations.lightning.stage_timer import EpochTimes, StageTimer, StageTimes
+from tracekit.integrations.lightning.loop_timer import LoopTimer, StageTimes
 from tracekit.integrations.lightning.table import stages_table
 from tracekit.integrations.lightning.time_values import (
     ALL_KEYS,
@@ -43,41 +42,41 @@ class Loop:
 
     def __init__(self, **options: Any) -> None:
         self.clock = FakeClock()
-        self.times = LoopTimes(self.clock.clock, **options)
+        self.times = LoopTimer(self.clock.clock, **options)
 
     def pass_(self, seconds: float) -> None:
         self.clock.advance(round(seconds * S))
 
     def action(self, name: str, seconds: float) -> None:
-        self.times.begin_action(name)
+        self.times.start(name)
         self.pass_(seconds)
-        self.times.end_action(name)
+        self.times.stop(name)
 
     def train(self, *, optimizer: bool = True, samples: int = 8) -> None:
         """One batch: loader 0.5 s, forward 1 s, backward 2 s, optimizer 0.5 s."""
         self.action(FETCH, 0.5)
         self.times.begin_batch()
         self.pass_(1)
-        self.times.begin_backward()
+        self.times.begin("backward")
         self.pass_(2)
-        self.times.end_backward()
+        self.times.end("backward")
         if optimizer:
             step = "[LightningModule]Net.optimizer_step"
-            self.times.begin_action(step)
-            self.times.begin_step()
+            self.times.start(step)
+            self.times.begin("optimizer step")
             self.pass_(0.5)
-            self.times.end_action(step)
+            self.times.stop(step)
         self.times.end_batch(samples)
 
     def validate(self, batches: int = 2) -> None:
         """One run: batches of 1 s, with 0.1 s before each."""
-        self.times.begin_evaluation("validation")
+        self.times.begin_stage("validation")
         for _ in range(batches):
             self.action(VAL_FETCH, 0.1)
             self.times.begin_batch()
             self.pass_(1)
             self.times.end_batch(8)
-        self.times.end_evaluation()
+        self.times.end_stage("validation")
 
     def epoch(self, body: Callable[[Loop], object]) -> dict[str, float]:
         self.times.begin_epoch()
@@ -151,7 +150,7 @@ def test_every_part_of_the_downtime_has_its_place_and_their_sum_is_the_total() -
     loop = Loop()
 
     def body(loop: Loop) -> None:
-        loop.times.begin_action("run_training_epoch")
+        loop.times.start("run_training_epoch")
         loop.pass_(7)  # the workers of the loader start
         for _ in range(2):
             loop.train()
@@ -159,14 +158,14 @@ def test_every_part_of_the_downtime_has_its_place_and_their_sum_is_the_total() -
             loop.action("[LightningModule]Net.on_train_batch_end", 1)
             loop.action("[Logger]CSVLogger.log_metrics", 2)
             checkpoint = "[Callback]ModelCheckpoint{'monitor': None}.on_train_batch_end"
-            loop.times.begin_action(checkpoint)
+            loop.times.start(checkpoint)
             loop.pass_(0.5)
-            loop.times.begin_action("save_checkpoint")
+            loop.times.start("save_checkpoint")
             loop.action("[Callback]ModelCheckpoint{'monitor': None}.on_save_checkpoint", 3)
-            loop.times.end_action("save_checkpoint")
-            loop.times.end_action(checkpoint)
+            loop.times.stop("save_checkpoint")
+            loop.times.stop(checkpoint)
             loop.pass_(0.125)
-        loop.times.end_action("run_training_epoch")
+        loop.times.stop("run_training_epoch")
 
     values = loop.epoch(body)
     parts = {part: values[f"train downtime {part}"] for part in PARTS}
@@ -219,12 +218,12 @@ def test_the_loss_that_an_optimizer_asks_for_again_is_not_its_own_time() -> None
     def body(loop: Loop) -> None:
         step, again = "[LightningModule]Net.optimizer_step", "[Strategy]SingleDeviceStrategy.training_step"
         loop.times.begin_batch()
-        loop.times.begin_action(step)
+        loop.times.start(step)
         for _ in range(3):
             loop.action(again, 5)
-            loop.times.begin_step()
+            loop.times.begin("optimizer step")
             loop.pass_(0.25)
-        loop.times.end_action(step)
+        loop.times.stop(step)
         loop.times.end_batch(8)
 
     assert Loop().epoch(body)["optimizer step"] == 0.75
@@ -233,11 +232,11 @@ def test_the_loss_that_an_optimizer_asks_for_again_is_not_its_own_time() -> None
 def test_ends_without_beginnings_do_nothing() -> None:
     loop = Loop()
     loop.times.end_batch(8)
-    loop.times.end_backward()
-    loop.times.end_step()
-    loop.times.end_action(FETCH)
+    loop.times.end("backward")
+    loop.times.end("optimizer step")
+    loop.times.stop(FETCH)
     assert loop.times.end_epoch() is None
-    assert loop.times.end_evaluation() == StageTimes()
+    assert loop.times.end_stage("test") is None
     assert loop.epoch(plain) == Loop().epoch(plain)
 
 
@@ -268,7 +267,7 @@ def test_memory_does_not_grow_with_the_batches() -> None:
         loop.times.begin_epoch()
         for _ in range(batches):
             loop.train()
-        epoch = loop.times.until_now()
+        epoch = loop.times.epoch_until_now()
         assert epoch is not None
         return len(pickle.dumps(epoch))
 
@@ -280,21 +279,22 @@ def test_an_epoch_that_was_interrupted_goes_on_with_its_times_and_without_the_pa
     loop.times.begin_epoch()
     loop.train()
     loop.train()
-    until = loop.times.until_now()
+    until = loop.times.epoch_until_now()
     assert until is not None
-    stored = until.to_dict()
+    stored = {stage: times.to_dict() for stage, times in until.items()}
 
     later = Loop()
     later.pass_(3600)
-    later.times.begin_action("run_training_epoch", EpochTimes.from_dict(stored))
+    later.times.resumed = {stage: StageTimes.from_dict(times) for stage, times in stored.items()}
+    later.times.start("run_training_epoch")
     later.train()
     later.train()
     later.validate()
-    later.times.end_action("run_training_epoch")
+    later.times.stop("run_training_epoch")
     done = later.times.end_epoch()
     assert done is not None
     assert epoch_values(done) == Loop().epoch(plain)
-    assert done.train.runs == 1
+    assert done["train"].runs == 1
 
 
 def test_times_outlive_a_checkpoint() -> None:
@@ -303,7 +303,7 @@ def test_times_outlive_a_checkpoint() -> None:
     plain(loop)
     epoch = loop.times.end_epoch()
     assert epoch is not None
-    assert EpochTimes.from_dict(epoch.to_dict()) == epoch
+    assert {stage: StageTimes.from_dict(times.to_dict()) for stage, times in epoch.items()} == epoch
 
 
 def test_everything_timed_is_a_slice_of_the_active_profiler() -> None:
@@ -333,32 +333,47 @@ def test_parts_have_no_slices_where_all_actions_have_some() -> None:
     assert "data loading" not in {start.label.name for start, _ in memory.slices}
 
 
+ACTIONS = [
+    FETCH,
+    "[Strategy]SingleDeviceStrategy.batch_to_device",
+    "[LightningModule]Net.on_train_batch_end",
+    "[LightningModule]Net.optimizer_step",
+    "[LightningModule]Net.training_step",
+    "[Logger]CSVLogger.log_metrics",
+    "save_checkpoint",
+    "run_training_epoch",
+    "on_validation_model_zero_grad",
+    "my own action",
+]
 EVENTS = st.one_of(
     st.tuples(st.just("pass"), st.integers(0, 1000)),
-    st.sampled_from([("begin_batch",), ("end_batch", 8), ("settle",), ("expect", "data loading")]),
-    st.tuples(st.just("begin_action"), st.sampled_from("abc"), st.sampled_from([None, *PARTS])),
-    st.tuples(st.just("end_action"), st.sampled_from("abc")),
-    st.sampled_from([("begin", "validation"), ("end", "validation"), ("end", "train"), ("begin", "train")]),
+    st.sampled_from([("begin_batch",), ("end_batch", 8), ("epoch_until_now",), ("begin_epoch",), ("end_epoch",)]),
+    st.tuples(st.sampled_from(["start", "stop"]), st.sampled_from(ACTIONS)),
+    st.tuples(st.sampled_from(["begin", "pause", "end"]), st.sampled_from(["backward", "optimizer step"])),
+    st.tuples(st.sampled_from(["begin_stage", "end_stage"]), st.sampled_from(["validation", "test"])),
 )
 
 
 @given(st.lists(EVENTS))
 def test_whatever_happens_every_nanosecond_is_booked_once_and_nothing_is_negative(events: list[Any]) -> None:
     clock = FakeClock()
-    timer = StageTimer(clock.clock)
-    stages = {name: StageTimes() for name in ("whole", "train", "validation")}
-    timer.begin(stages["whole"])
+    timer = LoopTimer(clock.clock)
+    booked: list[StageTimes] = []
+    timer.begin_stage("whole")
     started_ns = clock.monotonic_ns
     for name, *args in events:
         if name == "pass":
             clock.advance(args[0])
-        elif name in ("begin", "end"):
-            getattr(timer, name)(stages[args[0]])
-        else:
-            getattr(timer, name)(*args)
-    timer.end(stages["whole"])
-    assert sum(times.total_ns for times in stages.values()) == clock.monotonic_ns - started_ns
-    assert all(value >= 0 for times in stages.values() for value in times.downtime_ns.values())
+            continue
+        getattr(timer, name)(*args)
+        booked += [times for times in timer._stages.values() if not any(times is known for known in booked)]
+    whole = timer.end_stage("whole")
+    assert whole is not None
+    booked.append(whole)
+    assert sum(times.total_ns for times in {id(times): times for times in booked}.values()) == (
+        clock.monotonic_ns - started_ns
+    )
+    assert all(value >= 0 for times in booked for value in times.downtime_ns.values())
 
 
 # ---- keys -----------------------------------------------------------------------------------------------------------
@@ -395,12 +410,14 @@ def test_every_key_has_a_value_where_there_was_something() -> None:
 
 def test_a_test_has_the_keys_of_validation_under_its_own_name() -> None:
     loop = Loop()
-    loop.times.begin_evaluation("test")
+    loop.times.begin_stage("test")
     loop.action(VAL_FETCH, 0.5)
     loop.times.begin_batch()
     loop.pass_(2)
     loop.times.end_batch(4)
-    values = stage_values("test", "test", loop.times.end_evaluation())
+    times = loop.times.end_stage("test")
+    assert times is not None
+    values = stage_values("test", times)
     assert values.keys() == set(keys_of_stage(ALL_KEYS, "test"))
     assert (values["test batch"], values["test epoch"], values["avg test downtime"]) == (2, 2.5, 0.125)
     assert not any("val" in key or "train" in key for key in values)
@@ -427,16 +444,15 @@ def test_the_table_tells_what_downtime_was() -> None:
     plain(loop)
     epoch = loop.times.end_epoch()
     assert epoch is not None
-    stages = {"train": epoch.train, "validation": epoch.validation, "test": StageTimes()}
-    text = stages_table(stages, {"backward": epoch.backward})
+    text = stages_table({**epoch, "test": StageTimes()})
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert lines[0] == "Time profiler Calls Total (s) Mean (s) p50 (s) p95 (s) Max (s) Percentage %"
     assert lines[2] == "train batch 4 14.000000 3.500000 3.500000 3.500000 3.500000 76.92"
     assert lines[-2] == ("train: 16.000000 s, of which 2.000000 s downtime (12.50 %): data loading 2.000000 s")
-    assert stages_table({"train": StageTimes()}, {}) == ""
+    assert stages_table({"train": StageTimes()}) == ""
 
 
 def test_the_arithmetic_needs_no_lightning() -> None:
-    code = "import sys, tracekit.integrations.lightning.loop_times, tracekit.integrations.lightning.table; "
+    code = "import sys, tracekit.integrations.lightning.loop_timer, tracekit.integrations.lightning.table; "
     code += "sys.exit(any(name.split('.')[0] in ('lightning', 'pytorch_lightning', 'torch') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0

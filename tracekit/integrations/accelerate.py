@@ -85,7 +85,7 @@ class AcceleratorRecorder:
         self.close()
 
     def close(self) -> None:
-        """Leave the accelerator, and what it has prepared, as they were."""
+        """Restore the accelerator and its prepared objects."""
         for this in self._passes:
             self._step(this)
         while self._undo:
@@ -203,7 +203,7 @@ class AcceleratorRecorder:
 
 
 class _Pass:
-    """One pass over a loader: what was read since the last step of its own, and whether there was one.
+    """One pass over a loader: the samples and tokens since its last step, and whether it was stepped.
 
     It is fresh when anything was read of it since the last step of the optimizer.
     """

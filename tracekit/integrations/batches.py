@@ -1,7 +1,7 @@
-"""How many samples and tokens a batch holds, whatever framework made it.
+"""Count the samples and tokens of a batch of any framework.
 
 Only shapes and lengths are read, never values: counting costs a few microseconds and no device has to finish its work
-first. So tokens of padding count. What cannot be told is 0, and nothing here raises.
+first. So tokens of padding count. An unknown count is 0, and nothing here raises.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOOK_AT: Final = 32
 
 
 def samples_in(batch: Any) -> int:
-    """Return the number of samples in a batch; 0 where it cannot be told.
+    """Return the number of samples in a batch; 0 if unknown.
 
     An array (torch, numpy, JAX, anything with a ``shape``) has as many as its first dimension says. The columns of a
     mapping, a dataclass, a tuple or a list have to agree: ``([image] * 4, [target] * 4)`` holds 4 samples, whatever
@@ -52,14 +52,14 @@ def tokens_in(batch: Any) -> int:
 
 
 def _sizes(part: Any) -> list[int]:
-    """Return the numbers of samples that a part of a batch may stand for, the likeliest first."""
+    """Return the possible numbers of samples in a part of a batch, the likeliest first."""
     if part is None or _is_value(part):
         return []
     shape = _shape(part)
     if shape is not None:
         return [int(shape[0])] if shape else []
     graphs = getattr(part, "num_graphs", None)
-    if isinstance(graphs, int):  # of PyTorch Geometric, whose len() counts something else
+    if isinstance(graphs, int):  # PyTorch Geometric's len() counts something else
         return [graphs]
     columns = _columns(part)
     if columns is not None:
@@ -80,7 +80,7 @@ def _sizes_of_sequence(part: Sequence[Any]) -> list[int]:
 
 
 def _agreed(columns: list[list[int]]) -> list[int]:
-    """Return what all columns may stand for, or, where there is no such number, what the first of them may."""
+    """Return the numbers that fit all columns, or, without any, those that fit the first."""
     found = [sizes for sizes in columns if sizes]
     return (_common(found) or found[0]) if found else []
 

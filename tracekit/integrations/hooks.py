@@ -1,26 +1,26 @@
-"""Hook: what integrations put into objects of a training, and what a copy of these objects is without."""
+"""Hooks that integrations put into objects of a training, which copies of these objects do not have."""
 
 from __future__ import annotations
 
 import functools
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Hook", "method_hook", "model_hook"]
+__all__ = ["Hook", "Replacements", "method_hook", "model_hook"]
 
 
 class Hook:
-    """A function that is neither copied nor pickled: in its place stands a method of something else.
+    """A function that is neither copied nor pickled: a copy has a method of another object instead.
 
     Models are copied and saved whole while they are trained (averages of weights, models of reference), and a bound method
     would take the profiler along.
 
     Args:
-        function: What is called.
-        owner: Whose method a copy has instead.
+        function: The function to call.
+        owner: The object that has the method for copies.
         name: The name of that method.
     """
 
@@ -40,12 +40,32 @@ class Hook:
 def model_hook(function: Callable[..., Any]) -> Hook:
     """Return a hook for a model; a copy of the model has one that does nothing.
 
-    That one takes any arguments and returns None, and is of the standard library: who loads a saved model need not have
-    tracekit.
+    The copy's hook is a function of the standard library, so that a saved model loads without tracekit.
     """
     return Hook(function, nullcontext(), "__exit__")
 
 
 def method_hook(function: Callable[..., Any], owner: object, name: str) -> Hook:
-    """Return what replaces a method of an object; a copy of the object has its own."""
+    """Return a replacement of a method of an object; a copy of the object has the method itself."""
     return Hook(function, owner, name)
+
+
+class Replacements:
+    """Methods of single objects that are replaced until `restore`."""
+
+    def __init__(self) -> None:
+        self._replaced: list[tuple[Any, str]] = []
+
+    def put(self, owner: Any, name: str, value: Any) -> None:
+        """Replace a method, unless the instance has an attribute of this name already, or takes no attributes."""
+        if name not in getattr(owner, "__dict__", {name: None}):
+            with suppress(AttributeError, TypeError):
+                setattr(owner, name, value)
+                self._replaced.append((owner, name))
+
+    def restore(self) -> None:
+        """Remove all replacements."""
+        while self._replaced:
+            owner, name = self._replaced.pop()
+            with suppress(AttributeError):
+                delattr(owner, name)

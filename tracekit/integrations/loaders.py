@@ -18,16 +18,16 @@ _CLASS: Final = vars(object)["__class__"]  # Accelerate's loaders have a propert
 
 
 def watch(loader: Any, through: Callable[[Any, Callable[[], Iterator[Any]]], Iterator[Any]]) -> Callable[[], None]:
-    """Have every iteration over a loader go through a generator, while the loader stays the object that it is.
+    """Pass every iteration over a loader through a generator; the loader stays the same object.
 
-    ``iter()`` looks at the class, so the loader gets a subclass of its own class. What cannot have one is left alone.
+    ``iter()`` looks at the class, so the loader gets a subclass of its class. A loader that cannot have one is left alone.
 
     Args:
         loader: A torch ``DataLoader``, or anything else that can be iterated over again and again.
         through: Called with the loader and with what begins an iteration over it; yields the batches.
 
     Returns:
-        What gives the loader its own class back.
+        A function that restores the class of the loader.
     """
     kind = type(loader)
 
@@ -52,7 +52,7 @@ def watch(loader: Any, through: Callable[[Any, Callable[[], Iterator[Any]]], Ite
 
 
 def recorded_pass(profiler: Profiler, loader: Any, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """Yield what a loader gives, with a slice "dataloader" for each time it is waited for; its workers record as well."""
+    """Yield the batches of a loader, with a slice "dataloader" for each wait. Its workers also record."""
     marker = profiler.marker("dataloader")
     # Accelerate's loaders make the iterator that starts the workers with the first batch.
     with recording_loader(loader, profiler), marker:

@@ -15,6 +15,7 @@ from tracekit.errors import TimeError
 from tracekit.integrations.batches import samples_in, tokens_in
 from tracekit.integrations.hooks import model_hook
 from tracekit.integrations.loaders import recorded_pass, watch
+from tracekit.integrations.slices import OpenSlices
 from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:
@@ -55,9 +56,9 @@ class TracekitCallback(TrainerCallback):
     inside, and "save". "forward" and "backward" come from hooks of the model: one that is compiled as a whole has none, and
     neither have the replicas of ``torch.nn.DataParallel``.
 
-    A profiler that does not run yet is started when training begins and stopped when it ends. The Trainer does not tell its
-    callbacks of an exception: put the profiler into a ``with`` block around ``trainer.train()``, so that its handlers hear of it
-    at once and not when the process ends.
+    A profiler that does not run yet is started when training begins and stopped when it ends. The Trainer reports no
+    exception to its callbacks: put the profiler into a ``with`` block around ``trainer.train()``, so that its handlers get an
+    exception immediately and not when the process ends.
 
     The samples and tokens of a step are counted in this rank's batches, padding included. With ``Profiler(counts="global")``
     tokens are the Trainer's ``num_input_tokens_seen`` where it counts them (``include_num_input_tokens_seen``), which then leave
@@ -65,8 +66,8 @@ class TracekitCallback(TrainerCallback):
 
     The training time is in the Trainer's checkpoints (rank 0's, like everything there), and a resumed run goes on from it. From
     a checkpoint without it the steps and epochs are the Trainer's, and samples and tokens are computed from the size of its
-    batches. In the first epoch of a resumed run there are no slices "dataloader": the Trainer reads that epoch from a loader
-    that it shows to nobody.
+    batches. The first epoch of a resumed run has no slices "dataloader", because the Trainer reads it from a private
+    loader.
 
     Args:
         profiler: The profiler.
@@ -75,8 +76,8 @@ class TracekitCallback(TrainerCallback):
     def __init__(self, profiler: Profiler) -> None:
         self.profiler = profiler
         self._is_mine = False
-        self._thread = threading.get_ident()  # on which the training runs
-        self._open: list[str] = []
+        self._thread = threading.get_ident()  # of the training
+        self._open = OpenSlices()
         self._undo: list[Callable[[], object]] = []
         # Of this rank since the last step: as read from the loader, which in the first epoch of a resumed run is another one
         # than the Trainer shows, and as seen by the model, which is silent when it is compiled, and may be called twice.
@@ -111,8 +112,7 @@ class TracekitCallback(TrainerCallback):
     def _end_all(self) -> None:
         while self._undo:
             self._undo.pop()()
-        while self._open:
-            self.profiler.marker(self._open.pop()).finish()
+        self._open.close()
 
     # ---- the loop -----------------------------------------------------------------------------------------------------
 
@@ -124,39 +124,39 @@ class TracekitCallback(TrainerCallback):
     @_harmless
     def on_epoch_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         """Pass to the next epoch."""
-        self._end("epoch")
+        self._open.end("epoch")
         self.profiler.next_epoch()
         self._expect(control)
 
     @_harmless
     def on_step_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         """End what may be open of an evaluation that was asked for and did not come."""
-        self._end("save")
-        self._end("evaluation")
+        self._open.end("save")
+        self._open.end("evaluation")
         self._begin("training step")
 
     @_harmless
     def on_substep_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         """A batch that is not the last of its step is over, and the next one begins."""
-        self._end("training step")
+        self._open.end("training step")
         self._begin("training step")
 
     @_harmless
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         """The last batch of the step is over, and the optimizer comes."""
-        self._end("training step")
+        self._open.end("training step")
         self._begin("optimizer")
 
     @_harmless
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         """The optimizer is done."""
-        self._end("optimizer")
+        self._open.end("optimizer")
 
     @_harmless
     def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         """Pass to the next batch of the profiler."""
-        self._end("optimizer")
-        self._end("training step")
+        self._open.end("optimizer")
+        self._open.end("training step")
         whole = args.train_batch_size * args.gradient_accumulation_steps
         samples, tokens = self._loaded if any(self._loaded) else self._modelled
         if samples > whole:  # the loss calls the model more than once
@@ -182,17 +182,17 @@ class TracekitCallback(TrainerCallback):
     @_harmless
     def on_evaluate(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         """An evaluation is over."""
-        self._end("evaluation")
+        self._open.end("evaluation")
         if control.should_save:
             self._begin("save")
 
     @_harmless
     def on_save(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         """A checkpoint is written."""
-        self._end("save")
+        self._open.end("save")
 
     def _expect(self, control: Any, *, logged: bool = False) -> None:
-        """Begin what the Trainer will do next: it logs, evaluates and saves, and tells when each is over."""
+        """Begin the slice of the Trainer's next action: it logs, evaluates and saves, and reports the end of each."""
         if control.should_log and not logged:
             return
         if control.should_evaluate:
@@ -227,7 +227,7 @@ class TracekitCallback(TrainerCallback):
         if not model.training:
             self._begin("eval forward")
             return
-        self._end("backward")
+        self._open.end("backward")
         _count(named or args, self._modelled)
         self._begin("forward")
 
@@ -236,21 +236,13 @@ class TracekitCallback(TrainerCallback):
             return
         if threading.get_ident() != self._thread:
             return
-        self._end("forward" if model.training else "eval forward")
+        self._open.end("forward" if model.training else "eval forward")
         if model.training and output is not None:  # it is None where the pass has raised
             self._begin("backward")
 
-    # ---- slices, one inside the other ---------------------------------------------------------------------------------
-
     def _begin(self, name: str) -> None:
         if name not in self._open:
-            self.profiler.marker(name).start()
-            self._open.append(name)
-
-    def _end(self, name: str) -> None:
-        """End a slice, and what is still open inside of it."""
-        while name in self._open:
-            self.profiler.marker(self._open.pop()).finish()
+            self._open.begin(name, self.profiler.marker(name))
 
     # ---- training time ------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.integrations.batches import samples_in, tokens_in
 from tracekit.integrations.composer.handler import ComposerHandler, NoLogger
+from tracekit.integrations.slices import OpenSlices
 from tracekit.recording.lifecycle import DEFAULT_ACTIONS
 from tracekit.recording.schedule import ProfilerAction
 from tracekit.timestamp import Timestamp
@@ -19,7 +20,6 @@ except ImportError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from tracekit.recording.marker import Marker
     from tracekit.recording.profiler import Profiler
 
 __all__ = ["TracekitCallback"]
@@ -55,7 +55,7 @@ class TracekitCallback(Callback):  # type: ignore[misc]
         self._has_started = False
         self._seen = False
         self._is_mine = False
-        self._open: list[tuple[str, Marker]] = []
+        self._open = OpenSlices()
         self._batch_sizes = (0, 0)
 
     def run_event(self, event: Event, state: Any, logger: Any) -> None:
@@ -66,19 +66,21 @@ class TracekitCallback(Callback):  # type: ignore[misc]
             self.start()
         try:
             if self._slices and event.is_after_event:
-                self._end(event.canonical_name)
+                self._open.end(event.canonical_name)
             follow = getattr(self, f"_on_{event.value}", None)
             if follow is not None:
                 follow(state)
             if self._slices and event.is_before_event:
-                self._begin(event.canonical_name)
+                # An exception may have kept the event from coming that ends an earlier one.
+                name = event.canonical_name
+                actions = ProfilerAction if name in _LONG else DEFAULT_ACTIONS
+                self._open.begin(name, self._profiler.marker(f"event/{name}", actions=actions))
         except Exception as error:  # noqa: BLE001 - a failure of the recording must not end the training
             self._profiler.report_failure("TracekitCallback", error)
 
     def close(self, state: Any, logger: Any) -> None:
         """End what is open, and the recording where it began here."""
-        while self._open:
-            self._open.pop()[1].finish()
+        self._open.close()
         if self._is_mine:
             # Pass an exception to the handlers; a flight recorder writes then.
             self._profiler.__exit__(*sys.exc_info())
@@ -142,17 +144,3 @@ class TracekitCallback(Callback):  # type: ignore[misc]
             theirs = theirs.copy(**{name: int(getattr(known, name)) // ranks for name in _COUNTED})
         if theirs != ours:
             self._profiler.resume_at(theirs)
-
-    # ---- slices -------------------------------------------------------------------------------------------------------
-
-    def _begin(self, name: str) -> None:
-        self._end(name)  # where an exception has kept the event from coming that ends it
-        actions = ProfilerAction if name in _LONG else DEFAULT_ACTIONS
-        marker = self._profiler.marker(f"event/{name}", actions=actions)
-        marker.start()
-        self._open.append((name, marker))
-
-    def _end(self, name: str) -> None:
-        """End the slice of that name, and those still open inside of it."""
-        while any(name == opened for opened, _ in self._open):
-            self._open.pop()[1].finish()

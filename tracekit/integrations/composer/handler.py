@@ -1,4 +1,4 @@
-"""TraceHandler: runs a trace handler that was written for Composer, whose handlers are also callbacks of the training loop."""
+"""TraceHandler: runs a trace handler that was written for Composer, which is also a callback of the training loop."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Event(str, enum.Enum):
 class TraceHandler:
     """A trace handler with Composer's methods and arguments. Subclass it as ``composer.profiler.TraceHandler``.
 
-    Kept of Composer: one call at a time, in the order in which things happened, and after ``batch_end`` the timestamp names the
-    next batch. What differs: `init` and `fit_start` are called when the profiler starts, all that follows on a thread of the
-    handler's own, within the flush interval, so that a slow handler does not slow the training; every finish has had its start;
-    and a name may be open several times at once (recursively, or in several threads), which Composer's marker refuses.
+    As in Composer, calls come one at a time in the order of the events, and after ``batch_end`` the timestamp names the next
+    batch. Other than there, only `init` and `fit_start` are called where the profiler starts. All later calls come on the
+    handler's thread within the flush interval, so that a slow handler does not slow the training. Every finish has had its
+    start, and a name may be open several times (recursively, or in several threads), which Composer's marker refuses.
 
     ``state`` has ``timestamp``, ``run_name``, ``profiler`` and ``dataloader_len``, and under Composer's Trainer everything else
     of its ``State`` (which by then may be some batches on); ``logger`` is the Trainer's. A hook of another event, such as
@@ -171,6 +171,22 @@ def adapted(handler: Any) -> base.TraceHandler:
     return made
 
 
+def _hook(name: str) -> Any:
+    """Return the method of a hook of the loop, which calls the handler's method of that name."""
+
+    def call(self: ComposerHandler, timestamp: Timestamp) -> None:
+        self._state = LoopState(timestamp, self._state.run_name, self._trainer_state)
+        try:
+            self._run(name)
+        except Exception as error:
+            profiler = active_profiler()
+            if profiler is None:
+                raise
+            profiler.report_failure(f"{type(self).__name__}.{name}", error)
+
+    return call
+
+
 class ComposerHandler(base.TraceHandler):
     """Gives the events of a profiler to a handler with Composer's methods, of `TraceHandler` or of Composer's own class."""
 
@@ -206,21 +222,8 @@ class ComposerHandler(base.TraceHandler):
         """Pass it on as the Path that Composer gives; a URL, which no Path can hold, stays a text."""
         self._handler.process_chrome_json_trace_file(filepath if storage.is_remote(filepath) else Path(filepath))
 
-    def batch_start(self, timestamp: Timestamp) -> None:
-        """Take a hook of the loop; so do the next three."""
-        self._call("batch_start", timestamp)
-
-    def batch_end(self, timestamp: Timestamp) -> None:
-        """See `batch_start`."""
-        self._call("batch_end", timestamp)
-
-    def epoch_start(self, timestamp: Timestamp) -> None:
-        """See `batch_start`."""
-        self._call("epoch_start", timestamp)
-
-    def epoch_end(self, timestamp: Timestamp) -> None:
-        """See `batch_start`."""
-        self._call("epoch_end", timestamp)
+    batch_start, batch_end = _hook("batch_start"), _hook("batch_end")
+    epoch_start, epoch_end = _hook("epoch_start"), _hook("epoch_end")
 
     def close(self) -> None:
         """Call ``fit_end``, ``close`` and ``post_close``."""
@@ -229,16 +232,6 @@ class ComposerHandler(base.TraceHandler):
         finally:
             self._handler.close(self._state, self._logger)
         self._handler.post_close()
-
-    def _call(self, name: str, timestamp: Timestamp) -> None:
-        self._state = LoopState(timestamp, self._state.run_name, self._trainer_state)
-        try:
-            self._run(name)
-        except Exception as error:
-            profiler = active_profiler()
-            if profiler is None:
-                raise
-            profiler.report_failure(f"{type(self).__name__}.{name}", error)
 
     def _run(self, name: str) -> None:
         self._handler.run_event(self._event(name), self._state, self._logger)

@@ -147,16 +147,14 @@ class Profiler:
                 f"schedule must be a function of the state, such as cyclic_schedule(...), not {schedule!r}"
             )
         sources: list[Source] = []
-        if sys_prof_cpu or sys_prof_memory or sys_prof_disk or sys_prof_net:
-            sources.append(
-                SystemProfiler(
-                    sys_prof_stats_thread_interval_seconds,
-                    cpu=sys_prof_cpu,
-                    memory=sys_prof_memory,
-                    disk=sys_prof_disk,
-                    network=sys_prof_net,
-                )
-            )
+        host: dict[str, Any] = {
+            "cpu": sys_prof_cpu,
+            "memory": sys_prof_memory,
+            "disk": sys_prof_disk,
+            "network": sys_prof_net,
+        }
+        if any(host.values()):
+            sources.append(SystemProfiler(sys_prof_stats_thread_interval_seconds, **host))
         torch_options: dict[str, Any] = {
             "record_shapes": torch_prof_record_shapes,
             "profile_memory": torch_prof_profile_memory,
@@ -172,7 +170,8 @@ class Profiler:
             sources.append(TorchProfiler(name + suffix, memory_timeline=memory, **torch_options))
         self._schedule = schedule
         self._recorder: Recorder | None = None
-        self._real_state: Any = None
+        self.state: Any = None
+        """Composer's State under the Trainer, else None."""
         self._callback: Any = None  # what follows the Trainer, once there is one
         self._handlers: list[Any] = []
         self.trace_handlers = trace_handlers
@@ -202,17 +201,12 @@ class Profiler:
         Args:
             state: Composer's State.
         """
-        self._real_state = state
+        self.state = state
         self._options.setdefault("run_id", getattr(state, "run_name", None))
         callback = importlib.import_module("tracekit.integrations.composer.callback").TracekitCallback
         # Composer's engine asks this profiler for the markers of its events.
         self._callback = callback(self.recorder, slices=False)
         state.callbacks.append(self._callback)
-
-    @property
-    def state(self) -> Any:
-        """Composer's State under the Trainer, else None."""
-        return self._real_state
 
     @property
     def trace_handlers(self) -> list[Any]:
@@ -248,11 +242,11 @@ class Profiler:
 
         As in Composer, a name's first call decides when it records and about its instants, for its engine asks for the start and
         the finish of one slice with different arguments. Other categories make a separate marker; none are those of the
-        first call. A marker that records in ACTIVE records in ACTIVE_AND_SAVE, too, which the engine forgets to ask for. Of
-        tracekit's own callback, which it times like any other, nothing is recorded.
+        first call. A marker that records in ACTIVE also records in ACTIVE_AND_SAVE, which the engine forgets to ask for. The
+        engine times tracekit's own callback like any other; these markers record nothing.
         """
         if self._callback is not None and not name.startswith(_OF_ENGINE):
-            self._callback.start(self._real_state)
+            self._callback.start(self.state)
         known = self._markers.get(name)
         if known is None:
             wanted = frozenset(map(as_action, () if name.startswith(_OWN_CALLBACK) else actions))
@@ -266,10 +260,6 @@ class Profiler:
                 name, categories, known.actions, known.record_instant_on_start, known.record_instant_on_finish
             )
         return known
-
-    def record_chrome_json_trace_file(self, filepath: str) -> None:
-        """Tell every trace handler of a finished Chrome JSON trace of this process."""
-        self.recorder.record_chrome_json_trace_file(filepath)
 
     # ---- as in tracekit -----------------------------------------------------------------------------------------------
 
@@ -289,7 +279,7 @@ class Profiler:
 
     def _decide(self, timestamp: Timestamp) -> ProfilerAction:
         """Ask a schedule that was written for Composer's State."""
-        return as_action(self._schedule(LoopState(timestamp, str(self._options.get("run_id") or ""), self._real_state)))
+        return as_action(self._schedule(LoopState(timestamp, str(self._options.get("run_id") or ""), self.state)))
 
 
 def _is_ours(handler: Any) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tracekit.integrations.jax.annotations import JaxAnnotations
 from tracekit.integrations.jax.config import JaxProfilerConfig
 from tracekit.integrations.jax.profiler import JaxProfiler
-from tracekit.integrations.jax.trace import JaxAnnotations
 
 __all__ = ["JaxAnnotations", "JaxProfiler", "JaxProfilerConfig"]

@@ -1,4 +1,4 @@
-"""Agreement: begin a trace after the same step in all processes of a run, whose clocks differ."""
+"""Agreement: begin a trace after the same step in all processes of a run, although their clocks differ."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.integrations.jax.trace import coordination_client
+from tracekit.integrations.jax.annotations import coordination_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,17 +26,17 @@ _numbers = itertools.count()
 def make_agreement(index: int, announced: Callable[[int], None]) -> Agreement | None:
     """Return an `Agreement`; None, with a warning, without ``jax.distributed``."""
     client = coordination_client()
-    if client is None:
-        logger.warning(
-            "tracekit: without jax.distributed.initialize() the processes cannot agree on when to record: "
-            "profile_every_n_minutes is off"
-        )
-        return None
-    return Agreement(client, index, announced)
+    if client is not None:
+        return Agreement(client, index, announced)
+    logger.warning(
+        "tracekit: without jax.distributed.initialize() the processes cannot agree on when to record: "
+        "profile_every_n_minutes is off"
+    )
+    return None
 
 
 class Agreement:
-    """Process 0 announces the step after which a trace begins; each other process listens on a thread.
+    """Process 0 announces when a trace begins, by the step before it; each other process listens on a thread.
 
     It uses the key-value store of ``jax.distributed``: no collective, and nothing on the path of a step waits.
     ``announced`` is called with the step, on any thread.

@@ -7,6 +7,7 @@ import logging
 import os
 from collections import deque
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,11 @@ from tracekit.clock import SYSTEM_CLOCK, Clock
 from tracekit.distributed import detect_process
 from tracekit.errors import ConfigError
 from tracekit.integrations.jax.agreement import make_agreement
+from tracekit.integrations.jax.annotations import import_jax
 from tracekit.integrations.jax.config import JaxProfilerConfig, log_dir
 from tracekit.integrations.jax.recorder import TraceRecorder
-from tracekit.integrations.jax.trace import JaxTrace, import_jax
 from tracekit.integrations.jax.windows import Decision, Windows
+from tracekit.integrations.slices import OpenSlices
 from tracekit.recording.failures import Failures
 from tracekit.recording.lifecycle import active_profiler
 from tracekit.timestamp import Timestamp
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 
     from tracekit.distributed import ProcessInfo
     from tracekit.integrations.jax.agreement import Agreement
-    from tracekit.recording.marker import Marker
     from tracekit.recording.profiler import Profiler
 
 __all__ = ["JaxProfiler"]
@@ -109,11 +110,19 @@ class JaxProfiler:
         self._trainer = trainer
         self._given_profiler = profiler
         self._step_profiler = step_profiler
-        self._annotate = trainer is None if annotate_steps is None else annotate_steps
-        self._background = background
-        self._options = profiler_options
         self._clock = clock
         self._windows = Windows(config)
+        self._make_recorder = partial(
+            TraceRecorder,
+            jax=self._jax,
+            log_dir=self.log_dir,
+            windows=self._windows,
+            report=self._report,
+            clock=clock,
+            options=profiler_options,
+            annotates=trainer is None if annotate_steps is None else annotate_steps,
+            background=background,
+        )
         self._failures = Failures()
         self._pid = os.getpid()
         self._began = False
@@ -122,7 +131,7 @@ class JaxProfiler:
         self._agreement: Agreement | None = None
         self._recorder: TraceRecorder | None = None
         self._arrays: Any = None
-        self._phase: Marker | None = None
+        self._phases = OpenSlices()
         self._step = 0
         self._latest_start: int | None = None
         self._stepped_ns = 0
@@ -151,24 +160,13 @@ class JaxProfiler:
         return self.log_dir if storage.is_remote(self.log_dir) else Path(self.log_dir)
 
     @property
-    def profile_every_n_minutes(self) -> float:
-        """Minutes between traces, as configured."""
-        return self.config.profile_every_n_minutes
-
-    @property
     def profile_first_step(self) -> int:
         """Step that the latest trace began after; before any trace, the configured step."""
         return self.config.profile_first_step if self._latest_start is None else self._latest_start
 
-    @property
-    def profile_n_steps(self) -> int:
-        """Steps in a trace, as configured."""
-        return self.config.profile_n_steps
-
-    @property
-    def profiler_active(self) -> bool:
-        """True while a trace runs; the same as `is_tracing`."""
-        return self.is_tracing
+    profile_every_n_minutes = property(attrgetter("config.profile_every_n_minutes"), doc="Minutes between traces.")
+    profile_n_steps = property(attrgetter("config.profile_n_steps"), doc="Steps in a trace.")
+    profiler_active = is_tracing
 
     @property
     def profiler_last_time(self) -> float | None:
@@ -190,20 +188,15 @@ class JaxProfiler:
         # After an exception, the arrays may never be computed.
         self._guard(self._close, exc is None)
 
-    def close(self) -> None:
+    def close(self, *_args: object, **_kwargs: object) -> None:
         """End and save the trace that runs, and wait until it is written. May be called again."""
         self._guard(self._close)
 
-    def set_dataset(self, *_args: object, **_kwargs: object) -> None:
-        """Do nothing; for trainers that call it."""
+    on_training_end = close
 
     def on_training_start(self, *_args: object, **_kwargs: object) -> None:
         """Begin to count the time. The first `on_training_step` does it where it is not called."""
         self._guard(self._begin)
-
-    def on_training_end(self, *_args: object, **_kwargs: object) -> None:
-        """Do what `close` does."""
-        self.close()
 
     def finalize(self, *_args: object, **_kwargs: object) -> None:
         """End and save the running trace without waiting for the device: the training may have failed."""
@@ -232,7 +225,8 @@ class JaxProfiler:
         """
         if os.getpid() != self._pid:
             return
-        self._guard(self._begin_once)
+        if not self._began:
+            self._guard(self._begin)
         if self._profiler is not None and self._step_profiler:
             self._guard(self._resume, self._profiler, step_idx)
             self._profiler.step(samples=samples, tokens=tokens)
@@ -242,6 +236,8 @@ class JaxProfiler:
     def on_training_epoch_start(self, *_args: object, **_kwargs: object) -> None:
         """Do nothing; for trainers that call it."""
 
+    set_dataset = on_training_epoch_start
+
     def on_training_epoch_end(self, *_args: object, **_kwargs: object) -> None:
         """End the trace that runs, and pass to the next epoch. A trace that is too short is begun once more."""
         self._guard(self._stop, "the end of the epoch")
@@ -250,26 +246,22 @@ class JaxProfiler:
 
     def on_validation_epoch_start(self, *_args: object, **_kwargs: object) -> None:
         """End the trace that runs, which is to hold training steps only, and begin a slice "validation"."""
-        self._guard(self._stop, "a validation")
         self._guard(self._begin_phase, "validation")
-
-    def on_validation_epoch_end(self, *_args: object, **_kwargs: object) -> None:
-        """End the slice "validation"."""
-        self._guard(self._end_phase)
 
     def on_test_epoch_start(self, *_args: object, **_kwargs: object) -> None:
         """End the trace that runs, and begin a slice "test"."""
-        self._guard(self._stop, "a test")
         self._guard(self._begin_phase, "test")
 
-    def on_test_epoch_end(self, *_args: object, **_kwargs: object) -> None:
-        """End the slice "test"."""
-        self._guard(self._end_phase)
+    def on_validation_epoch_end(self, *_args: object, **_kwargs: object) -> None:
+        """End the slice "validation" or "test"."""
+        self._guard(self._phases.close)
+
+    on_test_epoch_end = on_validation_epoch_end
 
     # ---- what the hooks do --------------------------------------------------------------------------------------------
 
     def _guard(self, function: Any, *args: Any) -> None:
-        """Call what must not reach the training when it fails, and do nothing in a forked child."""
+        """Call a function and report its failure. Do nothing in a forked child."""
         if os.getpid() != self._pid:
             return
         try:
@@ -285,17 +277,13 @@ class JaxProfiler:
         else:
             self._failures.report("JaxProfiler", error)
 
-    def _begin_once(self) -> None:
-        if not self._began:
-            self._begin()
-
     def _begin(self) -> None:
         self._stop("a new training")
         self._profiler = self._given_profiler or active_profiler()
         self._stepped_ns = self._clock.monotonic_ns()
         self._windows.last_ns = self._stepped_ns
-        atexit.unregister(self._close_at_exit)
-        atexit.register(self._close_at_exit)  # for loops without a with block and a last hook
+        atexit.unregister(self.finalize)
+        atexit.register(self.finalize)  # for loops without a with block and a last hook
         if not self._began:
             self._began = True
             self._find_out()
@@ -315,15 +303,7 @@ class JaxProfiler:
             count > 1 and not self.config.main_process_only and self.config.profile_every_n_minutes >= 0
         )
         process = _who(self._profiler, self._index, count)
-        make_trace = partial(JaxTrace, self._jax, self.log_dir, process, self._index, self._options, self._clock)
-        self._recorder = TraceRecorder(
-            make_trace,
-            self._windows,
-            self._report,
-            self._clock,
-            annotates=self._annotate,
-            background=self._background,
-        )
+        self._recorder = self._make_recorder(process=process, index=self._index)
 
     def _resume(self, profiler: Profiler, number: int | None) -> None:
         """Set the tracekit profiler to the step of a resumed run, unless it counts already."""
@@ -366,8 +346,8 @@ class JaxProfiler:
         return self._arrays if self._trainer is None else self._trainer.state.params
 
     def _close(self, wait: bool = True) -> None:
-        atexit.unregister(self._close_at_exit)
-        self._end_phase()
+        atexit.unregister(self.finalize)
+        self._phases.close()
         self._stop(wait=wait)
         if self._recorder is not None:
             self._recorder.wait()
@@ -375,19 +355,13 @@ class JaxProfiler:
             self._agreement.close()
             self._agreement = None
 
-    def _close_at_exit(self) -> None:
-        self._guard(self._close, False)
-
     def _begin_phase(self, name: str) -> None:
-        self._end_phase()
-        if self._profiler is not None:
-            self._phase = self._profiler.marker(name)
-            self._phase.start()
-
-    def _end_phase(self) -> None:
-        phase, self._phase = self._phase, None
-        if phase is not None:
-            phase.finish()
+        try:
+            self._stop(f"a {name}")
+        finally:
+            self._phases.close()
+            if self._profiler is not None:
+                self._phases.begin(name, self._profiler.marker(name))
 
 
 JaxProfilerConfig.callback_class = JaxProfiler

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
+import tempfile
 import threading
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
+from tracekit.errors import StorageError
+from tracekit.formats.xprof import ANCHOR_EVENT, without_hosts
 from tracekit.notices import Notices
 
 if TYPE_CHECKING:
@@ -15,7 +22,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from tracekit.clock import Clock
-    from tracekit.integrations.jax.trace import JaxTrace
+    from tracekit.distributed import ProcessInfo
     from tracekit.integrations.jax.windows import Held, Windows
     from tracekit.recording.profiler import Profiler
 
@@ -23,104 +30,164 @@ __all__ = ["TraceRecorder"]
 
 logger = logging.getLogger("tracekit")
 
-_CATEGORIES: Final = ("jax profiler",)
+_XPLANE: Final = ".xplane.pb"
 _TRACES: Final = (".trace.json.gz", ".trace.json")
+_IDENTITY: Final[dict[str, object]] = {
+    **dict.fromkeys(("rank", "local_rank", "world_size", "node", "pid", "attempt", "start_ticks"), 0),
+    **dict.fromkeys(("host", "run_id", "boot_id"), ""),
+}
+"""Fields of the process that a trace holds, and their values where they are unknown."""
+_ANCHORS: Final = 3
+"""The first one takes longer than the others, and the shortest is the most precise."""
 HEARTBEAT_S: Final = 30.0
 
 
+@dataclass(eq=False, kw_only=True)
 class TraceRecorder:
-    """Begins and ends JAX traces. Used by the training thread; ``report`` takes failures on any thread.
+    """Begins and ends JAX traces. Used by the training thread.
+
+    JAX names its files by host and second, so that processes of one host overwrite each other's, and those of several hosts
+    are in different folders, which XProf shows as different runs. Here each process records into its own folder, hidden in
+    the log directory, and moves its files to ``plugins/profile/step_<first step>/process<index>-<host>.*``, which is the same
+    folder for all processes of a run.
 
     Attributes:
+        jax: The module.
+        log_dir: The log directory, a path or URL.
+        windows: Notified when traces begin and end.
+        report: Takes failures, on any thread.
+        clock: The clock that the traces are tied to.
+        process: The recording process; goes into the traces, for the merge.
+        index: JAX's number of the process.
+        options: ``jax.profiler.ProfileOptions`` or None.
+        annotates: Annotate the steps, so that XProf shows each.
+        background: Write on a thread while the training goes on.
         profiler: The tracekit profiler that is notified of the traces, or None.
         traces: The JSON traces that were written so far.
     """
 
-    def __init__(
-        self,
-        make_trace: Callable[[], JaxTrace],
-        windows: Windows,
-        report: Callable[[BaseException], None],
-        clock: Clock,
-        *,
-        annotates: bool,
-        background: bool,
-    ) -> None:
-        self.profiler: Profiler | None = None
-        self.traces: list[str] = []
-        self._make_trace = make_trace
-        self._windows = windows
-        self._report = report
-        self._clock = clock
-        self._annotates = annotates
-        self._background = background
-        self._notices = Notices(clock.monotonic_ns)
-        self._trace: JaxTrace | None = None
-        self._writing: _Writing | None = None
+    jax: Any
+    log_dir: str
+    windows: Windows
+    report: Callable[[BaseException], None]
+    clock: Clock
+    process: ProcessInfo
+    index: int
+    options: Any
+    annotates: bool
+    background: bool
+    profiler: Profiler | None = None
+    traces: list[str] = field(default_factory=list)
+    _folder: Path | None = field(default=None, init=False)  # of the trace that runs
+    _annotation: Any = field(default=None, init=False)
+    _writing: threading.Thread = field(default_factory=threading.Thread, init=False)
+
+    def __post_init__(self) -> None:
+        self._notices = Notices(self.clock.monotonic_ns)
 
     @property
     def is_tracing(self) -> bool:
         """True while a trace runs."""
-        return self._trace is not None
+        return self._folder is not None
 
     def start(self, step: int) -> None:
         """Begin a trace after a step, unless the last one is still being written: then it stays due."""
-        if self._writing is not None and self._writing.is_alive():
+        if self._writing.is_alive():
             return
-        trace = self._make_trace()
         try:
             with self._slice("jax.profiler.start_trace"):
-                trace.start(step + 1)
+                self._begin(step + 1)
         except BaseException:
-            self._windows.ended(self._clock.monotonic_ns())
-            with suppress(Exception):
-                trace.stop(keep=False)
+            self.windows.ended(self.clock.monotonic_ns())
+            folder, self._folder = self._folder, None
+            if folder is not None:
+                with suppress(Exception):
+                    self.jax.profiler.stop_trace()
+                shutil.rmtree(folder, ignore_errors=True)
             raise
-        self._trace = trace
-        self._windows.started()
+        self.windows.started()
         self.annotate(step + 1)
         logger.info("tracekit: JAX records from step %d on", step + 1)
 
-    def annotate(self, step: int) -> None:
-        """Begin the annotation of a step, if a trace runs and steps are annotated."""
-        if self._trace is not None and self._annotates:
-            self._trace.annotate(step)
+    def _begin(self, first_step: int) -> None:
+        local = None if storage.is_remote(self.log_dir) else self.log_dir
+        if local is not None:
+            storage.make_folders(Path(local))
+        folder = Path(tempfile.mkdtemp(prefix=f".tracekit-process{self.index}-", dir=local))
+        options = {} if self.options is None else {"profiler_options": self.options}
+        try:
+            self.jax.profiler.start_trace(os.fspath(folder), **options)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self._folder = folder
+        try:
+            for _ in range(_ANCHORS):
+                self._anchor(first_step)
+        except Exception as error:  # noqa: BLE001 - another version of JAX may throw anything, and also has an xplane.pb
+            logger.warning("tracekit: the JAX trace has no reading of the clock, and needs its xplane.pb: %r", error)
+
+    def _anchor(self, first_step: int) -> None:
+        """Write the time into the trace, because JAX does not write the start of the times."""
+        who = {name: getattr(self.process, name) or default for name, default in _IDENTITY.items()}
+        with self.jax.profiler.TraceAnnotation(ANCHOR_EVENT, first_step=first_step, **who) as annotation:
+            wall_ns = self.clock.wall_ns()
+            annotation.set_metadata(wall_ns=wall_ns)
+
+    def annotate(self, step: int | None) -> None:
+        """End the annotated step, and begin the next one, if a trace runs and steps are annotated; None begins none."""
+        annotation, self._annotation = self._annotation, None
+        if annotation is not None:
+            annotation.__exit__(None, None, None)
+        if step is not None and self.annotates and self.is_tracing:
+            annotation = self.jax.profiler.StepTraceAnnotation("train", step_num=step)
+            annotation.__enter__()
+            self._annotation = annotation
 
     def stop(self, awaited: Callable[[], Any] | None, cut_by: str = "") -> None:
         """End and write the running trace, if there is one, once the arrays that ``awaited`` returns are computed.
 
         ``cut_by`` is the reason for an early end, if any.
         """
-        trace, self._trace = self._trace, None
-        if trace is None:
+        folder, self._folder = self._folder, None
+        if folder is None:
             return
-        held = self._windows.ended(self._clock.monotonic_ns(), early=bool(cut_by))
+        held = self.windows.ended(self.clock.monotonic_ns(), early=bool(cut_by))
         try:
-            trace.annotate(None)
-            if awaited is not None:
-                trace.wait_for(awaited())
+            self.annotate(None)
+            arrays = None if awaited is None else awaited()
+            if arrays is not None:
+                self.jax.block_until_ready(arrays)
         except Exception as error:  # noqa: BLE001 - the computation may have failed, and the trace may show why
-            self._report(error)
-        self._writing = _Writing(lambda: self._write(trace, held, cut_by))
-        if not self._background:
+            self.report(error)
+        self._writing = threading.Thread(target=self._write, args=(folder, held, cut_by), name="tracekit-jax-writing")
+        try:
+            self._writing.start()
+        except RuntimeError:  # the interpreter is ending, and starts no more threads
+            self._write(folder, held, cut_by)
+        if not self.background:
             with self._slice("jax.profiler.stop_trace"):
-                self._writing.wait()
-            self._windows.last_ns = self._clock.monotonic_ns()
+                self.wait()
+            self.windows.last_ns = self.clock.monotonic_ns()
 
     def wait(self) -> None:
-        """Wait until the last trace is written."""
-        if self._writing is not None:
-            self._writing.wait()
+        """Wait until the last trace is written, and log that every half minute."""
+        seconds = 0.0
+        while self._writing.is_alive():
+            self._writing.join(HEARTBEAT_S)
+            seconds += HEARTBEAT_S
+            if self._writing.is_alive():
+                logger.warning("tracekit: JAX has been writing its trace for %d s; training waits for it", seconds)
 
-    def _write(self, trace: JaxTrace, held: Held, cut_by: str) -> None:
+    def _write(self, folder: Path, held: Held, cut_by: str) -> None:
         """End JAX's trace and move its files, on the writing thread."""
-        begin_ns = self._clock.monotonic_ns()
+        begin_ns = self.clock.monotonic_ns()
         try:
-            files = trace.stop(keep=held.steps > 0 or not cut_by)
+            files = self._end(folder, held.first, keep=held.steps > 0 or not cut_by)
         except Exception as error:  # noqa: BLE001 - whatever JAX or the storage throws, training goes on
-            self._report(error)
+            self.report(error)
             return
-        seconds = (self._clock.monotonic_ns() - begin_ns) / 1e9
+        seconds = (self.clock.monotonic_ns() - begin_ns) / 1e9
         traces = [file for file in files if file.endswith(_TRACES)]
         self.traces += traces
         for path in traces:
@@ -135,29 +202,73 @@ class TraceRecorder:
             message += f"; these are {held.steps} of {held.wanted} steps, as {cut_by or 'the end'} came first{again}"
             self._notices.warn("cut", "%s", message)
 
-    def _slice(self, name: str) -> AbstractContextManager[object]:
-        return nullcontext() if self.profiler is None else self.profiler.marker(name, _CATEGORIES)
-
-
-class _Writing:
-    """Runs a function that raises nothing on a thread, which the interpreter waits for at its end."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._thread = threading.Thread(target=work, name="tracekit-jax-writing")
+    def _end(self, folder: Path, first_step: int, *, keep: bool) -> list[str]:
+        """End JAX's trace, and return its files, or delete them."""
         try:
-            self._thread.start()
-        except RuntimeError:  # the interpreter is ending, and starts no more threads
-            work()
+            self.jax.profiler.stop_trace()
+        except BaseException:
+            # Somebody else has stopped it, which has written the files.
+            self._move(folder, first_step)
+            raise
+        if keep:
+            return self._move(folder, first_step)
+        shutil.rmtree(folder, ignore_errors=True)
+        return []
 
-    def is_alive(self) -> bool:
-        """Return True until it is done."""
-        return self._thread.is_alive()
+    def _move(self, folder: Path, first_step: int) -> list[str]:
+        """Move the files to their place, and remove the folder.
 
-    def wait(self) -> None:
-        """Wait until it is done, and log that every half minute."""
-        seconds = 0.0
-        while self._thread.is_alive():
-            self._thread.join(HEARTBEAT_S)
-            seconds += HEARTBEAT_S
-            if self._thread.is_alive():
-                logger.warning("tracekit: JAX has been writing its trace for %d s; training waits for it", seconds)
+        Raises:
+            StorageError: The files could not be moved; the message says where they are.
+        """
+        found = sorted(file for file in folder.rglob("*") if file.is_file())
+        hosts = {file.name.removesuffix(_XPLANE) for file in found if file.name.endswith(_XPLANE)}
+        names = {file: self._name(file.name, hosts) for file in found}
+        try:
+            if self.process.private:
+                for file in found:
+                    _hide_host(file)
+            moved = []
+            session = self._session(first_step, list(names.values()))
+            for file, name in names.items():
+                target = f"{session}/{name}"
+                if storage.is_remote(target):
+                    storage.put(os.fspath(file), target)
+                else:
+                    storage.make_folders(Path(target).parent)
+                    file.chmod(storage.PRIVATE_MODE)
+                    file.replace(target)
+                moved.append(target)
+        except (StorageError, OSError, ValueError) as error:
+            raise StorageError(f"{error}; the JAX trace is left in {folder}") from error
+        shutil.rmtree(folder, ignore_errors=True)
+        return moved
+
+    def _name(self, name: str, hosts: set[str]) -> str:
+        """Return the name that a file gets: with the number of the process, and without the host where that is private."""
+        own = f"process{self.index}"
+        for host in sorted(hosts, key=len, reverse=True):
+            if name.startswith(f"{host}."):
+                return f"{own}{name.removeprefix(host)}" if self.process.private else f"{own}-{name}"
+        return f"{own}.{name}"
+
+    def _session(self, first_step: int, names: list[str]) -> str:
+        """Return a folder without files of this process: the log directory may hold an earlier run."""
+        folder = f"{self.log_dir.rstrip('/')}/plugins/profile/step_{first_step:08d}"
+        session, number = folder, 0
+        while any(storage.exists(f"{session}/{name}") for name in names):
+            number += 1
+            session = f"{folder}.{number}"
+        return session
+
+    def _slice(self, name: str) -> AbstractContextManager[object]:
+        return nullcontext() if self.profiler is None else self.profiler.marker(name, ("jax profiler",))
+
+
+def _hide_host(file: Path) -> None:
+    if not file.name.endswith(_XPLANE):
+        return
+    hidden = file.with_name(f"{file.name}.private")
+    with file.open("rb") as source, hidden.open("wb") as target:
+        without_hosts(source, target)
+    hidden.replace(file)

@@ -57,7 +57,7 @@ class Windows:
 
     Attributes:
         agreed: True if several processes must agree: then `announce` begins a trace, and the time alone does not.
-        first_step: The step after which the running trace began; None while no trace runs.
+        first_step: The running trace began after this step; None while no trace runs.
         last_ns: Start of the time until the next trace, by the monotonic clock.
         missed: Number of traces that were announced too late.
     """

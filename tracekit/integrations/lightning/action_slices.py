@@ -17,18 +17,20 @@ from tracekit.recording.lifecycle import marker
 from tracekit.statistics import DurationStatistics
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import TypeAlias
 
     from tracekit.clock import Clock
     from tracekit.recording.marker import Marker
 
+    # Name, kind, start, and the exception that was being handled then.
     _Open: TypeAlias = "tuple[str, _Kind, int, BaseException | None]"
 
 __all__ = ["ActionSlices"]
 
 _get_ident = threading.get_ident
 _exc_info = sys.exc_info
-_AT_ONCE: Final = 256
+_COUNTED_TOGETHER: Final = 256
 """Durations that are counted together, which is several times faster than one by one."""
 MAX_RECORDED: Final = 10_000
 """Single durations that are kept of each kind of action on each thread."""
@@ -56,7 +58,7 @@ class _Kind:
 
 @dataclass(slots=True)
 class _Thread:
-    """The open actions of one thread: (name, kind, start, the exception that was being handled then), the innermost last."""
+    """The open actions of one thread, the innermost last, and its kinds of actions by name."""
 
     open: list[_Open] = field(default_factory=list)
     kinds: dict[str, _Kind] = field(default_factory=dict)
@@ -70,14 +72,17 @@ class ActionSlices:
 
     Args:
         clock: The clock for the table; slices have that of their profiler.
+        strict: Raise ``ValueError`` for a start of an open action, and for a stop of one that was never started, unless an
+            exception is being handled.
 
     Attributes:
         extended: Show all columns in the summary, not only total and mean.
     """
 
-    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, clock: Clock = SYSTEM_CLOCK, *, strict: bool = False) -> None:
         self.extended = True
         self._now_ns = clock.monotonic_ns
+        self._strict = strict
         self._threads: dict[int, _Thread] = {}
         self._first_ns: int | None = None
         self._last_ns = 0
@@ -91,8 +96,8 @@ class ActionSlices:
             kind = thread.kinds[action_name]
         except KeyError:
             thread, kind = self._new(action_name)
-        if kind.open:
-            self._started_again(action_name)
+        if kind.open and self._strict:
+            raise ValueError(f"the action {action_name!r} was started, and it is open already; stop it first")
         kind.open += 1
         kind.was_cut = False
         thread.open.append((action_name, kind, self._now_ns(), _exc_info()[1]))
@@ -101,17 +106,19 @@ class ActionSlices:
 
     def stop(self, action_name: str) -> None:
         """End the innermost slice of this name on this thread, and those that an exception has left open in it."""
-        found: _Open | None
+        opened: _Open | None
         try:
-            found = self._threads[_get_ident()].open.pop()
-            if found[0] != action_name:
-                found = self._take(found, action_name)
+            started = self._threads[_get_ident()].open
+            opened = started.pop()
+            if opened[0] != action_name:
+                started.append(opened)
+                opened = self._take(started, action_name)
         except LookupError:
-            found = None
-        if found is None:
+            opened = None  # this block handles an exception, so leave it first
+        if opened is None:
             self._stopped_without_start(action_name)
         else:
-            self._end(found)
+            self._end(opened)
 
     def _end(self, opened: _Open) -> None:
         _, kind, start_ns, handled = opened
@@ -122,7 +129,7 @@ class ActionSlices:
             error = _exc_info()[1]
             kind.marker.__exit__(None if error is None or error is handled else type(error), None, None)
         kind.waiting_ns.append(now_ns - start_ns)
-        if len(kind.waiting_ns) >= _AT_ONCE:
+        if len(kind.waiting_ns) >= _COUNTED_TOGETHER:
             kind.settle()
 
     def _new(self, action_name: str) -> tuple[_Thread, _Kind]:
@@ -133,20 +140,31 @@ class ActionSlices:
         kind = _Kind(None if action.own else marker(action.name, action.categories))
         return thread, thread.kinds.setdefault(action_name, kind)
 
-    def _take(self, last: _Open, action_name: str) -> _Open | None:
-        """Return the innermost of that name, which is not the last that was started, or None."""
-        started = self._threads[_get_ident()].open
-        started.append(last)
-        for place in reversed(range(len(started))):
-            if started[place][0] == action_name:
-                error = _exc_info()[1]
-                if error is not None and error is not started[place][3]:
-                    # Lightning does not stop every action in ``finally``; an exception has left these open.
-                    while len(started) > place + 1:
-                        started[-1][1].was_cut = True
-                        self._end(started.pop())
-                return started.pop(place)
-        return None
+    def _take(self, started: list[_Open], action_name: str) -> _Open:
+        """Remove and return the innermost of that name, which is not the last that was started."""
+        place = next((place for place in reversed(range(len(started))) if started[place][0] == action_name), None)
+        if place is None:
+            raise LookupError
+        error = _exc_info()[1]
+        if error is not None and error is not started[place][3]:
+            # Lightning does not stop every action in ``finally``; an exception has left these open.
+            while len(started) > place + 1:
+                started[-1][1].was_cut = True
+                self._end(started.pop())
+        return started.pop(place)
+
+    def _stopped_without_start(self, action_name: str) -> None:
+        # Raising would replace an exception on its way, and SimpleProfiler lets another thread stop an action.
+        if self._strict and _exc_info()[1] is None:
+            known = [kind for name, kind in self._kinds() if name == action_name]
+            if not any(kind.open or kind.was_cut for kind in known):
+                raise ValueError(f"the action {action_name!r} was stopped, and it was never started")
+        if not action_of(action_name).own:  # which begins before it listens
+            self._warn(
+                "stop",
+                f"the action {action_name!r} was stopped on a thread that had not started it; it is left out, and so are all "
+                "others of which this is true",
+            )
 
     def close(self) -> None:
         """End the open slices of this thread, which a failed run leaves."""
@@ -154,11 +172,15 @@ class ActionSlices:
         for name, *_ in reversed(thread.open if thread is not None else []):
             self.stop(name)
 
-    def durations(self) -> dict[str, DurationStatistics]:
-        """Return the durations of each ended action, over all threads, by its name."""
-        found: dict[str, DurationStatistics] = {}
+    def durations(self, *, by_title: bool = False) -> dict[str, DurationStatistics]:
+        """Return the durations of each ended action, over all threads, by its name.
+
+        Args:
+            by_title: Merge the actions of callbacks that differ only in their arguments.
+        """
+        found: defaultdict[str, DurationStatistics] = defaultdict(DurationStatistics)
         for name, kind in self._kinds():
-            found.setdefault(name, DurationStatistics()).merge(kind.settle())
+            found[action_of(name).title if by_title else name].merge(kind.settle())
         return {name: statistics for name, statistics in found.items() if statistics.count}
 
     @property
@@ -177,13 +199,6 @@ class ActionSlices:
                 )
         return found
 
-    def by_title(self) -> dict[str, DurationStatistics]:
-        """Return the durations by the titles of the actions: callbacks that differ only in their arguments share one."""
-        found: dict[str, DurationStatistics] = {}
-        for name, durations in self.durations().items():
-            found.setdefault(action_of(name).title, DurationStatistics()).merge(durations)
-        return found
-
     def summary(self) -> str:
         """Return a table of all actions, the largest total first; empty if no action was recorded.
 
@@ -191,26 +206,13 @@ class ActionSlices:
         """
         if self._first_ns is None:
             return ""
-        return durations_table("Action", self.by_title(), self._last_ns - self._first_ns, extended=self.extended)
+        whole_ns = self._last_ns - self._first_ns
+        return durations_table("Action", self.durations(by_title=True), whole_ns, extended=self.extended)
 
-    def _may_be_stopped(self, action_name: str) -> bool:
-        """Return True if any thread has started the action and its stop has not come."""
-        return any(name == action_name and (kind.open or kind.was_cut) for name, kind in self._kinds())
-
-    def _kinds(self) -> list[tuple[str, _Kind]]:
-        """Return the kinds of actions of all threads, which may go on meanwhile."""
-        return [item for thread in list(self._threads.values()) for item in list(thread.kinds.items())]
-
-    def _started_again(self, action_name: str) -> None:
-        """Called at the start of an action that this thread has open already."""
-
-    def _stopped_without_start(self, action_name: str) -> None:
-        if not action_of(action_name).own:  # which begins before it listens
-            self._warn(
-                "stop",
-                f"the action {action_name!r} was stopped on a thread that had not started it; it is left out, and so are all "
-                "others of which this is true",
-            )
+    def _kinds(self) -> Iterator[tuple[str, _Kind]]:
+        """Yield the kinds of actions of all threads, which may go on meanwhile."""
+        for thread in list(self._threads.values()):
+            yield from list(thread.kinds.items())
 
     def __getstate__(self) -> dict[str, Any]:
         # Lightning sends the profiler to the processes that it spawns; what was measured stays here.

@@ -14,11 +14,15 @@ from tracekit.errors import ConfigError, TracekitError
 from tracekit.handlers.chrome_json import DEFAULT_NAME, JSONTraceHandler
 from tracekit.integrations.batches import samples_in, tokens_in
 from tracekit.integrations.lightning.action_slices import ActionSlices
-from tracekit.integrations.lightning.actions import OWN_PREFIX
-from tracekit.integrations.lightning.framework import Callback, profiler_of
-from tracekit.integrations.lightning.loader_workers import record_workers
+from tracekit.integrations.lightning.framework import profiler_of
 from tracekit.integrations.lightning.profiler import TracekitProfiler
-from tracekit.integrations.lightning.profiler_hooks import NullListener, close_slices, listen, stop_listening
+from tracekit.integrations.lightning.trainer_hooks import (
+    NullListener,
+    RunCallback,
+    close_slices,
+    listen,
+    record_workers,
+)
 from tracekit.naming import following_names
 from tracekit.recording.lifecycle import active_profiler
 from tracekit.recording.profiler import Profiler
@@ -38,7 +42,7 @@ __all__ = ["TracekitCallback", "records_hooks"]
 logger = logging.getLogger("tracekit")
 
 
-class TracekitCallback(Callback):
+class TracekitCallback(RunCallback):
     """Records every run of a Trainer: one line gives a trace of all actions of Lightning.
 
     Example::
@@ -51,16 +55,15 @@ class TracekitCallback(Callback):
             sources=[TorchProfiler("traces/{run_id}/torch-rank{rank}-{batch}.json.gz")],
         )
 
-    Each ``fit``, ``validate``, ``test`` and ``predict`` is a recording of its own, from its setup to its end, also when that is
-    an exception; the second one gets ``-2`` into its name, and so on. Where a `tracekit.Profiler` runs already, and
-    nothing is said here about where to record, that one is used, and left running.
+    Each ``fit``, ``validate``, ``test`` and ``predict`` is a separate recording, from its setup to its end or its exception.
+    The second one gets ``-2`` into its name, and so on. Without ``trace``, a `tracekit.Profiler` that runs already records, and
+    is left running.
 
     The `Timestamp`: a **batch** is a step of the optimizer, as in Composer, so that with accumulated gradients one batch has the
     samples and tokens of all micro-batches since the last. With manual optimization, or without an optimizer, it is a batch of
-    the loader. A checkpoint carries the timestamp, and a run that is resumed from it counts on. In a ``validate``, ``test`` or
-    ``predict`` of its own each batch of the loader is a batch, counted from 0, which no checkpoint knows of; validation within
-    training counts nowhere. Samples and tokens are those of this rank, or, with ``counts="global"``, those times the
-    number of ranks that get data of their own.
+    the loader. A checkpoint carries the timestamp, and a run that is resumed from it counts on. Outside of training each batch
+    of the loader is a batch, counted from 0 and not kept in checkpoints; validation within training counts nowhere. Samples
+    and tokens are those of this rank, or, with ``counts="global"``, those times the number of ranks with different data.
 
     Wrong arguments raise, here or in the setup of the first run. After that no failure of tracekit ends a run.
 
@@ -92,6 +95,7 @@ class TracekitCallback(Callback):
         workers: bool = True,
         **options: Any,
     ) -> None:
+        super().__init__()
         if trace is not None and not isinstance(trace, str | os.PathLike) and not callable(trace):
             raise ConfigError(
                 "TracekitCallback: trace is a file name, or a function that makes trace handlers for every run of the "
@@ -102,7 +106,8 @@ class TracekitCallback(Callback):
         self._sources = sources
         self._samples = samples
         self._tokens = tokens
-        self._hooks = hooks
+        self.hooks = hooks
+        """True if every action of Lightning gets a slice."""
         self._workers = workers
         self._begins_at: Timestamp = options.pop("timestamp", None) or Timestamp()
         self._options = options
@@ -113,59 +118,42 @@ class TracekitCallback(Callback):
         self.profiler: Profiler | None = None
         """The profiler of the run that is going on."""
         self._timestamp = self._begins_at  # of training
-        self._own = False
         self._stage = ""
         self._counts_evaluation = False
-        self._listener: NullListener | ActionSlices | None = None
-        self._restore_loaders: Callable[[], None] | None = None
         self._steps = 0
         self._waiting = (0, 0)  # samples and tokens of micro-batches since the last step
-
-    @property
-    def state_key(self) -> str:
-        """Lightning's name for this callback."""
-        return f"{OWN_PREFIX}{type(self).__qualname__}"
-
-    @property
-    def hooks(self) -> bool:
-        """True if every action of Lightning gets a slice."""
-        return self._hooks
 
     # ---- the run --------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin to record."""
-        self._end(trainer, None)  # of a run that failed unnoticed, because another callback raised
-        self._stage = getattr(stage, "value", stage)  # an enum, whose name is another
+        self._end()  # of a run that failed unnoticed, because another callback raised
+        self._stage = getattr(stage, "value", stage)  # an enum with another name
         self._waiting = (0, 0)
         if trainer.global_step == 0:  # otherwise the same training goes on
             self._timestamp = self._begins_at
         found = active_profiler() if self._trace is None else None
-        self._own = found is None
-        self.profiler = found or self._started(trainer, self._timestamp if self._stage == "fit" else Timestamp())
-        if self.profiler is None:
+        profiler = found or self._started(trainer, self._timestamp if self._stage == "fit" else Timestamp())
+        self.profiler = profiler
+        if profiler is None:
             return
+        if found is None:
+            self._at_end.push(profiler)
         if self._workers:
-            self._restore_loaders = record_workers(trainer, self.profiler)
-        self._counts_evaluation = self._stage != "fit" and int(self.profiler.timestamp.batch) == 0
-        if self._hooks:
+            self._at_end.callback(record_workers(trainer, profiler))
+        self._counts_evaluation = self._stage != "fit" and int(profiler.timestamp.batch) == 0
+        if self.hooks:
             has_slices = isinstance(profiler_of(trainer), TracekitProfiler)
-            self._listener = NullListener() if has_slices else ActionSlices()
-            listen(trainer, self._listener, outermost=True)  # other slices begin and end within actions
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Complete the recording."""
-        self._end(trainer, None)
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Complete the recording of a run that fails, and pass the exception to the handlers."""
-        self._end(trainer, exception)
+            listener = NullListener() if has_slices else ActionSlices()
+            # Other slices begin and end within actions.
+            self._at_end.callback(listen(trainer, listener, outermost=True))
+        if found is None:
+            self._at_end.callback(close_slices, trainer)
 
     def _started(self, trainer: Trainer, timestamp: Timestamp) -> Profiler | None:
         options = dict(self._options)
         if trainer.world_size > 1 and not options.get("run_id"):
-            # Lightning starts its ranks by itself, and tells them nothing from which they could agree on a name that no other
-            # run has; rank 0 would find one for itself.
+            # Lightning starts its ranks itself, without a common run id in their environment.
             process = detect_process(rank=0, world_size=1)
             if privacy.is_wanted(options.get("private")):
                 process = privacy.anonymous(process)
@@ -188,19 +176,9 @@ class TracekitCallback(Callback):
         name = DEFAULT_NAME if self._trace is None else check_path("trace", self._trace)
         return JSONTraceHandler(next(islice(following_names(name), self._recordings, None)))
 
-    def _end(self, trainer: Trainer, error: BaseException | None) -> None:
-        profiler, self.profiler = self.profiler, None
-        listener, self._listener = self._listener, None
-        restore_loaders, self._restore_loaders = self._restore_loaders, None
-        if restore_loaders is not None:
-            restore_loaders()
-        if profiler is not None and self._own:
-            close_slices(trainer)
-        if listener is not None:
-            listener.close()
-            stop_listening(trainer, listener)
-        if profiler is not None and self._own:
-            profiler.__exit__(None if error is None else type(error), error, None)
+    def _end(self, error: BaseException | None = None) -> None:
+        self.profiler = None
+        super()._end(error)  # passes the exception to the handlers
 
     # ---- training -------------------------------------------------------------------------------------------------------
 
@@ -251,7 +229,7 @@ class TracekitCallback(Callback):
             if self._stage == "fit":
                 self._timestamp = self.profiler.timestamp
 
-    # ---- evaluation of its own ------------------------------------------------------------------------------------------
+    # ---- evaluation outside of training ---------------------------------------------------------------------------------
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *args: Any, **kwargs: Any
@@ -261,32 +239,24 @@ class TracekitCallback(Callback):
             self._count(trainer, batch)
             self._step()
 
-    on_test_batch_end = on_validation_batch_end
-    on_predict_batch_end = on_validation_batch_end
-
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to count, outside of training."""
         if self._counts_evaluation and self.profiler is not None:
             self.profiler.restart_batch()
-
-    on_test_epoch_start = on_validation_epoch_start
-    on_predict_epoch_start = on_validation_epoch_start
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave a validation in the middle of training out of the batch around it."""
         if self._stage == "fit" and self.profiler is not None:
             self.profiler.restart_batch()
 
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Complete the recording window of the schedule, outside of training."""
         if self._counts_evaluation and self.profiler is not None:
             self.profiler.next_epoch()
 
-    on_test_epoch_end = on_validation_epoch_end
-
-    def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Do the same."""
-        self.on_validation_epoch_end(trainer, pl_module)
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
+    on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
+    on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------------
 
@@ -308,8 +278,7 @@ class TracekitCallback(Callback):
         self.profiler.resume_at(self._timestamp)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Lightning sends its callbacks to the processes that it spawns; each of them records by itself.
-        return {**self.__dict__, "profiler": None, "_listener": None, "_restore_loaders": None}
+        return {**super().__getstate__(), "profiler": None}  # each process records by itself
 
 
 def records_hooks(trainer: Trainer) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,19 +21,13 @@ __all__ = ["Callback", "LightningModule", "LightningProfiler", "Trainer", "devic
 
 def _lightning() -> Any:
     """Return the package that the user's Trainer comes from: the one that is imported, else the one that is installed."""
-    for name in ("lightning.pytorch", "pytorch_lightning"):
-        if name in sys.modules:
-            return sys.modules[name]
-    try:
+    if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
+        return sys.modules["pytorch_lightning"]
+    with suppress(ImportError):
         return importlib.import_module("lightning.pytorch")
-    except ImportError:
-        pass
-    try:
+    with suppress(ImportError):
         return importlib.import_module("pytorch_lightning")
-    except ImportError:
-        raise ConfigError(
-            "tracekit.integrations.lightning needs Lightning: pip install lightning (or pytorch-lightning)"
-        ) from None
+    raise ConfigError("tracekit.integrations.lightning needs Lightning: pip install lightning (or pytorch-lightning)")
 
 
 if not TYPE_CHECKING:
@@ -45,13 +40,13 @@ if not TYPE_CHECKING:
 
 
 def profiler_of(trainer: Trainer) -> LightningProfiler:
-    """Return what the Trainer was given as ``profiler=``; it has one always."""
+    """Return the profiler of a Trainer, which has always one."""
     found: LightningProfiler = trainer.profiler  # type: ignore[attr-defined]  # set where type checkers do not look
     return found
 
 
-def device_waits(device: Any) -> Callable[[], None]:
-    """Return what waits until a device has done all of its work; for the CPU it returns at once.
+def device_waits(device: Any) -> Callable[[], None] | None:
+    """Return a function that waits until a device has done all of its work, or None if there is nothing to wait for.
 
     Args:
         device: A ``torch.device``.
@@ -60,9 +55,7 @@ def device_waits(device: Any) -> Callable[[], None]:
 
     module = getattr(torch, device.type, None)
     wait: Callable[..., None] | None = getattr(module, "synchronize", None)
-    if wait is None:
-        return lambda: None
-    return wait if device.type == "mps" else partial(wait, device)  # a process has one
+    return wait if wait is None or device.type == "mps" else partial(wait, device)  # a process has one MPS device
 
 
 def gathered(module: LightningModule, row: list[int]) -> list[list[int]]:
@@ -76,4 +69,5 @@ def gathered(module: LightningModule, row: list[int]) -> list[list[int]]:
 
     rows = module.all_gather(torch.tensor(row, dtype=torch.int64, device=module.device))
     assert isinstance(rows, torch.Tensor)
-    return [[int(value) for value in values] for values in rows.reshape(-1, len(row)).tolist()]
+    gathered_rows: list[list[int]] = rows.reshape(-1, len(row)).tolist()
+    return gathered_rows

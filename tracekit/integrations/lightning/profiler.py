@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import marshal
 import os
-import sys
 from typing import TYPE_CHECKING
 
 from tracekit.clock import SYSTEM_CLOCK
@@ -57,7 +56,7 @@ class TracekitProfiler(ActionSlices, LightningProfiler):
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         LightningProfiler.__init__(self, dirpath=dirpath, filename=filename)
-        ActionSlices.__init__(self, clock)
+        ActionSlices.__init__(self, clock, strict=True)
         self.extended = extended
         self.dump_stats = dump_stats
 
@@ -71,7 +70,7 @@ class TracekitProfiler(ActionSlices, LightningProfiler):
         if not self.dirpath:
             logger.warning("tracekit: TracekitProfiler(dump_stats=True) writes no files without a dirpath or a logger")
             return
-        for title, durations in self.by_title().items():
+        for title, durations in self.durations(by_title=True).items():
             seconds = durations.total_ns / 1e9
             # The form of pstats: by (file, line, function) the calls, primitive calls, own time, total time and callers.
             found: tuple[object, ...] = (durations.count, durations.count, seconds, seconds, {})
@@ -82,15 +81,6 @@ class TracekitProfiler(ActionSlices, LightningProfiler):
             except StorageError as error:
                 logger.warning("tracekit: TracekitProfiler(dump_stats=True): %s", error)
                 return
-
-    def _started_again(self, action_name: str) -> None:
-        raise ValueError(f"the action {action_name!r} was started, and it is open already; stop it first")
-
-    def _stopped_without_start(self, action_name: str) -> None:
-        # Raising here would replace an exception on its way, and SimpleProfiler lets another thread stop an action.
-        if sys.exc_info()[1] is None and not self._may_be_stopped(action_name):
-            raise ValueError(f"the action {action_name!r} was stopped, and it was never started")
-        super()._stopped_without_start(action_name)
 
     def summary(self) -> str:
         """Return a table of all actions in seconds, the largest total first; empty if no action was recorded."""

@@ -9,7 +9,7 @@ from tracekit.wording import align_columns
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tracekit.integrations.lightning.stage_timer import StageTimes
+    from tracekit.integrations.lightning.loop_timer import StageTimes
     from tracekit.statistics import DurationStatistics
 
     Durations: TypeAlias = Mapping[str, DurationStatistics]
@@ -36,17 +36,18 @@ def durations_table(title: str, durations: Durations, whole_ns: int, *, extended
     return "\n".join([head, "-" * len(head), *lines])
 
 
-def stages_table(stages: Mapping[str, StageTimes], within: Durations) -> str:
-    """Return the batches of all stages, and durations within batches, as a table, and below it the downtime by stage."""
-    durations = {f"{stage} batch": times.batches for stage, times in stages.items()} | dict(within)
-    durations = {name: found for name, found in durations.items() if found.count}
+def stages_table(stages: Mapping[str, StageTimes]) -> str:
+    """Return the batches of all stages, and the intervals within, as a table, and below it the downtime by stage."""
+    durations = {f"{stage} batch": times.batches for stage, times in stages.items() if times.batches.count}
+    for times in stages.values():
+        durations |= times.within
     whole_ns = sum(times.total_ns for times in stages.values())
     lines = [_downtime(stage, times) for stage, times in stages.items() if times.total_ns]
     return "\n".join([durations_table("Time profiler", durations, whole_ns), "", *lines]) if durations or lines else ""
 
 
 def _downtime(stage: str, times: StageTimes) -> str:
-    percent = 100 * times.total_downtime_ns / times.total_ns
+    downtime_ns = times.downtime_ns.total()
+    found = f"{stage}: {times.total_ns / _NS:.6f} s, of which {downtime_ns / _NS:.6f} s downtime"
     parts = ", ".join(f"{part} {value / _NS:.6f} s" for part, value in times.downtime_ns.most_common() if value)
-    found = f"{stage}: {times.total_ns / _NS:.6f} s, of which {times.total_downtime_ns / _NS:.6f} s downtime ({percent:.2f} %)"
-    return f"{found}: {parts}" if parts else found
+    return f"{found} ({100 * downtime_ns / times.total_ns:.2f} %)" + (f": {parts}" if parts else "")

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import logging
-import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.arguments import check_choice
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.integrations.batches import samples_in
-from tracekit.integrations.lightning.actions import OWN_PREFIX
 from tracekit.integrations.lightning.callback import records_hooks
-from tracekit.integrations.lightning.framework import Callback, device_waits, gathered
-from tracekit.integrations.lightning.loop_times import LoopTimes
-from tracekit.integrations.lightning.profiler_hooks import listen, stop_listening
-from tracekit.integrations.lightning.stage_timer import EpochTimes, StageTimes
+from tracekit.integrations.lightning.framework import device_waits, gathered
+from tracekit.integrations.lightning.loop_timer import LoopTimer, StageTimes
 from tracekit.integrations.lightning.table import stages_table
 from tracekit.integrations.lightning.time_values import (
     ALL_KEYS,
@@ -26,7 +22,7 @@ from tracekit.integrations.lightning.time_values import (
     reduce_ranks,
     stage_values,
 )
-from tracekit.statistics import DurationStatistics
+from tracekit.integrations.lightning.trainer_hooks import RunCallback, listen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,10 +34,10 @@ __all__ = ["TimeProfiler"]
 
 logger = logging.getLogger("tracekit")
 
-_STATE_VERSION: Final = 1
+_STATE_VERSION: Final = 2
 
 
-class TimeProfiler(Callback):
+class TimeProfiler(RunCallback):
     """Logs once per training epoch, in seconds, where its time went; the keys are those of Thunder's ``TimeProfiler``.
 
     Example::
@@ -50,7 +46,7 @@ class TimeProfiler(Callback):
 
     Always on:
 
-    * ``train batch``, ``validation batch``: the mean from the start to the end of a batch, as this callback's hooks see it.
+    * ``train batch``, ``validation batch``: the mean from the start to the end of a batch, by the hooks of this callback.
     * ``train epoch``: the whole epoch, without the validation runs in its middle (all of them).
     * ``validation epoch``: the mean of the epoch's validation runs. The sanity check counts nowhere.
     * ``avg train downtime``, ``avg val downtime``: the time between batches, for each **sample** (of the batches together).
@@ -68,16 +64,14 @@ class TimeProfiler(Callback):
       outside of a batch), ``... logging``, ``... checkpointing``, ``... other``, and so for ``val``: what the total is made of.
     * ``between epochs``: from the end of the last epoch to the start of this one, where checkpoints are often written.
 
-    Every nanosecond stands on one account only, so that train epoch = train batches + total train downtime, and nothing is
-    negative. Values of things that did not happen have no key. Time is that of the monotonic clock. ``trainer.validate`` and
-    ``trainer.test`` log ``validation ...`` and ``test ...`` values of their own; after ``trainer.predict``, in which Lightning
-    cannot log, `values` has them.
+    Every nanosecond counts once, so that train epoch = train batches + total train downtime, and nothing is negative. Values of
+    things that did not happen have no key. Time is that of the monotonic clock. ``trainer.validate`` and ``trainer.test`` log
+    ``validation ...`` and ``test ...`` values; those of ``trainer.predict`` are only in `values`, as Lightning cannot log there.
 
-    Everything that it times is also a slice in the trace of the active tracekit profiler. Durations of single batches are
-    there, and their distribution is in `summary`; the memory taken does not grow with the number of batches. A checkpoint in
-    the middle of an epoch carries the times until then, and a run that is resumed from it goes on with them; the pause counts
-    nowhere. Works with any logger or none (then the values are in ``trainer.callback_metrics``). A subclass changes the
-    prefix ``TimeProfiler/`` to its own name.
+    Each interval is also a slice in the trace of the active tracekit profiler. The trace has the durations of single batches,
+    and `summary` their distribution; the memory does not grow with the number of batches. A checkpoint in the middle of an
+    epoch carries the times until then, and a resumed run goes on with them, without the pause. Works with any logger; without
+    a logger the values are in ``trainer.callback_metrics``. A subclass changes the prefix ``TimeProfiler/`` to its own name.
 
     Args:
         *keys: Keys to log in addition to the default keys; ``True`` for all four optional ones.
@@ -102,6 +96,7 @@ class TimeProfiler(Callback):
         synchronize: bool = False,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        super().__init__()
         self.keys = chosen_keys(keys, details=details)
         check_choice("TimeProfiler: reduce", reduce, tuple(REDUCTIONS))
         self.values: Mapping[str, float] = {}
@@ -110,131 +105,83 @@ class TimeProfiler(Callback):
         self._reduce = reduce
         self._synchronize = synchronize
         self._clock = clock
-        self._times = LoopTimes(clock)
-        self._thread = 0
-        self._resumed: EpochTimes | None = None
+        self._timer = LoopTimer(clock)
         self._stages: dict[str, StageTimes] = {}  # of all runs until now
-        self._within = {"backward": DurationStatistics(), "optimizer step": DurationStatistics()}
-
-    @property
-    def state_key(self) -> str:
-        """Lightning's name for this callback."""
-        return f"{OWN_PREFIX}{type(self).__qualname__}"
 
     def summary(self) -> str:
         """Return a table of all runs until now, in seconds, with medians and percentiles, and what downtime was made of."""
-        return stages_table(self._stages, self._within)
-
-    # ---- the run --------------------------------------------------------------------------------------------------------
+        return stages_table(self._stages)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin to listen to the trainer."""
+        self._end()  # of a run that failed unnoticed, because another callback raised
         wait = device_waits(trainer.strategy.root_device) if self._synchronize else None
-        self._times = LoopTimes(self._clock, wait, slices_of_parts=not records_hooks(trainer))
-        self._thread = threading.get_ident()
-        self._resumed = None
-        stop_listening(trainer, self)  # of a run that failed unnoticed, because another callback raised
-        listen(trainer, self)
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Stop listening."""
-        stop_listening(trainer, self)
-        self.close()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Stop listening to a run that fails, which Lightning does not tear down."""
-        self.teardown(trainer, pl_module, "")
-
-    def start(self, action_name: str) -> None:
-        """Note the start of an action; see `tracekit.integrations.lightning.profiler_hooks`."""
-        if threading.get_ident() == self._thread:
-            self._times.begin_action(action_name, self._resumed)
-
-    def stop(self, action_name: str) -> None:
-        """Note the end of an action."""
-        if threading.get_ident() == self._thread:
-            self._times.end_action(action_name)
-
-    def close(self) -> None:
-        """End the open slices."""
-        self._times.close()
+        self._timer = LoopTimer(self._clock, wait, slices_of_parts=not records_hooks(trainer))
+        self._at_end.callback(listen(trainer, self._timer))
 
     # ---- training -------------------------------------------------------------------------------------------------------
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin an epoch. One that was interrupted is over: Lightning goes on with the next."""
-        self._resumed = None
-        self._times.begin_epoch()
+        self._timer.begin_epoch()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the times of the epoch."""
-        self._resumed = None
-        epoch = self._times.end_epoch()
-        if epoch is not None:
-            for stage in ("train", "validation", "between"):
-                name = "between epochs" if stage == "between" else stage
-                self._stages.setdefault(name, StageTimes()).add(getattr(epoch, stage))
-            self._within["backward"].merge(epoch.backward)
-            self._within["optimizer step"].merge(epoch.optimizer_step)
-        self._log(trainer, pl_module, {} if epoch is None else epoch_values(epoch))
+        epoch = self._timer.end_epoch() or {}
+        for stage, times in epoch.items():
+            self._stages.setdefault(stage, StageTimes()).add(times)
+        self._log(trainer, pl_module, epoch_values(epoch) if epoch else {})
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Any) -> None:
         """Begin a backward pass."""
-        self._times.begin_backward()
+        self._timer.begin("backward")
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End it."""
-        self._times.end_backward()
+        self._timer.end("backward")
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         """Begin the optimizer's own part of its step."""
-        self._times.begin_step()
+        self._timer.begin("optimizer step")
 
-    # ---- batches of any stage -------------------------------------------------------------------------------------------
+    # ---- batches and evaluation -----------------------------------------------------------------------------------------
 
     def on_train_batch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Begin a batch, unless it is of the sanity check."""
         if not trainer.sanity_checking:
-            self._times.begin_batch()
+            self._timer.begin_batch()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *args: Any, **kwargs: Any
     ) -> None:
         """End the batch."""
         if not trainer.sanity_checking:
-            self._times.end_batch(samples_in(batch))
-
-    on_validation_batch_start = on_test_batch_start = on_predict_batch_start = on_train_batch_start
-    on_validation_batch_end = on_test_batch_end = on_predict_batch_end = on_train_batch_end
-
-    # ---- evaluation -----------------------------------------------------------------------------------------------------
+            self._timer.end_batch(samples_in(batch))
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a run of validation, a test or a prediction, unless it is the sanity check."""
         if not trainer.sanity_checking:
-            self._times.begin_evaluation(_stage(trainer))
+            self._timer.begin_stage(_stage(trainer))
 
-    on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
-
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """End it, and log its times, unless it is a part of a training epoch."""
         if trainer.sanity_checking:
             return
-        times, stage = self._times.end_evaluation(), _stage(trainer)
+        stage = _stage(trainer)
+        times = self._timer.end_stage(stage) or StageTimes()
         if trainer.state.fn == "fit":
             return
         self._stages.setdefault(stage, StageTimes()).add(times)
-        values = stage_values(stage, "val" if stage == "validation" else stage, times)
+        values = stage_values(stage, times)
         if stage == "predict":
             self.values = values
         else:
             self._log(trainer, pl_module, values, stage)
 
-    on_test_epoch_end = on_validation_epoch_end
-
-    def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """End a prediction."""
-        self.on_validation_epoch_end(trainer, pl_module)
+    on_validation_batch_start = on_test_batch_start = on_predict_batch_start = on_train_batch_start
+    on_validation_batch_end = on_test_batch_end = on_predict_batch_end = on_train_batch_end
+    on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
+    on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
 
     # ---- results --------------------------------------------------------------------------------------------------------
 
@@ -246,7 +193,7 @@ class TimeProfiler(Callback):
             keys, known = keys_of_stage(keys, stage), keys_of_stage(known, stage)
         together = self._sync_dist and trainer.world_size > 1
         if together:
-            # First agree on which keys there are: Lightning's own reduction, key by key, waits for ranks that lack one.
+            # Lightning reduces key by key, and waits for ranks that lack a key. So send all keys, and which are present.
             values = reduce_ranks(gathered(pl_module, encode_values(values, known)), known, self._reduce)
         self.values = values
         pl_module.log_dict(
@@ -261,15 +208,16 @@ class TimeProfiler(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the times of the epoch until now, as plain numbers; nothing between epochs."""
-        epoch = self._times.until_now()
-        return {} if epoch is None else {"version": _STATE_VERSION, "epoch": epoch.to_dict()}
+        epoch = self._timer.epoch_until_now()
+        stored = {stage: times.to_dict() for stage, times in (epoch or {}).items()}
+        return {"version": _STATE_VERSION, "epoch": stored} if stored else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with the times of an epoch that was interrupted. Which keys are logged stays as it is."""
         if state_dict.get("version") != _STATE_VERSION:
             logger.warning("tracekit: TimeProfiler does not know the state of version %r", state_dict.get("version"))
             return
-        self._resumed = EpochTimes.from_dict(state_dict["epoch"])
+        self._timer.resumed = {stage: StageTimes.from_dict(times) for stage, times in state_dict["epoch"].items()}
 
 
 def _stage(trainer: Trainer) -> str:

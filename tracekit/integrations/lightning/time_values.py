@@ -1,4 +1,4 @@
-"""The values that the time profiler logs, in seconds: their keys, their definitions, and their reduction over ranks.
+"""The values that the time profiler logs, in seconds: their keys, definitions, reduction over ranks, and tables.
 
 The keys, and which of them are always on, are those of Thunder's ``TimeProfiler``.
 """
@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import ConfigError
 from tracekit.integrations.lightning.actions import PARTS
+from tracekit.integrations.lightning.loop_timer import BETWEEN_EPOCHS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from tracekit.integrations.lightning.stage_timer import EpochTimes, StageTimes
+    from tracekit.integrations.lightning.loop_timer import StageTimes
 
 __all__ = [
-    "ALL_KEYS",
-    "DEFAULT_KEYS",
-    "DETAIL_KEYS",
-    "OPTIONAL_KEYS",
     "REDUCTIONS",
     "chosen_keys",
     "encode_values",
@@ -43,7 +40,7 @@ DETAIL_KEYS: Final = (
     "train downtime per step",
     "val downtime per step",
     *(f"{stage} downtime {part}" for stage in ("train", "val") for part in PARTS),
-    "between epochs",
+    BETWEEN_EPOCHS,
 )
 """Keys that Thunder's does not have: downtime for each step, its parts, and the time between two epochs."""
 
@@ -55,33 +52,28 @@ REDUCTIONS: Final[Mapping[str, Callable[[Sequence[int]], float]]] = {"mean": mea
 """Functions that make one value of those of several ranks."""
 
 
-def epoch_values(times: EpochTimes) -> dict[str, float]:
+def epoch_values(epoch: Mapping[str, StageTimes]) -> dict[str, float]:
     """Return the values of one epoch by key. Values of things that did not happen have no key: none is NaN or negative."""
-    found = stage_values("train", "train", times.train) | stage_values("validation", "val", times.validation)
-    for key, durations in (("backward", times.backward), ("optimizer step", times.optimizer_step)):
-        if durations.count:
-            found[key] = durations.mean_ns / _NS
-    if times.between.total_ns:
-        found["between epochs"] = times.between.total_ns / _NS
-    return found
+    found = stage_values("train", epoch["train"]) | stage_values("validation", epoch["validation"])
+    between_ns = epoch[BETWEEN_EPOCHS].total_ns
+    return found | ({BETWEEN_EPOCHS: between_ns / _NS} if between_ns else {})
 
 
-def stage_values(stage: str, short: str, times: StageTimes) -> dict[str, float]:
-    """Return the values of all runs of one stage together; ``<stage> epoch`` is the mean of the runs.
-
-    The keys of batches and epochs begin with ``stage``, those of downtime contain ``short``.
-    """
+def stage_values(stage: str, times: StageTimes) -> dict[str, float]:
+    """Return the values of all runs of one stage together; ``<stage> epoch`` is the mean of the runs."""
     if not times.runs:
         return {}
-    total_ns, batches, samples = times.total_downtime_ns, times.batches.count, times.samples
-    found = {f"{stage} epoch": times.total_ns / times.runs / _NS, f"total {short} downtime": total_ns / _NS}
-    found |= {f"{short} downtime {part}": times.downtime_ns[part] / _NS for part in PARTS}
-    if batches:
-        found[f"{stage} batch"] = times.batches.mean_ns / _NS
-        found[f"{short} downtime per step"] = total_ns / batches / _NS
-    if samples:
-        found[f"avg {short} downtime"] = total_ns / samples / _NS
-    return found
+    short = "val" if stage == "validation" else stage
+    downtime_ns = times.downtime_ns.total()
+    found = {f"{stage} epoch": times.total_ns / times.runs, f"total {short} downtime": downtime_ns}
+    found |= {f"{short} downtime {part}": times.downtime_ns[part] for part in PARTS}
+    found |= {name: durations.mean_ns for name, durations in times.within.items()}
+    if times.batches.count:
+        found[f"{stage} batch"] = times.batches.mean_ns
+        found[f"{short} downtime per step"] = downtime_ns / times.batches.count
+    if times.samples:
+        found[f"avg {short} downtime"] = downtime_ns / times.samples
+    return {key: value / _NS for key, value in found.items()}
 
 
 def chosen_keys(keys: Sequence[object], *, details: bool) -> list[str]:
@@ -90,15 +82,15 @@ def chosen_keys(keys: Sequence[object], *, details: bool) -> list[str]:
     Raises:
         ConfigError: A key is unknown.
     """
-    named = OPTIONAL_KEYS if any(key is True for key in keys) else ()
     unknown = [key for key in keys if key is not True and key not in ALL_KEYS]
     if unknown:
         raise ConfigError(
             f"TimeProfiler has no key {', '.join(map(repr, unknown))}; its keys are {', '.join(map(repr, ALL_KEYS))}, of "
             f"which the first {len(DEFAULT_KEYS)} are always on, and True stands for the {len(OPTIONAL_KEYS)} after them"
         )
-    texts = [key for key in keys if isinstance(key, str)]
-    return sorted({*DEFAULT_KEYS, *named, *texts, *(DETAIL_KEYS if details else ())})
+    chosen = {*DEFAULT_KEYS, *(key for key in keys if isinstance(key, str))}
+    chosen.update(OPTIONAL_KEYS if any(key is True for key in keys) else (), DETAIL_KEYS if details else ())
+    return sorted(chosen)
 
 
 def keys_of_stage(keys: Sequence[str], stage: str) -> list[str]:
@@ -113,8 +105,6 @@ def encode_values(values: Mapping[str, float], keys: Sequence[str]) -> list[int]
 
 def reduce_ranks(rows: Sequence[Sequence[int]], keys: Sequence[str], reduce: str) -> dict[str, float]:
     """Return one value for each key that any rank has, of the rows that `encode_values` returned on each rank."""
-    found = {}
-    for key, column in zip(keys, zip(*rows, strict=True), strict=True):
-        if present := [value for value in column if value != _ABSENT]:
-            found[key] = REDUCTIONS[reduce](present) / _NS
-    return found
+    columns = zip(keys, zip(*rows, strict=True), strict=True)
+    present = {key: [value for value in column if value != _ABSENT] for key, column in columns}
+    return {key: REDUCTIONS[reduce](values) / _NS for key, values in present.items() if values}
