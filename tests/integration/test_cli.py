@@ -275,8 +275,9 @@ def test_doctor_counts_problems(
 
 
 def test_progress_is_a_line_every_ten_seconds_where_standard_error_is_no_terminal(
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.delenv("TRACEKIT_QUIET")
     now = 100.0
     with ProgressBar(enabled=True, monotonic=lambda: now) as bar:
         for tenth in range(251):
@@ -285,6 +286,11 @@ def test_progress_is_a_line_every_ten_seconds_where_standard_error_is_no_termina
     shown = ODD_SHOWN
     assert capsys.readouterr() == ("", f"tracekit: 40% reading {shown}\ntracekit: 80% reading {shown}\n")
     with ProgressBar(enabled=False, monotonic=lambda: now) as bar:
+        now += 100
+        bar.update(0.5, "reading")
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setenv("TRACEKIT_QUIET", "1")
+    with ProgressBar(enabled=True, monotonic=lambda: now) as bar:
         now += 100
         bar.update(0.5, "reading")
     assert capsys.readouterr() == ("", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -23,7 +24,7 @@ _WIDTH: Final = 30
 class ProgressBar:
     """Shows the progress of a command, with rich if it is installed, otherwise with plain characters.
 
-    Prints one line every 10 s if standard error is not a terminal.
+    Prints one line every 10 s if standard error is not a terminal, except with ``TRACEKIT_QUIET=1``.
 
     Args:
         enabled: False to show nothing.
@@ -33,7 +34,7 @@ class ProgressBar:
     def __init__(self, *, enabled: bool, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._on_terminal = enabled and sys.stderr.isatty()
-        self._lines = enabled and not self._on_terminal
+        self._lines = enabled and not self._on_terminal and os.environ.get("TRACEKIT_QUIET", "") in ("", "0")
         self._rich: Any = None
         self._task: Any = None
         self._shown = False
