@@ -301,7 +301,7 @@ def test_a_command_that_cannot_be_started_is_an_error_of_one_line(tmp_path: Path
     ("options", "message"),
     [
         (("--shapes",), "--shapes is for torch.profiler; add --steps A:B or --on-demand"),
-        (("--steps", "5:"), "--steps 5:: name the end as well, such as 20:25"),
+        (("--steps", "5:"), "--steps: 5:: name the end as well, such as 20:25"),
         (("--folder", "a/{rank}"), "--folder a/{rank}: {run_id} is the only field it can have"),
         (("--limit", "3"), "'3' is not a size from 1MB on"),
     ],
@@ -482,3 +482,34 @@ def test_the_variable_does_the_same_without_the_command(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "Next: tracekit open traces/run/merged-0.json.gz" in done.stderr
     assert slices(tmp_path / "on" / "traces" / "run" / "merged-0.json.gz")["batch"] == 3
+
+
+def test_options_come_from_the_command_line_then_the_environment_then_the_file(tmp_path: Path) -> None:
+    script = write(tmp_path, LOOP + "train(6)")
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.tracekit]\nfolder = "of_file"\nsteps = "1:2"\nmerge = false\nrecord_batches = false\nwith_stack = true\n'
+    )
+    for variables, options, folder, step in (
+        ({}, (), "of_file", 1),
+        ({"TRACEKIT_FOLDER": "of_environment", "TRACEKIT_STEPS": "2:3"}, (), "of_environment", 2),
+        ({"TRACEKIT_FOLDER": "of_environment", "TRACEKIT_STEPS": "2:3"}, ("--steps", "3:4"), "of_environment", 3),
+    ):
+        done = recorded(tmp_path, PYTHON, script, options=("--no-merge", *options), **variables)
+        assert done.returncode == 0, done.stderr
+        first, last = said(done)
+        assert first == "options of pyproject.toml"
+        assert last.startswith("recorded rank 0 of 1")
+        (trace,) = (tmp_path / folder).glob("rank0*")
+        assert b'"name":"optimizer"' in trace.read_bytes()
+        assert b'"name":"batch"' not in trace.read_bytes()
+        assert list((tmp_path / folder).glob(f"torch-rank0-*-{step}.json.gz"))
+        shutil.rmtree(tmp_path / folder)
+
+
+def test_a_wrong_option_of_a_file_ends_the_command_before_it_starts(tmp_path: Path) -> None:
+    (tmp_path / "tracekit.toml").write_text("step = '3:5'")
+    done = recorded(tmp_path, "touch", "started")
+    assert done.returncode == 2
+    (line,) = said(done)
+    assert line.endswith("tracekit.toml: step is not an option; did you mean steps?")
+    assert not (tmp_path / "started").exists()

@@ -121,12 +121,15 @@ class AutoRecorder:
             return None  # a worker records by its parent
         options = RunOptions.from_environment()
         process = self._identity()
+        settings = {"sigterm_grace": 5.0 if options.flight_recorder_s else None, **options.profiler}
+        if not _on_main_thread():
+            settings["sigterm_grace"] = None  # it needs the main thread
         profiler = Profiler(
             _handlers(options),
             on_demand(f"{options.folder}/control") if options.on_demand else None,
             sources=_sources(options, process),
             process=process,
-            sigterm_grace=5.0 if options.flight_recorder_s and _on_main_thread() else None,
+            **settings,
         )
         profiler.start()
         self.thread = get_ident()
