@@ -367,6 +367,29 @@ train(1)
     assert (found["mine"], found["forward"], found["batch"]) == (1, 4, 4)
 
 
+def test_the_finder_of_imports_leaves_at_the_first_step_and_later_imports_are_hooked(tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        LOOP
+        + """
+def watches():
+    return any(type(finder).__module__.startswith("tracekit") for finder in sys.meta_path)
+assert watches()
+train(1)
+assert not watches()
+assert "torch.distributed.checkpoint" not in sys.modules
+import torch.distributed.checkpoint as dcp
+train(1)
+dcp.save({"weight": model.weight}, checkpoint_id="checkpoint", no_dist=True)
+assert not watches()
+""",
+    )
+    done = recorded(tmp_path, PYTHON, "-W", "ignore", script)
+    assert done.returncode == 0, done.stderr
+    found = slices(tmp_path / "merged.json.gz")
+    assert (found["batch"], found["save checkpoint"]) == (2, 2)  # dcp.save, and torch.save inside it
+
+
 def test_the_next_sitecustomize_is_imported(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
