@@ -276,6 +276,7 @@ class Profiler(ProfilerBase):
         if self._shared_action is not None:
             self._shared_action.close()
         if ended_by is None and self._has_empty_window():
+            self._writer.expect_no_start()  # no slice of a source begins the batch that did not come
             for source in self._sources:
                 # The schedule was asked for a batch that did not come: the window that it opened is not kept.
                 self._guard(source, source.step, ProfilerAction.SKIP, ProfilerAction.SKIP)
@@ -445,7 +446,8 @@ class Profiler(ProfilerBase):
             self._end_window(action, now_ns)
         else:
             self._pass_to(finished, action)
-        self._expect_start(now_ns)
+        # A slice that a source records when its window ends, on this thread, does not begin the batch.
+        self._expect_start(self._clock.monotonic_ns() if self._sources else now_ns)
         if now_ns > self._buffer.due_ns:
             self._buffer.look_after(now_ns)
         self._failures.raise_pending()
@@ -510,7 +512,7 @@ class Profiler(ProfilerBase):
         elif action is not self._action:
             # The last step has asked the schedule for a batch that never came; its place takes the first of this epoch.
             self._pass_to(self._action, action)
-        self._expect_start(now_ns, new_epoch=True)
+        self._expect_start(self._clock.monotonic_ns() if self._sources else now_ns, new_epoch=True)
 
     def next_iteration(self) -> None:
         """Pass to the next iteration, where a run groups its epochs into such (as PPO does)."""

@@ -34,6 +34,8 @@ __all__ = ["TorchProfiler"]
 TRACE_SUFFIXES: Final = (".json.gz", ".json")
 MEMORY_TIMELINE_SUFFIXES: Final = (".raw.json.gz", ".json.gz", ".json", ".html")
 
+_EXPORT: Final = "torch.profiler export"
+
 _GZIP_LEVEL: Final = 3
 """Six times as fast as gzip's own default for a file a third larger; the training thread waits for it."""
 
@@ -51,8 +53,9 @@ class TorchProfiler(Source):
     (Kineto cannot write quotes and backslashes; they become ``'`` and ``/`` there.)
 
     Files appear whole or not at all, and never replace one that is there: then a counter is put before the suffix.
-    Writing happens on the training thread when a window ends, about a second for 50 MB of trace. torch waits for the
-    devices then, which is its own doing. Without a schedule a window lasts as long as an epoch, in memory.
+    Writing happens on the training thread when a window ends, about a second for 50 MB of trace. Between two batches it is
+    the slice "torch.profiler export". torch waits for the devices then, which is its own doing. Without a schedule a window
+    lasts as long as an epoch, in memory.
 
     torch can run one profiler at a time and crashes the process where two are mixed. A window in which another torch
     profiler (torch.compile's autotuning uses it, too) was started is given up and reported. An error of torch.profiler
@@ -182,15 +185,17 @@ class TorchProfiler(Source):
             self._abandon(recorder, self._window, error)
 
     def _end(self, recorder: Recorder, window: TorchWindow, *, closing: bool) -> None:
-        """Stop a window, and save it if there is anything in it."""
+        """Stop a window, and save it if there is anything in it. Between two batches, this is a slice."""
         self._window = None
+        # The schedule is asked for the next batch before it is known whether there is one. A window that such a
+        # batch opened is not kept; but at the end of the run, it may be the batch that failed.
+        has_batches = window.recording and int(recorder.timestamp.batch) > window.first_batch
         try:
-            window.stop()
-            # The schedule is asked for the next batch before it is known whether there is one. A window that such a
-            # batch opened is not kept; but at the end of the run, it may be the batch that failed.
-            batches = int(recorder.timestamp.batch) - window.first_batch
-            if window.recording and (batches > 0 or (closing and not window.is_empty)):
-                self._save(recorder, window)
+            window.end_step()  # torch's slice of the batch must not cross the one of the export
+            with recorder.marker(_EXPORT) if has_batches and not closing else contextlib.nullcontext():
+                window.stop()
+                if has_batches or (window.recording and closing and not window.is_empty):
+                    self._save(recorder, window)
         except Exception as error:  # noqa: BLE001 - whatever torch or the storage throws, training goes on
             self._abandon(recorder, window, error)
         finally:
