@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 import re
 import string
 from typing import TYPE_CHECKING, Final
@@ -200,6 +199,8 @@ def safe_text(text: str) -> str:
     if len(safe) <= _MOST_CHARACTERS:
         return safe
     # File systems take names of 255 bytes; two long ids of one run may differ in their ends only.
+    import hashlib  # here: few names are that long
+
     return f"{safe[: _MOST_CHARACTERS - 17]}-{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
 
 

@@ -326,6 +326,31 @@ def test_importing_tracekit_imports_nothing_heavy() -> None:
     assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", [])
 
 
+NOT_TO_RECORD = [
+    *("concurrent.futures", "ctypes", "gzip", "hashlib", "random", "shutil", "statistics", "subprocess", "tempfile"),
+    *("tracekit.auto", "tracekit.capture", "tracekit.handlers.triggers", "tracekit.merge", "tracekit.outbox.remote"),
+    *("tracekit.outbox.spool", "tracekit.recording.on_demand", "fsspec", "numpy"),
+]
+
+
+@pytest.mark.parametrize("records", [False, True], ids=["after the import", "after a recording"])
+def test_recording_into_a_local_file_imports_nothing_that_it_does_not_need(tmp_path: Path, records: bool) -> None:
+    code = "from tracekit import JSONTraceHandler, Profiler\n"
+    not_needed = NOT_TO_RECORD if records else [*NOT_TO_RECORD, "socket"]
+    if records:
+        code += "with Profiler(JSONTraceHandler('rank0.json')) as profiler:\n    profiler.step()\n"
+    code += f"import sys; print(*[name for name in {not_needed} if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r})\n{code}"],
+        cwd=tmp_path,
+        env={"TRACEKIT_QUIET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", [])
+
+
 def test_merging_files_of_one_clock_imports_nothing_that_reads_collectives(tmp_path: Path) -> None:
     for rank in (0, 1):
         header = {"schemaVersion": 1, "distributedInfo": {"rank": rank}, "host_name": "a", "baseTimeNanoseconds": 1}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from contextlib import ExitStack, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeGuard, TypeVar
 
 from tracekit import privacy
 from tracekit.arguments import resolve_path
@@ -27,7 +28,6 @@ from tracekit.recording.failures import Failures
 from tracekit.recording.inline import observer_of
 from tracekit.recording.lifecycle import DEFAULT_ACTIONS, MarkerTable, activate, adopt_in_child, deactivate, inherit
 from tracekit.recording.loaders import WorkerRecording, recording_loader
-from tracekit.recording.on_demand import OnDemand
 from tracekit.recording.options import ProfilerOptions
 from tracekit.recording.schedule import CyclicSchedule, ProfilerAction, StepSchedule, action_of, checked_schedule
 from tracekit.recording.shared_action import SharedAction
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tracekit.clock import ClockOffset
     from tracekit.handlers.base import MakesTraceHandler, TraceHandler
     from tracekit.recording.marker import Marker
+    from tracekit.recording.on_demand import OnDemand
     from tracekit.recording.schedule import Schedule
     from tracekit.recording.source import Source
 
@@ -52,7 +53,6 @@ T = TypeVar("T")
 
 _LOOK_S: Final = 1.0  # how long `stop` waits for the writer to look whether the last batch has begun
 _NO_CATEGORIES: Final = ()  # of which CPython has one only; any other that is empty takes the longer way
-_COUNTING: Final = (CyclicSchedule, StepSchedule, OnDemand)  # they know the lengths of epochs, and where a run resumed
 _ACTIVE: Final = (ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE)
 
 
@@ -170,9 +170,9 @@ class Profiler(ProfilerBase):
         self._handlers = list(options.trace_handlers)
         self._sources = options.sources
         self._timestamp = timestamp or Timestamp()
-        if timestamp is not None and isinstance(schedule, _COUNTING):
+        if timestamp is not None and _counts_batches(schedule):
             schedule = schedule.resumed_at(timestamp)
-        if isinstance(schedule, OnDemand):
+        if _is_on_demand(schedule):
             # One of the handlers as well: so it hears of windows and of torch's traces.
             schedule.attach(self._handlers, self._flush_handlers, warms_up=bool(self._sources))
             self._handlers.append(schedule)
@@ -295,7 +295,7 @@ class Profiler(ProfilerBase):
                 "written is lost (shutdown_timeout= gives them longer)",
                 self._options.shutdown_timeout,
             )
-        if isinstance(self._schedule, OnDemand):
+        if _is_on_demand(self._schedule):
             self._schedule.ended(deadline_s - time.monotonic())
         deactivate(self)
         self._attached.detach()
@@ -333,7 +333,7 @@ class Profiler(ProfilerBase):
 
     def capture(self, *, steps: int | None = None, seconds: float | None = None, warmup: int | None = None) -> bool:
         """Record the next batches on this rank, under an `on_demand` schedule; see `OnDemand.capture`. Returns at once."""
-        if not isinstance(self._schedule, OnDemand):
+        if not _is_on_demand(self._schedule):
             raise ConfigError("capture() needs a schedule that can be asked: Profiler(..., schedule=on_demand(...))")
         return self._schedule.capture(steps=steps, seconds=seconds, warmup=warmup)
 
@@ -399,7 +399,7 @@ class Profiler(ProfilerBase):
         window that is open stays open.
         """
         self._timestamp = timestamp
-        if isinstance(self._schedule, _COUNTING):
+        if _counts_batches(self._schedule):
             self._schedule = self._schedule.resumed_at(timestamp)
         if self._state == "started":
             self._batch_start_ns = self._clock.monotonic_ns()
@@ -505,7 +505,7 @@ class Profiler(ProfilerBase):
         not_begun = self._writer.expect_no_start()
         if len(not_begun) < 2:  # else there was no batch in the epoch, and so no start of it
             self._post("epoch_end", self._timestamp, at_ns=now_ns)
-        counts_through = isinstance(self._schedule, _COUNTING) and self._schedule.per == "run"
+        counts_through = _counts_batches(self._schedule) and self._schedule.per == "run"
         action = self._decide()
         if self._window_open and not counts_through:
             self._end_window(action, now_ns)
@@ -569,7 +569,7 @@ class Profiler(ProfilerBase):
         # Only before the first batch of an epoch: an evaluation in its middle has a loader of another length.
         schedule = self._schedule
         if (
-            isinstance(schedule, _COUNTING)
+            _counts_batches(schedule)
             and schedule.per == "epoch"
             and schedule.epoch_length != batches > 0
             and int(self._timestamp.batch_in_epoch) == 0
@@ -582,7 +582,7 @@ class Profiler(ProfilerBase):
 
     def _first_action(self) -> ProfilerAction | None:
         """Ask the schedule for the first batch, before anything is opened; None where it can be asked then only."""
-        if isinstance(self._schedule, OnDemand):
+        if _is_on_demand(self._schedule):
             self._schedule.check(self._timestamp)
         elif self._schedule is not None:
             self._schedule, action = checked_schedule(self._schedule, self._timestamp)
@@ -763,6 +763,17 @@ class Profiler(ProfilerBase):
                 self._writer.abandon()
             if self._termination is not None:
                 self._termination.leave_in_child()
+
+
+def _is_on_demand(schedule: object) -> TypeGuard[OnDemand]:
+    # The module costs 10 ms: without an import of it there is no such schedule.
+    module = sys.modules.get("tracekit.recording.on_demand")
+    return module is not None and isinstance(schedule, module.OnDemand)
+
+
+def _counts_batches(schedule: object) -> TypeGuard[CyclicSchedule | StepSchedule | OnDemand]:
+    """Return True for schedules that know the lengths of epochs, and where a run resumed."""
+    return isinstance(schedule, CyclicSchedule | StepSchedule) or _is_on_demand(schedule)
 
 
 pass_over_profilers(Profiler)
