@@ -31,7 +31,7 @@ def when_imported(name: str, action: Callable[[ModuleType], object]) -> None:
 def act_on_imported() -> None:
     """Stop watching imports, and call the actions of the modules that were imported since. Call it at each step.
 
-    From the first call on, no import passes through a finder of tracekit, and actions run at the next call.
+    After the first call no import passes through a finder of tracekit. Actions run at the next call.
     """
     _finder.leave()
 

@@ -536,3 +536,45 @@ def test_a_wrong_option_of_a_file_ends_the_command_before_it_starts(tmp_path: Pa
     (line,) = said(done)
     assert line.endswith("tracekit.toml: step is not an option; did you mean steps?")
     assert not (tmp_path / "started").exists()
+
+
+def test_handlers_and_sources_of_other_packages_record_and_broken_ones_are_left_out(tmp_path: Path) -> None:
+    package = tmp_path / "site"
+    (package / "noting-1.0.dist-info").mkdir(parents=True)
+    (package / "noting-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: noting\nVersion: 1.0\n")
+    (package / "noting-1.0.dist-info" / "entry_points.txt").write_text(
+        "[tracekit.handlers]\nnoting = noting:Handler\nbroken = nothing_there:Handler\nwrong = noting:Source\n"
+        "[tracekit.sources]\ncounting = noting:Source\n"
+    )
+    (package / "noting.py").write_text(
+        """
+import tracekit
+class Handler(tracekit.MemoryTraceHandler):
+    def batch_end(self, timestamp):
+        print("batch", int(timestamp.batch), file=open("noted", "a"))
+class Source(tracekit.Source):
+    def open(self, recorder, action):
+        self.marker = recorder.marker("counting")
+    def step(self, finished, action):
+        self.marker.counter({"steps": 1.0})
+    def close(self):
+        pass
+"""
+    )
+    (tmp_path / "tracekit.toml").write_text('sources = ["counting"]')
+    done = recorded(
+        tmp_path,
+        *(PYTHON, write(tmp_path, LOOP + "train(3)")),
+        options=("--handler", "noting,broken,wrong,absent"),
+        PYTHONPATH=f"{ROOT}{os.pathsep}{package}",
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "noted").read_text().splitlines() == ["batch 1", "batch 2", "batch 3"]
+    found = events(tmp_path / "merged.json.gz")
+    assert sum(event["ph"] == "C" and event["name"].startswith("counting") for event in found) == 3
+    broken, wrong, absent = (line for line in done.stderr.splitlines() if "is left out: " in line)
+    assert broken == (
+        "tracekit: 'broken' of tracekit.handlers is left out: ModuleNotFoundError: No module named 'nothing_there'"
+    )
+    assert "'wrong' of tracekit.handlers is left out: ConfigError: trace_handlers must be a TraceHandler" in wrong
+    assert absent.endswith("ConfigError: no installed package has it; there are: broken, noting, wrong")

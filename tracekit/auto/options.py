@@ -28,6 +28,7 @@ class RunOptions:
         on_demand: Record when ``tracekit capture`` asks for it only.
         flight_recorder_s: Keep the last seconds in memory and write them at the end; 0 records to files.
         limit_bytes: Maximum size of the traces of a rank; the oldest segments are removed.
+        handlers, sources: Names of entry points in ``tracekit.handlers`` and ``tracekit.sources``.
         profiler: Options of the `Profiler`, by name.
     """
 
@@ -42,6 +43,8 @@ class RunOptions:
     on_demand: bool = False
     flight_recorder_s: float = 0.0
     limit_bytes: int = 2_000_000_000
+    handlers: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
     profiler: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:

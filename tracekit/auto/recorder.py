@@ -16,6 +16,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
+from tracekit.auto.extensions import load_handlers, load_sources
 from tracekit.auto.notes import note
 from tracekit.auto.options import RunOptions
 from tracekit.auto.step_window import StepWindow
@@ -129,9 +130,9 @@ class AutoRecorder:
         if not _on_main_thread():
             settings["sigterm_grace"] = None  # it needs the main thread
         profiler = Profiler(
-            _handlers(options),
+            [*_handlers(options), *load_handlers(options.handlers)],
             on_demand(f"{options.folder}/control") if options.on_demand else None,
-            sources=_sources(options, process),
+            sources=[*_sources(options, process), *load_sources(options.sources)],
             process=process,
             **settings,
         )
@@ -252,7 +253,7 @@ def _sources(options: RunOptions, process: ProcessInfo) -> list[Source]:
 
 
 class _ImportWatch(Source):
-    """Ends the watch of imports at the first step, whoever makes it; hooks what is imported later at the next step."""
+    """Ends the watch of imports at the first step, and hooks later imports at the next step."""
 
     def open(self, recorder: Recorder, action: ProfilerAction) -> None:
         """Do nothing: most scripts import what is left before their first step ends."""

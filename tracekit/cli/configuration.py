@@ -109,7 +109,7 @@ def _converted(action: argparse.Action, value: Any, place: str) -> Any:
         if not isinstance(value, bool):
             raise ConfigError(f"{place} must be true or false, not {value!r}")
         return value
-    if isinstance(value, list) and all(type(item) is int for item in value):
+    if isinstance(value, list) and all(type(item) in (int, str) for item in value):
         value = ",".join(map(str, value))
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ConfigError(f"{place} must be one text or number, not {value!r}")

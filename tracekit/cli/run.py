@@ -55,6 +55,8 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "shapes": False,
     "on_demand": False,
     "flight_recorder": 0.0,
+    "handlers": (),
+    "sources": (),
 }
 """Options that the environment and a file can give as well, beside those of the Profiler."""
 
@@ -120,6 +122,15 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="keep the last seconds in memory, and write them at the end or at an exception",
     )
+    others = parser.add_argument_group("other packages")
+    for option, group in (("handler", "tracekit.handlers"), ("source", "tracekit.sources")):
+        others.add_argument(
+            f"--{option}",
+            dest=f"{option}s",
+            type=_names,
+            metavar="NAMES",
+            help=f"{option}s of installed packages, by the names of their entry points {group}, such as a,b",
+        )
     profiler = parser.add_argument_group("Profiler", "options of the Profiler in each process")
     for name, (default, summary) in SETTINGS.items():
         option = f"--{name.replace('_', '-')}"
@@ -229,6 +240,8 @@ def _options(args: argparse.Namespace, given: Mapping[str, Any], folder: str, no
         on_demand=args.on_demand,
         flight_recorder_s=args.flight_recorder,
         limit_bytes=args.limit,
+        handlers=args.handlers,
+        sources=args.sources,
         profiler={name: value for name, value in settings.items() if value is not None},
     )
 
@@ -289,6 +302,13 @@ def _ranks(text: str) -> tuple[int, ...]:
         return tuple(sorted(Selection.parse(ranks=text).ranks or ()))
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error).removeprefix("--ranks ")) from None
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of names, such as a,b")
+    return names
 
 
 def _profiler_option(name: str, text: str) -> Any:

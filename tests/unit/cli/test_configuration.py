@@ -15,7 +15,18 @@ if TYPE_CHECKING:
     import argparse
     from pathlib import Path
 
-KEYS = ("folder", "limit", "steps", "ranks", "memory", "on_demand", "flight_recorder", "flush_interval", "on_full")
+KEYS = (
+    "folder",
+    "limit",
+    "steps",
+    "ranks",
+    "memory",
+    "on_demand",
+    "flight_recorder",
+    "flush_interval",
+    "on_full",
+    "handlers",
+)
 
 
 @pytest.fixture
@@ -32,10 +43,18 @@ def test_the_nearest_file_with_options_is_read_as_the_command_line_would(
     (tmp_path / "tracekit.toml").write_text("memory = false")
     path = tmp_path / "project" / "pyproject.toml"
     path.write_text(
-        '[tool.tracekit]\nlimit = "500MB"\nsteps = "20:25"\nranks = [0, 2]\nmemory = true\nflush_interval = 1\n'
+        '[tool.tracekit]\nlimit = "500MB"\nsteps = "20:25"\nranks = [0, 2]\nhandlers = ["a", "b"]\n'
+        "memory = true\nflush_interval = 1\n"
     )
     (inner / "pyproject.toml").write_text("[tool.ruff]\nline-length = 120")
-    expected = {"limit": 500_000_000, "steps": (20, 25), "ranks": (0, 2), "memory": True, "flush_interval": 1}
+    expected = {
+        "limit": 500_000_000,
+        "steps": (20, 25),
+        "ranks": (0, 2),
+        "handlers": ("a", "b"),
+        "memory": True,
+        "flush_interval": 1,
+    }
     assert read_file(actions, inner) == (expected, path)
     # Of one folder, tracekit.toml wins; it has no table.
     (path.parent / "tracekit.toml").write_text('ranks = "1"')
@@ -72,6 +91,7 @@ def test_a_project_that_does_not_name_tracekit_is_not_parsed(
             "[tool.tracekit] steps: many: give the first step and the one after the last, for example --steps 10:20",
         ),
         ("steps = { from = 2 }", "[tool.tracekit] steps must be one text or number, not {'from': 2}"),
+        ('handlers = ["a", ""]', "[tool.tracekit] handlers: 'a,' is not a list of names, such as a,b"),
         ("memory = 1", "[tool.tracekit] memory must be true or false, not 1"),
         ("flush_interval = true", "[tool.tracekit] flush_interval must be one text or number, not True"),
         (
