@@ -11,10 +11,7 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-__all__ = ["when_imported"]
-
-_waiting: Final[dict[str, list[Callable[[ModuleType], object]]]] = {}
-"""Actions by module name."""
+__all__ = ["act_on_imported", "when_imported"]
 
 
 def when_imported(name: str, action: Callable[[ModuleType], object]) -> None:
@@ -27,10 +24,16 @@ def when_imported(name: str, action: Callable[[ModuleType], object]) -> None:
     module = sys.modules.get(name)
     if module is not None:
         _act(action, module)
-        return
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
-    _waiting.setdefault(name, []).append(action)
+    else:
+        _finder.wait_for(name, action)
+
+
+def act_on_imported() -> None:
+    """Stop watching imports, and call the actions of the modules that were imported since. Call it at each step.
+
+    After the first call no import passes through a finder of tracekit. Actions run at the next call.
+    """
+    _finder.leave()
 
 
 def _act(action: Callable[[ModuleType], object], module: ModuleType) -> None:
@@ -46,13 +49,31 @@ class _Finder:
     """Runs the actions of `when_imported` at the end of an import. Removes itself after the last one; finds no modules."""
 
     def __init__(self) -> None:
+        self._waiting: dict[str, list[Callable[[ModuleType], object]]] = {}
         self._searching: set[str] = set()
+        self._has_left = False
+
+    def wait_for(self, name: str, action: Callable[[ModuleType], object]) -> None:
+        """Keep an action for a module that is not imported."""
+        self._waiting.setdefault(name, []).append(action)
+        if not self._has_left and self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def leave(self) -> None:
+        """Watch no more imports; act on the modules that are complete."""
+        self._has_left = True
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        for name in list(self._waiting):
+            module = sys.modules.get(name)
+            if module is not None and not getattr(module.__spec__, "_initializing", False):
+                self._act_on(module, name)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Wrap the loader of a module with actions; leave every other module to the other finders."""
-        if fullname not in _waiting or fullname in self._searching:
+        if fullname not in self._waiting or fullname in self._searching:
             return None
         self._searching.add(fullname)
         try:
@@ -64,10 +85,16 @@ class _Finder:
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                for action in _waiting.pop(fullname, ()):
-                    _act(action, module)
-                if not _waiting and self in sys.meta_path:
+                self._act_on(module, fullname)
+                if not self._waiting and self in sys.meta_path:
                     sys.meta_path.remove(self)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+    def _act_on(self, module: ModuleType, name: str) -> None:
+        for action in self._waiting.pop(name, ()):
+            _act(action, module)
+
+
+_finder: Final = _Finder()

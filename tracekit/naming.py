@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 import re
 import string
 from typing import TYPE_CHECKING, Final
@@ -200,6 +199,8 @@ def safe_text(text: str) -> str:
     if len(safe) <= _MOST_CHARACTERS:
         return safe
     # File systems limit names to 255 bytes. The hash keeps long ids apart that differ only at the end.
+    import hashlib  # here: few names are that long
+
     return f"{safe[: _MOST_CHARACTERS - 17]}-{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
 
 

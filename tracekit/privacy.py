@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 import re
 from typing import TYPE_CHECKING, Final
@@ -57,4 +56,6 @@ def anonymous(process: ProcessInfo, run_id: str | None = None, environ: Mapping[
 
 
 def _hash(*parts: str) -> str:
+    import hashlib  # here: most recordings are not private
+
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]

@@ -12,7 +12,6 @@ import inspect
 import os
 import shlex
 import stat
-import tempfile
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
@@ -53,6 +52,7 @@ __all__ = [
     "same_file",
     "shell_word",
     "size_bytes",
+    "temporary_file",
     "upload",
     "without_secrets",
 ]
@@ -422,6 +422,33 @@ def make_folders(folder: Path, mode: int = PRIVATE_MODE) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fspath(folder))
 
 
+def temporary_file(folder: str | Path, name: str) -> tuple[int, str]:
+    """Create a file that becomes another one when it is complete. Its mode is 0600.
+
+    Its name is random: one that a killed process has left, on any host, is passed over.
+
+    Args:
+        folder: Folder of both.
+        name: Name of the other one.
+
+    Returns:
+        The descriptor, open for writing and reading, and the path.
+
+    Raises:
+        OSError: It cannot be created.
+    """
+    while True:
+        path = os.path.join(folder, f".{name}.{os.urandom(4).hex()}.tmp")  # noqa: PTH118 - text, for os.open
+        with contextlib.suppress(FileExistsError):
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), path
+
+
+def _temporary_folder() -> Path:
+    import tempfile  # here: a recording into local files needs none
+
+    return Path(tempfile.gettempdir())
+
+
 @contextlib.contextmanager
 def atomic_write(
     path: str, *, overwrite: bool = True, mode: int = PRIVATE_MODE, folder: str | None = None
@@ -443,11 +470,11 @@ def atomic_write(
     if not overwrite:
         refuse_existing(path)
     remote = is_remote(path)
-    target = Path(tempfile.gettempdir()) / basename(path) if remote else Path(path)
+    target = _temporary_folder() / basename(path) if remote else Path(path)
     try:
         if not remote:
             make_folders(target.parent, mode)
-        descriptor, temporary = tempfile.mkstemp(dir=folder or target.parent, prefix=f".{target.name}.", suffix=".tmp")
+        descriptor, temporary = temporary_file(folder or target.parent, target.name)
     except OSError as error:
         raise explained(path, error, "be written") from error
     try:

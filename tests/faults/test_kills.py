@@ -53,7 +53,7 @@ def assert_all_delivered_is_there(remains: Remains, tally: Tally) -> None:
 
 def test_the_writer_delivers_several_times_in_each_flush_interval() -> None:
     with Profiler(MemoryTraceHandler(), rank=0) as profiler:
-        assert profiler._flush_interval_s == 0.2
+        assert profiler._options.flush_interval == 0.2
         assert profiler._writer._next_pause_s() <= 0.05
 
 

@@ -301,7 +301,7 @@ def test_a_command_that_cannot_be_started_is_an_error_of_one_line(tmp_path: Path
     ("options", "message"),
     [
         (("--shapes",), "--shapes is for torch.profiler; add --steps A:B or --on-demand"),
-        (("--steps", "5:"), "--steps 5:: name the end as well, such as 20:25"),
+        (("--steps", "5:"), "--steps: 5:: name the end as well, such as 20:25"),
         (("--folder", "a/{rank}"), "--folder a/{rank}: {run_id} is the only field it can have"),
         (("--limit", "3"), "'3' is not a size from 1MB on"),
     ],
@@ -365,6 +365,29 @@ train(1)
     assert done.returncode == 0, done.stderr
     found = slices(tmp_path / "merged.json.gz")
     assert (found["mine"], found["forward"], found["batch"]) == (1, 4, 4)
+
+
+def test_the_finder_of_imports_leaves_at_the_first_step_and_later_imports_are_hooked(tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        LOOP
+        + """
+def watches():
+    return any(type(finder).__module__.startswith("tracekit") for finder in sys.meta_path)
+assert watches()
+train(1)
+assert not watches()
+assert "torch.distributed.checkpoint" not in sys.modules
+import torch.distributed.checkpoint as dcp
+train(1)
+dcp.save({"weight": model.weight}, checkpoint_id="checkpoint", no_dist=True)
+assert not watches()
+""",
+    )
+    done = recorded(tmp_path, PYTHON, "-W", "ignore", script)
+    assert done.returncode == 0, done.stderr
+    found = slices(tmp_path / "merged.json.gz")
+    assert (found["batch"], found["save checkpoint"]) == (2, 2)  # dcp.save, and torch.save inside it
 
 
 def test_the_next_sitecustomize_is_imported(tmp_path: Path) -> None:
@@ -482,3 +505,76 @@ def test_the_variable_does_the_same_without_the_command(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "Next: tracekit open traces/run/merged-0.json.gz" in done.stderr
     assert slices(tmp_path / "on" / "traces" / "run" / "merged-0.json.gz")["batch"] == 3
+
+
+def test_options_come_from_the_command_line_then_the_environment_then_the_file(tmp_path: Path) -> None:
+    script = write(tmp_path, LOOP + "train(6)")
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.tracekit]\nfolder = "of_file"\nsteps = "1:2"\nmerge = false\nrecord_batches = false\nwith_stack = true\n'
+    )
+    for variables, options, folder, step in (
+        ({}, (), "of_file", 1),
+        ({"TRACEKIT_FOLDER": "of_environment", "TRACEKIT_STEPS": "2:3"}, (), "of_environment", 2),
+        ({"TRACEKIT_FOLDER": "of_environment", "TRACEKIT_STEPS": "2:3"}, ("--steps", "3:4"), "of_environment", 3),
+    ):
+        done = recorded(tmp_path, PYTHON, script, options=("--no-merge", *options), **variables)
+        assert done.returncode == 0, done.stderr
+        first, last = said(done)
+        assert first == "options of pyproject.toml"
+        assert last.startswith("recorded rank 0 of 1")
+        (trace,) = (tmp_path / folder).glob("rank0*")
+        assert b'"name":"optimizer"' in trace.read_bytes()
+        assert b'"name":"batch"' not in trace.read_bytes()
+        assert list((tmp_path / folder).glob(f"torch-rank0-*-{step}.json.gz"))
+        shutil.rmtree(tmp_path / folder)
+
+
+def test_a_wrong_option_of_a_file_ends_the_command_before_it_starts(tmp_path: Path) -> None:
+    (tmp_path / "tracekit.toml").write_text("step = '3:5'")
+    done = recorded(tmp_path, "touch", "started")
+    assert done.returncode == 2
+    (line,) = said(done)
+    assert line.endswith("tracekit.toml: step is not an option; did you mean steps?")
+    assert not (tmp_path / "started").exists()
+
+
+def test_handlers_and_sources_of_other_packages_record_and_broken_ones_are_left_out(tmp_path: Path) -> None:
+    package = tmp_path / "site"
+    (package / "noting-1.0.dist-info").mkdir(parents=True)
+    (package / "noting-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: noting\nVersion: 1.0\n")
+    (package / "noting-1.0.dist-info" / "entry_points.txt").write_text(
+        "[tracekit.handlers]\nnoting = noting:Handler\nbroken = nothing_there:Handler\nwrong = noting:Source\n"
+        "[tracekit.sources]\ncounting = noting:Source\n"
+    )
+    (package / "noting.py").write_text(
+        """
+import tracekit
+class Handler(tracekit.MemoryTraceHandler):
+    def batch_end(self, timestamp):
+        print("batch", int(timestamp.batch), file=open("noted", "a"))
+class Source(tracekit.Source):
+    def open(self, recorder, action):
+        self.marker = recorder.marker("counting")
+    def step(self, finished, action):
+        self.marker.counter({"steps": 1.0})
+    def close(self):
+        pass
+"""
+    )
+    (tmp_path / "tracekit.toml").write_text('sources = ["counting"]')
+    done = recorded(
+        tmp_path,
+        *(PYTHON, write(tmp_path, LOOP + "train(3)")),
+        options=("--handler", "noting,broken,wrong,absent"),
+        PYTHONPATH=f"{ROOT}{os.pathsep}{package}",
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "noted").read_text().splitlines() == ["batch 1", "batch 2", "batch 3"]
+    found = events(tmp_path / "merged.json.gz")
+    assert sum(event["ph"] == "C" and event["name"].startswith("counting") for event in found) == 3
+    broken, wrong, absent = (line for line in done.stderr.splitlines() if "is left out: " in line)
+    assert broken == (
+        "tracekit: 'broken' of tracekit.handlers is left out: ModuleNotFoundError: No module named 'nothing_there'"
+    )
+    assert "'wrong' of tracekit.handlers is left out: ConfigError: trace_handlers must be a TraceHandler" in wrong
+    assert absent.endswith("ConfigError: no installed package has it; there are: broken, noting, wrong")

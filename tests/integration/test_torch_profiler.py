@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import logging
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tracekit import Profiler
+from tracekit import JSONTraceHandler, Profiler
 from tracekit.distributed import ProcessInfo
 from tracekit.errors import ConfigError, MissingExtraError
+from tracekit.merge import merge_traces
 from tracekit.recording.schedule import ProfilerAction, Schedule, cyclic_schedule
 from tracekit.timestamp import Timestamp
 
@@ -49,9 +51,11 @@ class FakeRecorder:
         self.action = SKIP
         self.traces: list[str] = []
         self.failures: list[tuple[str, BaseException]] = []
+        self.slices: list[tuple[str, int]] = []  # with the batch that they delay
 
     def marker(self, name: str, categories: Any = ()) -> Any:
-        raise AssertionError("the torch profiler records no markers")
+        self.slices.append((name, int(self.timestamp.batch)))
+        return contextlib.nullcontext()
 
     def format_path(self, template: str) -> str:
         return template.format(
@@ -157,6 +161,31 @@ def test_every_cycle_has_a_file_of_its_own_that_says_whose_it_is(tmp_path: Path)
     assert second["tracekit"]["batch"] == 6
     assert isinstance(first["baseTimeNanoseconds"], int)
     assert any(event["name"] == "aten::mm" for event in first["traceEvents"])
+
+
+def test_the_export_between_two_batches_is_a_slice_and_that_at_the_end_is_none(tmp_path: Path) -> None:
+    recorder = FakeRecorder()
+    recorder.train(TorchProfiler(tmp_path / "{batch}.json"), planned("WAVSA"), [5])
+    assert names(tmp_path) == ["1.json", "4.json"]
+    assert recorder.slices == [("torch.profiler export", 3), ("torch.profiler export", 5)]
+    recorder = FakeRecorder()
+    recorder.train(TorchProfiler(tmp_path / "open" / "{batch}.json"), lambda timestamp: ACTIVE, [])
+    assert recorder.slices == []
+
+
+def test_the_slice_of_the_export_follows_that_of_the_last_batch_of_torch(tmp_path: Path) -> None:
+    trace = str(tmp_path / "rank0.json")
+    source = TorchProfiler(tmp_path / "torch-{batch}.json")
+    with Profiler(JSONTraceHandler(trace), planned("AVAA"), sources=source) as profiler:
+        for _ in range(4):
+            torch.ones(8, 8) @ torch.ones(8, 8)
+            profiler.step()
+    merge_traces(tmp_path / "merged.json", [tmp_path])
+    events = read(tmp_path / "merged.json")["traceEvents"]
+    (export,) = (event for event in events if event["name"] == "torch.profiler export" and event["ph"] in "XB")
+    (batch,) = (event for event in events if event["name"] == "ProfilerStep#1")
+    assert export["ts"] >= batch["ts"] + batch["dur"]
+    assert (export["pid"], export["tid"]) == (batch["pid"], batch["tid"])
 
 
 def test_a_plain_name_gives_a_plain_file(tmp_path: Path) -> None:

@@ -113,6 +113,9 @@ DOORS = {
     "rich": {"tracekit.cli.progress", "tracekit.cli.top"},
     "shtab": {"tracekit.cli.completion"},
     "starlette": {"tracekit.view.serve.app", "tracekit.view.serve.security"},
+    # Part of Python from 3.11 on; tomli takes its place before.
+    "tomli": {"tracekit.cli.configuration"},
+    "tomllib": {"tracekit.cli.configuration"},
     # Each for a part of torch of its own: record_function, waiting for the device, dynamo (only once somebody imported torch),
     # the profiler, the tensor that Megatron's users expect.
     "torch": {
@@ -323,12 +326,28 @@ def test_importing_tracekit_imports_nothing_heavy() -> None:
     assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", [])
 
 
-def test_recording_imports_nothing_of_on_demand_capture() -> None:
-    code = (
-        "import sys; from tracekit import JSONTraceHandler, Profiler; Profiler(); "
-        "print(*[name for name in sys.modules if name.startswith(('tracekit.capture', 'tracekit.handlers.triggers'))])"
+NOT_TO_RECORD = [
+    *("concurrent.futures", "ctypes", "gzip", "hashlib", "random", "shutil", "statistics", "subprocess", "tempfile"),
+    *("tracekit.auto", "tracekit.capture", "tracekit.handlers.triggers", "tracekit.merge", "tracekit.outbox.remote"),
+    *("tracekit.outbox.spool", "fsspec", "numpy"),
+]
+
+
+@pytest.mark.parametrize("records", [False, True], ids=["after the import", "after a recording"])
+def test_recording_into_a_local_file_imports_nothing_that_it_does_not_need(tmp_path: Path, records: bool) -> None:
+    code = "from tracekit import JSONTraceHandler, Profiler\n"
+    not_needed = NOT_TO_RECORD if records else [*NOT_TO_RECORD, "socket"]
+    if records:
+        code += "with Profiler(JSONTraceHandler('rank0.json')) as profiler:\n    profiler.step()\n"
+    code += f"import sys; print(*[name for name in {not_needed} if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r})\n{code}"],
+        cwd=tmp_path,
+        env={"TRACEKIT_QUIET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", [])
 
 

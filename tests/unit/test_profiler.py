@@ -250,6 +250,33 @@ def test_a_profiler_that_sees_no_batch_calls_no_hook() -> None:
     assert hooks_of(calls) == []
 
 
+class RecordsBetweenBatches(Source):
+    """Records a slice when a batch ends, as the export of torch.profiler does."""
+
+    def open(self, recorder: Recorder, action: ProfilerAction) -> None:
+        self.marker = recorder.marker("export")
+
+    def step(self, finished: ProfilerAction, action: ProfilerAction) -> None:
+        with self.marker:
+            pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_slice_of_a_source_between_batches_begins_no_batch() -> None:
+    calls = Calls()
+    with profiler(calls, sources=RecordsBetweenBatches()) as one:
+        for _ in range(2):
+            with one.marker("work"):
+                pass
+            one.step()
+        one.next_epoch()
+    assert hooks_of(calls) == [
+        *("epoch start 0", "batch start 0", "batch end 1", "batch start 1", "batch end 2", "epoch end 1"),
+    ]
+
+
 @pytest.mark.parametrize("how", ["slice", "open slice", "instant", "fetch", "begin_batch", "step"])
 def test_a_batch_starts_at_the_first_event_of_the_training_thread_or_with_its_value(how: str) -> None:
     calls = Calls()

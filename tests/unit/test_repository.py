@@ -133,5 +133,5 @@ def test_the_recipe_for_conda_has_the_version_and_requirements_of_the_package() 
     project = (ROOT / "pyproject.toml").read_text("utf-8")
     assert f'set version = "{__version__}"' in recipe
     (listed,) = re.findall(r"^dependencies = (\[.*\])$", project, re.MULTILINE)
-    needed = {name.replace(">=", " >=") for name in re.findall(r'"([^"]+)"', listed)}
+    needed = {name.partition(";")[0].replace(">=", " >=") for name in re.findall(r'"([^"]+)"', listed)}
     assert needed <= set(re.findall(r"^    - (.*)$", recipe, re.MULTILINE))

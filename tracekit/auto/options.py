@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
 from tracekit.auto.notes import OPTIONS_VARIABLE
@@ -28,6 +28,8 @@ class RunOptions:
         on_demand: Record when ``tracekit capture`` asks for it only.
         flight_recorder_s: Keep the last seconds in memory and write them at the end; 0 records to files.
         limit_bytes: Maximum size of the traces of a rank; the oldest segments are removed.
+        handlers, sources: Names of entry points in ``tracekit.handlers`` and ``tracekit.sources``.
+        profiler: Options of the `Profiler`, by name.
     """
 
     folder: str = _DEFAULT_FOLDER
@@ -41,6 +43,9 @@ class RunOptions:
     on_demand: bool = False
     flight_recorder_s: float = 0.0
     limit_bytes: int = 2_000_000_000
+    handlers: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    profiler: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return the options as the value of an environment variable."""
@@ -53,7 +58,7 @@ class RunOptions:
         if not text:
             return cls(merged=f"{_DEFAULT_FOLDER}/merged-{{attempt}}.json.gz")
         values = json.loads(text)
-        known = {field.name for field in fields(cls)}
+        known = {known.name for known in fields(cls)}
         return cls(**{name: _tuples(value) for name, value in values.items() if name in known})
 
 

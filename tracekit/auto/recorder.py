@@ -16,14 +16,17 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
+from tracekit.auto.extensions import load_handlers, load_sources
 from tracekit.auto.notes import note
 from tracekit.auto.options import RunOptions
 from tracekit.auto.step_window import StepWindow
 from tracekit.distributed import ProcessInfo, detect_process
 from tracekit.handlers.chrome_json import JSONTraceHandler
 from tracekit.handlers.flight_recorder import FlightRecorder
+from tracekit.imports import act_on_imported
 from tracekit.recording.lifecycle import active_profiler
 from tracekit.recording.profiler import Profiler
+from tracekit.recording.source import Source
 from tracekit.sources.clock_sync import ClockSync
 from tracekit.sources.gpu import GPUProfiler
 from tracekit.sources.system import SystemProfiler
@@ -31,7 +34,8 @@ from tracekit.sources.torch_profiler import TorchProfiler
 
 if TYPE_CHECKING:
     from tracekit.handlers.base import TraceHandler
-    from tracekit.recording.source import Source
+    from tracekit.recording.schedule import ProfilerAction
+    from tracekit.recording.source import Recorder
 
 __all__ = ["AutoRecorder", "auto_recorder"]
 
@@ -89,6 +93,7 @@ class AutoRecorder:
             if not self._off:
                 note(f"recorded-{os.getpid()}", {"own_profiler": True})
             self._off = True
+            act_on_imported()
             if self._profiler is not None:
                 self._give_way(self._profiler)
             return None
@@ -125,12 +130,15 @@ class AutoRecorder:
             from tracekit.capture.on_demand import on_demand
 
             schedule = on_demand(f"{options.folder}/control")
+        settings = {"sigterm_grace": 5.0 if options.flight_recorder_s else None, **options.profiler}
+        if not _on_main_thread():
+            settings["sigterm_grace"] = None  # it needs the main thread
         profiler = Profiler(
-            _handlers(options),
+            [*_handlers(options), *load_handlers(options.handlers)],
             schedule,
-            sources=_sources(options, process),
+            sources=[*_sources(options, process), *load_sources(options.sources)],
             process=process,
-            sigterm_grace=5.0 if options.flight_recorder_s and _on_main_thread() else None,
+            **settings,
         )
         profiler.start()
         self.thread = get_ident()
@@ -229,7 +237,7 @@ def _handlers(options: RunOptions) -> list[TraceHandler]:
 
 
 def _sources(options: RunOptions, process: ProcessInfo) -> list[Source]:
-    sources: list[Source] = []
+    sources: list[Source] = [_ImportWatch()]
     if importlib.util.find_spec("psutil") is not None:
         sources.append(SystemProfiler())
     if Path(_GPU_DRIVER).exists() and importlib.util.find_spec("pynvml") is not None:
@@ -246,6 +254,20 @@ def _sources(options: RunOptions, process: ProcessInfo) -> list[Source]:
         )
         sources.append(torch_profiler if options.steps is None else StepWindow(torch_profiler, *options.steps))
     return sources
+
+
+class _ImportWatch(Source):
+    """Ends the watch of imports at the first step, and hooks later imports at the next step."""
+
+    def open(self, recorder: Recorder, action: ProfilerAction) -> None:
+        """Do nothing: most scripts import what is left before their first step ends."""
+
+    def step(self, finished: ProfilerAction, action: ProfilerAction) -> None:
+        """Hook the modules that were imported since."""
+        act_on_imported()
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 def _on_main_thread() -> bool:

@@ -14,6 +14,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol, cast
 
+from tracekit.cli.arguments import suggestion
 from tracekit.cli.named_runs import with_named_runs
 from tracekit.cli.piped_inputs import copied_pipes
 from tracekit.cli.terminal import message_of, printable
@@ -127,7 +128,7 @@ class Parser(argparse.ArgumentParser):
         """Print the usage and the message, and exit with 2."""
         misspelt = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
         if misspelt is not None:
-            message += _suggestion(misspelt[1], re.findall(r"[\w-]+", misspelt[2]))
+            message += suggestion(misspelt[1], re.findall(r"[\w-]+", misspelt[2]))
         super().error(message)
 
     @property
@@ -138,14 +139,7 @@ class Parser(argparse.ArgumentParser):
     def refuse_unknown(self, unknown: Sequence[str]) -> NoReturn:
         """Exit with 2 because of unknown arguments."""
         known = [option for action in self.actions for option in action.option_strings]
-        self.error(f"unrecognized arguments: {' '.join(unknown)}{_suggestion(unknown[0].partition('=')[0], known)}")
-
-
-def _suggestion(word: str, known: Sequence[str]) -> str:
-    import difflib  # needed only for a wrong command
-
-    nearest = difflib.get_close_matches(word, known, 1)
-    return f"; did you mean {nearest[0]}?" if nearest else ""
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{suggestion(unknown[0].partition('=')[0], known)}")
 
 
 def make_parser(loaded: Collection[str] = VERBS) -> tuple[Parser, dict[str, Parser]]:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tracekit.arguments import resolve_path
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "add_common",
@@ -19,6 +23,7 @@ __all__ = [
     "port",
     "positive",
     "seconds",
+    "suggestion",
 ]
 
 _MAX_US = 1_000_000
@@ -106,6 +111,14 @@ def seconds(text: str) -> float:
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 on")
     return value
+
+
+def suggestion(word: str, known: Sequence[str]) -> str:
+    """Return a question with the nearest known word, to end the message about an unknown one; empty if none is near."""
+    import difflib  # only a wrong command needs it
+
+    nearest = difflib.get_close_matches(word, known, 1)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
 def _whole(text: str, most: int, what: str) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import os
 import re
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from tracekit import storage
 from tracekit.arguments import resolve_path
@@ -17,17 +19,21 @@ from tracekit.auto.notes import OPTIONS_VARIABLE, read_notes
 from tracekit.auto.options import RunOptions
 from tracekit.auto.start import AUTO_VARIABLE
 from tracekit.cli.arguments import seconds
+from tracekit.cli.configuration import overlay, read_environment, read_file
 from tracekit.cli.run_process import end_like, run_command
 from tracekit.cli.run_result import RecordedRun, merge_run, summary_sentences
 from tracekit.cli.terminal import message_of, printable
 from tracekit.distributed import RUN_ID_VARIABLE, detect_process
-from tracekit.errors import CommandError, TracekitError
+from tracekit.errors import CommandError, ConfigError, TracekitError
 from tracekit.merge.selection.selection import Selection
 from tracekit.naming import safe_text
+from tracekit.recording.options import SETTINGS, ProfilerOptions
 from tracekit.wording import rank_spans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from tracekit.cli import Parser
 
 __all__ = ["prepare_parser", "run"]
 
@@ -35,6 +41,24 @@ _USAGE: Final = 2
 _SIZE: Final = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)(MB|GB|TB)")
 _UNIT_BYTES: Final = {"MB": 10**6, "GB": 10**9, "TB": 10**12}
 _MIN_BYTES: Final = 10**6
+_Flag: Final = argparse.BooleanOptionalAction
+_FLAGS: Final = ("private", "record_batches")
+_DEFAULTS: Final[dict[str, Any]] = {
+    "folder": "traces/{run_id}",
+    "merge": True,
+    "timeout": 60.0,
+    "limit": 2 * 10**9,
+    "steps": None,
+    "ranks": None,
+    "with_stack": False,
+    "memory": False,
+    "shapes": False,
+    "on_demand": False,
+    "flight_recorder": 0.0,
+    "handlers": (),
+    "sources": (),
+}
+"""Options that the environment and a file can give as well, beside those of the Profiler."""
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -59,47 +83,64 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--folder",
         type=resolve_path,
-        default="traces/{run_id}",
         metavar="FOLDER",
-        help="folder or URL of the rank traces; several nodes need one that all of them reach (default: %(default)s)",
+        help="folder or URL of the rank traces; several nodes need one that all of them reach (default: traces/{run_id})",
     )
     output.add_argument(
         "--run-id",
         metavar="ID",
         help="name of the run, the same on each node (default: the id of the job, else the time)",
     )
-    output.add_argument("--no-merge", action="store_true", help="leave the rank traces as they are")
+    output.add_argument(
+        "--merge", action=_Flag, help="merge the ranks at the end; --no-merge leaves the rank traces as they are"
+    )
     output.add_argument(
         "--timeout",
         type=seconds,
-        default=60.0,
         metavar="S",
-        help="seconds to wait for the ranks of other nodes before the merge (default: %(default)g)",
+        help="seconds to wait for the ranks of other nodes before the merge (default: 60)",
     )
     output.add_argument(
         "--limit",
         type=_size,
-        default=2 * 10**9,
         metavar="SIZE",
         help="maximum size of the traces of a rank, such as 500MB; the oldest segments are removed (default: 2GB)",
     )
     window = parser.add_argument_group("torch.profiler")
-    window.add_argument("--steps", metavar="A:B", help="run it in the steps from A up to B, B not included")
-    window.add_argument("--ranks", metavar="LIST", help="on these ranks only, such as 0,1 (default: all)")
-    window.add_argument("--with-stack", action="store_true", help="record Python stacks")
-    window.add_argument("--memory", action="store_true", help="record allocations")
-    window.add_argument("--shapes", action="store_true", help="record the shapes of the inputs of operators")
-    when = parser.add_mutually_exclusive_group()
-    when.add_argument(
-        "--on-demand", action="store_true", help="record nothing until tracekit capture FOLDER asks for steps"
+    window.add_argument(
+        "--steps", type=_steps, metavar="A:B", help="run it in the steps from A up to B, B not included"
     )
+    window.add_argument("--ranks", type=_ranks, metavar="LIST", help="on these ranks only, such as 0,1 (default: all)")
+    window.add_argument("--with-stack", action=_Flag, help="record Python stacks")
+    window.add_argument("--memory", action=_Flag, help="record allocations")
+    window.add_argument("--shapes", action=_Flag, help="record the shapes of the inputs of operators")
+    when = parser.add_mutually_exclusive_group()
+    when.add_argument("--on-demand", action=_Flag, help="record nothing until tracekit capture FOLDER asks for steps")
     when.add_argument(
         "--flight-recorder",
         type=seconds,
-        default=0.0,
         metavar="SECONDS",
         help="keep the last seconds in memory, and write them at the end or at an exception",
     )
+    others = parser.add_argument_group("other packages")
+    for option, group in (("handler", "tracekit.handlers"), ("source", "tracekit.sources")):
+        others.add_argument(
+            f"--{option}",
+            dest=f"{option}s",
+            type=_names,
+            metavar="NAMES",
+            help=f"{option}s of installed packages, by the names of their entry points {group}, such as a,b",
+        )
+    profiler = parser.add_argument_group("Profiler", "options of the Profiler in each process")
+    for name, (default, summary) in SETTINGS.items():
+        option = f"--{name.replace('_', '-')}"
+        if name in _FLAGS:
+            profiler.add_argument(option, action=_Flag, help=summary)
+        else:
+            shown = "" if default is None else f" (default: {default})"
+            kind = functools.partial(_profiler_option, name)
+            metavar = {int: "N", str: "NAME"}.get(type(default), "S")
+            profiler.add_argument(option, type=kind, metavar=metavar, help=f"{summary}{shown}")
     parser.epilog = (
         "Examples:\n"
         "  tracekit run -- torchrun --nproc-per-node 8 train.py\n"
@@ -118,15 +159,19 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error(
             "name the command to run behind --, for example: tracekit run -- torchrun --nproc-per-node 8 train.py"
         )
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    file = _fill_in(args, given, parser)
     run_id = args.run_id or detect_process(rank=0, world_size=1).run_id
     folder = _absolute(args.folder.replace("{run_id}", safe_text(run_id)))
     if "{" in args.folder.replace("{run_id}", ""):
         raise CommandError(f"--folder {args.folder}: {{run_id}} is the only field it can have", _USAGE)
     output = args.output or f"{folder}/merged.json.gz"
-    if not args.no_merge and not args.force:
+    if args.merge and not args.force:
         storage.refuse_existing(output)
     with tempfile.TemporaryDirectory(prefix="tracekit-run-") as notes:
-        options = _options(args, _escaped(folder), notes)
+        options = _options(args, given, _escaped(folder), notes)
+        if file is not None:
+            _say(f"options of {_short(os.fspath(file))}")
         if args.on_demand:
             _say(f"recording starts with: tracekit capture {storage.shell_word(folder)}/control --steps 5")
         code = run_command(command, _environment(options, run_id))
@@ -149,7 +194,7 @@ def _conclude(args: argparse.Namespace, recorded: RecordedRun, folder: str, outp
         _say(line)
     where = storage.without_secrets(folder)
     merge_command = f"tracekit merge -o {storage.shell_word(output)} {storage.shell_word(where)}"
-    if args.no_merge:
+    if not args.merge:
         _say(f"recorded {rank_spans(ranks)} of {recorded.world_size} in {where}. Next: {merge_command}")
         return
     if 0 not in ranks:
@@ -162,35 +207,42 @@ def _conclude(args: argparse.Namespace, recorded: RecordedRun, folder: str, outp
     _say(f"Next: tracekit open {storage.shell_word(_short(output))}")
 
 
-def _options(args: argparse.Namespace, folder: str, notes: str) -> RunOptions:
-    chosen = Selection.parse(steps=args.steps, ranks=args.ranks)
-    steps: tuple[int, int] | None = None
-    if chosen.steps is not None:
-        first, end = chosen.steps
-        if end is None:
-            raise CommandError(f"--steps {args.steps}: name the end as well, such as 20:25", _USAGE)
-        steps = (first or 0, end)
-    needs_window = {
-        "--ranks": args.ranks,
-        "--with-stack": args.with_stack,
-        "--memory": args.memory,
-        "--shapes": args.shapes,
-    }
-    if steps is None and not args.on_demand:
-        for option, given in needs_window.items():
-            if given:
+def _fill_in(args: argparse.Namespace, given: Mapping[str, Any], parser: argparse.ArgumentParser) -> Path | None:
+    """Complete the options of the command line by those of the environment, of a file, and the defaults.
+
+    Returns:
+        The file; None without one.
+    """
+    names = {**_DEFAULTS, **SETTINGS}
+    actions = {action.dest: action for action in cast("Parser", parser).actions if action.dest in names}
+    of_file, path = read_file(actions, Path.cwd())
+    chosen = overlay(overlay(of_file, read_environment(actions, os.environ)), given)
+    for name, value in {**_DEFAULTS, **chosen}.items():
+        setattr(args, name, value)
+    return path
+
+
+def _options(args: argparse.Namespace, given: Mapping[str, Any], folder: str, notes: str) -> RunOptions:
+    if args.steps is None and not args.on_demand:
+        for name in ("ranks", "with_stack", "memory", "shapes"):
+            if given.get(name):
+                option = f"--{name.replace('_', '-')}"
                 raise CommandError(f"{option} is for torch.profiler; add --steps A:B or --on-demand", _USAGE)
+    settings = {name: getattr(args, name) for name in SETTINGS}
     return RunOptions(
         folder=folder,
         notes=notes,
-        steps=steps,
-        ranks=None if chosen.ranks is None else tuple(sorted(chosen.ranks)),
+        steps=args.steps,
+        ranks=args.ranks,
         with_stack=args.with_stack,
         memory=args.memory,
         shapes=args.shapes,
         on_demand=args.on_demand,
         flight_recorder_s=args.flight_recorder,
         limit_bytes=args.limit,
+        handlers=args.handlers,
+        sources=args.sources,
+        profiler={name: value for name, value in settings.items() if value is not None},
     )
 
 
@@ -231,6 +283,45 @@ def _size(text: str) -> int:
     if size < _MIN_BYTES:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size from 1MB on, such as 500MB or 2GB")
     return size
+
+
+def _steps(text: str) -> tuple[int, int]:
+    try:
+        span = Selection.parse(steps=text).steps
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("--steps ")) from None
+    assert span is not None, "a text was given"
+    first, end = span
+    if end is None:
+        raise argparse.ArgumentTypeError(f"{text}: name the end as well, such as 20:25")
+    return first or 0, end
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(sorted(Selection.parse(ranks=text).ranks or ()))
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("--ranks ")) from None
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of names, such as a,b")
+    return names
+
+
+def _profiler_option(name: str, text: str) -> Any:
+    """Return a plain option of a Profiler."""
+    value: Any = text
+    for kind in (float, int):
+        with contextlib.suppress(ValueError):
+            value = kind(text)
+    try:
+        ProfilerOptions(**{name: value})
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return value
 
 
 def _say(line: str) -> None:

@@ -26,7 +26,7 @@ from tracekit.handlers.rank_files import DEFAULT_SPOOL_BYTES, RankFiles, trace_n
 from tracekit.handlers.rotation import Retention, Rotation
 from tracekit.naming import child_file_name, shown, split_suffix
 from tracekit.notices import Notices
-from tracekit.outbox.remote import GONE
+from tracekit.outbox.outbox import GONE
 from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:

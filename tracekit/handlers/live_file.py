@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import tempfile
 from typing import TYPE_CHECKING, NoReturn
 
 try:
@@ -14,7 +13,7 @@ except ImportError:  # pragma: no cover - not on this system
     fcntl = None  # type: ignore[assignment]
 
 from tracekit.errors import ConfigError, StorageError
-from tracekit.storage import PRIVATE_MODE, make_folders
+from tracekit.storage import PRIVATE_MODE, make_folders, temporary_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,11 +61,8 @@ class LiveFile:
 
     def _create(self, head: bytes, mode: int) -> None:
         # Under a temporary name first, so that nobody ever sees a file without its metadata. A link, unlike a rename, does not
-        # replace a file that somebody else made meanwhile. The temporary name is random, because a killed process may leave
-        # such a file, which can even be a link to the trace itself.
-        self._descriptor, temporary = tempfile.mkstemp(
-            dir=self.path.parent, prefix=f".{self.path.name}.", suffix=".tmp"
-        )
+        # replace a file that somebody else made meanwhile.
+        self._descriptor, temporary = temporary_file(self.path.parent, self.path.name)
         try:
             os.fchmod(self._descriptor, mode)  # exactly this mode, independent of the umask
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, os.O_APPEND)

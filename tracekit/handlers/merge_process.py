@@ -5,17 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import re
-import subprocess
 import sys
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tracekit import storage
 from tracekit.wording import one_line
+
+if TYPE_CHECKING:
+    import subprocess
 
 __all__ = ["MergeCommand", "report_merges", "start_merge", "wait_for_merges"]
 
@@ -170,6 +171,9 @@ def _started(command: MergeCommand, timeout_s: float) -> _Merge:
     if not storage.is_remote(command.output):
         folder = Path(command.output).parent
         storage.make_folders(folder)
+    import subprocess  # here, and in _wait: most recordings start no merge
+    import tempfile
+
     descriptor, name = tempfile.mkstemp(".log", f"{storage.basename(command.output)}.", folder)
     log = Path(name)
     try:
@@ -208,6 +212,8 @@ def _environment() -> dict[str, str]:
 
 def _wait(merge: _Merge, until_s: float) -> None:
     """Wait for a merge; log a line if that takes long."""
+    import subprocess
+
     with suppress(subprocess.TimeoutExpired):
         merge.process.wait(min(_PATIENCE_S, max(0.0, until_s - time.monotonic())))
         return

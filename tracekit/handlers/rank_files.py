@@ -15,7 +15,6 @@ from tracekit.handlers.live_file import PRIVATE_MODE, NameTakenError, check_mode
 from tracekit.handlers.rank_file import RankFile
 from tracekit.naming import FileName, shown
 from tracekit.outbox.outbox import Outbox, PackingOutbox
-from tracekit.outbox.remote import UploadingOutbox
 from tracekit.storage import basename, is_remote
 
 if TYPE_CHECKING:
@@ -83,6 +82,8 @@ class RankFiles:
         """
         name, process = self._name.template, recording.process
         if is_remote(name):
+            from tracekit.outbox.remote import UploadingOutbox  # here: local files need none
+
             index = FileName(index_name(name)).format(process, recording.timestamp)
             header = {
                 "run_id": process.run_id,

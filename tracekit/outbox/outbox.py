@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["BackgroundOutbox", "Outbox", "PackingOutbox"]
+__all__ = ["GONE", "BackgroundOutbox", "Outbox", "PackingOutbox"]
 
 logger = logging.getLogger("tracekit")
+
+GONE: Final = "events of files that were removed"
 
 _LAST_S: Final = 0.5
 

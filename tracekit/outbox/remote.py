@@ -12,7 +12,7 @@ from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import ConfigError, StorageError
 from tracekit.notices import Notices
 from tracekit.outbox.caller import Caller
-from tracekit.outbox.outbox import BackgroundOutbox
+from tracekit.outbox.outbox import GONE, BackgroundOutbox
 from tracekit.outbox.pack import StoppedError
 from tracekit.outbox.retry import Pace, Retry
 from tracekit.outbox.spool import Spool
@@ -33,7 +33,6 @@ logger = logging.getLogger("tracekit")
 DEFAULT_RETRY: Final = Retry()
 _REASON_CHARACTERS: Final = 300
 FULL: Final = "events of files beyond the size of the spool"
-GONE: Final = "events of files that were removed"
 
 
 class UploadingOutbox(BackgroundOutbox):

@@ -10,12 +10,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from tracekit import privacy
-from tracekit.arguments import check_choice, check_seconds, check_whole, resolve_path
+from tracekit.arguments import resolve_path
 from tracekit.clock import SYSTEM_CLOCK, Clock, Timeline
 from tracekit.distributed import ProcessInfo, detect_process
 from tracekit.errors import ConfigError, TimeError
 from tracekit.events import Timestamps
-from tracekit.handlers.base import COUNTS, Recording, Summary, TraceHandler
+from tracekit.handlers.base import Recording, Summary
 from tracekit.naming import FileName
 from tracekit.recording.attached_markers import AttachedMarkers
 from tracekit.recording.buffer import RecordBuffer
@@ -27,7 +27,7 @@ from tracekit.recording.failures import Failures
 from tracekit.recording.inline import observer_of
 from tracekit.recording.lifecycle import DEFAULT_ACTIONS, MarkerTable, activate, adopt_in_child, deactivate, inherit
 from tracekit.recording.loaders import WorkerRecording, recording_loader
-from tracekit.recording.outlet import ON_FULL
+from tracekit.recording.options import ProfilerOptions
 from tracekit.recording.schedule import (
     CaptureSchedule,
     CyclicSchedule,
@@ -37,7 +37,6 @@ from tracekit.recording.schedule import (
     checked_schedule,
 )
 from tracekit.recording.shared_action import SharedAction
-from tracekit.recording.source import Source
 from tracekit.recording.termination import Termination
 from tracekit.recording.writer import Writer
 from tracekit.timestamp import Timestamp
@@ -47,9 +46,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from tracekit.clock import ClockOffset
-    from tracekit.handlers.base import MakesTraceHandler
+    from tracekit.handlers.base import MakesTraceHandler, TraceHandler
     from tracekit.recording.marker import Marker
     from tracekit.recording.schedule import Schedule
+    from tracekit.recording.source import Source
 
 __all__ = ["Profiler"]
 
@@ -123,7 +123,7 @@ class Profiler(ProfilerBase):
         ConfigError: An argument is wrong.
     """
 
-    def __init__(  # noqa: PLR0915 - it sets as many attributes as there are options
+    def __init__(
         self,
         trace_handlers: TraceHandler | MakesTraceHandler | Sequence[TraceHandler | MakesTraceHandler] = (),
         schedule: Schedule | Callable[[int], Any] | None = None,
@@ -148,24 +148,33 @@ class Profiler(ProfilerBase):
         private: bool | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._handlers = _all_of(TraceHandler, "trace_handlers", _adapted(trace_handlers))
-        self._sources = _all_of(Source, "sources", sources)
-        if schedule is not None and not callable(schedule):
-            raise ConfigError(
-                f"schedule must be a function of the Timestamp, such as cyclic_schedule(...), not {schedule!r}"
-            )
-        if timestamp is not None and not isinstance(timestamp, Timestamp):
-            raise ConfigError(f"timestamp must be a Timestamp, not {timestamp!r}")
-        check_choice("counts", counts, COUNTS)
-        check_seconds("flush_interval", flush_interval)
-        check_seconds("shutdown_timeout", shutdown_timeout)
-        if sigterm_grace is not None:
-            check_seconds("sigterm_grace", sigterm_grace)
-        check_whole("max_buffered_events", max_buffered_events)
-        check_whole("max_buffered_bytes", max_buffered_bytes)
-        check_choice("on_full", on_full, ON_FULL)
+        options = ProfilerOptions(
+            trace_handlers=trace_handlers,  # type: ignore[arg-type] # one, or several
+            schedule=schedule,
+            sources=sources,  # type: ignore[arg-type]
+            timestamp=timestamp,
+            counts=counts,
+            record_batches=record_batches,
+            flush_interval=flush_interval,
+            max_buffered_events=max_buffered_events,
+            max_buffered_bytes=max_buffered_bytes,
+            on_full=on_full,
+            shutdown_timeout=shutdown_timeout,
+            sigterm_grace=sigterm_grace,
+            run_id=run_id,
+            rank=rank,
+            local_rank=local_rank,
+            world_size=world_size,
+            node=node,
+            attempt=attempt,
+            process=process,
+            private=private,
+            clock=clock,
+        )
+        self._options = options
+        self._handlers = list(options.trace_handlers)
+        self._sources = options.sources
         self._timestamp = timestamp or Timestamp()
-        self._counts = counts
         if isinstance(schedule, CaptureSchedule):
             # One of the handlers as well: so it hears of windows and of torch's traces.
             schedule.attach(self._handlers, self._flush_handlers, warms_up=bool(self._sources))
@@ -173,22 +182,7 @@ class Profiler(ProfilerBase):
         self._schedule: Schedule | None = schedule  # type: ignore[assignment] # a function of the step number until `start`
         if timestamp is not None:
             self._resume_schedule(timestamp)
-        self._record_batches = record_batches
-        self._flush_interval_s = flush_interval
-        self._max_buffered = max_buffered_events, max_buffered_bytes
-        self._on_full = on_full
-        self._shutdown_timeout_s = shutdown_timeout
-        self._sigterm_grace_s = sigterm_grace
         self._termination: Termination | None = None
-        self._identity: dict[str, Any] = {
-            "run_id": run_id,
-            "rank": rank,
-            "local_rank": local_rank,
-            "world_size": world_size,
-            "node": node,
-            "attempt": attempt,
-        }
-        self._private = private
         self._clock = clock
         self._failures = Failures()
         self._buffer = RecordBuffer()
@@ -198,7 +192,6 @@ class Profiler(ProfilerBase):
         self._action = ProfilerAction.SKIP
         self._window_open = False
         self._state = "new"
-        self._given_process = process
         self._process: ProcessInfo | None = None
         self._shared_action: SharedAction | None = None
         self._writer: Writer | None = None
@@ -231,11 +224,12 @@ class Profiler(ProfilerBase):
         """
         if self._state != "new":
             raise ConfigError(f"this Profiler was {self._state} before; make a new one for every recording")
-        if self._sigterm_grace_s is not None:
-            self._termination = Termination(self.flush, self._end_at_signal, self._sigterm_grace_s)
-        self._process = self._given_process or detect_process(**self._identity)
-        if privacy.is_wanted(self._private) and not self._process.private:
-            self._process = privacy.anonymous(self._process, self._identity["run_id"])
+        options = self._options
+        if options.sigterm_grace is not None:
+            self._termination = Termination(self.flush, self._end_at_signal, options.sigterm_grace)
+        self._process = options.process or detect_process(**options.identity)
+        if privacy.is_wanted(options.private) and not self._process.private:
+            self._process = privacy.anonymous(self._process, options.run_id)
         first_action = self._first_action()
         for source in self._sources:
             source.check(self)
@@ -250,12 +244,12 @@ class Profiler(ProfilerBase):
             self._running_batch,
             self._batch_track,
             self._failures,
-            self._flush_interval_s,
-            limit_events=self._max_buffered[0],
-            limit_bytes=self._max_buffered[1],
-            on_full=self._on_full,
+            options.flush_interval,
+            limit_events=options.max_buffered_events,
+            limit_bytes=options.max_buffered_bytes,
+            on_full=options.on_full,
         )
-        writer.open(Recording(self._process, timeline.anchor, self._timestamp, self._counts))
+        writer.open(Recording(self._process, timeline.anchor, self._timestamp, options.counts))
         self._batch_start_ns = self._clock.monotonic_ns()
         self._state = "started"
         inline = [handler for handler in self._handlers if handler.inline]
@@ -287,6 +281,7 @@ class Profiler(ProfilerBase):
         if self._shared_action is not None:
             self._shared_action.close()
         if ended_by is None and self._has_empty_window():
+            self._writer.expect_no_start()  # no slice of a source begins the batch that did not come
             for source in self._sources:
                 # The schedule opened a window for a batch that did not come. Discard the window.
                 self._guard(source, source.step, ProfilerAction.SKIP, ProfilerAction.SKIP)
@@ -296,14 +291,14 @@ class Profiler(ProfilerBase):
             except Exception as error:  # noqa: BLE001 - a source's failure must not reach training
                 self.report_failure(type(source).__name__, error)
         self._attached.pass_to(None)
-        deadline_s = time.monotonic() + self._shutdown_timeout_s
+        deadline_s = time.monotonic() + self._options.shutdown_timeout
         self._writer.stopping(ended_by)
         in_time = self._writer.close(deadline_s - time.monotonic())
         if not in_time:
             logger.warning(
                 "tracekit: the trace handlers did not finish within %g s and are left behind; what they had not "
                 "written is lost (shutdown_timeout= gives them longer)",
-                self._shutdown_timeout_s,
+                self._options.shutdown_timeout,
             )
         if isinstance(self._schedule, CaptureSchedule):
             self._schedule.ended(deadline_s - time.monotonic())
@@ -365,7 +360,7 @@ class Profiler(ProfilerBase):
     @property
     def counts(self) -> str:
         """Scope of the counts passed to `step`: ``"rank"`` for this rank, ``"global"`` for all ranks together."""
-        return self._counts
+        return self._options.counts
 
     @property
     def trace_handlers(self) -> tuple[TraceHandler, ...]:
@@ -458,7 +453,8 @@ class Profiler(ProfilerBase):
             self._end_window(action, now_ns)
         else:
             self._pass_to(finished, action)
-        self._expect_start(now_ns)
+        # A slice that a source records when its window ends, on this thread, does not begin the batch.
+        self._expect_start(self._clock.monotonic_ns() if self._sources else now_ns)
         if now_ns > self._buffer.due_ns:
             self._buffer.look_after(now_ns)
         self._failures.raise_pending()
@@ -475,7 +471,7 @@ class Profiler(ProfilerBase):
 
     def _running_batch(self) -> tuple[int, int, int] | None:
         """Return (label, start, track) of the slice that the end of the running batch will record, or None."""
-        if not self._record_batches or self._action is ProfilerAction.SKIP:
+        if not self._options.record_batches or self._action is ProfilerAction.SKIP:
             return None
         return self._batch_label, self._batch_start_ns, self._batch_track
 
@@ -524,7 +520,7 @@ class Profiler(ProfilerBase):
         elif action is not self._action:
             # The last step asked the schedule for a batch that did not come. The first batch of this epoch replaces it.
             self._pass_to(self._action, action)
-        self._expect_start(now_ns, new_epoch=True)
+        self._expect_start(self._clock.monotonic_ns() if self._sources else now_ns, new_epoch=True)
 
     def next_iteration(self) -> None:
         """Begin the next iteration, in runs that group epochs into iterations (such as PPO)."""
@@ -704,7 +700,7 @@ class Profiler(ProfilerBase):
     def release(self, markers: Iterable[Marker]) -> None:
         """Detach markers, so that another profiler can adopt them."""
         if self._writer is not None and self._state == "started":
-            self._writer.flush(self._shutdown_timeout_s)
+            self._writer.flush(self._options.shutdown_timeout)
         self._attached.let_go(markers)
 
     # ---- child processes ----------------------------------------------------------------------------------------------
@@ -734,6 +730,7 @@ class Profiler(ProfilerBase):
         """Return the recording settings of child processes, or None if the profiler is not running."""
         if self._state not in ("started", "forked") or self._process is None:
             return None
+        options = self._options
         factories = [handler.for_children() for handler in self._handlers]
         return ChildPlan(
             make_profiler=Profiler,
@@ -741,12 +738,12 @@ class Profiler(ProfilerBase):
             handlers=tuple(factory for factory in factories if factory is not None),
             options={
                 "timestamp": self._timestamp,
-                "counts": self._counts,
-                "flush_interval": self._flush_interval_s,
-                "max_buffered_events": self._max_buffered[0],
-                "max_buffered_bytes": self._max_buffered[1],
-                "on_full": self._on_full,
-                "shutdown_timeout": min(self._shutdown_timeout_s, SHUTDOWN_TIMEOUT_S),
+                "counts": options.counts,
+                "flush_interval": options.flush_interval,
+                "max_buffered_events": options.max_buffered_events,
+                "max_buffered_bytes": options.max_buffered_bytes,
+                "on_full": options.on_full,
+                "shutdown_timeout": min(options.shutdown_timeout, SHUTDOWN_TIMEOUT_S),
             },
             action=None if self._shared_action is None else self._shared_action.view(),
         )
@@ -798,24 +795,6 @@ class Profiler(ProfilerBase):
                 self._writer.abandon()
             if self._termination is not None:
                 self._termination.leave_in_child()
-
-
-def _adapted(handlers: Any) -> Any:
-    """Convert objects that define `__trace_handler__` to handlers."""
-    if isinstance(handlers, list | tuple):
-        return [_adapted(handler) for handler in handlers]
-    make = getattr(handlers, "__trace_handler__", None)
-    return handlers if make is None else make()
-
-
-def _all_of(kind: Callable[..., T], name: str, value: T | Sequence[T]) -> list[T]:
-    assert isinstance(kind, type)
-    values = [value] if isinstance(value, kind) else value
-    if not isinstance(values, list | tuple) or not all(isinstance(item, kind) for item in values):
-        raise ConfigError(f"{name} must be a {kind.__name__} or a list of them, not {value!r}")
-    if len({id(item) for item in values}) < len(values):
-        raise ConfigError(f"{name} names one {kind.__name__} twice")
-    return list(values)
 
 
 pass_over_profilers(Profiler)

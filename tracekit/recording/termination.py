@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
@@ -60,6 +59,9 @@ class Termination:
             )
         if signal.getsignal(signal.SIGTERM) is None:
             raise ConfigError("sigterm_grace: SIGTERM has a handler that was not set by Python, and would be lost")
+        import ctypes  # here: not at the signal, when the main thread may be in the middle of an import
+
+        self._c_library = ctypes.CDLL(None)
         self._flush = flush
         self._end = end
         self._grace_s = grace_s
@@ -185,7 +187,7 @@ class Termination:
             return True
         # On this thread, only C can reset a signal. Python's table of handlers stays as it is; nothing will read it
         # again.
-        ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
+        self._c_library.signal(int(signal.SIGTERM), None)
         os.kill(os.getpid(), signal.SIGTERM)
         return True
 

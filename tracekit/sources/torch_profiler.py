@@ -34,6 +34,8 @@ __all__ = ["TorchProfiler"]
 TRACE_SUFFIXES: Final = (".json.gz", ".json")
 MEMORY_TIMELINE_SUFFIXES: Final = (".raw.json.gz", ".json.gz", ".json", ".html")
 
+_EXPORT: Final = "torch.profiler export"
+
 _GZIP_LEVEL: Final = 3
 """Six times as fast as the default of gzip, for a file a third larger; the training thread waits for it."""
 
@@ -51,8 +53,9 @@ class TorchProfiler(Source):
     backslashes; they become ``'`` and ``/`` there.
 
     Files appear whole or not at all, and never replace an existing file: if a name is taken, a counter is put before the
-    suffix. The training thread writes the file when a window ends, which takes about a second for 50 MB of trace. torch waits
-    for the devices at that time. Without a schedule, a window lasts for an epoch and stays in memory.
+    suffix. The training thread writes the file when a window ends, which takes about a second for 50 MB of trace. Between two
+    batches this is the slice "torch.profiler export". torch waits for the devices at that time. Without a schedule, a window
+    lasts for an epoch and stays in memory.
 
     torch can run one profiler at a time and crashes the process if two are mixed. If another torch profiler starts during a
     window (autotuning in torch.compile uses one), the window is discarded and the loss is reported. An error of torch.profiler
@@ -182,15 +185,17 @@ class TorchProfiler(Source):
             self._abandon(recorder, self._window, error)
 
     def _end(self, recorder: Recorder, window: TorchWindow, *, closing: bool) -> None:
-        """Stop a window, and save it unless it is empty."""
+        """Stop a window, and save it unless it is empty. Between two batches, this is a slice."""
         self._window = None
+        # The schedule returns the action of the next batch before it is known if there is one. Discard a window that only
+        # such a batch has opened. At the end of the run, keep it if it has events: it may show the batch that failed.
+        has_batches = window.recording and int(recorder.timestamp.batch) > window.first_batch
         try:
-            window.stop()
-            # The schedule returns the action of the next batch before it is known if there is one. Discard a window that only
-            # such a batch has opened. At the end of the run, keep it if it has events: it may show the batch that failed.
-            batches = int(recorder.timestamp.batch) - window.first_batch
-            if window.recording and (batches > 0 or (closing and not window.is_empty)):
-                self._save(recorder, window)
+            window.end_step()  # torch's slice of the batch must not cross the one of the export
+            with recorder.marker(_EXPORT) if has_batches and not closing else contextlib.nullcontext():
+                window.stop()
+                if has_batches or (window.recording and closing and not window.is_empty):
+                    self._save(recorder, window)
         except Exception as error:  # noqa: BLE001 - torch or the storage may raise any exception; training goes on
             self._abandon(recorder, window, error)
         finally:

@@ -100,6 +100,13 @@ class TorchWindow:
         self._profile.step()
         self._claim()
 
+    def end_step(self) -> None:
+        """End the slice of the batch."""
+        self._make_sure()
+        if self._profile.step_rec_fn is not None:
+            self._profile.step_rec_fn.__exit__(None, None, None)
+            self._profile.step_rec_fn = None
+
     def stop(self) -> None:
         """End the recording, so that it can be exported."""
         self._make_sure()

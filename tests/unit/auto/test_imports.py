@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tracekit.imports import when_imported
+from tracekit import imports
+from tracekit.imports import act_on_imported, when_imported
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,3 +63,35 @@ def test_a_module_that_is_not_there_is_an_import_error(package: str) -> None:
     when_imported(f"{package}.absent", lambda module: pytest.fail(f"{module} is not there"))
     with pytest.raises(ModuleNotFoundError, match="absent"):
         importlib.import_module(f"{package}.absent")
+
+
+def test_after_the_watch_no_finder_is_left_and_actions_run_at_the_next_call(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finder = imports._Finder()
+    monkeypatch.setattr(imports, "_finder", finder)
+    seen: list[int] = []
+    when_imported(f"{package}.inner", lambda module: seen.append(module.value))
+    assert finder in sys.meta_path
+    act_on_imported()
+    assert finder not in sys.meta_path
+    when_imported(package, lambda module: seen.append(module.value))
+    importlib.import_module(package)
+    assert (finder in sys.meta_path, seen) == (False, [])
+    act_on_imported()
+    act_on_imported()
+    assert seen == [1, 2]
+
+
+def test_a_module_in_the_middle_of_its_import_is_acted_on_later(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imports, "_finder", imports._Finder())
+    act_on_imported()
+    seen: list[str] = []
+    when_imported(package, lambda module: seen.append(module.__name__))
+    module = importlib.import_module(package)
+    monkeypatch.setattr(module.__spec__, "_initializing", True, raising=False)
+    act_on_imported()
+    assert seen == []
+    monkeypatch.setattr(module.__spec__, "_initializing", False)
+    act_on_imported()
+    assert seen == [package]

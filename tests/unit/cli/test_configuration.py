@@ -1,0 +1,153 @@
+"""Options from files and from the environment, below the command line."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tracekit.cli import make_parser
+from tracekit.cli.configuration import overlay, read_environment, read_file
+from tracekit.errors import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+KEYS = (
+    "folder",
+    "limit",
+    "steps",
+    "ranks",
+    "memory",
+    "on_demand",
+    "flight_recorder",
+    "flush_interval",
+    "on_full",
+    "handlers",
+)
+
+
+@pytest.fixture
+def actions() -> dict[str, argparse.Action]:
+    _, parsers = make_parser({"run"})
+    return {action.dest: action for action in parsers["run"].actions if action.dest in KEYS}
+
+
+def test_the_nearest_file_with_options_is_read_as_the_command_line_would(
+    tmp_path: Path, actions: dict[str, argparse.Action]
+) -> None:
+    inner = tmp_path / "project" / "src"
+    inner.mkdir(parents=True)
+    (tmp_path / "tracekit.toml").write_text("memory = false")
+    path = tmp_path / "project" / "pyproject.toml"
+    path.write_text(
+        '[tool.tracekit]\nlimit = "500MB"\nsteps = "20:25"\nranks = [0, 2]\nhandlers = ["a", "b"]\n'
+        "memory = true\nflush_interval = 1\n"
+    )
+    (inner / "pyproject.toml").write_text("[tool.ruff]\nline-length = 120")
+    expected = {
+        "limit": 500_000_000,
+        "steps": (20, 25),
+        "ranks": (0, 2),
+        "handlers": ("a", "b"),
+        "memory": True,
+        "flush_interval": 1,
+    }
+    assert read_file(actions, inner) == (expected, path)
+    # Of one folder, tracekit.toml wins; it has no table.
+    (path.parent / "tracekit.toml").write_text('ranks = "1"')
+    assert read_file(actions, inner) == ({"ranks": (1,)}, path.parent / "tracekit.toml")
+
+
+def test_a_folder_below_is_not_searched_and_no_file_is_no_option(
+    tmp_path: Path, actions: dict[str, argparse.Action]
+) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "tracekit.toml").write_text("memory = true")
+    (tmp_path / "pyproject.toml").mkdir()
+    assert read_file(actions, tmp_path) == ({}, None)
+
+
+def test_a_project_that_does_not_name_tracekit_is_not_parsed(
+    tmp_path: Path, actions: dict[str, argparse.Action], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tomllib", None)
+    (tmp_path / "pyproject.toml").write_text("this is [ no TOML")
+    assert read_file(actions, tmp_path) == ({}, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("flush_intervall = 1", "[tool.tracekit] flush_intervall is not an option; did you mean flush_interval?"),
+        ("on-demand = true", "[tool.tracekit] on-demand is not an option; did you mean on_demand?"),
+        ("xyz = 1", f"[tool.tracekit] xyz is not an option; known are {', '.join(sorted(KEYS))}"),
+        ("limit = 3", "[tool.tracekit] limit: '3' is not a size from 1MB on, such as 500MB or 2GB"),
+        ('steps = "20:"', "[tool.tracekit] steps: 20:: name the end as well, such as 20:25"),
+        (
+            'steps = "many"',
+            "[tool.tracekit] steps: many: give the first step and the one after the last, for example --steps 10:20",
+        ),
+        ("steps = { from = 2 }", "[tool.tracekit] steps must be one text or number, not {'from': 2}"),
+        ('handlers = ["a", ""]', "[tool.tracekit] handlers: 'a,' is not a list of names, such as a,b"),
+        ("memory = 1", "[tool.tracekit] memory must be true or false, not 1"),
+        ("flush_interval = true", "[tool.tracekit] flush_interval must be one text or number, not True"),
+        (
+            "flush_interval = 0",
+            "[tool.tracekit] flush_interval: flush_interval must be a number of seconds above 0, not 0",
+        ),
+        (
+            'on_full = "wait"',
+            "[tool.tracekit] on_full: on_full must be one of 'drop_newest', 'drop_oldest', 'block', not 'wait'",
+        ),
+        (
+            "on_demand = true\nflight_recorder = 30",
+            "[tool.tracekit]: on_demand and flight_recorder exclude each other; keep one",
+        ),
+        ("memory = ", "this is not TOML: "),
+    ],
+)
+def test_a_wrong_file_is_refused_with_file_key_and_remedy(
+    tmp_path: Path, actions: dict[str, argparse.Action], text: str, message: str
+) -> None:
+    path = tmp_path / "pyproject.toml"
+    path.write_text(f"[tool.tracekit]\n{text}\n")
+    with pytest.raises(ConfigError) as caught:
+        read_file(actions, tmp_path)
+    assert str(caught.value).startswith(f"{path}: {message}")
+
+
+def test_a_table_that_is_none_is_refused(tmp_path: Path, actions: dict[str, argparse.Action]) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool]\ntracekit = 1")
+    with pytest.raises(ConfigError, match=r"tool\.tracekit must be a table of options: \[tool\.tracekit\]"):
+        read_file(actions, tmp_path)
+
+
+def test_the_environment_names_options_in_capitals(actions: dict[str, argparse.Action]) -> None:
+    environ = {"TRACEKIT_LIMIT": "1GB", "TRACEKIT_MEMORY": "0", "TRACEKIT_STEPS": "", "LIMIT": "1"}
+    assert read_environment(actions, environ) == {"limit": 10**9, "memory": False}
+    with pytest.raises(ConfigError, match=r"^TRACEKIT_LIMIT: '1' is not a size from 1MB on"):
+        read_environment(actions, {"TRACEKIT_LIMIT": "1"})
+    with pytest.raises(ConfigError, match=r"^TRACEKIT_ON_DEMAND and TRACEKIT_FLIGHT_RECORDER: .* keep one"):
+        read_environment(actions, {"TRACEKIT_ON_DEMAND": "1", "TRACEKIT_FLIGHT_RECORDER": "5"})
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "expected"),
+    [
+        ({"limit": 1, "memory": True}, {"limit": 2}, {"limit": 2, "memory": True}),
+        ({"on_demand": True}, {"flight_recorder": 5.0}, {"flight_recorder": 5.0}),
+        ({"flight_recorder": 5.0}, {"on_demand": True}, {"on_demand": True}),
+        (
+            {"flight_recorder": 5.0, "on_demand": False},
+            {"on_demand": False},
+            {"flight_recorder": 5.0, "on_demand": False},
+        ),
+    ],
+)
+def test_higher_options_replace_lower_ones_and_what_they_exclude(
+    lower: dict[str, Any], upper: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert overlay(lower, upper) == expected

@@ -1,0 +1,62 @@
+"""ProfilerOptions: the configuration of a Profiler."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+import pytest
+
+from tracekit import ConfigError, MemoryTraceHandler, Profiler, SystemProfiler
+from tracekit.recording.options import SETTINGS, ProfilerOptions
+
+
+def test_profiler_and_its_options_have_the_same_names_and_defaults() -> None:
+    arguments = list(inspect.signature(Profiler.__init__).parameters.values())[1:]
+    options = {field.name: field.default for field in dataclasses.fields(ProfilerOptions)}
+    assert {argument.name: argument.default for argument in arguments} == options
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"trace_handlers": "x"}, "trace_handlers must be a TraceHandler or a list of them, not 'x'"),
+        ({"sources": [3]}, r"sources must be a Source or a list of them, not \[3\]"),
+        ({"schedule": 3}, r"schedule must be a function of the Timestamp, such as cyclic_schedule\(...\), not 3"),
+        ({"timestamp": 3}, "timestamp must be a Timestamp, not 3"),
+        ({"counts": "all"}, "counts must be one of 'rank', 'global', not 'all'"),
+        ({"flush_interval": 0}, "flush_interval must be a number of seconds above 0, not 0"),
+        ({"shutdown_timeout": "1"}, "shutdown_timeout must be a number of seconds above 0, not '1'"),
+        ({"sigterm_grace": -1}, "sigterm_grace must be a number of seconds above 0, not -1"),
+        ({"max_buffered_events": 0}, "max_buffered_events must be a whole number from 1 on, not 0"),
+        ({"max_buffered_bytes": 1.5}, "max_buffered_bytes must be a whole number from 1 on, not 1.5"),
+        ({"on_full": "wait"}, "on_full must be one of 'drop_newest', 'drop_oldest', 'block', not 'wait'"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Profiler, ProfilerOptions])
+def test_a_wrong_option_is_refused_by_name(kind: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        kind(**options)
+
+
+def test_options_are_frozen_and_hold_tuples() -> None:
+    handler, source = MemoryTraceHandler(), SystemProfiler()
+    options = ProfilerOptions(trace_handlers=handler, sources=[source])  # type: ignore[arg-type]
+    assert (options.trace_handlers, options.sources) == ((handler,), (source,))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.flush_interval = 1.0  # type: ignore[misc]
+
+
+def test_settings_are_the_options_with_plain_values() -> None:
+    assert set(SETTINGS) == {
+        "record_batches",
+        "flush_interval",
+        "max_buffered_events",
+        "max_buffered_bytes",
+        "on_full",
+        "shutdown_timeout",
+        "sigterm_grace",
+        "private",
+    }
+    assert all(default == getattr(ProfilerOptions(), name) for name, (default, _) in SETTINGS.items())
