@@ -228,6 +228,9 @@ class Columns:
     ) -> int:
         """Add a row, and return its number. Texts are UTF-8."""
 
+    def add_slices(self, tracks: bytes, starts_ns: bytes, durations_ns: bytes, /) -> None:
+        """Add slices without a name; each argument is an array of native 64-bit integers."""
+
     def add_counter(self, track: int, name: bytes, series: bytes, time_ns: int, value: float, /) -> None:
         """Add a value of a counter."""
 

@@ -753,6 +753,41 @@ static PyObject *Columns_add_event(PyObject *object, PyObject *args)
     return PyLong_FromUnsignedLongLong(number);
 }
 
+static PyObject *Columns_add_slices(PyObject *object, PyObject *args)
+{
+    Columns *self = (Columns *)object;
+    const char *tracks, *starts, *durations;
+    Py_ssize_t size, starts_size, durations_size;
+    if (!PyArg_ParseTuple(args, "y#y#y#", &tracks, &size, &starts, &starts_size, &durations, &durations_size) || !enter(&self->busy))
+        return NULL;
+    if (self->finished || size != starts_size || size != durations_size || size % (Py_ssize_t)sizeof(int64_t))
+        return refuse(self, PyExc_ValueError, "the arrays differ in size, or it is finished");
+    enum outcome outcome = DONE;
+    int refused = 0;
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t at = 0; at < size && outcome == DONE; at += (Py_ssize_t)sizeof(int64_t)) {
+        Row row = {.phase = 'X', .correlation = NO_VALUE, .flow = NO_VALUE, .stream = NO_VALUE, .device = NO_VALUE, .bytes = NO_VALUE,
+                   .nests = 1};
+        memcpy(&row.track, tracks + at, sizeof row.track);
+        memcpy(&row.start, starts + at, sizeof row.start);
+        memcpy(&row.duration, durations + at, sizeof row.duration);
+        refused = row.track < 0 || row.track >= TRACK_COUNT(&self->tracks) || row.start <= -MAX_TIME || row.start >= MAX_TIME
+            || row.duration < 0 || row.duration >= MAX_TIME;
+        if (refused)
+            break;
+        int done = set_text(self, EVENTS, E_CATEGORY, NULL, 0) && set_text(self, EVENTS, E_NAME, "", 0)
+            && set_text(self, EVENTS, E_GROUP, NULL, 0);
+        outcome = done ? add_event_row(self, &row, 0, NULL, 0) : NO_MEMORY;
+    }
+    Py_END_ALLOW_THREADS
+    if (refused)
+        return refuse(self, PyExc_ValueError, "there is no such track or time");
+    if (outcome != DONE)
+        return fail(self, outcome);
+    self->busy = 0;
+    Py_RETURN_NONE;
+}
+
 static PyObject *Columns_begin(PyObject *object, PyObject *args)
 {
     Columns *self = (Columns *)object;
@@ -963,6 +998,7 @@ static PyMethodDef methods[] = {
     {"track", Columns_track, METH_VARARGS, "See _merge.pyi."},
     {"tracks", Columns_tracks, METH_NOARGS, "See _merge.pyi."},
     {"add_event", Columns_add_event, METH_VARARGS, "See _merge.pyi."},
+    {"add_slices", Columns_add_slices, METH_VARARGS, "See _merge.pyi."},
     {"begin", Columns_begin, METH_VARARGS, "See _merge.pyi."},
     {"end", Columns_end, METH_VARARGS, "See _merge.pyi."},
     {"begun", Columns_begun, METH_NOARGS, "See _merge.pyi."},

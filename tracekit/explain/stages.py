@@ -52,7 +52,7 @@ SELECT s.rank, hash(coalesce(s.pid::VARCHAR, s.process, '')) AS process,
     hash(coalesce(s.pid::VARCHAR, s.process, ''), coalesce(s.tid::VARCHAR, s.thread, '')) AS thread,
     s.start_ns, s.duration_ns, s.label, s.kind = 'collective' AS collective, s.kind = 'loading' AS loading,
     s.kind = 'step' AS is_step, s.parent IS NULL OR p.id IS NOT NULL AS is_outer
-FROM slice s LEFT JOIN frame p ON s.file = p.file AND s.parent = p.id
+FROM slice s LEFT JOIN frame p ON s.parent_file = p.file AND s.parent = p.id
 WHERE s.phase = 'X' AND s.category NOT IN ('python_function', 'Trace') AND NOT s.{device}
     AND (s.kind IN ('loading', 'collective', 'step') OR s.kind = 'stage' AND (s.parent IS NULL OR p.id IS NOT NULL))
     AND (s.file, s.id) NOT IN (SELECT (file, id) FROM around)"""

@@ -90,6 +90,14 @@ class PlainColumns:
             self._tables["args"].append([number, args])
         return number
 
+    def add_slices(self, tracks: bytes, starts_ns: bytes, durations_ns: bytes, /) -> None:
+        """Add slices without a name; each argument is an array of 64-bit integers."""
+        none = (NO_VALUE,) * 5
+        for track, start, duration in zip(
+            array("q", tracks), array("q", starts_ns), array("q", durations_ns), strict=True
+        ):
+            self.add_event(track, None, b"", ord("X"), start, duration, *none, None, None, True)
+
     def begin(self, track: int, start_ns: int, name: bytes, category: bytes, text: bytes, /) -> bool:
         """Begin a slice; return False if too many have begun."""
         del start_ns
