@@ -168,6 +168,33 @@ def test_the_second_question_nests_no_shared_thread_again(tmp_path: Path, monkey
     assert ask(paths, sql) == [("forward", 0, 7000), ("mm", 1, 2000)]
 
 
+def test_ids_that_are_no_numbers_get_numbers(tmp_path: Path) -> None:
+    free = 3 * 2**30
+    places = [
+        ("main", "a"),
+        ("main", 7),
+        ("main", "b"),
+        (1, "a"),
+        ("loader", free),
+        ("loader", "a"),
+        ("5", "6"),
+        (1, 2**70),
+    ]
+    events = [{**x(f"{number}", number, 1), "pid": pid, "tid": tid} for number, (pid, tid) in enumerate(places)]
+    path = write_torch(tmp_path / "t.json", events)
+    assert ask(path, "SELECT pid, tid FROM events ORDER BY id") == [
+        (free, free),
+        (free, 7),
+        (free, free + 1),
+        (1, free),
+        (free + 1, free),
+        (free + 1, free + 1),
+        (5, 6),
+        (1, free + 1),
+    ]
+    assert ask(path, "SELECT process, thread FROM events WHERE id = 2") == [("main", "b")]
+
+
 def test_ranks_start_at_their_base_times(tmp_path: Path) -> None:
     paths = [write_torch(tmp_path / f"{rank}.json", [x("a", rank, 1)], rank, BASE + rank) for rank in (0, 3)]
     assert ask(paths, "SELECT rank, start_ns, end_ns, events, damage FROM ranks") == [

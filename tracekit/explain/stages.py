@@ -48,8 +48,7 @@ WITH longest AS (
         WHERE kind IN ('frame', 'step') AND category NOT IN ('python_function', 'Trace'))
     UNION ALL SELECT file, id FROM around
 )
-SELECT s.rank, hash(coalesce(s.pid::VARCHAR, s.process, '')) AS process,
-    hash(coalesce(s.pid::VARCHAR, s.process, ''), coalesce(s.tid::VARCHAR, s.thread, '')) AS thread,
+SELECT s.rank, s.pid AS process, hash(s.pid, s.tid) AS thread,
     s.start_ns, s.duration_ns, s.label, s.kind = 'collective' AS collective, s.kind = 'loading' AS loading,
     s.kind = 'step' AS is_step, s.parent IS NULL OR p.id IS NOT NULL AS is_outer
 FROM slice s LEFT JOIN frame p ON s.parent_file = p.file AND s.parent = p.id
@@ -62,8 +61,7 @@ SELECT process, thread, start_ns, duration_ns, label, collective, loading, is_st
 WHERE rank = {rank}"""
 
 _THREADS: Final = """
-SELECT hash(coalesce(pid::VARCHAR, process, ''), coalesce(tid::VARCHAR, thread, '')) AS thread_key,
-    coalesce(any_value(thread), 'thread ' || any_value(tid), 'thread')
+SELECT hash(pid, tid) AS thread_key, coalesce(any_value(thread), 'thread ' || any_value(tid), 'thread')
 FROM tracks GROUP BY thread_key"""
 
 

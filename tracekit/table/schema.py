@@ -41,8 +41,10 @@ TABLES: Final[dict[str, tuple[str, tuple[Column, ...]]]] = {
         (
             Column("file", "INTEGER", "The number of the file; see the table ranks."),
             Column("rank", "INTEGER", "The rank. NULL for a process of a merged trace that has none."),
-            Column("pid", "BIGINT", "The process id of the trace. NULL if it is not a number."),
-            Column("tid", "BIGINT", "The thread id or stream of the trace. NULL if it is not a number."),
+            Column(
+                "pid", "BIGINT", "The process id of the trace. One that is no number gets a number from 3221225472 on."
+            ),
+            Column("tid", "BIGINT", "The thread id or stream of the trace, likewise."),
             Column("process", "VARCHAR", "The label or name of the process."),
             Column("thread", "VARCHAR", "The name of the thread."),
             Column("category", "VARCHAR", "The category, such as kernel or cpu_op."),

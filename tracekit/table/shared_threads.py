@@ -34,7 +34,7 @@ CREATE TEMP TABLE shared_track AS
 WITH part AS (
     SELECT t.member, t.track, t.pid, t.tid, min(s.start_ns + t.base_ns) AS first_ns,
         max(s.start_ns + s.duration_ns + t.base_ns) AS last_ns
-    FROM member_track t JOIN member_slice s USING (member, track) WHERE t.tid IS NOT NULL GROUP BY ALL
+    FROM member_track t JOIN member_slice s USING (member, track) GROUP BY ALL
 ), shared AS (
     SELECT DISTINCT a.pid, a.tid FROM part a JOIN part b USING (pid, tid)
     WHERE a.member < b.member AND a.first_ns < b.last_ns AND b.first_ns < a.last_ns
