@@ -438,7 +438,7 @@ WITH told AS (
         (args->>'In msg nelems')::BIGINT AS taken, (args->>'Out msg nelems')::BIGINT AS given,
         CASE lower(args->>'dtype') WHEN 'double' THEN 8 WHEN 'long' THEN 8 WHEN 'float' THEN 4 WHEN 'int' THEN 4
             WHEN 'half' THEN 2 WHEN 'bfloat16' THEN 2 WHEN 'short' THEN 2 ELSE 1 END AS item_bytes
-    FROM gpu_activity AS a JOIN events USING (file, id)
+    FROM gpu_activity AS a JOIN event_args USING (file, id)
     WHERE type = 'communication' AND args LIKE '%"Collective name"%'
 ), sized AS (
     SELECT *, item_bytes * CASE WHEN name LIKE '%gather%' OR name LIKE '%scatter%' THEN greatest(taken, given) ELSE taken END

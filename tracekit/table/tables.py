@@ -151,7 +151,8 @@ class EventTables:
         """Open a connection with the views, for statements of tracekit itself.
 
         Args:
-            args: True if the statements read arguments, for which each file is read once more.
+            args: True if the statements read arguments, for which each file is read once more. The view ``event_args`` has the
+                arguments by file and id.
         """
         with (
             tempfile.TemporaryDirectory(prefix="tracekit-query-") as scratch,
@@ -336,7 +337,8 @@ class EventTables:
             join = f" LEFT JOIN {_PROBE} a ON a.file = e.file_index AND a.id = e.file_row_number"
         elif args == "files":
             source = database.read_parquet([entry.folder / _ARGS for entry in self._entries])
-            join = f" LEFT JOIN {source} a ON a.file_index = e.file_index AND a.id = e.file_row_number"
+            database.run(f"CREATE VIEW event_args AS SELECT file_index AS file, id, args FROM {source}")
+            join = " LEFT JOIN event_args a ON a.file = e.file_index AND a.id = e.file_row_number"
         database.run(
             f"CREATE OR REPLACE VIEW events AS SELECT {_columns('events', own, 'e')} FROM {self._source(database, 'events')} e "
             "JOIN tracks t ON t.file = e.file_index AND t.track = e.track "
