@@ -217,8 +217,19 @@ class Collectives(Result, frozen=True, kw_only=True):
 
 
 class GPUReport(Result, frozen=True, kw_only=True):
-    """All about the GPUs of a run; lists are empty where the traces have no such events."""
+    """The time of the GPUs of a run. Lists are empty where the traces have no such events.
 
+    Attributes:
+        gpus: The time of each GPU.
+        streams: The idle time of each stream.
+        kernels: The activities by name, those that take longest first.
+        launches: The launches on each GPU.
+        copies: Copies and fills by direction.
+        memory: The memory of each device.
+        collectives: The collectives by process group, kind and size, those that take longest first.
+    """
+
+    format_version: int = 1
     gpus: list[GPUTime]
     streams: list[Stream]
     kernels: list[Kernel]
