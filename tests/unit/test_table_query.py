@@ -168,6 +168,32 @@ def test_the_second_question_nests_no_shared_thread_again(tmp_path: Path, monkey
     assert ask(paths, sql) == [("forward", 0, 7000), ("mm", 1, 2000)]
 
 
+@pytest.mark.parametrize("core", [True, False])
+def test_slices_with_equal_times_nest_in_the_order_of_their_begins(tmp_path: Path, core: bool) -> None:
+    def event(phase: str, name: str, ts: int) -> dict[str, Any]:
+        return {"ph": phase, "name": name, "pid": 1, "tid": 1, "ts": ts}
+
+    begins = [event("B", name, 0) for name in "abc"] + [event("E", name, 9) for name in "cba"]
+    # A whole slice encloses those of begins and ends, wherever it stands; whole slices keep their order.
+    whole = [
+        x("x", 20, 9),
+        event("B", "d", 20),
+        event("B", "e", 20),
+        x("y", 20, 9),
+        event("E", "e", 29),
+        event("E", "d", 29),
+    ]
+    path = write_torch(tmp_path / "t.json", [*begins, *whole])
+    sql = "SELECT e.name, e.depth, p.name FROM events e LEFT JOIN events p ON e.parent = p.id ORDER BY e.start_ns, e.depth"
+    with contextlib.nullcontext() if core else both_cores.pure():
+        found = ask(path, sql)
+    # As in Perfetto's engine.
+    assert found == [
+        *(("a", 0, None), ("b", 1, "a"), ("c", 2, "b")),
+        *(("x", 0, None), ("y", 1, "x"), ("d", 2, "y"), ("e", 3, "d")),
+    ]
+
+
 def test_ids_that_are_no_numbers_get_numbers(tmp_path: Path) -> None:
     free = 3 * 2**30
     places = [

@@ -9,7 +9,7 @@ from tracekit.table.arrow import ColumnsTable
 from tracekit.table.columns import FileFacts, new_columns, read_columns
 from tracekit.table.growth import Growth, Part, link_part, load_growth
 from tracekit.table.plain_columns import COLUMNS, PlainColumns
-from tracekit.table.rows import NO_VALUE
+from tracekit.table.rows import NO_BEGIN, NO_VALUE
 from tracekit.table.steps import step_columns
 
 if TYPE_CHECKING:
@@ -100,7 +100,10 @@ def extend_tables(
         database.run(f"CREATE OR REPLACE TEMP VIEW new AS {rows_of(table, folder, [Part(new.name, base, count)])}")
         first = base
         if table == "events":
-            first = _nest_again(database, previous, folder, base, facts, growth)
+            nested = _nest_again(database, previous, folder, base, facts, growth)
+            if nested is None:
+                return None
+            first = nested
         # Parts are merged, so that their number stays small: each has at least twice the rows of the next one.
         while kept and first - kept[-1].first_row <= 2 * (base + count - first):
             first = min(first, kept.pop().first_row)
@@ -124,8 +127,12 @@ def _nest_again(
     base: int,
     facts: FileFacts,
     growth: Growth,
-) -> int:
-    """Nest the new rows, with the old ones that they or new steps can change, into the table ``nested``; return the first row."""
+) -> int | None:
+    """Nest the new rows, with the old ones that they or new steps can change, into the table ``nested``.
+
+    Returns:
+        The first row; None if the begins of a new and an old slice with equal times would have to be compared.
+    """
     times = dict(database.run(f"SELECT track, min(start_ns) FROM new WHERE phase = {_SLICE} GROUP BY track"))
     changed_ns = _first_change_ns(database, previous, facts)
     if changed_ns is not None:
@@ -140,11 +147,17 @@ def _nest_again(
             f"o.phase = {_SLICE} AND o.start_ns < t.time_ns AND o.start_ns + o.duration_ns > t.time_ns GROUP BY o.track"
         )
     database.run(
-        "CREATE TEMP TABLE again AS SELECT row_number() OVER (ORDER BY id) - 1 AS place, * FROM ("
-        f"SELECT o.id, o.track, phase, start_ns, duration_ns FROM old o JOIN {source} t(track, time_ns) "
+        # Of slices with equal times, the depths have the order of the begins.
+        "CREATE TEMP TABLE again AS SELECT row_number() OVER (ORDER BY start_ns, duration_ns DESC, depth, id) - 1 AS place, * "
+        f"FROM (SELECT o.id, o.track, phase, start_ns, duration_ns, depth FROM old o JOIN {source} t(track, time_ns) "
         "ON t.track = o.track WHERE o.start_ns >= t.time_ns "
-        "UNION ALL SELECT id, track, phase, start_ns, duration_ns FROM new)"
+        "UNION ALL SELECT id, track, phase, start_ns, duration_ns, depth FROM new)"
     )
+    if database.run(
+        f"SELECT 1 FROM again WHERE phase = {_SLICE} AND duration_ns > 0 GROUP BY track, start_ns, duration_ns "
+        f"HAVING min(id) < {base} AND max(id) >= {base} LIMIT 1"
+    ):
+        return None
     columns = new_columns(str(folder))
     for pid, tid in growth.tracks:
         columns.track(pid.encode("utf-8", "surrogateescape"), tid.encode("utf-8", "surrogateescape"))
@@ -153,7 +166,7 @@ def _nest_again(
         "SELECT track, phase, start_ns, duration_ns FROM again ORDER BY place"
     ):
         duration = NO_VALUE if duration_ns is None else duration_ns
-        columns.add_event(track, None, b"", phase, start_ns, duration, *none, None, None, phase == _SLICE)
+        columns.add_event(track, None, b"", phase, start_ns, duration, *none, None, None, phase == _SLICE, NO_BEGIN)
     columns.finish(array("q", [0] * len(growth.tracks)).tobytes(), step_columns(facts.steps).tobytes())
     late = folder / "late.parquet"
     write_columns(database, columns, "events", late)

@@ -44,8 +44,8 @@ FROM member_track t SEMI JOIN shared USING (pid, tid)"""
 
 _SLICES: Final = """
 CREATE TEMP TABLE shared_slice AS
-SELECT row_number() OVER (ORDER BY s.member, s.id) - 1 AS place, s.member, s.id, t.thread, s.start_ns + t.base_ns AS start_ns,
-    s.duration_ns
+SELECT row_number() OVER (ORDER BY s.start_ns + t.base_ns, s.duration_ns DESC, s.member, s.depth, s.id) - 1 AS place,
+    s.member, s.id, t.thread, s.start_ns + t.base_ns AS start_ns, s.duration_ns
 FROM member_slice s JOIN shared_track t USING (member, track)"""
 
 _NESTED_SLICES: Final = """
@@ -119,7 +119,7 @@ class SharedThreads:
             rows = rows_of("events", member.folder, [Part(*part) for part in member.parts])
             database.run(f"CREATE TEMP VIEW events_{number} AS {rows}")
             slices.append(
-                f"SELECT {number} AS member, id, track, start_ns, duration_ns FROM events_{number} WHERE phase = 88"
+                f"SELECT {number} AS member, id, track, depth, start_ns, duration_ns FROM events_{number} WHERE phase = 88"
             )
             source = database.read_parquet([member.folder / "tracks.parquet"])
             tracks.append(
