@@ -270,7 +270,8 @@ def gpu_gaps(table: Table, most: int) -> list[tuple[Any, ...]]:
         table: The event table.
         most: The maximum number for each device.
     """
-    return list(table.run(_GAPS.format(most=most)))
+    table.run(_LONGEST_GAPS.format(most=most))
+    return list(table.run(_GAPS))
 
 
 def _structs(kind: type[_Row], table: Table, sql: str) -> list[_Row]:
@@ -327,19 +328,24 @@ SELECT rank, device, span_ns, busy_ns::BIGINT, compute_ns::BIGINT, communication
     (compute_ns + communication_ns - kernel_ns)::BIGINT, memory_ns::BIGINT, (span_ns - busy_ns)::BIGINT, host_bound_ns::BIGINT
 FROM added ORDER BY rank, device"""
 
-# The activity before an idle time is the one that ends last.
-_GAPS: Final = """
+# A table, so that the engine holds the few gaps and not all activities to join them. Names are joined last: windows copy all
+# that they carry.
+_LONGEST_GAPS: Final = """
+CREATE OR REPLACE TEMP TABLE gpu_gap AS
 WITH ordered AS (
-    SELECT rank, device, start_ns, name, max(end_ns) OVER before AS until_ns FROM gpu_activity
+    SELECT rank, device, start_ns, file, id, max(end_ns) OVER before AS until_ns FROM gpu_activity
     WINDOW before AS (PARTITION BY rank, device ORDER BY start_ns, end_ns, id
         ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
-), gap AS (
-    SELECT * FROM ordered WHERE start_ns > until_ns
-    QUALIFY row_number() OVER (PARTITION BY rank, device ORDER BY start_ns - until_ns DESC, start_ns) <= {most}
 )
-SELECT coalesce(g.rank, -1), g.device, until_ns, g.start_ns - until_ns, max(a.name), any_value(g.name)
-FROM gap g JOIN gpu_activity a ON g.until_ns = a.end_ns AND g.device = a.device AND g.rank IS NOT DISTINCT FROM a.rank
-GROUP BY g.rank, g.device, until_ns, g.start_ns"""
+SELECT *, start_ns - until_ns AS length_ns FROM ordered WHERE start_ns > until_ns
+QUALIFY row_number() OVER (PARTITION BY rank, device ORDER BY length_ns DESC, start_ns) <= {most}"""
+
+# The activity before an idle time is the one that ends last.
+_GAPS: Final = """
+SELECT coalesce(g.rank, -1), g.device, until_ns, length_ns, max(a.name), any_value(b.name)
+FROM gpu_gap g JOIN gpu_activity a ON g.until_ns = a.end_ns AND g.device = a.device AND g.rank IS NOT DISTINCT FROM a.rank
+JOIN gpu_activity b ON g.file = b.file AND g.id = b.id
+GROUP BY g.rank, g.device, until_ns, length_ns"""
 
 # While a stream waits, what is busy is the other streams: the time that the GPU was busy before the end of the gap, less
 # that before its start.

@@ -370,7 +370,10 @@ class EventTables:
             )
             values.append("(" + ", ".join(map(_literal, cells + more)) + ")")
         names = "file, path, rank, host, base_ns, events, start_ns, end_ns, damage, has_given_steps, is_merged"
-        database.run(f"CREATE TABLE files AS SELECT * FROM (VALUES {', '.join(values)}) v({names})")
+        # The type of the engine's file_index: a join of other types casts each row.
+        database.run(
+            f"CREATE TABLE files AS SELECT * REPLACE (file::UBIGINT AS file) FROM (VALUES {', '.join(values)}) v({names})"
+        )
         for table, order, name in (("tracks", "track", "tracks"), ("steps", "step_index", "file_steps")):
             base = (
                 "f.base_ns"
