@@ -278,11 +278,12 @@ def _structs(kind: type[_Row], table: Table, sql: str) -> list[_Row]:
     return [kind(**dict(zip(kind.fields(), row, strict=True))) for row in table.run(sql)]
 
 
-# The pattern is matched once for each name, which takes half as long as for each activity.
+# The pattern is matched once for each name, which takes half as long as for each activity. A materialized CTE would hold all
+# columns of the events.
 # An activity that several launches claim, as after a wrap of correlation ids, takes the last one before it.
 _ACTIVITIES: Final = """
 CREATE OR REPLACE TEMP TABLE gpu_activity AS
-WITH device_event AS (
+WITH device_event AS NOT MATERIALIZED (
     SELECT * FROM events
     WHERE phase = 'X' AND category IN ('kernel', 'Kernel', 'gpu_memcpy', 'Memcpy', 'gpu_memset', 'Memset', 'collective_comm')
 ), device_name AS (

@@ -80,7 +80,7 @@ def raw_number(value: Any) -> Any:
 
 
 class FreeNumbers:
-    """Numbers for the threads of a process, or the processes of a trace, that have no usable number of their own."""
+    """Numbers for the threads of a process, or the processes of a trace, without a usable number."""
 
     def __init__(self) -> None:
         self._given: set[int] = set()

@@ -62,7 +62,7 @@ class Job:
         return [self.path]
 
     def has_versions(self) -> bool:
-        """Return True for a local file with steps of its own."""
+        """Return True for a local file without given steps."""
         return not (self.steps or is_remote(self.path))
 
     def key(self) -> str:

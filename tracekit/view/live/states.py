@@ -299,7 +299,7 @@ class LookDocument(Result, frozen=True, kw_only=True):
 
     Attributes:
         time_ns: The time by the clock of the machine that looked.
-        run: The run that is shown; null while there is none.
+        run: The run that is shown, or null before the first one.
         other_runs: The other runs. Only the ends of their files were read.
         notes: Sentences for the reader.
     """
