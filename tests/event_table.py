@@ -33,6 +33,7 @@ class EventTable:
     def __init__(self) -> None:
         self._connection = duckdb.connect()
         self._connection.execute(f"CREATE TABLE events ({', '.join(' '.join(item) for item in _COLUMNS.items())})")
+        self._connection.execute("CREATE VIEW event_args AS SELECT file, id, args FROM events WHERE args IS NOT NULL")
         self._events = 0
         self._waiting: list[Any] = []
 

@@ -6,11 +6,20 @@ import json
 from pathlib import Path
 
 from tracekit import StragglerReport, TraceDiff, TraceSummary
-from tracekit.explain.results import schema_of
+from tracekit.explain.gpu import GPUReport
+from tracekit.explain.results import Result, schema_of
 from tracekit.explain.run_report import WrittenReport
+from tracekit.view.live.states import LookDocument
 
 FOLDER = Path(__file__).resolve().parents[1] / "schemas"
-RESULTS = {"summary": TraceSummary, "stragglers": StragglerReport, "diff": TraceDiff, "report": WrittenReport}
+RESULTS: dict[str, type[Result]] = {
+    "summary": TraceSummary,
+    "stragglers": StragglerReport,
+    "diff": TraceDiff,
+    "report": WrittenReport,
+    "gpu": GPUReport,
+    "top": LookDocument,
+}
 
 
 def schema_text(command: str) -> str:

@@ -114,7 +114,7 @@ def begins_and_ends(random: Random) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
     for number in range(random.randrange(1, 200)):
         event = {"ph": random.choice("BBBEEEECbenX"), "pid": 1, "tid": random.choice([1, 1, "a"])}
-        event["ts"] = number + random.choice([0, 0, 0.125, -3])
+        event["ts"] = random.choice([number, number, number + 0.125, number - 3, number // 4 * 4])
         for key, values in {
             "name": ["f", "g", "batch", "evaluation", "ProfilerStep#3", "", 7, "a\\"],
             "cat": ["c", "training loop", "user_annotation", "", None],

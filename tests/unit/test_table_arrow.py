@@ -83,7 +83,7 @@ def test_rows_have_the_values_of_the_events(tables: FileTables) -> None:
     facts = tables.facts
     assert [(track.pid, track.tid, track.process, track.thread) for track in facts.tracks] == [
         (7, 7, "python", None),
-        (7, None, "python", "main"),
+        (7, 3 * 2**30, "python", "main"),
     ]
 
 

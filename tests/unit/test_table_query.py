@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -17,6 +18,7 @@ from tracekit.table import jobs
 from tracekit.table.cache import TableCache, file_key, open_cache
 from tracekit.table.database import Limits
 from tracekit.table.schema import TABLES
+from tracekit.table.shared_threads import SharedThreads
 from tracekit.table.tables import EventTables
 
 if TYPE_CHECKING:
@@ -117,6 +119,106 @@ def test_a_step_that_an_evaluation_overlaps_is_marked(tmp_path: Path) -> None:
         assert ask(paths, "SELECT step, evaluation FROM steps ORDER BY step") == [
             *((0, False), (1, True), (2, False), (3, True), (4, True))
         ]
+
+
+@pytest.mark.parametrize("core", [True, False])
+def test_slices_of_one_thread_in_several_files_nest_together(tmp_path: Path, core: bool) -> None:
+    markers = [x("batch", 0, 100, "training loop", batch=0), x("forward", 10, 50, ""), x("loader", 70, 5, "", tid=3)]
+    rank_trace = write_rank_trace(tmp_path / "z.json", markers)
+    # Its base is 2 µs later. Another thread, another process and an equal slice are in it too.
+    operators = [
+        x("mm", 18, 20),
+        x("bmm", 20, 5),
+        x("mm", 68, 5, tid=4),
+        x("forward", 8, 50),
+        {**x("mm", 20, 1), "pid": 7},
+    ]
+    torch = write_torch(tmp_path / "a.json", operators, base=BASE + 2000)
+    others = [x("alone", 1000, 5)], [x("mm", 20, 20)]
+    alone = write_torch(tmp_path / "b.json", others[0], base=BASE)
+    other_rank = write_torch(tmp_path / "c.json", others[1], 1, base=BASE)
+    sql = (
+        "SELECT e.file, e.name, e.pid, e.tid, e.depth, e.self_ns, p.name, e.parent_file FROM events e LEFT JOIN events p "
+        "ON p.file = e.parent_file AND p.id = e.parent ORDER BY e.file, e.id"
+    )
+    with contextlib.nullcontext() if core else both_cores.pure():
+        found = ask([rank_trace, torch, alone, other_rank], sql)
+    assert found == [
+        (0, "mm", 1, 1, 3, 15_000, "forward", 0),
+        (0, "bmm", 1, 1, 4, 5_000, "mm", 0),
+        (0, "mm", 1, 4, 0, 5_000, None, None),
+        (0, "forward", 1, 1, 2, 30_000, "forward", 3),
+        (0, "mm", 7, 1, 0, 1_000, None, None),
+        (1, "alone", 1, 1, 0, 5_000, None, None),
+        (2, "mm", 1, 1, 0, 20_000, None, None),
+        (3, "batch", 1, 1, 0, 50_000, None, None),
+        (3, "forward", 1, 1, 1, 0, "batch", 3),
+        (3, "loader", 1, 3, 0, 5_000, None, None),
+    ]
+
+
+def test_the_second_question_nests_no_shared_thread_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [
+        write_rank_trace(tmp_path / "0.json", [x("forward", 0, 9)]),
+        write_torch(tmp_path / "1.json", [x("mm", 1, 2)]),
+    ]
+    sql = "SELECT name, depth, self_ns FROM events ORDER BY depth"
+    assert ask(paths, sql) == [("forward", 0, 7000), ("mm", 1, 2000)]
+    monkeypatch.setattr(SharedThreads, "build", None)
+    assert ask(paths, sql) == [("forward", 0, 7000), ("mm", 1, 2000)]
+
+
+@pytest.mark.parametrize("core", [True, False])
+def test_slices_with_equal_times_nest_in_the_order_of_their_begins(tmp_path: Path, core: bool) -> None:
+    def event(phase: str, name: str, ts: int) -> dict[str, Any]:
+        return {"ph": phase, "name": name, "pid": 1, "tid": 1, "ts": ts}
+
+    begins = [event("B", name, 0) for name in "abc"] + [event("E", name, 9) for name in "cba"]
+    # A whole slice encloses those of begins and ends, wherever it stands; whole slices keep their order.
+    whole = [
+        x("x", 20, 9),
+        event("B", "d", 20),
+        event("B", "e", 20),
+        x("y", 20, 9),
+        event("E", "e", 29),
+        event("E", "d", 29),
+    ]
+    path = write_torch(tmp_path / "t.json", [*begins, *whole])
+    sql = "SELECT e.name, e.depth, p.name FROM events e LEFT JOIN events p ON e.parent = p.id ORDER BY e.start_ns, e.depth"
+    with contextlib.nullcontext() if core else both_cores.pure():
+        found = ask(path, sql)
+    # As in Perfetto's engine.
+    assert found == [
+        *(("a", 0, None), ("b", 1, "a"), ("c", 2, "b")),
+        *(("x", 0, None), ("y", 1, "x"), ("d", 2, "y"), ("e", 3, "d")),
+    ]
+
+
+def test_ids_that_are_no_numbers_get_numbers(tmp_path: Path) -> None:
+    free = 3 * 2**30
+    places = [
+        ("main", "a"),
+        ("main", 7),
+        ("main", "b"),
+        (1, "a"),
+        ("loader", free),
+        ("loader", "a"),
+        ("5", "6"),
+        (1, 2**70),
+    ]
+    events = [{**x(f"{number}", number, 1), "pid": pid, "tid": tid} for number, (pid, tid) in enumerate(places)]
+    path = write_torch(tmp_path / "t.json", events)
+    assert ask(path, "SELECT pid, tid FROM events ORDER BY id") == [
+        (free, free),
+        (free, 7),
+        (free, free + 1),
+        (1, free),
+        (free + 1, free),
+        (free + 1, free + 1),
+        (5, 6),
+        (1, free + 1),
+    ]
+    assert ask(path, "SELECT process, thread FROM events WHERE id = 2") == [("main", "b")]
 
 
 def test_ranks_start_at_their_base_times(tmp_path: Path) -> None:

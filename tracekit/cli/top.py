@@ -170,7 +170,7 @@ def _table(args: argparse.Namespace, look: Look, shown: RunState | None, width: 
 
 def _print(args: argparse.Namespace, look: Look, shown: RunState | None) -> None:
     if args.json:
-        print_json(look_document(look, shown), indent=None)
+        print_json(look_document(look, shown).as_dict(), indent=None)
         return
     width = shutil.get_terminal_size((120, 0)).columns
     _print_table(_table(args, look, shown, width, None))

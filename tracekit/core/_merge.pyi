@@ -224,9 +224,13 @@ class Columns:
         process_group: bytes | None,
         args: bytes | None,
         nests: bool,
+        begin: int,
         /,
     ) -> int:
-        """Add a row, and return its number. Texts are UTF-8."""
+        """Add a row, and return its number. Texts are UTF-8; ``begin`` is the number of its begin, or -1."""
+
+    def add_slices(self, tracks: bytes, starts_ns: bytes, durations_ns: bytes, /) -> None:
+        """Add slices without a name; each argument is an array of native 64-bit integers."""
 
     def add_counter(self, track: int, name: bytes, series: bytes, time_ns: int, value: float, /) -> None:
         """Add a value of a counter."""
@@ -250,8 +254,11 @@ class Columns:
             False if too many slices have begun: then this one is left out.
         """
 
-    def end(self, track: int, name: bytes, category: bytes, /) -> bytes | None:
-        """End the innermost slice that a name and category fit, and return its event; None for none. Empty ones fit all."""
+    def end(self, track: int, name: bytes, category: bytes, /) -> tuple[bytes, int] | None:
+        """End the innermost slice that a name and category fit, and return its event and the number of its begin.
+
+        None if there is none. Empty ones fit all.
+        """
 
     def begun(self) -> list[tuple[int, bytes]]:
         """Return the track and event of each slice that has begun and not ended, in order of track."""

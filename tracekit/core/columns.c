@@ -36,6 +36,7 @@ const TableSpec table_specs[TABLE_COUNT] = {
 typedef struct {
     int64_t track, phase, start, duration, correlation, flow, stream, device, bytes;
     int nests;
+    int64_t begin; /* its number; NO_BEGIN for a whole slice */
 } Row;
 
 /* ---- Launches by correlation. ---- */
@@ -140,7 +141,7 @@ static enum outcome add_event_row(Columns *self, const Row *row, int on_gpu, con
         return NO_MEMORY;
     enum outcome outcome = add_args(self, number, args, args_size);
     if (outcome == DONE && row->nests)
-        outcome = add_slice(&self->nesting, (uint64_t)row->track, row->start, row->duration, number);
+        outcome = add_slice(&self->nesting, (uint64_t)row->track, row->start, row->duration, number, row->begin);
     return outcome == DONE ? end_table_row(self, EVENTS) : outcome;
 }
 
@@ -227,13 +228,13 @@ static int64_t track_number_of(Columns *self, const Event *e)
     return number < 0 ? add_track(&self->tracks, e->pid, e->tid) : number;
 }
 
-/* Adds the row of an event that was read last; `duration` NO_VALUE: of an instant. */
-static enum outcome add_slice_or_instant(Columns *self, const Event *e, int64_t duration)
+/* Adds the row of an event that was read last; `duration` NO_VALUE: of an instant; `begin`: see Row. */
+static enum outcome add_slice_or_instant(Columns *self, const Event *e, int64_t duration, int64_t begin)
 {
     const Reader *r = &self->reader;
     const int has_args = (e->seen & F_ARGS) != 0, slice = duration != NO_VALUE;
     Row row = {.phase = slice ? 'X' : 'i', .start = e->ts_ns, .duration = duration, .correlation = NO_VALUE, .flow = NO_VALUE,
-               .stream = NO_VALUE, .device = NO_VALUE, .bytes = NO_VALUE, .nests = slice};
+               .stream = NO_VALUE, .device = NO_VALUE, .bytes = NO_VALUE, .nests = slice, .begin = begin};
     row.track = track_number_of(self, e);
     if (row.track < 0 || !set_string(self, EVENTS, E_NAME, e->name))
         return NO_MEMORY;
@@ -363,6 +364,7 @@ static Buffer *begins_of(Columns *self, int64_t track)
 static int push_begin(Columns *self, int64_t track, Begin begin, const char *text)
 {
     Buffer *stack = begins_of(self, track);
+    begin.number = self->begins++;
     begin.text = tracekit_calloc(1, begin.size + 1); /* a NUL ends it, as the reader wants */
     if (stack == NULL || begin.text == NULL || !append(stack, &begin, sizeof begin)) {
         free(begin.text);
@@ -435,7 +437,7 @@ static enum stop add_end(Columns *self, const Event *e)
     if (outcome == DONE && may_be_step(&first) && !append_noted(&self->noted, duration, begin.text, reader->end))
         outcome = NO_MEMORY;
     if (outcome == DONE)
-        outcome = add_slice_or_instant(self, &first, duration);
+        outcome = add_slice_or_instant(self, &first, duration, begin.number);
     reader->end = end;
     remove_begin(self, track, found);
     return stop_of(outcome);
@@ -455,9 +457,9 @@ static enum stop add_event(Columns *self, const char *p, const char *behind, con
             return STOP_ODD;
         if (may_be_step(e) && !append_noted(&self->noted, e->dur_ns, p, behind))
             return STOP_MEMORY;
-        return stop_of(add_slice_or_instant(self, e, e->dur_ns));
+        return stop_of(add_slice_or_instant(self, e, e->dur_ns, NO_BEGIN));
     case 'i': case 'I':
-        return stop_of(add_slice_or_instant(self, e, NO_VALUE));
+        return stop_of(add_slice_or_instant(self, e, NO_VALUE, NO_BEGIN));
     case 'B':
         return add_begin(self, p, behind, e);
     case 'E':
@@ -733,14 +735,14 @@ static PyObject *Columns_add_event(PyObject *object, PyObject *args)
     Columns *self = (Columns *)object;
     Row row;
     Text category, name, group, text;
-    long long track, phase, start, duration, correlation, flow, stream, device, bytes;
-    if (!PyArg_ParseTuple(args, "Lz#y#LLLLLLLLz#z#p", &track, &category.at, &category.size, &name.at, &name.size, &phase,
+    long long track, phase, start, duration, correlation, flow, stream, device, bytes, begin;
+    if (!PyArg_ParseTuple(args, "Lz#y#LLLLLLLLz#z#pL", &track, &category.at, &category.size, &name.at, &name.size, &phase,
                           &start, &duration, &correlation, &flow, &stream, &device, &bytes, &group.at, &group.size, &text.at, &text.size,
-                          &row.nests) || !enter(&self->busy))
+                          &row.nests, &begin) || !enter(&self->busy))
         return NULL;
-    row = (Row){track, phase, start, duration, correlation, flow, stream, device, bytes, row.nests};
+    row = (Row){track, phase, start, duration, correlation, flow, stream, device, bytes, row.nests, begin};
     if (self->finished || track < 0 || track >= TRACK_COUNT(&self->tracks) || start <= -MAX_TIME || start >= MAX_TIME
-        || (duration != NO_VALUE && (duration < 0 || duration >= MAX_TIME)) || (row.nests && duration == NO_VALUE))
+        || (duration != NO_VALUE && (duration < 0 || duration >= MAX_TIME)) || (row.nests && duration == NO_VALUE) || begin < NO_BEGIN)
         return refuse(self, PyExc_ValueError, "there is no such track or time");
     int done = set_given(self, EVENTS, E_CATEGORY, category) && set_given(self, EVENTS, E_NAME, name)
         && set_given(self, EVENTS, E_GROUP, group);
@@ -751,6 +753,41 @@ static PyObject *Columns_add_event(PyObject *object, PyObject *args)
         return fail(self, outcome);
     self->busy = 0;
     return PyLong_FromUnsignedLongLong(number);
+}
+
+static PyObject *Columns_add_slices(PyObject *object, PyObject *args)
+{
+    Columns *self = (Columns *)object;
+    const char *tracks, *starts, *durations;
+    Py_ssize_t size, starts_size, durations_size;
+    if (!PyArg_ParseTuple(args, "y#y#y#", &tracks, &size, &starts, &starts_size, &durations, &durations_size) || !enter(&self->busy))
+        return NULL;
+    if (self->finished || size != starts_size || size != durations_size || size % (Py_ssize_t)sizeof(int64_t))
+        return refuse(self, PyExc_ValueError, "the arrays differ in size, or it is finished");
+    enum outcome outcome = DONE;
+    int refused = 0;
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t at = 0; at < size && outcome == DONE; at += (Py_ssize_t)sizeof(int64_t)) {
+        Row row = {.phase = 'X', .correlation = NO_VALUE, .flow = NO_VALUE, .stream = NO_VALUE, .device = NO_VALUE, .bytes = NO_VALUE,
+                   .nests = 1, .begin = NO_BEGIN};
+        memcpy(&row.track, tracks + at, sizeof row.track);
+        memcpy(&row.start, starts + at, sizeof row.start);
+        memcpy(&row.duration, durations + at, sizeof row.duration);
+        refused = row.track < 0 || row.track >= TRACK_COUNT(&self->tracks) || row.start <= -MAX_TIME || row.start >= MAX_TIME
+            || row.duration < 0 || row.duration >= MAX_TIME;
+        if (refused)
+            break;
+        int done = set_text(self, EVENTS, E_CATEGORY, NULL, 0) && set_text(self, EVENTS, E_NAME, "", 0)
+            && set_text(self, EVENTS, E_GROUP, NULL, 0);
+        outcome = done ? add_event_row(self, &row, 0, NULL, 0) : NO_MEMORY;
+    }
+    Py_END_ALLOW_THREADS
+    if (refused)
+        return refuse(self, PyExc_ValueError, "there is no such track or time");
+    if (outcome != DONE)
+        return fail(self, outcome);
+    self->busy = 0;
+    Py_RETURN_NONE;
 }
 
 static PyObject *Columns_begin(PyObject *object, PyObject *args)
@@ -794,11 +831,15 @@ static PyObject *Columns_end(PyObject *object, PyObject *args)
     if (self->finished || track < 0 || track >= TRACK_COUNT(&self->tracks))
         return refuse(self, PyExc_ValueError, "there is no such track");
     Begin *begin = find_begin(self, track, (Span){name.at, name.at + name.size}, (Span){category.at, category.at + category.size});
-    PyObject *text = begin == NULL ? (Py_INCREF(Py_None), Py_None) : text_of_begin(begin);
-    if (begin != NULL && text != NULL)
+    if (begin == NULL) {
+        self->busy = 0;
+        Py_RETURN_NONE;
+    }
+    PyObject *text = text_of_begin(begin), *pair = text == NULL ? NULL : Py_BuildValue("NL", text, (long long)begin->number);
+    if (pair != NULL)
         remove_begin(self, track, begin);
     self->busy = 0;
-    return text;
+    return pair;
 }
 
 static PyObject *Columns_begun(PyObject *object, PyObject *unused)
@@ -963,6 +1004,7 @@ static PyMethodDef methods[] = {
     {"track", Columns_track, METH_VARARGS, "See _merge.pyi."},
     {"tracks", Columns_tracks, METH_NOARGS, "See _merge.pyi."},
     {"add_event", Columns_add_event, METH_VARARGS, "See _merge.pyi."},
+    {"add_slices", Columns_add_slices, METH_VARARGS, "See _merge.pyi."},
     {"begin", Columns_begin, METH_VARARGS, "See _merge.pyi."},
     {"end", Columns_end, METH_VARARGS, "See _merge.pyi."},
     {"begun", Columns_begun, METH_NOARGS, "See _merge.pyi."},

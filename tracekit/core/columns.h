@@ -35,7 +35,7 @@ typedef struct {
 typedef struct {
     char *text;               /* NULL without memory only */
     size_t size;
-    int64_t start;
+    int64_t start, number;    /* number: of begins in the file */
     size_t name_at, name_size, category_at, category_size; /* in the text, as JSON; size 0 for none */
     int odd;                  /* Python must read it */
 } Begin;
@@ -59,6 +59,7 @@ typedef struct {
     Buffer metadata, noted;           /* texts of events, each behind an int64_t and its size as a size_t */
     Buffer begun;                     /* Buffer of Begin by track, innermost last */
     size_t begun_count;
+    int64_t begins;                   /* the number of begins so far */
     struct {
         char text[MAX_CATEGORY];
         size_t size;

@@ -25,10 +25,16 @@ void close_nesting(Nesting *nesting)
     close_tracks(nesting);
 }
 
-enum outcome add_slice(Nesting *nesting, uint64_t track, int64_t start, int64_t duration, uint64_t row)
+enum outcome add_slice(Nesting *nesting, uint64_t track, int64_t start, int64_t duration, uint64_t row, int64_t begin)
 {
     /* Times as numbers without a sign, in the same order; later ends come first. */
-    return add_record(&nesting->slices, (Record){{(uint64_t)start ^ SIGN, ~((uint64_t)(start + duration) ^ SIGN), row, track}});
+    uint64_t from = (uint64_t)start ^ SIGN, to = ~((uint64_t)(start + duration) ^ SIGN);
+    if (begin == NO_BEGIN)
+        return add_record(&nesting->slices, (Record){{from, to, row, track}});
+    /* A second record, which comes right behind it, has the row. */
+    uint64_t order = SIGN | (uint64_t)begin;
+    enum outcome outcome = add_record(&nesting->slices, (Record){{from, to, order, track}});
+    return outcome == DONE ? add_record(&nesting->slices, (Record){{from, to, order, SIGN | row}}) : outcome;
 }
 
 static enum outcome close_row(Nesting *nesting, const OpenRow *row)
@@ -93,12 +99,18 @@ enum outcome nest(Nesting *nesting)
     const Record *slice;
     while (outcome == DONE && (slice = next_record(&nesting->slices)) != NULL) {
         int64_t start = (int64_t)(slice->words[0] ^ SIGN), end = (int64_t)(~slice->words[1] ^ SIGN);
+        uint64_t row = slice->words[2];
         Buffer *stack = stack_of(nesting, slice->words[3]);
+        if (row & SIGN) {
+            if ((slice = next_record(&nesting->slices)) == NULL)
+                break;
+            row = slice->words[3] ^ SIGN;
+        }
         if (stack == NULL)
             return NO_MEMORY;
         outcome = close_ended(nesting, stack, start);
         if (outcome == DONE)
-            outcome = open_row(nesting, stack, start, end, slice->words[2]);
+            outcome = open_row(nesting, stack, start, end, row);
     }
     if (outcome == DONE)
         outcome = nesting->slices.outcome;

@@ -1,6 +1,7 @@
 /* Which slice encloses which: slices in any order in, parents, depths and self times in the order of rows out.
 
-   Slices of a track are taken in the order of start, longer ones first, then of rows. The parent of a slice is the one that began
+   Slices of a track are taken in the order of start, longer ones first, then whole ones in the order of rows before those of begins
+   and ends in the order of begins, as Perfetto does. The parent of a slice is the one that began
    last of those that are open and end no earlier. The self time is what no child covers. Memory is bounded: what is
    too much for it goes to the scratch file. */
 
@@ -9,6 +10,7 @@
 
 #include "record_sort.h"
 
+#define NO_BEGIN (-1)
 #define MAX_OPEN 512 /* slices of a track; a slice that is deeper is no parent */
 
 typedef struct {
@@ -25,7 +27,8 @@ typedef struct {
 
 void open_nesting(Nesting *nesting, ScratchFile *scratch, size_t limit_bytes);
 void close_nesting(Nesting *nesting);
-enum outcome add_slice(Nesting *nesting, uint64_t track, int64_t start, int64_t duration, uint64_t row);
+/* `begin`: the number of its begin in the file; NO_BEGIN for a whole slice. */
+enum outcome add_slice(Nesting *nesting, uint64_t track, int64_t start, int64_t duration, uint64_t row, int64_t begin);
 /* Called once after the last slice. */
 enum outcome nest(Nesting *nesting);
 /* Tells of a row, which must be above that of the last call; returns 0 for one that is no slice. Words: row, parent + 1, self time,

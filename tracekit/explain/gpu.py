@@ -217,8 +217,19 @@ class Collectives(Result, frozen=True, kw_only=True):
 
 
 class GPUReport(Result, frozen=True, kw_only=True):
-    """All about the GPUs of a run; lists are empty where the traces have no such events."""
+    """The time of the GPUs of a run. Lists are empty where the traces have no such events.
 
+    Attributes:
+        gpus: The time of each GPU.
+        streams: The idle time of each stream.
+        kernels: The activities by name, those that take longest first.
+        launches: The launches on each GPU.
+        copies: Copies and fills by direction.
+        memory: The memory of each device.
+        collectives: The collectives by process group, kind and size, those that take longest first.
+    """
+
+    format_version: int = 1
     gpus: list[GPUTime]
     streams: list[Stream]
     kernels: list[Kernel]
@@ -259,25 +270,33 @@ def gpu_gaps(table: Table, most: int) -> list[tuple[Any, ...]]:
         table: The event table.
         most: The maximum number for each device.
     """
-    return list(table.run(_GAPS.format(most=most)))
+    table.run(_LONGEST_GAPS.format(most=most))
+    return list(table.run(_GAPS))
 
 
 def _structs(kind: type[_Row], table: Table, sql: str) -> list[_Row]:
     return [kind(**dict(zip(kind.fields(), row, strict=True))) for row in table.run(sql)]
 
 
+# The pattern is matched once for each name, which takes half as long as for each activity. A materialized CTE would hold all
+# columns of the events.
 # An activity that several launches claim, as after a wrap of correlation ids, takes the last one before it.
 _ACTIVITIES: Final = """
 CREATE OR REPLACE TEMP TABLE gpu_activity AS
-WITH activity AS (
+WITH device_event AS NOT MATERIALIZED (
+    SELECT * FROM events
+    WHERE phase = 'X' AND category IN ('kernel', 'Kernel', 'gpu_memcpy', 'Memcpy', 'gpu_memset', 'Memset', 'collective_comm')
+), device_name AS (
+    SELECT name, regexp_matches(name,
+        'nccl|rccl|hccl|nvshmem|all_?reduce|reduce_?scatter|all_?gather|all_?to_?all', 'i') AS communicates
+    FROM (SELECT DISTINCT name FROM device_event)
+), activity AS (
     SELECT id, file, rank, coalesce(device, pid, 0) AS device, coalesce(stream, tid) AS stream, name,
         start_ns, start_ns + coalesce(duration_ns, 0) AS end_ns, correlation, bytes,
         CASE WHEN category IN ('gpu_memcpy', 'Memcpy', 'gpu_memset', 'Memset') THEN 'memory'
-            WHEN category = 'collective_comm' OR regexp_matches(name,
-                'nccl|rccl|hccl|nvshmem|all_?reduce|reduce_?scatter|all_?gather|all_?to_?all', 'i') THEN 'communication'
+            WHEN category = 'collective_comm' OR communicates THEN 'communication'
             ELSE 'compute' END AS type
-    FROM events
-    WHERE phase = 'X' AND category IN ('kernel', 'Kernel', 'gpu_memcpy', 'Memcpy', 'gpu_memset', 'Memset', 'collective_comm')
+    FROM device_event JOIN device_name USING (name)
 ), call AS (
     SELECT file, rank, correlation, max(start_ns) AS call_ns, max(start_ns + coalesce(duration_ns, 0)) AS called_ns
     FROM events
@@ -316,19 +335,24 @@ SELECT rank, device, span_ns, busy_ns::BIGINT, compute_ns::BIGINT, communication
     (compute_ns + communication_ns - kernel_ns)::BIGINT, memory_ns::BIGINT, (span_ns - busy_ns)::BIGINT, host_bound_ns::BIGINT
 FROM added ORDER BY rank, device"""
 
-# The activity before an idle time is the one that ends last.
-_GAPS: Final = """
+# A table, so that the engine holds the few gaps and not all activities to join them. Names are joined last: windows copy all
+# that they carry.
+_LONGEST_GAPS: Final = """
+CREATE OR REPLACE TEMP TABLE gpu_gap AS
 WITH ordered AS (
-    SELECT rank, device, start_ns, name, max(end_ns) OVER before AS until_ns FROM gpu_activity
+    SELECT rank, device, start_ns, file, id, max(end_ns) OVER before AS until_ns FROM gpu_activity
     WINDOW before AS (PARTITION BY rank, device ORDER BY start_ns, end_ns, id
         ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
-), gap AS (
-    SELECT * FROM ordered WHERE start_ns > until_ns
-    QUALIFY row_number() OVER (PARTITION BY rank, device ORDER BY start_ns - until_ns DESC, start_ns) <= {most}
 )
-SELECT coalesce(g.rank, -1), g.device, until_ns, g.start_ns - until_ns, max(a.name), any_value(g.name)
-FROM gap g JOIN gpu_activity a ON g.until_ns = a.end_ns AND g.device = a.device AND g.rank IS NOT DISTINCT FROM a.rank
-GROUP BY g.rank, g.device, until_ns, g.start_ns"""
+SELECT *, start_ns - until_ns AS length_ns FROM ordered WHERE start_ns > until_ns
+QUALIFY row_number() OVER (PARTITION BY rank, device ORDER BY length_ns DESC, start_ns) <= {most}"""
+
+# The activity before an idle time is the one that ends last.
+_GAPS: Final = """
+SELECT coalesce(g.rank, -1), g.device, until_ns, length_ns, max(a.name), any_value(b.name)
+FROM gpu_gap g JOIN gpu_activity a ON g.until_ns = a.end_ns AND g.device = a.device AND g.rank IS NOT DISTINCT FROM a.rank
+JOIN gpu_activity b ON g.file = b.file AND g.id = b.id
+GROUP BY g.rank, g.device, until_ns, length_ns"""
 
 # While a stream waits, what is busy is the other streams: the time that the GPU was busy before the end of the gap, less
 # that before its start.
@@ -438,7 +462,7 @@ WITH told AS (
         (args->>'In msg nelems')::BIGINT AS taken, (args->>'Out msg nelems')::BIGINT AS given,
         CASE lower(args->>'dtype') WHEN 'double' THEN 8 WHEN 'long' THEN 8 WHEN 'float' THEN 4 WHEN 'int' THEN 4
             WHEN 'half' THEN 2 WHEN 'bfloat16' THEN 2 WHEN 'short' THEN 2 ELSE 1 END AS item_bytes
-    FROM gpu_activity AS a JOIN events USING (file, id)
+    FROM gpu_activity AS a JOIN event_args USING (file, id)
     WHERE type = 'communication' AND args LIKE '%"Collective name"%'
 ), sized AS (
     SELECT *, item_bytes * CASE WHEN name LIKE '%gather%' OR name LIKE '%scatter%' THEN greatest(taken, given) ELSE taken END

@@ -56,8 +56,8 @@ SELECT full_name, name, category, dense_rank() OVER (ORDER BY name, category)::I
 
 _SLICES: Final = """
 CREATE TEMP VIEW slice AS
-SELECT coalesce(e.rank, -1) AS rank, e.file, e.id, e.parent, e.pid, e.tid, e.process, e.thread, e.phase, e.start_ns,
-    e.duration_ns, coalesce(e.category, '') AS category,
+SELECT coalesce(e.rank, -1) AS rank, e.file, e.id, e.parent, e.parent_file, e.pid, e.tid, e.process, e.thread, e.phase,
+    e.start_ns, e.duration_ns, coalesce(e.category, '') AS category,
     CASE WHEN e.phase = 'X' THEN e.self_ns ELSE e.duration_ns END AS self_ns, e.step,
     coalesce(l.label, 0) AS label, coalesce(l.kind, 'frame') AS kind
 FROM events e LEFT JOIN label l ON e.name = l.full_name AND coalesce(e.category, '') = l.category

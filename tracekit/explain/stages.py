@@ -30,40 +30,39 @@ _CROSSING_NS: Final = 1_000  # less is rounding: some traces are in microseconds
 _MAX_NAMED: Final = 3
 _MAX_GAPS: Final = 10
 
-_SLICES: Final = """
-CREATE TEMP TABLE stage_slice AS
+# Tables, so that the engine knows how small they are, and does not hold all slices to join them.
+_FRAMES: Final = """
+CREATE TEMP TABLE around_steps AS
 WITH longest AS (
     SELECT coalesce(rank, -1) AS rank, max(duration_ns) AS longest_ns FROM steps GROUP BY ALL
 ), long AS (
     SELECT l.rank, s.file, s.id, s.start_ns, s.duration_ns FROM events s JOIN longest l ON coalesce(s.rank, -1) = l.rank
     WHERE s.phase = 'X' AND s.duration_ns > longest_ns
-), around AS (
-    SELECT l.file, l.id FROM long l ASOF JOIN steps p ON l.rank = coalesce(p.rank, -1) AND l.start_ns <= p.start_ns
-    WHERE p.start_ns - l.start_ns < l.duration_ns
-), frame AS (
-    SELECT file, id FROM events WHERE phase = 'X' AND category IN ('python_function', 'Trace')
-    UNION ALL SELECT file, id FROM events
-    WHERE phase = 'X' AND (name, coalesce(category, '')) IN (
-        SELECT (full_name, category) FROM label
-        WHERE kind IN ('frame', 'step') AND category NOT IN ('python_function', 'Trace'))
-    UNION ALL SELECT file, id FROM around
 )
-SELECT s.rank, hash(coalesce(s.pid::VARCHAR, s.process, '')) AS process,
-    hash(coalesce(s.pid::VARCHAR, s.process, ''), coalesce(s.tid::VARCHAR, s.thread, '')) AS thread,
+SELECT l.file, l.id FROM long l ASOF JOIN steps p ON l.rank = coalesce(p.rank, -1) AND l.start_ns <= p.start_ns
+WHERE p.start_ns - l.start_ns < l.duration_ns;
+CREATE TEMP TABLE frame AS
+SELECT e.file, e.id FROM events e
+LEFT JOIN label l ON e.name = l.full_name AND coalesce(e.category, '') = l.category
+WHERE e.phase = 'X' AND (e.category IN ('python_function', 'Trace') OR l.kind IN ('frame', 'step'))
+UNION SELECT file, id FROM around_steps"""
+
+_SLICES: Final = """
+CREATE TEMP TABLE stage_slice AS
+SELECT s.rank, s.pid AS process, hash(s.pid, s.tid) AS thread,
     s.start_ns, s.duration_ns, s.label, s.kind = 'collective' AS collective, s.kind = 'loading' AS loading,
     s.kind = 'step' AS is_step, s.parent IS NULL OR p.id IS NOT NULL AS is_outer
-FROM slice s LEFT JOIN frame p ON s.file = p.file AND s.parent = p.id
+FROM slice s LEFT JOIN frame p ON s.parent_file = p.file AND s.parent = p.id
+ANTI JOIN around_steps a ON s.file = a.file AND s.id = a.id
 WHERE s.phase = 'X' AND s.category NOT IN ('python_function', 'Trace') AND NOT s.{device}
-    AND (s.kind IN ('loading', 'collective', 'step') OR s.kind = 'stage' AND (s.parent IS NULL OR p.id IS NOT NULL))
-    AND (s.file, s.id) NOT IN (SELECT (file, id) FROM around)"""
+    AND (s.kind IN ('loading', 'collective', 'step') OR s.kind = 'stage' AND (s.parent IS NULL OR p.id IS NOT NULL))"""
 
 _OF_RANK: Final = """
 SELECT process, thread, start_ns, duration_ns, label, collective, loading, is_step, is_outer FROM stage_slice
 WHERE rank = {rank}"""
 
 _THREADS: Final = """
-SELECT hash(coalesce(pid::VARCHAR, process, ''), coalesce(tid::VARCHAR, thread, '')) AS thread_key,
-    coalesce(any_value(thread), 'thread ' || any_value(tid), 'thread')
+SELECT hash(pid, tid) AS thread_key, coalesce(any_value(thread), 'thread ' || any_value(tid), 'thread')
 FROM tracks GROUP BY thread_key"""
 
 
@@ -159,6 +158,7 @@ class _Thread:
 def training_stages(run: Run) -> dict[int, StageTimes]:
     """Return the stages on the training thread of each rank."""
     database = run.database
+    database.run(_FRAMES)
     database.run(_SLICES.format(device=device_where()))
     names = dict(database.run(_THREADS))
     trains = {

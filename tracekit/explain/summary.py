@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.arguments import check_names, check_paths
@@ -63,20 +62,6 @@ _FEWER_NAMES: Final = """(
     SELECT e.* REPLACE (CASE WHEN l.label IS NULL THEN '{others}' ELSE e.name END AS name,
         CASE WHEN l.label IS NULL THEN '{others}' ELSE e.category END AS category)
     FROM events e LEFT JOIN label l ON e.name = l.full_name AND coalesce(e.category, '') = l.category)"""
-
-# A thread whose markers are in one file and whose operators are in another: the table nests the slices of each file alone.
-_SHARED: Final = """
-WITH part AS (
-    SELECT rank, pid, tid, file, min(start_ns) AS first_ns, max(start_ns + duration_ns) AS last_ns
-    FROM events WHERE phase = 'X' AND tid IS NOT NULL GROUP BY ALL
-), shared AS (
-    SELECT DISTINCT a.rank, a.pid, a.tid FROM part a JOIN part b USING (rank, pid, tid)
-    WHERE a.file < b.file AND a.first_ns < b.last_ns AND b.first_ns < a.last_ns
-)
-SELECT dense_rank() OVER (ORDER BY rank, pid, tid) AS thread, coalesce(rank, -1), name, coalesce(category, ''), start_ns,
-    start_ns + duration_ns, self_ns
-FROM events SEMI JOIN shared USING (rank, pid, tid)
-WHERE phase = 'X' ORDER BY thread, start_ns, duration_ns DESC, file, id"""
 
 _DEVICES: Final = """
 SELECT coalesce(rank, -1), coalesce(device, pid, 0), any_value(process) FROM events
@@ -161,32 +146,11 @@ def _long_stages(ranks: list[RankSummary]) -> set[str]:
     return {stage.name for stage in stages if stage.share_of_steps >= _LONG_STAGE and not stage.collective}
 
 
-def _self_time_changes(run: Run) -> Counter[tuple[int, str, str]]:
-    """Return the difference, in ns by rank, name and category, that nesting slices of several files makes to self times."""
-    changes: Counter[tuple[int, str, str]] = Counter()
-    if len(run.files) == 1:
-        return changes
-    thread, enclosing = None, list[tuple[int, tuple[int, str, str]]]()
-    for track, rank, name, category, start_ns, end_ns, self_ns in run.database.iterate(_SHARED):
-        if track != thread:
-            thread, enclosing = track, []
-        while enclosing and enclosing[-1][0] <= start_ns:
-            enclosing.pop()
-        parent = next((key for last_ns, key in reversed(enclosing) if end_ns <= last_ns), None)
-        if parent is not None:
-            changes[parent] -= end_ns - start_ns
-        key = rank, shortened_name(name), category
-        changes[key] += end_ns - start_ns - self_ns
-        enclosing.append((end_ns, key))
-    return changes
-
-
 def _markers(run: Run) -> tuple[list[MarkerSummary], dict[int, int]]:
     """Return the markers, and for each rank the time from its first slice to the end of the last."""
     totals = {rank: int(steps.durations.astype(float).sum()) for rank, steps in run.steps.ranks.items()}
     found = []
     spans: dict[int, tuple[int, int]] = {}
-    changes = _self_time_changes(run)
     source = _FEWER_NAMES.format(others=OTHERS) if len(run.labels) > MAX_NAMES else "events"
     for rank, name, category, count, total, self_ns, mean, (p50, p95, p99), in_steps, *span, frame in run.database.run(
         _MARKERS.format(source=source)
@@ -200,7 +164,7 @@ def _markers(run: Run) -> tuple[list[MarkerSummary], dict[int, int]]:
                 category=category,
                 count=count,
                 total_ns=int(total),
-                self_ns=int(self_ns) + changes[rank, name, category],
+                self_ns=int(self_ns),
                 mean_ns=mean,
                 p50_ns=p50,
                 p95_ns=p95,

@@ -44,7 +44,7 @@ class MarkerSummary(Result, frozen=True, kw_only=True):
         category: The category; empty if it is missing.
         count: The number of slices.
         total_ns: The sum of their durations; a slice inside one of the same name also counts.
-        self_ns: The part that no slice directly inside them, in the same file, covers.
+        self_ns: The part that no slice directly inside them covers.
         mean_ns: The mean duration.
         p50_ns, p95_ns, p99_ns: The shortest duration that this percentage of them does not exceed.
         share_of_steps: Durations of the slices of steps, as a share of all steps; null without steps. A slice on a device belongs

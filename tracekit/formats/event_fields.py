@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from tracekit.formats.trace_event import Event
 
 __all__ = [
+    "FREE_NUMBERS",
     "MAX_DEPTH",
     "MAX_NESTING",
     "PHASES",
+    "FreeNumbers",
     "args_depth",
     "duration_of",
     "name_and_category",
@@ -34,6 +36,9 @@ MAX_DEPTH: Final = 512
 
 MAX_NESTING: Final = 64
 """Maximum nesting depth of args: far below the limit of any reader, and far more than a viewer can show."""
+
+FREE_NUMBERS: Final = 3 * 2**30
+"""Ids from here on are given to processes and threads without a usable number; tracekit's own lanes begin at 2**30."""
 
 _QUOTE, _BRACE = ord('"'), ord("{")
 _first_byte = Struct("B").unpack_from  # into a tuple: several times as fast as a memoryview
@@ -73,6 +78,23 @@ def raw_number(value: Any) -> Any:
     if isinstance(value, float):
         return int(value) if abs(value) < 2**63 else 0
     return value
+
+
+class FreeNumbers:
+    """Numbers for the threads of a process, or the processes of a trace, without a usable number."""
+
+    def __init__(self) -> None:
+        self._given: set[int] = set()
+        self._next = FREE_NUMBERS
+
+    def take(self, wanted: int = 0) -> int:
+        """Return the wanted number if it is free and from `FREE_NUMBERS` on, or the next free one."""
+        number = wanted
+        while number < FREE_NUMBERS or number in self._given:
+            number = self._next
+            self._next += 1
+        self._given.add(number)
+        return number
 
 
 def time_field(field: Any) -> int | None:

@@ -8,23 +8,24 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import core
 from tracekit.errors import StorageError, TraceFormatError, TracekitError
-from tracekit.table.arrow import ColumnsTable, FileTables
+from tracekit.table.arrow import FileTables
 from tracekit.table.columns import FileFacts, TrackFacts, read_columns
 from tracekit.table.database import Database, Limits
-from tracekit.table.extend import TEXTS, extend_tables, rows_of
+from tracekit.table.extend import extend_tables, rows_of, write_columns
 from tracekit.table.growth import Growth, Part
-from tracekit.table.plain_columns import COLUMNS, PlainColumns
+from tracekit.table.plain_columns import PlainColumns
 from tracekit.table.steps import COUNTS, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["FACTS", "build_args", "build_entry", "extend_entry", "read_facts"]
+__all__ = ["FACTS", "LIMITS", "build_args", "build_entry", "extend_entry", "read_facts"]
 
 FACTS: Final = "facts"
 _TABLES: Final = ("events", "counters", "flows")
-_LIMITS: Final = Limits(memory_bytes=300 * 10**6, threads=1)
+LIMITS: Final = Limits(memory_bytes=300 * 10**6, threads=1)
+"""The limits of the engine in a process that builds entries."""
 
 
 def build_entry(
@@ -55,13 +56,13 @@ def build_entry(
         has_given = bool(steps)
         return steps
 
-    with Database(folder, _LIMITS) as database:
+    with Database(folder, LIMITS) as database:
         if core.merge is None:
             growth = Growth()
             plain, facts = read_columns(path, given_steps=given, progress=progress, growth=growth)
             assert isinstance(plain, PlainColumns)
             for name in _TABLES:
-                _write_plain(database, plain, name, folder / f"{name}.parquet")
+                write_columns(database, plain, name, folder / f"{name}.parquet")
         else:
             tables = FileTables(path, folder=str(folder), given_steps=given, progress=progress)
             facts = _reading(tables, folder)
@@ -96,16 +97,9 @@ def extend_entry(path: str, previous: Path, folder: Path, progress: Callable[[in
         StorageError: The file cannot be read, or the folder cannot be written.
         QueryError: The engine has failed.
     """
-    with Database(folder, _LIMITS) as database:
-
-        def write(columns: Any, name: str, target: Path) -> None:
-            if isinstance(columns, PlainColumns):
-                _write_plain(database, columns, name, target)
-            else:
-                database.write_arrow(ColumnsTable(columns, name), target)
-
+    with Database(folder, LIMITS) as database:
         try:
-            found = extend_tables(database, path, previous, folder, write, progress)
+            found = extend_tables(database, path, previous, folder, progress)
         except TraceFormatError:
             found = None
         if found is not None:
@@ -139,11 +133,11 @@ def build_args(path: str, folder: Path, name: str) -> None:
         StorageError: The file cannot be read, or the folder cannot be written.
     """
     target = folder / name
-    with Database(folder, _LIMITS) as database:
+    with Database(folder, LIMITS) as database:
         if core.merge is None:
             plain, _ = read_columns(path, keeps_args=True)
             assert isinstance(plain, PlainColumns)
-            _write_plain(database, plain, "args", target)
+            write_columns(database, plain, "args", target)
         else:
             tables = FileTables(path, folder=str(folder), keeps_args=True)
             _reading(tables, folder)
@@ -164,13 +158,6 @@ def _reading(tables: FileTables, folder: Path) -> FileFacts:
         raise
     except OSError as error:
         raise StorageError(f"{folder}: the cache cannot be written: {error.strerror}") from error
-
-
-def _write_plain(database: Database, plain: PlainColumns, name: str, path: Path) -> None:
-    used = plain.used()[name] or COLUMNS[name]
-    places = [COLUMNS[name].index(column) for column in used]
-    types = {column: float if column == "value" else str if column in TEXTS[name] else int for column in used}
-    database.write_rows(([row[at] for at in places] for row in plain.rows(name)), types, path)
 
 
 def _write_dimensions(database: Database, facts: FileFacts, folder: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit import core
-from tracekit.formats.event_fields import raw_field, raw_number, time_field
+from tracekit.formats.event_fields import FREE_NUMBERS, FreeNumbers, raw_field, raw_number, time_field
 from tracekit.formats.json.reader import TraceReader, decode
 from tracekit.formats.rank_trace import COMPOSER_RANK_EVENT, METADATA_EVENT
 from tracekit.formats.trace_event import decode_event, decode_json, decode_or_none, encode_event
@@ -21,7 +21,7 @@ from tracekit.table.steps import Step, step_columns
 from tracekit.traces.inputs import base_of, merged_ranks, stated_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from tracekit.core import _merge
     from tracekit.formats.trace_event import Event
@@ -39,15 +39,15 @@ class TrackFacts:
     """A track of a file.
 
     Attributes:
-        pid: Its process id; None if that is not a number.
-        tid: Its thread id; None if that is not a number.
+        pid: Its process id; one that is not a number has a number from `FREE_NUMBERS` on, as in a merge.
+        tid: Its thread id, likewise.
         process: The name or label of the process, or None.
         thread: The name of the thread, or None.
         rank: Its rank in a merged trace, else None.
     """
 
-    pid: int | None
-    tid: int | None
+    pid: int
+    tid: int
     process: str | None
     thread: str | None
     rank: int | None
@@ -334,13 +334,18 @@ class _Metadata:
         )
         facts.account = self._account.result(reader, self._own, facts.rank, ranks)
         groups = {}
-        for raw_pid, raw_tid in tracks:
-            pid, tid = raw_number(decode_json(raw_pid)), raw_number(decode_json(raw_tid))
+        places = [(raw_number(decode_json(pid)), raw_number(decode_json(tid))) for pid, tid in tracks]
+        tids_of: dict[Any, list[Any]] = {}
+        for pid, tid in places:
+            tids_of.setdefault(pid, []).append(tid)
+        pids = _numbers(tids_of)
+        tids = {pid: _numbers(own) for pid, own in tids_of.items()}
+        for pid, tid in places:
             rank = None if ranks is None else ranks.get(pid)
             groups[pid] = _group(rank, is_merged=facts.is_merged)
             process = self._labels.get(pid) or self._processes.get(pid) or (pid if isinstance(pid, str) else None)
             thread = self._threads.get((pid, tid)) or (tid if isinstance(tid, str) else None)
-            facts.tracks.append(TrackFacts(_number(pid), _number(tid), process, thread, rank))
+            facts.tracks.append(TrackFacts(pids[pid], tids[pid][tid], process, thread, rank))
         facts.steps = writer.steps.steps(groups)
         facts.has_batches = writer.steps.has_batches
         return facts
@@ -351,8 +356,14 @@ def _keep(names: dict[Any, str], key: Any, name: Any) -> None:
         names[key] = name.strip()[:_MAX_NAME]
 
 
-def _number(place: Any) -> int | None:
-    return place if isinstance(place, int) and abs(place) < 2**63 else None
+def _numbers(places: Iterable[Any]) -> dict[Any, int]:
+    """Return the number of each process or thread; those without one get free numbers, in their order."""
+    found = {place: place for place in places if isinstance(place, int) and abs(place) < 2**63}
+    free = FreeNumbers()
+    for number in found:
+        if number >= FREE_NUMBERS:
+            free.take(number)
+    return {place: found[place] if place in found else free.take() for place in places}
 
 
 def _group(rank: int | None, *, is_merged: bool) -> int:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from tracekit.table.arrow import ColumnsTable
 from tracekit.table.columns import FileFacts, new_columns, read_columns
 from tracekit.table.growth import Growth, Part, link_part, load_growth
-from tracekit.table.plain_columns import COLUMNS
-from tracekit.table.rows import NO_VALUE
+from tracekit.table.plain_columns import COLUMNS, PlainColumns
+from tracekit.table.rows import NO_BEGIN, NO_VALUE
 from tracekit.table.steps import step_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tracekit.core import _merge
     from tracekit.table.database import Database
 
-__all__ = ["TEXTS", "extend_tables", "rows_of"]
+__all__ = ["TEXTS", "extend_tables", "rows_of", "write_columns"]
 
 TEXTS: Final = {
     "events": ("category", "name", "process_group"),
@@ -47,12 +49,22 @@ def rows_of(table: str, folder: Path, parts: list[Part]) -> str:
     return " UNION ALL BY NAME ".join(pieces)
 
 
+def write_columns(database: Database, columns: _merge.Columns | PlainColumns, table: str, path: Path) -> None:
+    """Write a table of columns as Parquet."""
+    used = columns.used()[table] or COLUMNS[table]
+    if not isinstance(columns, PlainColumns):
+        database.write_arrow(ColumnsTable(columns, table), path, used)
+        return
+    places = [COLUMNS[table].index(column) for column in used]
+    types = {column: float if column == "value" else str if column in TEXTS[table] else int for column in used}
+    database.write_rows(([row[at] for at in places] for row in columns.rows(table)), types, path)
+
+
 def extend_tables(
     database: Database,
     path: str,
     previous: Path,
     folder: Path,
-    write: Callable[[Any, str, Path], None],
     progress: Callable[[int], None] | None,
 ) -> tuple[FileFacts, Growth] | None:
     """Write the new parts of all tables, and link the other parts.
@@ -62,7 +74,6 @@ def extend_tables(
         path: The file.
         previous: The folder of an earlier entry of the file.
         folder: The folder of the new entry.
-        write: Writes a table of columns as Parquet.
         progress: Called with the number of new bytes read so far.
 
     Returns:
@@ -82,14 +93,17 @@ def extend_tables(
     growth.serial += 1
     for table in ("events", "counters", "flows"):
         new = folder / f"new-{table}.parquet"
-        write(columns, table, new)
+        write_columns(database, columns, table, new)
         base, count = known[table], facts.rows[table]
         kept = [Part(part.name, part.first_row, min(part.rows, base - part.first_row)) for part in parts[table]]
         database.run(f"CREATE OR REPLACE TEMP VIEW old AS {rows_of(table, previous, kept)}")
         database.run(f"CREATE OR REPLACE TEMP VIEW new AS {rows_of(table, folder, [Part(new.name, base, count)])}")
         first = base
         if table == "events":
-            first = _nest_again(database, previous, folder, base, facts, growth, write)
+            nested = _nest_again(database, previous, folder, base, facts, growth)
+            if nested is None:
+                return None
+            first = nested
         # Parts are merged, so that their number stays small: each has at least twice the rows of the next one.
         while kept and first - kept[-1].first_row <= 2 * (base + count - first):
             first = min(first, kept.pop().first_row)
@@ -113,9 +127,12 @@ def _nest_again(
     base: int,
     facts: FileFacts,
     growth: Growth,
-    write: Callable[[Any, str, Path], None],
-) -> int:
-    """Nest the new rows, with the old ones that they or new steps can change, into the table ``nested``; return the first row."""
+) -> int | None:
+    """Nest the new rows, with the old ones that they or new steps can change, into the table ``nested``.
+
+    Returns:
+        The first row; None if the begins of a new and an old slice with equal times would have to be compared.
+    """
     times = dict(database.run(f"SELECT track, min(start_ns) FROM new WHERE phase = {_SLICE} GROUP BY track"))
     changed_ns = _first_change_ns(database, previous, facts)
     if changed_ns is not None:
@@ -130,11 +147,17 @@ def _nest_again(
             f"o.phase = {_SLICE} AND o.start_ns < t.time_ns AND o.start_ns + o.duration_ns > t.time_ns GROUP BY o.track"
         )
     database.run(
-        "CREATE TEMP TABLE again AS SELECT row_number() OVER (ORDER BY id) - 1 AS place, * FROM ("
-        f"SELECT o.id, o.track, phase, start_ns, duration_ns FROM old o JOIN {source} t(track, time_ns) "
+        # Of slices with equal times, the depths have the order of the begins.
+        "CREATE TEMP TABLE again AS SELECT row_number() OVER (ORDER BY start_ns, duration_ns DESC, depth, id) - 1 AS place, * "
+        f"FROM (SELECT o.id, o.track, phase, start_ns, duration_ns, depth FROM old o JOIN {source} t(track, time_ns) "
         "ON t.track = o.track WHERE o.start_ns >= t.time_ns "
-        "UNION ALL SELECT id, track, phase, start_ns, duration_ns FROM new)"
+        "UNION ALL SELECT id, track, phase, start_ns, duration_ns, depth FROM new)"
     )
+    if database.run(
+        f"SELECT 1 FROM again WHERE phase = {_SLICE} AND duration_ns > 0 GROUP BY track, start_ns, duration_ns "
+        f"HAVING min(id) < {base} AND max(id) >= {base} LIMIT 1"
+    ):
+        return None
     columns = new_columns(str(folder))
     for pid, tid in growth.tracks:
         columns.track(pid.encode("utf-8", "surrogateescape"), tid.encode("utf-8", "surrogateescape"))
@@ -143,10 +166,10 @@ def _nest_again(
         "SELECT track, phase, start_ns, duration_ns FROM again ORDER BY place"
     ):
         duration = NO_VALUE if duration_ns is None else duration_ns
-        columns.add_event(track, None, b"", phase, start_ns, duration, *none, None, None, phase == _SLICE)
+        columns.add_event(track, None, b"", phase, start_ns, duration, *none, None, None, phase == _SLICE, NO_BEGIN)
     columns.finish(array("q", [0] * len(growth.tracks)).tobytes(), step_columns(facts.steps).tobytes())
     late = folder / "late.parquet"
-    write(columns, "events", late)
+    write_columns(database, columns, "events", late)
     rows = rows_of("events", folder, [Part(late.name, 0, 1 << 62)])
     database.run(
         f"CREATE TEMP TABLE nested AS SELECT a.id, l.depth, p.id AS parent, l.self_ns, l.step_index FROM ({rows}) l "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tracekit.errors import StorageError, TraceFormatError
 from tracekit.processors import start_method, usable_processors
@@ -22,9 +22,26 @@ if TYPE_CHECKING:
 
     from tracekit.table.columns import FileFacts
 
-__all__ = ["Job", "build_all"]
+__all__ = ["Job", "TableJob", "build_all"]
 
 _MIN_BYTES: Final = 64 * 1024 * 1024  # a process takes as long to start as some MB to read
+
+
+class TableJob(Protocol):
+    """An entry of the cache that may be missing."""
+
+    @property
+    def paths(self) -> list[str]:
+        """The files that it is built from."""
+
+    def key(self) -> str:
+        """Return the key of the entry."""
+
+    def has_versions(self) -> bool:
+        """Return True if the entry of an earlier version of the file may be extended."""
+
+    def build(self, folder: Path, previous: Path | None, progress: Callable[[int], None] | None = None) -> None:
+        """Build the entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +55,15 @@ class Job:
 
     path: str
     steps: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def paths(self) -> list[str]:
+        """The file."""
+        return [self.path]
+
+    def has_versions(self) -> bool:
+        """Return True for a local file without given steps."""
+        return not (self.steps or is_remote(self.path))
 
     def key(self) -> str:
         """Return the key of the entry.
@@ -61,13 +87,13 @@ class Job:
 
 
 def build_all(
-    cache: TableCache, jobs: Sequence[Job], progress: Callable[[float, str], None], workers: int | None = None
+    cache: TableCache, jobs: Sequence[TableJob], progress: Callable[[float, str], None], workers: int | None = None
 ) -> list[Path | TraceFormatError]:
     """Return the folder of each entry, or why the file is not a trace; build those that are missing.
 
     Args:
         cache: The cache.
-        jobs: The files.
+        jobs: The entries.
         progress: Called with the completed share, 0 to 1, and a description of the current work.
         workers: The maximum number of processes. None: one for each processor if they can be forked, else this one alone. Other
             processes import the main module again, which must not start its work then.
@@ -79,7 +105,7 @@ def build_all(
     keys = [job.key() for job in jobs]
     found: list[Path | TraceFormatError | None] = [_find(cache, key) for key in keys]
     missing = [number for number, folder in enumerate(found) if folder is None]
-    sizes = {number: size_bytes(jobs[number].path) or 0 for number in missing}
+    sizes = {number: sum(size_bytes(path) or 0 for path in jobs[number].paths) for number in missing}
     whole, done = sum(sizes.values()) or 1, 0
     if workers is None:
         workers = usable_processors() if start_method() == "fork" else 1
@@ -93,7 +119,7 @@ def build_all(
             try:
                 for number, result in zip(order, results, strict=True):
                     done += sizes[number]
-                    progress(done / whole, f"reading {basename(jobs[number].path)}")
+                    progress(done / whole, f"reading {_named(jobs[number])}")
                     found[number] = result
             except BrokenProcessPool as error:
                 raise StorageError(
@@ -101,7 +127,7 @@ def build_all(
                 ) from error
         missing = []
     for number in missing:
-        name, size = basename(jobs[number].path), sizes[number]
+        name, size = _named(jobs[number]), sizes[number]
 
         def advance(bytes_read: int, name: str = name, size: int = size, done: int = done) -> None:
             progress((done + min(bytes_read, size)) / whole, f"reading {name}")
@@ -124,14 +150,20 @@ def _find(cache: TableCache, key: str) -> Path | None:
     return folder
 
 
-def _build(work: tuple[TableCache, Job, str], progress: Callable[[int], None] | None = None) -> Path | TraceFormatError:
+def _named(job: TableJob) -> str:
+    return basename(job.paths[0])
+
+
+def _build(
+    work: tuple[TableCache, TableJob, str], progress: Callable[[int], None] | None = None
+) -> Path | TraceFormatError:
     cache, job, key = work
-    has_versions = not (job.steps or is_remote(job.path))
-    previous = cache.latest(job.path) if has_versions else None
+    has_versions = job.has_versions()
+    previous = cache.latest(job.paths[0]) if has_versions else None
     try:
         found = cache.add(key, lambda folder: job.build(folder, previous, progress))
     except TraceFormatError as error:
         return error
     if has_versions and is_extendable(found):
-        cache.set_latest(job.path, key)
+        cache.set_latest(job.paths[0], key)
     return found

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from typing import Any, Final
 
 from tracekit.formats.kineto import GPU_CATEGORIES
-from tracekit.table.rows import MAX_BEGUN, NO_VALUE
+from tracekit.table.rows import MAX_BEGUN, NO_BEGIN, NO_VALUE
 from tracekit.traces.pairs import OpenSlices
 
 __all__ = ["COLUMNS", "DEVICE_CATEGORIES", "PlainColumns"]
@@ -42,9 +42,10 @@ class PlainColumns:
         self._keeps_args = keeps_args
         self._tables: dict[str, list[list[Any]]] = {name: [] for name in COLUMNS}
         self._tracks: dict[tuple[bytes, bytes], int] = {}
-        self._slices: list[tuple[int, int, int, int]] = []  # start, -end, row, track
+        self._slices: list[tuple[int, int, int, int, int]] = []  # start, -end, number of the begin, row, track
         self._launches: dict[int, int] = {}
-        self._begun: dict[int, OpenSlices[bytes]] = {}
+        self._begun: dict[int, OpenSlices[tuple[bytes, int]]] = {}
+        self._begins = 0
 
     def track(self, pid: bytes, tid: bytes, /) -> int:
         """Return the number of a track."""
@@ -70,13 +71,14 @@ class PlainColumns:
         process_group: bytes | None,
         args: bytes | None,
         nests: bool,
+        begin: int,
         /,
     ) -> int:
         """Add a row, and return its number."""
         rows = self._tables["events"]
         number = len(rows)
         if nests:
-            self._slices.append((start_ns, -start_ns - duration_ns, number, track))
+            self._slices.append((start_ns, -start_ns - duration_ns, begin, number, track))
             if (
                 correlation not in (NO_VALUE, -1)
                 and category not in DEVICE_CATEGORIES
@@ -90,22 +92,31 @@ class PlainColumns:
             self._tables["args"].append([number, args])
         return number
 
+    def add_slices(self, tracks: bytes, starts_ns: bytes, durations_ns: bytes, /) -> None:
+        """Add slices without a name; each argument is an array of 64-bit integers."""
+        none = (NO_VALUE,) * 5
+        for track, start, duration in zip(
+            array("q", tracks), array("q", starts_ns), array("q", durations_ns), strict=True
+        ):
+            self.add_event(track, None, b"", ord("X"), start, duration, *none, None, None, True, NO_BEGIN)
+
     def begin(self, track: int, start_ns: int, name: bytes, category: bytes, text: bytes, /) -> bool:
         """Begin a slice; return False if too many have begun."""
         del start_ns
         if sum(map(len, self._begun.values())) >= MAX_BEGUN:
             return False
-        self._begun.setdefault(track, OpenSlices(_MAX_SEARCH)).begin(name, category, text)
+        self._begun.setdefault(track, OpenSlices(_MAX_SEARCH)).begin(name, category, (text, self._begins))
+        self._begins += 1
         return True
 
-    def end(self, track: int, name: bytes, category: bytes, /) -> bytes | None:
-        """End the innermost slice that a name and category fit, and return its event."""
+    def end(self, track: int, name: bytes, category: bytes, /) -> tuple[bytes, int] | None:
+        """End the innermost slice that a name and category fit, and return its event and the number of its begin."""
         begun = self._begun.get(track)
         return None if begun is None else begun.end(name, category)
 
     def begun(self) -> list[tuple[int, bytes]]:
         """Return the track and event of each slice that has not ended."""
-        return [(track, text) for track, begun in sorted(self._begun.items()) for text in begun.slices]
+        return [(track, text) for track, begun in sorted(self._begun.items()) for text, _ in begun.slices]
 
     def add_counter(self, track: int, name: bytes, series: bytes, time_ns: int, value: float, /) -> None:
         """Add a value of a counter."""
@@ -144,7 +155,7 @@ class PlainColumns:
         depth, parent, own = (COLUMNS["events"].index(name) for name in ("depth", "parent", "self_ns"))
         rows = self._tables["events"]
         open_: dict[int, list[list[int]]] = {}  # of each track: [end, covered until, row]
-        for start, minus_end, number, track in sorted(self._slices):
+        for start, minus_end, _, number, track in sorted(self._slices):
             row, end = rows[number], -minus_end
             stack = open_[track] = [slice_ for slice_ in open_.get(track, ()) if slice_[0] > start]
             row[depth], row[own] = 0, end - start

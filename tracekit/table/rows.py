@@ -24,10 +24,13 @@ from tracekit.table.steps import StepCollector, is_step_name
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MAX_BEGUN", "NO_VALUE", "ArgFields", "ColumnSink", "RowWriter", "arg_fields", "json_text"]
+__all__ = ["MAX_BEGUN", "NO_BEGIN", "NO_VALUE", "ArgFields", "ColumnSink", "RowWriter", "arg_fields", "json_text"]
 
 NO_VALUE: Final = -(2**63)
 """NULL in a column of integers."""
+
+NO_BEGIN: Final = -1
+"""The number of the begin of a whole slice."""
 
 _MAX_TIME_NS: Final = 2**61
 MAX_BEGUN: Final = 200_000
@@ -79,6 +82,7 @@ class ColumnSink(Protocol):
         process_group: bytes | None,
         args: bytes | None,
         nests: bool,
+        begin: int,
         /,
     ) -> int:
         """Add a row, and return its number."""
@@ -86,8 +90,8 @@ class ColumnSink(Protocol):
     def begin(self, track: int, start_ns: int, name: bytes, category: bytes, text: bytes, /) -> bool:
         """Begin a slice; return False if too many have begun."""
 
-    def end(self, track: int, name: bytes, category: bytes, /) -> bytes | None:
-        """End the innermost slice that a name and category fit, and return its event."""
+    def end(self, track: int, name: bytes, category: bytes, /) -> tuple[bytes, int] | None:
+        """End the innermost slice that a name and category fit, and return its event and the number of its begin."""
 
     def begun(self) -> list[tuple[int, bytes]]:
         """Return the track and event of each slice that has not ended."""
@@ -184,14 +188,15 @@ class RowWriter:
 
     def _end(self, event: Event, end: int) -> None:
         track = self._track(event)
-        text = self._sink.end(track, raw_field(event.name), raw_field(event.cat))
-        if text is None:
+        found = self._sink.end(track, raw_field(event.name), raw_field(event.cat))
+        if found is None:
             return
+        text, number = found
         begin, start = _begun(text)
         if not 0 <= end - start < _MAX_TIME_NS:
             self.unusable += 1
             return
-        self._add(begin, track, ord("X"), start, end - start, nests=True)
+        self._add(begin, track, ord("X"), start, end - start, nests=True, number=number)
         if is_step_name(raw_field(begin.name)):
             self.note_step(begin, end - start)
 
@@ -243,7 +248,17 @@ class RowWriter:
     def _track(self, event: Event) -> int:
         return self._sink.track(_place(event.pid), _place(event.tid))
 
-    def _add(self, event: Event, track: int, phase: int, start: int, duration: int, *, nests: bool = False) -> None:
+    def _add(
+        self,
+        event: Event,
+        track: int,
+        phase: int,
+        start: int,
+        duration: int,
+        *,
+        nests: bool = False,
+        number: int = NO_BEGIN,
+    ) -> None:
         args = None if event.args is UNSET else bytes(event.args)
         fields = ArgFields() if args is None else arg_fields(args)
         self._sink.add_event(
@@ -261,6 +276,7 @@ class RowWriter:
             fields.process_group,
             args,
             nests,
+            number,
         )
 
 

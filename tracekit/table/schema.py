@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 __all__ = ["TABLES", "VERSION", "Column", "schema_text"]
 
-VERSION: Final = 3
+VERSION: Final = 4
 """The version of what the cache holds. A change of columns or of their meaning needs the next number."""
 
 
@@ -41,8 +41,10 @@ TABLES: Final[dict[str, tuple[str, tuple[Column, ...]]]] = {
         (
             Column("file", "INTEGER", "The number of the file; see the table ranks."),
             Column("rank", "INTEGER", "The rank. NULL for a process of a merged trace that has none."),
-            Column("pid", "BIGINT", "The process id of the trace. NULL if it is not a number."),
-            Column("tid", "BIGINT", "The thread id or stream of the trace. NULL if it is not a number."),
+            Column(
+                "pid", "BIGINT", "The process id of the trace. One that is no number gets a number from 3221225472 on."
+            ),
+            Column("tid", "BIGINT", "The thread id or stream of the trace, likewise."),
             Column("process", "VARCHAR", "The label or name of the process."),
             Column("thread", "VARCHAR", "The name of the thread."),
             Column("category", "VARCHAR", "The category, such as kernel or cpu_op."),
@@ -54,8 +56,11 @@ TABLES: Final[dict[str, tuple[str, tuple[Column, ...]]]] = {
                 "start_ns", "BIGINT", "The start in ns since the epoch: the base time of the file and the time in it."
             ),
             Column("duration_ns", "BIGINT", "The duration. NULL for instants and slices without an end."),
-            Column("depth", "BIGINT", "The number of slices on its track that enclose it. NULL for other rows than X."),
-            Column("parent", "BIGINT", "The id, in the same file, of the innermost slice that encloses it."),
+            Column(
+                "depth", "BIGINT", "The number of slices on its thread that enclose it. NULL for other rows than X."
+            ),
+            Column("parent", "BIGINT", "The id of the innermost slice of its thread that encloses it."),
+            Column("parent_file", "INTEGER", "The file of that slice: files of one rank may share threads."),
             Column("self_ns", "BIGINT", "The part of the duration that no child covers."),
             Column("id", "BIGINT", "The number of the row in its file, from 0 on."),
             Column("step", "BIGINT", "The training step. On a device, that of the launch. NULL outside of steps."),

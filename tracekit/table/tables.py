@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +18,7 @@ from tracekit.table.database import Database, Limits, check_available
 from tracekit.table.jobs import Job, build_all
 from tracekit.table.plain_columns import COLUMNS
 from tracekit.table.schema import TABLES
+from tracekit.table.shared_threads import PARENT_MEMBER, Member, SharedThreads, nested_events
 from tracekit.table.steps import COUNTS
 from tracekit.traces.inputs import find_traces
 
@@ -41,6 +42,8 @@ class _Entry:
         folder: The folder of the entry.
         facts: See `read_facts`.
         rank: Its rank, assumed where it states none; None for a merged trace.
+        nested: Its events, if it shares threads with other files.
+        members: The numbers of those files, by that in ``parent_member``.
     """
 
     path: str
@@ -48,11 +51,19 @@ class _Entry:
     folder: Path
     facts: dict[str, Any]
     rank: int | None = None
+    nested: Path | None = None
+    members: list[int] = field(default_factory=list)
 
     def parts(self, table: str) -> list[tuple[str, int, int]]:
         """Return the file name, first row and number of rows of each part of a table."""
+        if table == "events" and self.nested is not None:
+            return [(str(self.nested), 0, 1 << 62)]
         found = self.facts["parts"].get(table)
         return [tuple(part) for part in found] if found else [(f"{table}.parquet", 0, 1 << 62)]
+
+    def member(self) -> Member:
+        """Return the file for `SharedThreads`."""
+        return Member(self.path, self.folder, tuple(self.parts("events")), self.facts["base_ns"])
 
 
 class EventTables:
@@ -140,7 +151,8 @@ class EventTables:
         """Open a connection with the views, for statements of tracekit itself.
 
         Args:
-            args: True if the statements read arguments, for which each file is read once more.
+            args: True if the statements read arguments, for which each file is read once more. The view ``event_args`` has the
+                arguments by file and id.
         """
         with (
             tempfile.TemporaryDirectory(prefix="tracekit-query-") as scratch,
@@ -200,6 +212,23 @@ class EventTables:
         self.notes += [f"{error.path} is left out: {error.reason}" for error in left_out]
         self._entries.sort(key=lambda entry: entry.path)
         self._assume_ranks()
+        self._nest_shared_threads({path for path, _ in own})
+
+    def _nest_shared_threads(self, rank_traces: set[str]) -> None:
+        """Replace the events of files that share threads by those of `SharedThreads`."""
+        ranks: dict[int, list[int]] = {}
+        for number in sorted(range(len(self._entries)), key=lambda at: self._entries[at].path not in rank_traces):
+            rank = self._entries[number].rank
+            if rank is not None:
+                ranks.setdefault(rank, []).append(number)
+        groups = [own for own in ranks.values() if len(own) > 1]
+        jobs = [SharedThreads(tuple(self._entries[at].member() for at in own)) for own in groups]
+        for own, folder in zip(groups, build_all(self._cache, jobs, self._progress, self._workers), strict=True):
+            assert isinstance(folder, Path)
+            for member, path in nested_events(folder).items():
+                entry = self._entries[own[member]]
+                entry.nested, entry.members = path, own
+                entry.facts["columns"]["events"] = [*COLUMNS["events"], PARENT_MEMBER]
 
     def _take(
         self, files: list[tuple[str, bool]], heads: dict[str, Head], steps: dict[int, list[tuple[int, ...]]]
@@ -300,6 +329,7 @@ class EventTables:
             **{name: f"t.{name}" for name in ("rank", "pid", "tid", "process", "thread")},
             **{name: f"s.{name}" for name in ("step", *COUNTS)},
             "phase": "chr(e.phase::INTEGER)",
+            "parent_file": self._parent_file(),
             "args": "NULL::VARCHAR" if args == "none" else "a.args",
         }
         join = ""
@@ -307,12 +337,21 @@ class EventTables:
             join = f" LEFT JOIN {_PROBE} a ON a.file = e.file_index AND a.id = e.file_row_number"
         elif args == "files":
             source = database.read_parquet([entry.folder / _ARGS for entry in self._entries])
-            join = f" LEFT JOIN {source} a ON a.file_index = e.file_index AND a.id = e.file_row_number"
+            database.run(f"CREATE VIEW event_args AS SELECT file_index AS file, id, args FROM {source}")
+            join = " LEFT JOIN event_args a ON a.file = e.file_index AND a.id = e.file_row_number"
         database.run(
             f"CREATE OR REPLACE VIEW events AS SELECT {_columns('events', own, 'e')} FROM {self._source(database, 'events')} e "
             "JOIN tracks t ON t.file = e.file_index AND t.track = e.track "
             f"LEFT JOIN file_steps s ON s.file = e.file_index AND s.step_index = e.step_index{join}"
         )
+
+    def _parent_file(self) -> str:
+        """Return an expression for the file of a parent."""
+        own = "CASE WHEN e.parent IS NOT NULL THEN e.file_index END"
+        if all(entry.nested is None for entry in self._entries):
+            return own
+        members = [entry.members for entry in self._entries]
+        return f"coalesce(({members}::INTEGER[][])[(e.file_index + 1)::BIGINT][e.{PARENT_MEMBER} + 1], {own})"
 
     def _create_dimensions(self, database: Database) -> None:
         """Create the small tables: files, tracks and steps of files, and with them the views ``ranks`` and ``steps``."""
@@ -331,7 +370,10 @@ class EventTables:
             )
             values.append("(" + ", ".join(map(_literal, cells + more)) + ")")
         names = "file, path, rank, host, base_ns, events, start_ns, end_ns, damage, has_given_steps, is_merged"
-        database.run(f"CREATE TABLE files AS SELECT * FROM (VALUES {', '.join(values)}) v({names})")
+        # The type of the engine's file_index: a join of other types casts each row.
+        database.run(
+            f"CREATE TABLE files AS SELECT * REPLACE (file::UBIGINT AS file) FROM (VALUES {', '.join(values)}) v({names})"
+        )
         for table, order, name in (("tracks", "track", "tracks"), ("steps", "step_index", "file_steps")):
             base = (
                 "f.base_ns"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
+from tracekit.formats.event_fields import FreeNumbers
 from tracekit.formats.trace_event import encode_json
 from tracekit.traces.process_identity import CHILD, CPU, DEVICE, GPU, OVERHEAD, PROFILER, main_thread
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMPUTE",
-    "FREE_TIDS",
     "MEMSET",
     "NCCL",
     "SYNC",
@@ -37,9 +37,6 @@ __all__ = [
     "title_in_group",
     "work_of",
 ]
-
-FREE_TIDS: Final = 3 * 2**30
-"""Thread ids from here on are given to tracks that have none below; tracekit's own lanes begin at 2**30."""
 
 COMPUTE, NCCL, HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE, MEMSET, SYNC = (1 << bit for bit in range(7))
 """Kinds of work on a GPU row; bits that are combined."""
@@ -101,8 +98,7 @@ class Process:
 
     Attributes:
         threads: Its threads, by key and lane.
-        given_tids: The thread ids that the merge gave.
-        next_tid: The next one to give, if it is free.
+        free_tids: The thread ids that the merge gives.
         place: The place of its rank in the order of display.
         labels: The parallelism labels of its rank, as text.
     """
@@ -114,8 +110,7 @@ class Process:
     threads: dict[tuple[int | str, int], Thread] = field(default_factory=dict)
     host: str | None = None
     identity: ProcessIdentity | None = None
-    given_tids: set[int] = field(default_factory=set)
-    next_tid: int = FREE_TIDS
+    free_tids: FreeNumbers = field(default_factory=FreeNumbers)
     place: int = 0
     labels: str = ""
 

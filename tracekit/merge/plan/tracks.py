@@ -15,11 +15,11 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import MergeError
-from tracekit.formats.event_fields import raw_number
+from tracekit.formats.event_fields import FREE_NUMBERS, raw_number
 from tracekit.formats.kineto import GPU_CATEGORIES, gpu_of_label
 from tracekit.formats.merged_head import END_EVENT, TABLE_EVENTS
 from tracekit.formats.trace_event import UNSET, Event, decode_dict, decode_text
-from tracekit.merge.plan.titles import FREE_TIDS, Process, Thread, better_name, display_order, thread_sort_index
+from tracekit.merge.plan.titles import Process, Thread, better_name, display_order, thread_sort_index
 from tracekit.traces.process_identity import CPU, DEVICE, GPU, OVERHEAD, PROFILER, ProcessKey
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class UnitTracks:
         known = process.threads.get((key, 0))
         if known is not None:
             return process.pid, known.tid
-        return process.pid, key if isinstance(key, int) and 0 < key < FREE_TIDS else process.pid
+        return process.pid, key if isinstance(key, int) and 0 < key < FREE_NUMBERS else process.pid
 
     def takes_metadata(self, event: Event) -> bool:
         """Note what a metadata event says of names; return True if the event is to be written now."""
@@ -291,19 +291,10 @@ class UnitTracks:
         """Return a thread of a process; a new one without a tid gets the wanted tid, if that is free, or the next."""
         thread = process.threads.get((key, lane))
         if thread is None:
-            kept = isinstance(key, int) and 0 < key < FREE_TIDS and not lane
-            thread = Thread(int(key) if kept else self._free_tid(process, wanted), key, lane=lane)
+            kept = isinstance(key, int) and 0 < key < FREE_NUMBERS and not lane
+            thread = Thread(int(key) if kept else process.free_tids.take(wanted), key, lane=lane)
             process.threads[key, lane] = thread
         return thread
-
-    @staticmethod
-    def _free_tid(process: Process, wanted: int = 0) -> int:
-        tid = wanted
-        while tid < FREE_TIDS or tid in process.given_tids:
-            tid = process.next_tid
-            process.next_tid += 1
-        process.given_tids.add(tid)
-        return tid
 
     # Names.
 

@@ -11,7 +11,7 @@ from tracekit.formats.event_fields import raw_field
 from tracekit.formats.losses import Accounts
 from tracekit.formats.rank_trace import SUMMARY_EVENT, TIMESTAMP_EVENT
 from tracekit.formats.trace_event import UNSET, Event, decode_or_none
-from tracekit.table.rows import RowWriter, json_text
+from tracekit.table.rows import NO_BEGIN, RowWriter, json_text
 from tracekit.traces.pairs import OpenSlices
 from tracekit.view.live.stages import Slice, step_stages
 from tracekit.view.live.states import StageTime, Step
@@ -180,10 +180,10 @@ class ProgressTracker:
             self._threads[track].open.begin(name, category, (text, json_text(name).decode()))
         return has_room
 
-    def end(self, track: int, name: bytes, category: bytes, /) -> bytes | None:
+    def end(self, track: int, name: bytes, category: bytes, /) -> tuple[bytes, int] | None:
         """Close the innermost slice that a name and category fit."""
         closed = self._threads[track].open.end(name, category) if track < _MAX_TRACKS else None
-        return None if closed is None else closed[0]
+        return None if closed is None else (closed[0], NO_BEGIN)
 
     def begun(self) -> list[tuple[int, bytes]]:
         """Return no slices: the open ones stay open."""

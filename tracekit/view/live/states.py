@@ -14,9 +14,13 @@ if TYPE_CHECKING:
 __all__ = [
     "CUT_AFTER_NS",
     "Look",
+    "LookDocument",
     "RankSignals",
     "RankState",
+    "RankStatus",
     "RunState",
+    "RunStatus",
+    "ShownRun",
     "Slowest",
     "StageTime",
     "State",
@@ -125,12 +129,13 @@ class StageTime(Result, frozen=True, kw_only=True):
     waiting: bool
 
 
-class RankState(Result, frozen=True, kw_only=True):
-    """A rank as of the last look. Times are by the clock of its host, except `quiet_ns`.
+class RankStatus(Result, frozen=True, kw_only=True):
+    """A rank as of the last look. Times are by the clock of its host, except ``quiet_ns``.
 
     Attributes:
         rank: The rank.
-        state: See `State`.
+        state: recording: its process writes. finished: the recording has ended. cut: its file has no end, as when the process
+            is killed. lost: its file was removed.
         reason: The reason for its state, in words.
         path: The file that it writes, or has written last.
         files: The number of its files: segments, and those of children and earlier attempts.
@@ -145,13 +150,12 @@ class RankState(Result, frozen=True, kw_only=True):
         epoch: Likewise.
         batch: The number of completed batches.
         steps_seen: The number of steps read in all looks together.
-        steps: The last of them, at most 64, oldest first.
         last_step_ns: The duration of the last step; None before the first one.
-        median_step_ns: Their median.
+        median_step_ns: The median of the last 64 steps.
         own_step_ns: The median without its share of collectives. Ranks that wait for each other all have the step time of the
             slowest; the slow one shows where nobody waits.
         stages: The stages of the last steps, longest first.
-        staged_ns: The time of the steps in `stages`.
+        staged_ns: The time of the steps in ``stages``.
         waiting_ns: The part of it in collectives.
         doing: The open slices of the training thread, outermost first, as of its last flush. Short slices are written when they
             end and are not among them.
@@ -185,7 +189,6 @@ class RankState(Result, frozen=True, kw_only=True):
     epoch: int | None
     batch: int | None
     steps_seen: int
-    steps: tuple[Step, ...]
     last_step_ns: int | None
     median_step_ns: int | None
     own_step_ns: int | None
@@ -207,8 +210,18 @@ class RankState(Result, frozen=True, kw_only=True):
     unhealthy: bool
 
 
+class RankState(RankStatus, frozen=True, kw_only=True):
+    """A rank with its steps.
+
+    Attributes:
+        steps: The last of its steps, at most 64, oldest first.
+    """
+
+    steps: tuple[Step, ...]
+
+
 class Slowest(Result, frozen=True, kw_only=True):
-    """The rank with the longest `RankState.own_step_ns`.
+    """The rank whose steps take longest without its collectives.
 
     Attributes:
         rank: The rank.
@@ -223,7 +236,7 @@ class Slowest(Result, frozen=True, kw_only=True):
     stage: str
 
 
-class RunState(Result, frozen=True, kw_only=True):
+class RunStatus(Result, frozen=True, kw_only=True):
     """A run as of the last look.
 
     Attributes:
@@ -240,8 +253,6 @@ class RunState(Result, frozen=True, kw_only=True):
         median_step_ns: The median of the ranks' median steps; None without steps.
         slowest: The slowest rank; None if fewer than two have steps.
         lost_events: The number of events that its ranks state as lost.
-        ranks: The states of ranks that have or had a file, in order.
-        paths: All its files.
     """
 
     run_id: str
@@ -257,8 +268,47 @@ class RunState(Result, frozen=True, kw_only=True):
     median_step_ns: int | None
     slowest: Slowest | None
     lost_events: int
+
+
+class RunState(RunStatus, frozen=True, kw_only=True):
+    """A run with its ranks and files.
+
+    Attributes:
+        ranks: The states of ranks that have or had a file, in order.
+        paths: All its files.
+    """
+
     ranks: tuple[RankState, ...]
     paths: tuple[str, ...]
+
+
+class ShownRun(RunStatus, frozen=True, kw_only=True):
+    """A run with its ranks, as of the last look.
+
+    Attributes:
+        ranks: The ranks that have or had a file, in order.
+    """
+
+    ranks: list[RankStatus]
+
+
+class LookDocument(Result, frozen=True, kw_only=True):
+    """The runs below a folder at one moment, as ``tracekit top --json`` prints them on one line.
+
+    Times are ns since the epoch, durations are ns.
+
+    Attributes:
+        time_ns: The time by the clock of the machine that looked.
+        run: The run that is shown, or null before the first one.
+        other_runs: The other runs. Only the ends of their files were read.
+        notes: Sentences for the reader.
+    """
+
+    format_version: int = 2
+    time_ns: int
+    run: ShownRun | None
+    other_runs: list[RunStatus]
+    notes: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,22 +328,19 @@ class Look:
     notes: tuple[str, ...]
 
 
-def look_document(look: Look, shown: RunState | None) -> dict[str, Any]:
-    """Return a look as JSON, see ``schemas/top.schema.json``: one run with its ranks, the others without."""
-    return {
-        "time_ns": look.time_ns,
-        "run": None if shown is None else _document(shown, with_ranks=True),
-        "other_runs": [_document(run, with_ranks=False) for run in look.runs if run is not shown],
-        "notes": list(look.notes),
-    }
+def look_document(look: Look, shown: RunState | None) -> LookDocument:
+    """Return the document of a look: one run with its ranks, the others without."""
+    run = None
+    if shown is not None:
+        ranks = [RankStatus(**_fields(RankStatus, rank)) for rank in shown.ranks]
+        run = ShownRun(**_fields(RunStatus, shown), ranks=ranks)
+    return LookDocument(
+        time_ns=look.time_ns,
+        run=run,
+        other_runs=[RunStatus(**_fields(RunStatus, other)) for other in look.runs if other is not shown],
+        notes=list(look.notes),
+    )
 
 
-def _document(run: RunState, *, with_ranks: bool) -> dict[str, Any]:
-    document = run.as_dict()
-    del document["paths"]
-    if not with_ranks:
-        del document["ranks"]
-    else:
-        for rank in document["ranks"]:
-            del rank["steps"]
-    return document
+def _fields(kind: type[Result], result: Result) -> dict[str, Any]:
+    return {name: getattr(result, name) for name in kind.fields()}

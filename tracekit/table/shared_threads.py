@@ -1,0 +1,172 @@
+"""Nest the slices of threads that several files of a rank share, such as the markers and operators of one training thread."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tracekit.table.build import FACTS, LIMITS
+from tracekit.table.columns import new_columns
+from tracekit.table.database import Database
+from tracekit.table.extend import rows_of, write_columns
+from tracekit.table.growth import Part
+from tracekit.table.plain_columns import COLUMNS
+from tracekit.table.schema import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ["PARENT_MEMBER", "Member", "SharedThreads", "nested_events"]
+
+PARENT_MEMBER: Final = "parent_member"
+"""The column of nested events with the number of the member that holds the parent."""
+
+_CHUNK_ROWS: Final = 1_000_000
+_NESTED: Final = ("depth", "parent", "self_ns")
+
+# Threads with slices of two files at one time.
+_SHARED: Final = """
+CREATE TEMP TABLE shared_track AS
+WITH part AS (
+    SELECT t.member, t.track, t.pid, t.tid, min(s.start_ns + t.base_ns) AS first_ns,
+        max(s.start_ns + s.duration_ns + t.base_ns) AS last_ns
+    FROM member_track t JOIN member_slice s USING (member, track) GROUP BY ALL
+), shared AS (
+    SELECT DISTINCT a.pid, a.tid FROM part a JOIN part b USING (pid, tid)
+    WHERE a.member < b.member AND a.first_ns < b.last_ns AND b.first_ns < a.last_ns
+)
+SELECT t.member, t.track, t.base_ns, dense_rank() OVER (ORDER BY pid, tid) - 1 AS thread
+FROM member_track t SEMI JOIN shared USING (pid, tid)"""
+
+_SLICES: Final = """
+CREATE TEMP TABLE shared_slice AS
+SELECT row_number() OVER (ORDER BY s.start_ns + t.base_ns, s.duration_ns DESC, s.member, s.depth, s.id) - 1 AS place,
+    s.member, s.id, t.thread, s.start_ns + t.base_ns AS start_ns, s.duration_ns
+FROM member_slice s JOIN shared_track t USING (member, track)"""
+
+_NESTED_SLICES: Final = """
+CREATE TEMP TABLE nested_slice AS
+SELECT s.member, s.id, n.depth, p.id AS parent, p.member AS parent_member, n.self_ns
+FROM shared_slice s JOIN ({nested}) n ON n.id = s.place LEFT JOIN shared_slice p ON p.place = n.parent"""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A file of a rank.
+
+    Attributes:
+        path: The file.
+        folder: The folder of its entry.
+        parts: Name, first row and number of rows of each part of its events.
+        base_ns: The base of its times.
+    """
+
+    path: str
+    folder: Path
+    parts: tuple[tuple[str, int, int], ...]
+    base_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedThreads:
+    """The entry with the events of the files of a rank that share threads.
+
+    Attributes:
+        members: The files. Of slices with equal times, that of the earlier file encloses the other.
+    """
+
+    members: tuple[Member, ...]
+
+    @property
+    def paths(self) -> list[str]:
+        """The files of the rank."""
+        return [member.path for member in self.members]
+
+    def has_versions(self) -> bool:
+        """Return False: the entry is built from whole tables."""
+        return False
+
+    def key(self) -> str:
+        """Return the key of the entry."""
+        entries = [(member.folder.name, member.base_ns) for member in self.members]
+        return hashlib.blake2b(repr((VERSION, entries)).encode(), digest_size=20).hexdigest()
+
+    def build(self, folder: Path, previous: Path | None, progress: Callable[[int], None] | None = None) -> None:
+        """Write the events of each member with a shared thread.
+
+        Raises:
+            QueryError: The engine has failed.
+        """
+        del previous, progress
+        with Database(folder, LIMITS) as database:
+            self._create_slices(database)
+            database.run(_SHARED)
+            shared = [member for (member,) in database.run("SELECT DISTINCT member FROM shared_track ORDER BY member")]
+            if shared:
+                _nest(database, folder)
+            for member in shared:
+                _write_events(database, member, folder / _events_name(member))
+        (folder / FACTS).write_text(json.dumps({"members": shared}), encoding="ascii")
+
+    def _create_slices(self, database: Database) -> None:
+        """Create the views of the events, slices and tracks of all members."""
+        slices, tracks = [], []
+        for number, member in enumerate(self.members):
+            rows = rows_of("events", member.folder, [Part(*part) for part in member.parts])
+            database.run(f"CREATE TEMP VIEW events_{number} AS {rows}")
+            slices.append(
+                f"SELECT {number} AS member, id, track, depth, start_ns, duration_ns FROM events_{number} WHERE phase = 88"
+            )
+            source = database.read_parquet([member.folder / "tracks.parquet"])
+            tracks.append(
+                f"SELECT {number} AS member, track, pid, tid, {member.base_ns}::BIGINT AS base_ns FROM {source}"
+            )
+        database.run(f"CREATE TEMP VIEW member_slice AS {' UNION ALL '.join(slices)}")
+        database.run(f"CREATE TEMP VIEW member_track AS {' UNION ALL '.join(tracks)}")
+
+
+def nested_events(folder: Path) -> dict[int, Path]:
+    """Return the file with the events of each member that shares a thread, for the folder of an entry."""
+    found = json.loads((folder / FACTS).read_text(encoding="ascii"))["members"]
+    return {member: folder / _events_name(member) for member in found}
+
+
+def _events_name(member: int) -> str:
+    return f"events-{member}.parquet"
+
+
+def _nest(database: Database, folder: Path) -> None:
+    """Nest the slices of the shared threads into the table ``nested_slice``."""
+    database.run(_SLICES)
+    ((slices, threads),) = database.run("SELECT count(*), max(thread) + 1 FROM shared_slice")
+    columns = new_columns(str(folder))
+    for thread in range(threads):
+        columns.track(b"0", b"%d" % thread)
+    for first in range(0, slices, _CHUNK_ROWS):
+        found = database.columns(
+            "SELECT thread, start_ns, duration_ns FROM shared_slice "
+            f"WHERE place >= {first} AND place < {first + _CHUNK_ROWS} ORDER BY place"
+        )
+        columns.add_slices(*(values.astype("int64").tobytes() for values in found.values()))
+    columns.finish(array("q", [0] * threads).tobytes(), b"")
+    nested = folder / "nested.parquet"
+    write_columns(database, columns, "events", nested)
+    rows = rows_of("events", folder, [Part(nested.name, 0, slices)])
+    database.run(_NESTED_SLICES.format(nested=rows))
+    nested.unlink()
+
+
+def _write_events(database: Database, member: int, path: Path) -> None:
+    values = [
+        f"CASE WHEN n.id IS NULL THEN e.{name} ELSE n.{name} END AS {name}" if name in _NESTED else f"e.{name}"
+        for name in COLUMNS["events"]
+    ]
+    database.write_parquet(
+        f"SELECT {', '.join(values)}, n.{PARENT_MEMBER} FROM events_{member} e "
+        f"LEFT JOIN (SELECT * FROM nested_slice WHERE member = {member}) n ON n.id = e.id ORDER BY e.id",
+        path,
+    )
