@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 ARCHIVE_RULES = {"archive", "archive-member", "manifest"}
-"""Rules about archives, whose bad ones are in ``tests/unit/test_validation_archive.py``."""
+"""Rules about archives, whose bad ones are in ``tests/unit/check/test_validation_archive.py``."""
 
 Effect = Literal["hangs", "crashes", "refuses", "drops", "misleads", "none"]
 """``drops``: something is lost, with or without a stat; ``misleads``: all is loaded and shown wrongly; ``none``: this version of

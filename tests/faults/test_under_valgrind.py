@@ -18,7 +18,7 @@ def test_the_tests_of_the_core_touch_nothing_that_is_not_theirs() -> None:
 
 def test_a_read_behind_the_end_is_found() -> None:
     done = run_check(
-        "under_valgrind", "--planted", "tests/unit/test_core.py::test_rewriter_changes_nothing_but_what_it_must"
+        "under_valgrind", "--planted", "tests/unit/core/test_core.py::test_rewriter_changes_nothing_but_what_it_must"
     )
     assert done.returncode == 1
     assert "InvalidRead: Invalid read of size 1\n    planted_realloc (planted_read.h:" in done.stdout

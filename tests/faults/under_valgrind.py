@@ -69,10 +69,10 @@ def run(tests: list[str], *, planted: bool) -> int:
 def main() -> int:
     """Return 0 if nothing was found, 1 if something was, 77 if it cannot be done here."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tests", nargs="*", help="which tests (default: all of tests/unit/test_core*.py)")
+    parser.add_argument("tests", nargs="*", help="which tests (default: all of tests/unit/core)")
     parser.add_argument("--planted", action="store_true", help="build with an error, to see it found")
     told = parser.parse_args()
-    tests = told.tests or [str(path) for path in sorted((cores.ROOT / "tests" / "unit").glob("test_core*.py"))]
+    tests = told.tests or [str(path) for path in sorted((cores.ROOT / "tests" / "unit" / "core").glob("test_*.py"))]
     return run(tests, planted=told.planted)
 
 

@@ -19,7 +19,7 @@ import pytest
 from tests.bad_traces import METADATA
 from tests.flight_dumps import as_json, as_pickle, hung
 from tests.real_traces import OWN
-from tests.unit.test_jax_traces import jax_trace, xplane
+from tests.unit.formats.test_jax_traces import jax_trace, xplane
 from tracekit.cli import main
 
 if TYPE_CHECKING:

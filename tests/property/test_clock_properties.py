@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.collective_traces import MS, SECOND, START_NS, Done, seen, torch_trace, write_ranks
 from tests.merged_tables import rank_of_pid
-from tests.unit.test_merge_clocks import away, recorded
+from tests.unit.merge.test_clocks import away, recorded
 from tracekit.errors import TracekitError
 from tracekit.formats.decimal_time import parse_us
 from tracekit.merge import merge_traces

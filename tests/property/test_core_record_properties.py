@@ -22,7 +22,7 @@ from tests.both_recorders import (
     program,
     pure,
 )
-from tests.unit.test_lanes import play
+from tests.unit.recording.test_lanes import play
 from tracekit import core
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.events import COUNTER, count_kinds, earliest, places

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.unit.test_explain_stragglers import run
-from tests.unit.test_explain_stragglers import write as write_ranks
+from tests.unit.explain.test_stragglers import run
+from tests.unit.explain.test_stragglers import write as write_ranks
 from tracekit import find_stragglers, merge_traces, summarize_traces
 from tracekit.explain.run_report import report_run
 from tracekit.explain.summary_text import summary_lines

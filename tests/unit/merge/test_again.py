@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.merged_tables import as_before_format_2, inputs, processes
-from tests.unit.test_merge_inputs import event, meta, rank_trace, threads, timed, titles, torch_trace
+from tests.unit.merge.test_inputs import event, meta, rank_trace, threads, timed, titles, torch_trace
 from tracekit.errors import MergeError
 from tracekit.merge import merge_traces
 

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from tests.unit.test_merge_inputs import event, meta, rank_trace, torch_trace
+from tests.unit.merge.test_inputs import event, meta, rank_trace, torch_trace
 from tracekit import core
 from tracekit.cli import main
 from tracekit.errors import MergeError

@@ -439,7 +439,7 @@ def test_the_text_sink_hands_the_table_on(caplog: pytest.LogCaptureFixture) -> N
 def test_the_code_of_the_page_for_megatrons_users_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "coming_from" / "megatron_timers.md"
+    page = Path(__file__).resolve().parents[3] / "docs" / "coming_from" / "megatron_timers.md"
     blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(tmp_path)
     writer, tracked = Writer(), SimpleNamespace(log=lambda *_, **__: None, log_metrics=lambda *_, **__: None)

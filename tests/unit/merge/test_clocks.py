@@ -11,7 +11,7 @@ import pytest
 from tests.collective_traces import BASE_NS, MS, SECOND, START_NS, Done, irregular, seen, torch_trace, write_ranks
 from tests.flight_dumps import as_pickle, dump, entry
 from tests.merged_tables import rank_of_pid
-from tests.unit.test_merge_inputs import event, meta, rank_trace
+from tests.unit.merge.test_inputs import event, meta, rank_trace
 from tracekit import ClockOffset, JSONTraceHandler, Profiler
 from tracekit.errors import ConfigError, MergeError
 from tracekit.formats.decimal_time import format_us, parse_us

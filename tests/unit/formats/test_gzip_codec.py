@@ -20,7 +20,7 @@ from tracekit.formats import gzip_codec
 from tracekit.formats.byte_stream import PIECE_BYTES, ByteStream
 from tracekit.formats.gzip_codec import GzipWriter
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TEXT = b"".join(slice_(number, number % 77, f"slice {number % 13}") for number in range(20_000))
 
 

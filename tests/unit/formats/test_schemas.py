@@ -23,7 +23,7 @@ from tracekit.formats.schema import RANK_METADATA, TRACE_EVENT, compile_schema, 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FOLDER = Path(__file__).resolve().parents[2] / "schemas"
+FOLDER = Path(__file__).resolve().parents[3] / "schemas"
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.schema.json")), ids=lambda path: path.name)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.unit.test_merge_inputs import BASE_NS, event, meta, rank_trace, torch_trace
+from tests.unit.merge.test_inputs import BASE_NS, event, meta, rank_trace, torch_trace
 from tracekit.errors import MergeError
 from tracekit.merge import merge_traces
 

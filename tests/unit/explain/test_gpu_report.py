@@ -15,7 +15,7 @@ from tests.event_table import EventTable
 from tracekit.explain.gpu import Copies, GPUReport, explain_gpu
 from tracekit.explain.gpu_text import gpu_lines
 
-TRACES = Path(__file__).parents[3] / "shared" / "traces"
+TRACES = Path(__file__).parents[4] / "shared" / "traces"
 CATEGORIES = {"compute": "kernel", "communication": "kernel", "memory": "gpu_memcpy"}
 NAMES = {"compute": "gemm", "communication": "ncclKernel_AllReduce", "memory": "Memcpy HtoD (Pinned -> Device)"}
 
