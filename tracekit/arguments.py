@@ -14,19 +14,6 @@ from tracekit.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "Paths",
-    "StrPath",
-    "check_choice",
-    "check_names",
-    "check_path",
-    "check_paths",
-    "check_seconds",
-    "check_whole",
-    "parse_ranks",
-    "resolve_path",
-]
-
 StrPath: TypeAlias = "str | os.PathLike[str]"
 """A file, folder, glob or URL; a URL is a string."""
 Paths: TypeAlias = "StrPath | Iterable[StrPath]"

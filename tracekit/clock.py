@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["SYSTEM_CLOCK", "Anchor", "Clock", "ClockOffset", "ClockStep", "Timeline"]
-
 STEP_TOLERANCE_NS: Final = 100_000
 """A difference below this counts as a reading error, not as a step of the clock."""
 

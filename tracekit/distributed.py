@@ -16,8 +16,6 @@ from tracekit.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["RUN_ID_VARIABLE", "ProcessInfo", "detect_process"]
-
 logger = logging.getLogger("tracekit")
 
 RUN_ID_VARIABLE: Final = "TRACEKIT_RUN_ID"

@@ -27,20 +27,6 @@ from tracekit.version import DISTRIBUTION
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "CommandError",
-    "ConfigError",
-    "HandlerError",
-    "MergeError",
-    "MissingExtraError",
-    "QueryError",
-    "StorageError",
-    "TimeError",
-    "TimerError",
-    "TraceFormatError",
-    "TracekitError",
-]
-
 
 class TracekitError(Exception):
     """Base of every error that tracekit raises on purpose."""

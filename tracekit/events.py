@@ -33,32 +33,6 @@ if TYPE_CHECKING:
 
     from tracekit.timestamp import Timestamp
 
-__all__ = [
-    "BEGIN",
-    "COUNTER",
-    "COUNTER_BYTES",
-    "END",
-    "INSTANT",
-    "RECORD_BYTES",
-    "SERIES_BYTES",
-    "WIDTH",
-    "Counter",
-    "Event",
-    "EventBatch",
-    "Instant",
-    "Label",
-    "SliceBegin",
-    "SliceEnd",
-    "Timestamps",
-    "Track",
-    "count_kinds",
-    "earliest",
-    "has_start",
-    "odd_counters",
-    "places",
-    "size_bytes",
-]
-
 WIDTH: Final = 4
 INSTANT: Final = -1
 COUNTER: Final = -2

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-__all__ = ["act_on_imported", "when_imported"]
-
 
 def when_imported(name: str, action: Callable[[ModuleType], object]) -> None:
     """Call an action with a module at the end of its import, or now if it is already imported. Errors are only logged.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tracekit.distributed import ProcessInfo
     from tracekit.timestamp import Timestamp
 
-__all__ = ["FileName", "child_file_name", "following_names", "safe_text", "shown", "split_suffix"]
-
 _FIELDS: Final = ("run_id", "rank", "local_rank", "world_size", "node", "host", "pid", "attempt", "epoch", "batch")
 _MAX_ALTERNATIVES: Final = 100_000
 _REGEX_OF: Final = {"host": r"[^/]+"}  # the other fields are numbers

@@ -10,8 +10,6 @@ from tracekit.clock import SYSTEM_CLOCK
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Notices", "WarnOnce"]
-
 logger = logging.getLogger("tracekit")
 
 _EVERY_NS: Final = 60_000_000_000

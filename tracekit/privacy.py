@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from tracekit.distributed import ProcessInfo
 
-__all__ = ["PRIVATE_VARIABLE", "anonymous", "is_wanted"]
-
 PRIVATE_VARIABLE: Final = "TRACEKIT_PRIVATE"
 
 _TELLS_NOTHING: Final = re.compile(r"\d[\d-]*(\.\w+)?")

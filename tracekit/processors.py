@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import Final, Literal
 
-__all__ = ["start_method", "usable_processors"]
-
 _CPU_MAX: Final = Path("/sys/fs/cgroup/cpu.max")
 
 

@@ -16,8 +16,6 @@ from tracekit.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["QUANTILE_ERROR", "DurationStatistics"]
-
 _BITS: Final = 7
 _HALF: Final = 1 << (_BITS - 1)
 

@@ -22,41 +22,6 @@ from tracekit.wording import escape_surrogates, one_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator
 
-__all__ = [
-    "PRIVATE_MODE",
-    "AlreadyThereError",
-    "ExistsError",
-    "RefusedError",
-    "TooSlowError",
-    "UnconfirmedError",
-    "atomic_write",
-    "basename",
-    "check_protocol",
-    "common_folder",
-    "download",
-    "exists",
-    "expand",
-    "explained",
-    "file_identity",
-    "filesystem_of",
-    "is_remote",
-    "make_folders",
-    "open_read",
-    "printable_name",
-    "put",
-    "read",
-    "refuse_existing",
-    "refuse_pipe",
-    "remote_version",
-    "remove_all",
-    "same_file",
-    "shell_word",
-    "size_bytes",
-    "temporary_file",
-    "upload",
-    "without_secrets",
-]
-
 PRIVATE_MODE: Final = 0o600
 """Default mode of files. Traces contain names of hosts, folders and models, so only their user may read them."""
 

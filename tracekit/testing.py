@@ -22,8 +22,6 @@ from tracekit.timestamp import Timestamp
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["FakeClock", "TraceHandlerContract", "record_sample"]
-
 
 class FakeClock:
     """A clock that a test sets: pass ``FakeClock().clock`` to a `Profiler`. Every reading advances it by ``tick_ns``.

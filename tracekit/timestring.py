@@ -8,8 +8,6 @@ import re
 
 from tracekit.errors import TimeError
 
-__all__ = ["ACCEPTED", "LARGEST_COUNT", "TimeUnit", "parse_clock", "parse_timestring", "shown"]
-
 
 class TimeUnit(str, enum.Enum):
     """A unit of training time.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 else:
     _ValueT_co = TypeVar("_ValueT_co", bound=float, covariant=True)
 
-__all__ = ["Time", "checked", "ensure_time", "plain_number"]
-
 _SECOND = timedelta(seconds=1)
 
 

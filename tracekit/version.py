@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["DISTRIBUTION", "__version__"]
-
 DISTRIBUTION: Final = "tracekit-ml"
 """The name to install. "tracekit" on the package index belongs to another project."""
 

@@ -8,17 +8,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = [
-    "align_columns",
-    "counted",
-    "escape_surrogates",
-    "number_spans",
-    "one_line",
-    "rank_spans",
-    "size_words",
-    "without_controls",
-]
-
 # C0, DEL and C1 control characters, and those that change the direction of text: names in a trace are not trusted.
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
-__all__ = ["ProcessPool", "prepare_worker", "process_pool", "without_interrupts"]
-
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 

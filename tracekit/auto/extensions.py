@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tracekit.handlers.base import TraceHandler
     from tracekit.recording.source import Source
 
-__all__ = ["load_handlers", "load_sources"]
-
 logger = logging.getLogger("tracekit")
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from tracekit.auto.recorder import AutoRecorder
 
-__all__ = ["hook_frameworks"]
-
 
 def hook_frameworks(recorder: AutoRecorder) -> None:
     """Add a callback to each Trainer while it works."""

@@ -10,8 +10,6 @@ from tracekit.auto.recorder import auto_recorder
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["instrument"]
-
 
 def instrument(profiler_module: ModuleType) -> None:
     """Install the hooks. Called once, at the end of the import of ``jax.profiler``.

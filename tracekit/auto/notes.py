@@ -10,8 +10,6 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["OPTIONS_VARIABLE", "note", "read_notes"]
-
 OPTIONS_VARIABLE: Final = "TRACEKIT_AUTO_OPTIONS"
 
 

@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from tracekit.auto.notes import OPTIONS_VARIABLE
 
-__all__ = ["RunOptions"]
-
 _DEFAULT_FOLDER: Final = "traces/{run_id}"
 
 

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from tracekit.recording.schedule import ProfilerAction
     from tracekit.recording.source import Recorder
 
-__all__ = ["AutoRecorder", "auto_recorder"]
-
 logger = logging.getLogger("tracekit")
 
 _SEGMENT_BYTES: Final = 64 << 20

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from tracekit.auto.recorder import AutoRecorder
 
-__all__ = ["RootModules", "after_init"]
-
 _FORWARD: Final = "forward"
 _EVALUATION: Final = "evaluation"
 

@@ -13,8 +13,6 @@ from tracekit.imports import when_imported
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["AUTO_VARIABLE", "start"]
-
 AUTO_VARIABLE: Final = "TRACEKIT_AUTO"
 
 _started: Final[list[int]] = []

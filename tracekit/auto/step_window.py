@@ -10,8 +10,6 @@ from tracekit.recording.source import Source
 if TYPE_CHECKING:
     from tracekit.recording.source import Recorder
 
-__all__ = ["StepWindow"]
-
 
 class StepWindow(Source):
     """Gives a source a separate schedule: one window, after one batch of warm-up.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-__all__ = ["instrument"]
-
 _COLLECTIVES: Final = (
     "all_gather",
     "all_gather_coalesced",

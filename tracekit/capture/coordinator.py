@@ -17,8 +17,6 @@ from tracekit.wording import counted, rank_spans
 if TYPE_CHECKING:
     from tracekit.capture.folder import ControlFolder
 
-__all__ = ["CaptureCoordinator", "RankView", "common_start", "fit_request"]
-
 _LEAD_S: Final = 0.5  # from the moment when every rank has polled its folder twice to a common start
 _SAFETY: Final = 1.25
 _MAX_SPREAD_S: Final = 10.0

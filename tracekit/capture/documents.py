@@ -15,8 +15,6 @@ from tracekit.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MAX_DOCUMENT_BYTES", "CaptureState", "CaptureStatus", "RankStatus", "Request", "new_id"]
-
 T = TypeVar("T")
 
 VERSION: Final = 1

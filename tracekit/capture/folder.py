@@ -18,8 +18,6 @@ from tracekit.storage import atomic_write, make_folders
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["RANKS", "ControlFolder", "is_gone", "machine"]
-
 REQUEST: Final = "request.json"
 RANKS: Final = "ranks"
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from tracekit.distributed import ProcessInfo
     from tracekit.handlers.triggers import SignalTrigger
 
-__all__ = ["CaptureListener"]
-
 _MAX_POLLS_PER_S: Final = 1000  # of all ranks of a run together
 _HEARTBEAT_NS: Final = 1_000_000_000
 _SAVING_POLL_S: Final = 0.05

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from tracekit.recording.schedule import Schedule
     from tracekit.timestamp import Timestamp
 
-__all__ = ["OnDemand", "on_demand"]
-
 _FLUSH_S: Final = 2.0
 
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from tracekit.capture.coordinator import CaptureCoordinator, RankView
 
-__all__ = ["progress_words", "result_lines", "results_of"]
-
 
 def progress_words(coordinator: CaptureCoordinator) -> str:
     """Return the number of ranks in each state: "2 recording, 1 done"."""

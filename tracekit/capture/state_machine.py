@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from tracekit.clock import Clock
     from tracekit.timestamp import Timestamp
 
-__all__ = ["TRANSITIONS", "CaptureEvent", "CaptureMachine", "RankCapture"]
-
 _OPEN: Final = (ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE)
 
 

@@ -6,8 +6,6 @@ import re
 from pathlib import PurePosixPath
 from typing import Final
 
-__all__ = ["WHOLE_VALUE", "Aliases"]
-
 # Keys with values that are replaced as a whole, and the kind of their values.
 _WHOLE: Final = {
     "boot_id": "boot",

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from tracekit.arguments import StrPath
 
-__all__ = ["AnonymousTrace", "anonymise_traces"]
-
 _TEXT: Final = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"(\s*:)?', re.DOTALL)
 _PIECE: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
 _NUMBER: Final = re.compile(rb"-?\d[\d.eE+-]*")

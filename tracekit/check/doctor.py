@@ -27,8 +27,6 @@ from tracekit.version import DISTRIBUTION, __version__
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Section", "examine_clocks", "examine_environment", "examine_packages", "examine_place", "examine_rank"]
-
 _VARIABLES: Final = "TRACEKIT_"
 # Users paste the output into issues.
 _SECRET_NAME: Final = re.compile("TOKEN|SECRET|KEY|PASS|CREDENTIAL|AUTH", re.IGNORECASE)

@@ -15,8 +15,6 @@ from tracekit.formats.trace_files import TRACE_SUFFIXES, trace_files
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["prepare_parser", "run"]
-
 OK: Final = 0
 LOSSES: Final = 3
 

@@ -12,20 +12,6 @@ from tracekit.arguments import resolve_path
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "add_common",
-    "add_inputs",
-    "add_inside",
-    "keeps_cache",
-    "local_path",
-    "microseconds",
-    "percentage",
-    "port",
-    "positive",
-    "seconds",
-    "suggestion",
-]
-
 _MAX_US = 1_000_000
 
 

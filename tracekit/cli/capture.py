@@ -25,8 +25,6 @@ from tracekit.wording import counted
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["prepare_parser", "run"]
-
 OK: Final = 0
 FAILED: Final = 1
 PARTLY: Final = 3

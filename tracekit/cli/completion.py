@@ -11,8 +11,6 @@ from tracekit.errors import MissingExtraError
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["prepare_parser", "run"]
-
 _SHELLS: Final = ("bash", "zsh", "tcsh")
 
 

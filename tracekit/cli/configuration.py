@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["overlay", "read_environment", "read_file"]
-
 _NAMES: Final = ("tracekit.toml", "pyproject.toml")
 _EXCLUSIVE: Final = ("on_demand", "flight_recorder")
 

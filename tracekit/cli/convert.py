@@ -15,8 +15,6 @@ from tracekit.merge.engine import ARCHIVES
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["prepare_parser", "run"]
-
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit convert``."""

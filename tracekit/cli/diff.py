@@ -16,8 +16,6 @@ from tracekit.explain import CONFIDENCE, MIN_SHARE
 if TYPE_CHECKING:
     from tracekit.explain.diff_results import Change, TraceDiff
 
-__all__ = ["prepare_parser", "run"]
-
 _SLOWER: Final = 3
 
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-__all__ = ["prepare_parser", "run"]
-
 OK: Final = 0
 PROBLEMS: Final = 3
 _COUNTED: Final = ("kind", "form", "events", "errors", "warnings", "counts", "not_checked")

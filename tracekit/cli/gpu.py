@@ -12,8 +12,6 @@ from tracekit.cli.terminal import print_json, printable
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["prepare_parser", "run"]
-
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit gpu``."""

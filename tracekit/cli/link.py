@@ -13,8 +13,6 @@ from tracekit.view.open.ui import PERFETTO_UI, PerfettoUI
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["prepare_parser", "run"]
-
 OK: Final = 0
 _BLOCKED: Final = 3
 _DAY_S: Final = 86_400

@@ -9,8 +9,6 @@ from tracekit.cli.arguments import local_path
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["prepare_parser", "run"]
-
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit mcp``."""

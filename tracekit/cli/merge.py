@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from tracekit.traces.rank_ends import RankEnds
 
-__all__ = ["prepare_parser", "run"]
-
 _DEFAULT_TIMEOUT_S: Final = 60.0
 _OFFSET: Final = re.compile(r"(\d{1,9})=([+-]?\d{1,18})", re.ASCII)
 

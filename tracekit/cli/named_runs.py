@@ -11,8 +11,6 @@ from tracekit.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["LATEST", "with_named_runs"]
-
 LATEST: Final = "latest"
 ROOT_VARIABLE: Final = "TRACEKIT_TRACES"
 _ROOT: Final = "traces"

@@ -24,8 +24,6 @@ from tracekit.view.open.ui import PERFETTO_UI, PerfettoUI, bundled_ui
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["prepare_parser", "run"]
-
 OK: Final = 0
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-__all__ = ["copied_pipes"]
-
 _ARGUMENTS: Final = ("input", "inputs", "file", "files")
 _STDIN: Final = "-"
 _STDIN_DESCRIPTOR: Final = 0

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-__all__ = ["ProgressBar"]
-
 _INTERVAL_S: Final = 0.1
 _LINE_INTERVAL_S: Final = 10.0
 _WIDTH: Final = 30

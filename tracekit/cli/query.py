@@ -25,8 +25,6 @@ from tracekit.view.tables import FORMATS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["prepare_parser", "run"]
-
 OK: Final = 0
 _USAGE: Final = 2
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from tracekit.check.recovery import RecoveryReport
 
-__all__ = ["prepare_parser", "run"]
-
 OK: Final = 0
 FAILED: Final = 1
 LOSSES: Final = 3

@@ -16,8 +16,6 @@ from tracekit.wording import size_words
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["prepare_parser", "run"]
-
 _USAGE: Final = 2
 _INCOMPLETE: Final = 3
 

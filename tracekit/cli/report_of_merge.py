@@ -10,8 +10,6 @@ from tracekit.cli.terminal import print_json, printable
 if TYPE_CHECKING:
     from tracekit.merge import MergeReport
 
-__all__ = ["INCOMPLETE", "OK", "show"]
-
 OK: Final = 0
 INCOMPLETE: Final = 3
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from tracekit.cli import Parser
 
-__all__ = ["prepare_parser", "run"]
-
 _USAGE: Final = 2
 _SIZE: Final = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)(MB|GB|TB)")
 _UNIT_BYTES: Final = {"MB": 10**6, "GB": 10**9, "TB": 10**12}

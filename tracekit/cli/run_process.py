@@ -15,8 +15,6 @@ from tracekit.errors import CommandError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["end_like", "run_command"]
-
 _FORWARDED: Final = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2")
 _FROM_KERNEL: Final = 0x80  # si_code of a signal that the terminal sends to all processes of the foreground
 _PR_SET_PDEATHSIG: Final = 1

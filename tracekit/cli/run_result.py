@@ -19,8 +19,6 @@ from tracekit.wording import size_words
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["MergePlan", "RecordedRun", "plan_merge", "summary_sentences"]
-
 MAX_MERGED_BYTES: Final = 500_000_000
 """Above it a browser takes long to load a trace."""
 

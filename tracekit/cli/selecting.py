@@ -10,8 +10,6 @@ from tracekit.merge.engine import ARGS
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add_args_option", "add_selection", "selection_of"]
-
 
 def add_selection(parser: argparse.ArgumentParser, *, names: bool) -> None:
     """Add the options. With `names`, add ``--name`` too."""

@@ -17,8 +17,6 @@ from tracekit.cli.terminal import print_json, printable
 from tracekit.errors import ConfigError, MissingExtraError
 from tracekit.view.open.ui import PERFETTO_UI, PerfettoUI, bundled_ui
 
-__all__ = ["prepare_parser", "run"]
-
 _GB: Final = 1_000_000_000
 
 

@@ -21,8 +21,6 @@ from tracekit.view.open.prepare import prepare
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["prepare_parser", "run"]
-
 _SECONDS: Final = re.compile(r"\d{1,9}(?:\.\d{1,9})?", re.ASCII)
 
 _WILD: Final = re.compile(r"[*?\[]")

@@ -12,8 +12,6 @@ from tracekit.explain import CONFIDENCE, MIN_SHARE
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["prepare_parser", "run"]
-
 _FOUND: Final = 3
 
 

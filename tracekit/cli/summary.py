@@ -11,8 +11,6 @@ from tracekit.cli.terminal import print_json, printable
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["prepare_parser", "run"]
-
 _INCOMPLETE: Final = 3
 
 

@@ -13,8 +13,6 @@ from tracekit.wording import escape_surrogates, without_controls
 if TYPE_CHECKING:
     from typing import TextIO
 
-__all__ = ["message_of", "print_json", "printable"]
-
 # In JSON: an escaped backslash, a pair of surrogates, or (group 1) a lone surrogate, which many readers reject.
 _LONE_SURROGATE: Final = re.compile(r"\\\\|\\ud[89ab]..\\ud[c-f]..|\\u(d[89a-f]..)")
 

@@ -24,8 +24,6 @@ from tracekit.view.live.states import CUT_AFTER_NS, look_document
 if TYPE_CHECKING:
     from tracekit.view.live import RunState
 
-__all__ = ["prepare_parser", "run"]
-
 _UNHEALTHY: Final = 3
 _MIN_WIDTH: Final = 40
 _MIN_INTERVAL_S: Final = 0.1

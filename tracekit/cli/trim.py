@@ -16,8 +16,6 @@ from tracekit.merge.execute.executor import fitting_pool
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["prepare_parser", "run"]
-
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit trim``."""

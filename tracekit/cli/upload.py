@@ -15,8 +15,6 @@ from tracekit.outbox.spool import JOURNAL, BusyError, default_root, default_spoo
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["prepare_parser", "run"]
-
 OK: Final = 0
 FAILED: Final = 1
 BUSY: Final = 3

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from tracekit.check.validation import ValidationReport
 
-__all__ = ["prepare_parser", "run"]
-
 _COUNTED: Final = {"archive": "trace", "manifest": "file"}
 OK: Final = 0
 UNREADABLE: Final = 1

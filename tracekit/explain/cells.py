@@ -15,17 +15,6 @@ if TYPE_CHECKING:
     from tracekit.explain.stragglers_results import CollectiveReport, Member
     from tracekit.explain.summary_results import DeviceSummary, MarkerSummary, RankSummary, TraceSummary
 
-__all__ = [
-    "NAME_HEAD",
-    "NameRow",
-    "device_cells",
-    "member_cells",
-    "name_rows",
-    "range_cells",
-    "spread_words",
-    "step_cells",
-]
-
 
 def step_cells(rank: RankSummary) -> tuple[str, ...]:
     """Return the count, mean, p50, p95, p99 and longest of the steps of a rank."""

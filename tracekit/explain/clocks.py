@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     Facts = dict[str, Any]
 
-__all__ = ["ClockReport", "ClockRow", "clocks_of", "resolution_of"]
-
 
 class ClockRow(Result, frozen=True, kw_only=True):
     """The clock of a rank.

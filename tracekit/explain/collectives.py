@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tracekit.explain.arrays import Bools, Ints
     from tracekit.explain.run import Run
 
-__all__ = ["exposed_shares", "read_collectives"]
-
 _MAX_EVENTS: Final = 20_000
 _NAMED: Final = " OR ".join(f"starts_with(name, '{name[1:].decode()}')" for name in NAMES_OF_COLLECTIVES)
 _COUNT: Final = "SELECT count(*) FROM events WHERE phase = 'X' AND ({named}) AND NOT starts_with(name, 'ProfilerStep#')"

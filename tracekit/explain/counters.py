@@ -9,8 +9,6 @@ from tracekit.explain.results import Result
 if TYPE_CHECKING:
     from tracekit.explain.run import Run
 
-__all__ = ["Counter", "CounterReport", "CounterTime", "counters_of"]
-
 TIMES: Final = 96
 """The maximum number of points of a counter."""
 

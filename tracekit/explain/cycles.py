@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from tracekit.explain.arrays import Floats
 
-__all__ = ["MIN_CYCLES", "Cycles", "StageCost", "find_cycles", "stage_costs"]
-
 MIN_CYCLES: Final = 3
 
 _ABOUT_EQUAL: Final = 1.1

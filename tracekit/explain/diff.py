@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tracekit.explain.arrays import Floats
     from tracekit.explain.run import Run
 
-__all__ = ["diff_traces"]
-
 _MAX_CELLS: Final = 8_000_000
 _MIN_STEPS: Final = 50
 _MAX_VALUES: Final = 4096

@@ -6,8 +6,6 @@ from typing import Final
 
 from tracekit.explain.results import Result
 
-__all__ = ["STEP", "Change", "DiffSide", "Presence", "TraceDiff"]
-
 STEP: Final = "(step)"
 """How whole steps are called among the markers."""
 

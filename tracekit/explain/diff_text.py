@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from tracekit.explain.diff_results import Change, Presence, TraceDiff
 
-__all__ = ["diff_lines", "gate_line"]
-
 
 def diff_lines(diff: TraceDiff, top: int) -> Iterator[str]:
     """Yield the lines of a difference.

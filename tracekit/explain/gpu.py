@@ -14,21 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-__all__ = [
-    "Collectives",
-    "Copies",
-    "GPUReport",
-    "GPUTime",
-    "Kernel",
-    "Launches",
-    "Memory",
-    "Stream",
-    "Table",
-    "explain_gpu",
-    "gpu_gaps",
-    "gpu_times",
-]
-
 _Row = TypeVar("_Row", bound=Result)
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from tracekit.explain.gpu import GPUReport, GPUTime, Kernel
 
-__all__ = ["gpu_lines"]
-
 _Row = TypeVar("_Row")
 _NAME_WIDTH: Final = 34
 _NOISE: Final = re.compile(r"^void |at::native::|at::cuda::|\(anonymous namespace\)::|\((?!anonymous)[^(){}]*\)$")

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     Facts = dict[str, Any]
 
-__all__ = ["check_copies", "check_runs", "recordings_of"]
-
 _MAX_NAMED: Final = 4
 
 

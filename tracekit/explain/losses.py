@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     Facts = dict[str, Any]
 
-__all__ = ["Loss", "LossReport", "ReadingLoss", "losses_of"]
-
 
 class Loss(Result, frozen=True):
     """Something that a rank lost while it recorded.

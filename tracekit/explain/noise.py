@@ -22,15 +22,6 @@ from tracekit.explain.student import MAX_FREEDOM, quantile
 if TYPE_CHECKING:
     from tracekit.explain.arrays import Floats
 
-__all__ = [
-    "MIN_FREEDOM",
-    "Correction",
-    "MeanEstimate",
-    "block_means",
-    "critical_values",
-    "estimate_means",
-]
-
 MIN_FREEDOM: Final = 1.5
 """Fewer degrees of freedom give no verdict: about 5 independent values."""
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from tracekit.explain.arrays import Floats, Ints
     from tracekit.explain.cycles import Cycles
 
-__all__ = ["OutlierSteps", "find_outlier_steps"]
-
 _DEVIATIONS: Final = 8.0
 _MIN_SHARE: Final = 0.1
 _WINDOW: Final = 201

@@ -13,8 +13,6 @@ from tracekit.wording import size_words
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["html_of", "text_of"]
-
 _MAX_ROWS: Final = 20
 _MAX_DEPTH: Final = 3
 _SENTENCES: Final = ("sentences", "notes", "warnings")

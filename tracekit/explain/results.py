@@ -13,8 +13,6 @@ from tracekit.explain.rendering import html_of, text_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Result", "schema_of"]
-
 _SECTION: Final = re.compile(r"\n\s*Attributes:\n(?P<text>.*)\Z", re.DOTALL)
 _ENTRY: Final = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 

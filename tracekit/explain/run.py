@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from tracekit.explain.steps import RunSteps
     from tracekit.table.database import Database
 
-__all__ = ["MAX_NAMES", "OTHERS", "Run", "device_where", "open_run", "shortened_name"]
-
 OTHERS: Final = "(all other names)"
 """The name of all slices whose names are beyond the first 100,000."""
 

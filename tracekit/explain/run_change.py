@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from tracekit.explain.arrays import Floats
     from tracekit.explain.noise import Correction
 
-__all__ = ["RunChange", "compare_runs"]
-
 _MAX_REACH: Final = math.log(100)
 
 

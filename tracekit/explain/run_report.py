@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from tracekit.explain.run import Run
 
-__all__ = ["RunReport", "WrittenReport", "report_run"]
-
 _MAX_COLUMNS: Final = 250
 
 

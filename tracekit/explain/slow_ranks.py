@@ -21,14 +21,6 @@ if TYPE_CHECKING:
     from tracekit.explain.cycles import Cycles
     from tracekit.explain.noise import MeanEstimate
 
-__all__ = [
-    "SHOWN_SHARE",
-    "RankComparison",
-    "SlowRank",
-    "compare_ranks",
-    "slow_rows",
-]
-
 SHOWN_SHARE: Final = 0.05
 """Delay that `RankComparison.steps_needed` refers to, as a share of the step."""
 

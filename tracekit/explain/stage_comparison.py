@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tracekit.explain.stages import StageTimes
     from tracekit.explain.steps import RunSteps
 
-__all__ = ["StageComparison"]
-
 UNRECORDED: Final = "(unrecorded)"
 _MAX_CELLS: Final = 4_000_000
 _MIN_STEPS: Final = 50

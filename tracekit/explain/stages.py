@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tracekit.explain.run import Run
     from tracekit.explain.steps import RankSteps
 
-__all__ = ["Gap", "Loading", "StageTimes", "cut_notes", "training_stages"]
-
 MAX_STAGES: Final = 64
 OTHER_STAGES: Final = "(all other stages)"
 _CROSSING_NS: Final = 1_000  # less is rounding: some traces are in microseconds

@@ -12,8 +12,6 @@ from tracekit.explain.results import Result
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["StepGrid", "StepPoint", "StepSeries", "reduced_steps", "step_grid", "step_points"]
-
 _MOST_AT_ONCE: Final = 400_000
 
 

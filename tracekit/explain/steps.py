@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tracekit.explain.arrays import Bools, Floats, Ints
     from tracekit.table.database import Database
 
-__all__ = ["RankSteps", "RunSteps", "steps_of_ranks"]
-
 _ROUNDING_NS: Final = 1_000
 _MAX_SPANS: Final = 4
 _MIN_WINDOW: Final = 2

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from tracekit.explain.stages import StageTimes
     from tracekit.explain.waits import Waits
 
-__all__ = ["compare_run", "find_stragglers"]
-
 _MAX_BLOCKS: Final = 30
 """Number of averages of collectives that are compared if steps are unknown: collectives of one step share their delay."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tracekit.explain.results import Result
 
-__all__ = ["CollectiveReport", "Member", "Sensitivity", "StageReport", "StepOutlier", "Straggler", "StragglerReport"]
-
 
 class Straggler(Result, frozen=True, kw_only=True):
     """A rank that is slower than the others.

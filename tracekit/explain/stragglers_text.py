@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from tracekit.explain.stragglers_results import StepOutlier, Straggler, StragglerReport
 
-__all__ = ["negative_sentence", "outlier_parts", "sentence", "straggler_lines", "straggler_parts"]
-
 Parts = tuple[str, str, str]
 """A sentence: the words before the name of a stage, the name, and the words after it."""
 

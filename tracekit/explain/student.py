@@ -7,8 +7,6 @@ from functools import lru_cache
 from statistics import NormalDist
 from typing import Final
 
-__all__ = ["MAX_FREEDOM", "quantile", "upper_tail"]
-
 MAX_FREEDOM: Final = 1000.0
 """Degrees of freedom from which the normal distribution is used."""
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from tracekit.explain.stages import StageTimes
     from tracekit.explain.steps import RankSteps
 
-__all__ = ["summarize_run", "summarize_traces"]
-
 _MAX_GAPS: Final = 10
 _MAX_GAPS_READ: Final = 100  # some of them are pauses of the recording
 _MAX_CELLS: Final = 2_000_000

@@ -7,21 +7,6 @@ from statistics import median
 from tracekit.explain.results import Result
 from tracekit.explain.stragglers_results import StepOutlier, Straggler
 
-__all__ = [
-    "DeviceSummary",
-    "FileSummary",
-    "GapSummary",
-    "LoadingSummary",
-    "MarkerSummary",
-    "RankSummary",
-    "SlowestRank",
-    "StageSummary",
-    "StepSummary",
-    "StepTable",
-    "TraceSummary",
-    "Verdict",
-]
-
 
 class FileSummary(Result, frozen=True, kw_only=True):
     """A file.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from tracekit.explain.summary_results import DeviceSummary, MarkerSummary, RankSummary, TraceSummary
 
-__all__ = ["summary_lines"]
-
 _MAX_RANKS: Final = 64
 _MAX_GAPS: Final = 5
 _ENDS: Final = ("least", "median", "most", "on rank")

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from tracekit.explain.stragglers_results import StragglerReport
     from tracekit.explain.summary_results import DeviceSummary, RankSummary
 
-__all__ = ["verdict_of"]
-
 _MUCH: Final = 0.1
 _TEXTS: Final = {
     "input": "The run is input-bound: waiting for data takes {share} of the step{most}.",

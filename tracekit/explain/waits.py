@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from tracekit.traces.collectives.collector import Collective
 
-__all__ = ["RankWaits", "Waits", "find_waits"]
-
 
 @dataclass(slots=True)
 class RankWaits:

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from tracekit.explain.arrays import Floats
 
-__all__ = ["count_warm_up", "warm_up_note"]
-
 _MIN_STEPS: Final = 10
 _MAX_SHARE: Final = 0.2
 _MAX_WARM_UP: Final = 200

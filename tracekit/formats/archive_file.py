@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     Members = Iterable[tuple[str, Iterable[bytes]]]
 
-__all__ = ["MANIFEST_KEY", "MANIFEST_NAME", "write_tar", "write_zip"]
-
 MANIFEST_KEY: Final = "perfetto_manifest"
 MANIFEST_NAME: Final = "perfetto_manifest.json"
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-__all__ = ["PIECE_BYTES", "ByteStream", "BytesStream", "Closing", "ConvertedStream", "TraceStream"]
-
 PIECE_BYTES: Final = 256 * 1024
 """Size of a piece: large enough to amortise the Python code per piece (with 64 KiB, a quarter of a merge in C), and
 small enough for the processor's cache."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from tracekit.events import EventBatch, Label
     from tracekit.timestamp import Timestamp
 
-__all__ = ["ChromeEncoder", "encode_value"]
-
 _PHASE = {BEGIN: b"B", END: b"E", INSTANT: b"i", COUNTER: b"C"}
 _DIGITS = [b"%03d" % number for number in range(1000)]
 _PIECE = 512 * WIDTH

@@ -17,8 +17,6 @@ import re
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from typing import Final
 
-__all__ = ["EPOCH_NS", "EXACT_NS", "EXACT_SPANS_NS", "exact_time", "format_us", "is_exact", "parse_us"]
-
 EPOCH_NS: Final = 10**18
 """Times from this value on (September 2001) are ns since the epoch. Smaller times count from an unknown start."""
 

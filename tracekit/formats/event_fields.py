@@ -12,22 +12,6 @@ from tracekit.formats.trace_event import UNSET, Raw, decode_raw_dict, decode_raw
 if TYPE_CHECKING:
     from tracekit.formats.trace_event import Event
 
-__all__ = [
-    "FREE_NUMBERS",
-    "MAX_DEPTH",
-    "MAX_NESTING",
-    "PHASES",
-    "FreeNumbers",
-    "args_depth",
-    "duration_of",
-    "name_and_category",
-    "raw_field",
-    "raw_number",
-    "repair_fields",
-    "text_of",
-    "time_field",
-]
-
 PHASES: Final = frozenset("BEXiICbnestfSTpFPNODMVvRc()=")
 """The phases of the Trace Event Format, including those that few viewers show."""
 

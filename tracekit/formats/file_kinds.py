@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["HEAD_BYTES", "seems_to_be"]
-
 HEAD_BYTES: Final = 4096
 """Number of first bytes that identify the kind of a file."""
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from tracekit.formats.byte_stream import ByteStream
 
-__all__ = ["FlightDumpStream", "is_flight_dump"]
-
 _MAX_DUMP_BYTES: Final = 64 << 20
 _MAX_TEXT_BYTES: Final = 1 << 30  # of JSON; a pickle can contain one object many times
 _MAX_ENTRY_BYTES: Final = 1 << 20

@@ -24,8 +24,6 @@ with contextlib.suppress(ImportError):
 
     _codec = isal_zlib
 
-__all__ = ["Behind", "GzipWriter", "InflateError", "inflater", "packed"]
-
 InflateError: Final[type[Exception]] = _codec.error
 """The exception raised for damaged data."""
 

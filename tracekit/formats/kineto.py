@@ -8,17 +8,6 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-__all__ = [
-    "COLLECTIVE_NAMES",
-    "GPU_CATEGORIES",
-    "LOADING_NAMES",
-    "gpu_of_label",
-    "is_kineto",
-    "plain_text",
-    "rank_in_name",
-    "rank_of_header",
-]
-
 COLLECTIVE_NAMES: Final = "nccl:|gloo:|mpi:|ucc:|all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|barrier|broadcast"
 """A case-insensitive pattern for CPU slices that wait for other ranks. It is valid in Python and in DuckDB."""
 

@@ -14,19 +14,6 @@ if TYPE_CHECKING:
 
     from tracekit.formats.trace_event import Event
 
-__all__ = [
-    "ACCOUNTS",
-    "CUT",
-    "DROPPED",
-    "FAILED",
-    "GAP_NAME",
-    "Accounts",
-    "RecordedFile",
-    "RecordingLoss",
-    "losses_of_process",
-    "stated_losses",
-]
-
 ACCOUNTS: Final = frozenset({SUMMARY_EVENT, LOSS_EVENT, DUMP_EVENT})
 """Metadata events about the losses of a file."""
 

@@ -16,22 +16,6 @@ from tracekit.formats.trace_event import encode_json
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = [
-    "END_EVENT",
-    "INPUT_EVENT",
-    "MAX_HEAD_BYTES",
-    "MAX_KEYS",
-    "MAX_VALUE_BYTES",
-    "MERGED_KEY",
-    "PROCESS_EVENT",
-    "TABLE_EVENTS",
-    "TOTALS_KEY",
-    "RankOfPid",
-    "merge_decisions",
-    "merged_ranks",
-    "truncate_header",
-]
-
 MAX_HEAD_BYTES: Final = 64 * 1024 * 1024
 """Maximum size of a head that is read."""
 

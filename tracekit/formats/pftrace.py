@@ -15,26 +15,6 @@ from typing import Final
 
 from tracekit.formats.protobuf_wire import block, number_field, packet, text_field, varint
 
-__all__ = [
-    "BEGIN",
-    "CLOCK",
-    "COUNTER",
-    "END",
-    "INSTANT",
-    "ROOT_UUID",
-    "begin_track",
-    "clock_snapshot",
-    "counter_track",
-    "counter_value",
-    "flow_offset",
-    "metadata_value",
-    "process_track",
-    "root_track",
-    "sequence_packet",
-    "thread_track",
-    "track",
-]
-
 BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
 """Types of events."""
 

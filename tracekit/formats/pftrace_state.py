@@ -15,8 +15,6 @@ from typing import Any, Final
 
 from tracekit.formats.protobuf_wire import fields, signed
 
-__all__ = ["BOOTTIME", "Clocks", "Incremental", "Place", "Places", "TrackEvent", "read_event", "text_of"]
-
 BOOTTIME: Final = 6
 _REALTIME: Final = 1
 _FIRST_OF_SEQUENCE: Final = 64

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from tracekit.formats.byte_stream import ByteStream
 
-__all__ = ["PftraceStream", "is_pftrace"]
-
 _MAX_PACKET_BYTES: Final = 64 << 20
 # The possible first fields of a packet: its time, clock snapshot, sequence, user, flags, event, interned strings, track
 # description, configuration, compressed packets, or uuid. No JSON text has these bytes after an empty line and a

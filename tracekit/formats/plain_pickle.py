@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["PickleRefusedError", "is_pickle", "read_pickle"]
-
 _MAX_OPCODES: Final = 8_000_000
 _MAX_CONTAINERS: Final = 2_000_000
 _MAX_INTEGER_BYTES: Final = 16

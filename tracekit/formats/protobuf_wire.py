@@ -7,19 +7,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "Field",
-    "WireError",
-    "block",
-    "fields",
-    "number_field",
-    "packet",
-    "packet_at",
-    "signed",
-    "text_field",
-    "varint",
-]
-
 Field = tuple[int, "int | bytes"]
 """Number of a field and its value: an integer, or the bytes of a string, a message or a number of fixed size."""
 

@@ -9,8 +9,6 @@ from typing import Any, Final
 from tracekit.formats.decimal_time import format_us
 from tracekit.formats.trace_event import Raw, encode_json
 
-__all__ = ["CLOCK_CATEGORY", "RankClock", "clock_instant", "stated_clock", "stated_ranks"]
-
 CLOCK_CATEGORY: Final = "clock"
 
 

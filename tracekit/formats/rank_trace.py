@@ -28,27 +28,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = [
-    "BASE_TIME_KEY",
-    "CLOCK_ANCHOR_EVENT",
-    "CLOCK_OFFSET_EVENT",
-    "CLOCK_STEP_EVENT",
-    "COMPANION_EVENT",
-    "COMPOSER_RANK_EVENT",
-    "COMPOSER_SYNC_ERROR_EVENT",
-    "COMPOSER_SYNC_EVENT",
-    "DUMP_EVENT",
-    "FORMAT_VERSION",
-    "GAP_EVENT",
-    "GRID_SECONDS",
-    "LOSS_EVENT",
-    "LOST_EVENTS_KEY",
-    "METADATA_EVENT",
-    "SUMMARY_EVENT",
-    "TIMESTAMP_EVENT",
-    "base_time_ns",
-]
-
 FORMAT_VERSION: Final = 1
 
 METADATA_EVENT: Final = "tracekit_metadata"

@@ -17,16 +17,6 @@ from tracekit.errors import MissingExtraError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "MERGE_REPORT",
-    "PERFETTO_MANIFEST",
-    "RANK_METADATA",
-    "SEGMENT_INDEX",
-    "TRACE_EVENT",
-    "compile_schema",
-    "load_schema",
-]
-
 TRACE_EVENT: Final = "trace_event"
 RANK_METADATA: Final = "rank_metadata"
 MERGE_REPORT: Final = "merge_report"

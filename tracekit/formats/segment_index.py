@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["INDEX_KEY", "INDEX_SUFFIX", "Segment", "index_document", "index_name", "listed_segments"]
-
 INDEX_KEY: Final = "tracekit_index"
 INDEX_SUFFIX: Final = ".index.json"
 _VERSION: Final = 1

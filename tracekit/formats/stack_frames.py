@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from tracekit.formats.trace_event import Event
 
-__all__ = ["PARENT", "STACK_FRAMES", "StackFrames", "frame_key", "numbered_frames", "rename_frames", "renumber"]
-
 STACK_FRAMES: Final = "stackFrames"
 PARENT: Final = "parent"
 """The key of a frame with the id of its caller."""

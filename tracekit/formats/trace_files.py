@@ -14,8 +14,6 @@ from tracekit.storage import basename, exists, expand, is_remote, open_read, sam
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["TRACE_SUFFIXES", "is_other_json", "trace_files"]
-
 TRACE_SUFFIXES: Final = (".json", ".json.gz", ".json.zst", ".json.tmp", ".pftrace", ".pftrace.gz", ".pftrace.zst")
 """Suffixes of trace files."""
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from tracekit.formats.byte_stream import TraceStream
 
-__all__ = ["content_digest", "foreign_form", "is_json_lines", "open_trace"]
-
 _USUAL: Final = re.compile(rb'(?!\n)\s*(?:\[|\{\s*"(?:schemaVersion|traceEvents)")')
 """The beginning of most JSON traces, and of no other form. It saves loading the modules of other forms."""
 

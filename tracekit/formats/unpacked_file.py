@@ -13,8 +13,6 @@ from tracekit.storage import open_read, without_secrets
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ZSTD", "UnpackedFile"]
-
 ZSTD: Final = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")
 """First bytes of zstd data: a frame, or a skippable frame as written by pzstd."""
 

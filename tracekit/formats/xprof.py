@@ -25,18 +25,6 @@ from tracekit.storage import basename, exists, open_read
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = [
-    "ANCHOR_EVENT",
-    "MOST_EVENTS",
-    "PERFETTO_COPY",
-    "ProfileStart",
-    "host_in_name",
-    "is_xprof_process",
-    "start_in_xplane",
-    "start_of_anchors",
-    "without_hosts",
-]
-
 ANCHOR_EVENT: Final = "tracekit_clock_anchor"
 """A slice in a JAX trace. ``args`` (all strings): "wall_ns", read within the slice, and the identity as in
 `tracekit_metadata`."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tracekit.events import Event, EventBatch
     from tracekit.timestamp import Timestamp
 
-__all__ = ["COUNTS", "MakesTraceHandler", "ProcessHook", "Recording", "Summary", "TraceHandler"]
-
 COUNTS: Final = ("rank", "global")
 """Scopes of the samples and tokens in the training time: this rank alone, or all ranks together."""
 

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from tracekit.events import EventBatch
     from tracekit.timestamp import Time
 
-__all__ = ["JSONTraceHandler"]
-
 DEFAULT_NAME = "traces/{run_id}/rank{rank}-attempt{attempt}.json"
 DEFAULT_PARTS_NAME = "traces/{run_id}/rank{rank}-attempt{attempt}-part{part:04d}.json"
 

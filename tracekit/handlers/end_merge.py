@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tracekit.arguments import StrPath
     from tracekit.handlers.base import Recording
 
-__all__ = ["DEFAULT_TIMEOUT_S", "EndMerge"]
-
 DEFAULT_TIMEOUT_S: Final = 60.0
 _MAX_NAMES: Final = 1000
 _ANY_PROCESS: Final = ProcessInfo(

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from tracekit.timestamp import Timestamp
 
-__all__ = ["EventRing"]
-
 _CHUNK_EVENTS: Final = 32_768
 """A batch of more events is split, so that the limits hold to about a megabyte."""
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from tracekit.events import EventBatch
     from tracekit.timestamp import Timestamp
 
-__all__ = ["FlightRecorder"]
-
 logger = logging.getLogger("tracekit")
 
 DEFAULT_NAME = "traces/{run_id}/rank{rank}-attempt{attempt}-dump{dump:03d}.json"

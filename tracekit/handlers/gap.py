@@ -11,8 +11,6 @@ from tracekit.formats.rank_trace import GAP_EVENT
 if TYPE_CHECKING:
     from tracekit.events import EventBatch
 
-__all__ = ["Gap", "count_events", "span_ns"]
-
 
 class Gap:
     """Counts the events that are lost, and keeps the starts and finishes of long slices.

@@ -12,8 +12,6 @@ from tracekit.handlers.base import Recording, Summary, TraceHandler
 if TYPE_CHECKING:
     from tracekit.events import EventBatch
 
-__all__ = ["MemoryTraceHandler"]
-
 
 class MemoryTraceHandler(TraceHandler):
     """Keeps the last events in memory.

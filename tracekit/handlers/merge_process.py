@@ -18,8 +18,6 @@ from tracekit.wording import one_line
 if TYPE_CHECKING:
     import subprocess
 
-__all__ = ["MergeCommand", "report_merges", "start_merge", "wait_for_merges"]
-
 logger = logging.getLogger("tracekit")
 
 _NICE: Final = 19

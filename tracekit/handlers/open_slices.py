@@ -9,8 +9,6 @@ from tracekit.events import BEGIN, END, WIDTH, count_kinds, places
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["OpenSlices"]
-
 
 class OpenSlices:
     """Follows the starts and finishes of the slices that stay open from one batch to the next.

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from tracekit.events import EventBatch
     from tracekit.handlers.base import Recording
 
-__all__ = ["RankFile", "clock_metadata", "offset_metadata"]
-
 _MOST_LATE: Final = 1000
 _WRITTEN_AT_ONCE: Final = (
     2_048  # events: about 250 kB. Pieces of 2 MB fragment the memory of the handler's thread, up to 65 MB

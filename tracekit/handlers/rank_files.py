@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tracekit.handlers.rotation import Retention
     from tracekit.timestamp import Timestamp
 
-__all__ = ["DEFAULT_SPOOL_BYTES", "RankFiles", "trace_name"]
-
 DEFAULT_SPOOL_BYTES: Final = 2 << 30
 _LONGEST_S: Final = 10.0  # without a call of `RankFiles.ending`
 _SHARE: Final = 0.9  # of the time for the end of the recording; the rest is for the steps before and after

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from tracekit.timestamp import Timestamp
 
-__all__ = ["Retention", "Rotation"]
-
 logger = logging.getLogger("tracekit")
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-__all__ = ["ExceptionTrigger", "SignalTrigger", "SlowSteps"]
-
 _FREE_SIGNALS: Final = {
     number for name in ("SIGUSR1", "SIGUSR2") if (number := getattr(signal, name, None)) is not None
 } | (set(range(signal.SIGRTMIN, signal.SIGRTMAX + 1)) if hasattr(signal, "SIGRTMIN") else set())

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from tracekit.recording.profiler import Profiler
 
-__all__ = ["AcceleratorRecorder"]
-
 _METHODS: Final = {
     "backward": "backward",
     "clip_grad_norm_": "clip gradients",

@@ -11,8 +11,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-__all__ = ["samples_in", "tokens_in"]
-
 TOKEN_NAMES: Final = ("input_ids", "token_ids", "tokens")
 """The first of these that a mapping holds is taken for its tokens, one for every element."""
 

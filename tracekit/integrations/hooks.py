@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Hook", "Replacements", "method_hook", "model_hook"]
-
 
 class Hook:
     """A function that is neither copied nor pickled: a copy has a method of another object instead.

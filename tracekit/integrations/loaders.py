@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from tracekit.recording.profiler import Profiler
 
-__all__ = ["recorded_pass", "watch"]
-
 _END: Final = object()
 _CLASS: Final = vars(object)["__class__"]  # Accelerate's loaders have a property of that name, to pass for a DataLoader
 

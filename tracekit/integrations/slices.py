@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tracekit.recording.marker import Marker
 
-__all__ = ["OpenSlices"]
-
 
 class OpenSlices:
     """The open slices of one thread by key, each inside the one before it."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     F = TypeVar("F", bound=Callable[..., None])
 
-__all__ = ["TracekitCallback"]
-
 logger = logging.getLogger("tracekit")
 
 _STATE: Final = "tracekit"

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from tracekit.merge.selection.selection import Selection
     from tracekit.merge.write.pftrace_output import PftraceOutput
 
-__all__ = ["ARCHIVES", "ARGS", "merge_traces"]
-
 ARGS: Final = ("all", "ids", "none")
 """The choices of ``args``. Their indexes are the modes of the rewriter."""
 

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from tracekit.merge.scan.head import FileStamp
     from tracekit.traces.process_identity import KnownProcess
 
-__all__ = ["ClockEvents", "Input"]
-
 _KIND_ORDER: Final = {"tracekit": 0, "torch": 1, "chrome": 2, "flight recorder": 2, "xprof": 2, "merged": 3}
 _CLOCK_WORDS: Final = {"tracekit": (b'"tracekit_clock_',), "chrome": (b'"clock_sync_',)}
 _MAX_US: Final = 2**62 // 1000

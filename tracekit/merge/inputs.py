@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     Scanner = Callable[[str, Callable[[int], None] | None], Input]
     _Omission = OmissionReport | LeftOut
 
-__all__ = ["find_inputs", "gather"]
-
 _MERGES: Final = {
     "composer": "Composer's own merge of the traces beside it",
     "merged": "the result of an earlier merge",

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tracekit.merge.input import Input
     from tracekit.traces.process_identity import ProcessIdentity, ProcessKey
 
-__all__ = ["assign_keys", "check_claims"]
-
 
 def check_claims(inputs: list[Input]) -> None:
     """Reject two different processes that claim the same rank.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from tracekit.merge.input import Input
 
-__all__ = ["GROUP_BY", "RankOrder", "order_ranks"]
-
 GROUP_BY = ("tp", "dp", "pp", "ep", "node")
 """The choices of ``--group-by``."""
 

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from tracekit.merge.input import Input
     from tracekit.merge.selection.selection import Selection
 
-__all__ = ["RanksByHand", "UnknownRankError", "find_ranks", "select_ranks", "told_ranks"]
-
-
 _MAX_INDEX_BYTES: Final = 16 * 1024 * 1024
 
 

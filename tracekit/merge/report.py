@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from tracekit.formats.losses import RecordingLoss
 
-__all__ = ["Causality", "Drop", "InputReport", "LeftOut", "MergeReport", "OmissionReport", "RankReport", "Repair"]
-
 FORMAT_VERSION: Final = 1
 _LISTED: Final = 12
 _FILE_SAYS: Final = frozenset({"tracekit_metadata", "distributedInfo.rank", "tracekit.rank", "earlier merge"})

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from tracekit.merge.input import Input
 
-__all__ = ["Part", "split"]
-
 _MOST_PARTS: Final = 1000
 _HOLE: Final = "{part}"
 

@@ -11,8 +11,6 @@ from tracekit.storage import TooSlowError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Caller"]
-
 T = TypeVar("T")
 _MOST_HANGING: Final = 8
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["Finished", "finish_spool"]
-
 T = TypeVar("T")
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["GONE", "BackgroundOutbox", "Outbox", "PackingOutbox"]
-
 logger = logging.getLogger("tracekit")
 
 GONE: Final = "events of files that were removed"

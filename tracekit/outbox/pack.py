@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["StoppedError", "pack"]
-
 _CHUNK_BYTES: Final = 1 << 20
 
 

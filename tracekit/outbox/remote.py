@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from tracekit.formats.segment_index import Segment
 
-__all__ = ["DEFAULT_RETRY", "UploadingOutbox", "upload_command"]
-
 logger = logging.getLogger("tracekit")
 
 DEFAULT_RETRY: Final = Retry()

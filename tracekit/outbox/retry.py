@@ -6,8 +6,6 @@ import random
 from dataclasses import dataclass, field
 from typing import Final
 
-__all__ = ["Pace", "Retry"]
-
 _LONGEST_ANSWER_S: Final = 600.0
 
 

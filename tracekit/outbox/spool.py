@@ -29,8 +29,6 @@ from tracekit.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["JOURNAL", "SPOOL_VARIABLE", "BusyError", "Spool", "default_root", "default_spools", "digest"]
-
 SPOOL_VARIABLE: Final = "TRACEKIT_SPOOL"
 JOURNAL: Final = "spool.jsonl"
 _VERSION: Final = 1

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from tracekit.outbox.caller import Caller
     from tracekit.outbox.spool import Spool
 
-__all__ = ["GoneError", "Uploader"]
-
 _INDEX_FILE: Final = "index.json"
 _CANCEL_FIRST: Final = 0.9  # the client times out a little before its thread is abandoned
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tracekit.recording.marker import MarkerObserver
     from tracekit.recording.schedule import ProfilerAction
 
-__all__ = ["AttachedMarkers"]
-
 _MANY_AWAKE: Final = 1_000
 """Above this number of awake markers, the writer sends unused ones to sleep. Every flush visits all awake markers."""
 

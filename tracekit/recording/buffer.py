@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     OpenKey = tuple[int, int]  # start, track
 
-__all__ = ["DETACHED", "LANE_TID", "NEVER_NS", "RecordBuffer"]
-
 LANE_TID: Final = 1 << 30
 """The first tid of lanes. Linux assigns tids below 2**22; Perfetto accepts tids up to 2**32 - 1."""
 

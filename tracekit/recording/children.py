@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from tracekit.recording.profiler import Profiler
     from tracekit.recording.shared_action import ActionView
 
-__all__ = ["SHUTDOWN_TIMEOUT_S", "ChildPlan", "ChildRecording", "Parent"]
-
 logger = logging.getLogger("tracekit")
 
 SHUTDOWN_TIMEOUT_S: Final = 2.0

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from tracekit.clock import Anchor, ClockStep, Timeline
 
-__all__ = ["ClockWatch"]
-
 logger = logging.getLogger("tracekit")
 
 ANCHOR_INTERVAL_NS: Final = 60_000_000_000

@@ -20,17 +20,6 @@ if TYPE_CHECKING:
 
     C = TypeVar("C", bound=type[Any])
 
-__all__ = [
-    "BufferBase",
-    "MarkerBase",
-    "ProfilerBase",
-    "compiled",
-    "compiled_lookup",
-    "forget_threads",
-    "is_core_clock",
-    "new_records",
-]
-
 if TYPE_CHECKING or core.record is None:
 
     class MarkerBase:

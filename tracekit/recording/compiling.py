@@ -19,8 +19,6 @@ from tracekit.imports import when_imported
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["pass_over_markers", "pass_over_profilers"]
-
 logger = logging.getLogger("tracekit")
 
 _DYNAMO: Final = "torch._dynamo"

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from tracekit.events import Label
 
-__all__ = ["CounterValues", "finite_numbers"]
-
 logger = logging.getLogger("tracekit")
 
 _MAX_NOTICES: Final = 100

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
         """The context manager around a run, in a thread or a task."""
 
 
-__all__ = ["decorate"]
-
-
 def decorate(marker: _Marker, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``function`` wrapped so that each call, or each run of a generator, is a slice of the marker."""
     if inspect.iscoroutinefunction(function):

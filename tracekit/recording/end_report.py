@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from tracekit.distributed import ProcessInfo
     from tracekit.handlers.base import Summary, TraceHandler
 
-__all__ = ["report_end"]
-
 logger = logging.getLogger("tracekit")
 
 

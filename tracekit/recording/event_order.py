@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from tracekit.events import EventBatch
 
-__all__ = ["GRACE_NS", "EventOrder"]
-
 GRACE_NS: Final = 200_000_000
 """Time that events are held. An event of a thread that was suspended before recording it still gets its place."""
 

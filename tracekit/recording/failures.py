@@ -9,8 +9,6 @@ from typing import Final
 
 from tracekit.errors import HandlerError, TracekitError
 
-__all__ = ["FailureLimit", "Failures"]
-
 logger = logging.getLogger("tracekit")
 
 _MAX_IN_A_ROW: Final = 10

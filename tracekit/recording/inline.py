@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from tracekit.handlers.base import TraceHandler
     from tracekit.recording.failures import Failures
 
-__all__ = ["InlineHandlers", "observer_of"]
-
 
 def observer_of(
     handlers: list[TraceHandler], timestamps: Timestamps, timeline: Timeline, failures: Failures

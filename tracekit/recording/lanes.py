@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from tracekit.recording.buffer import RecordBuffer
 
-__all__ = ["Lanes", "OpenSlice"]
-
 OpenSlice = tuple[int, int, int]
 """(label, start in monotonic ns, track)"""
 

@@ -24,17 +24,6 @@ if TYPE_CHECKING:
 
     from tracekit.recording.profiler import Profiler
 
-__all__ = [
-    "DEFAULT_ACTIONS",
-    "MarkerTable",
-    "activate",
-    "active_profiler",
-    "adopt_in_child",
-    "deactivate",
-    "inherit",
-    "marker",
-]
-
 DEFAULT_ACTIONS: Final = frozenset({ProfilerAction.WARMUP, ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE})
 """Actions during which a marker records by default: all except SKIP."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from tracekit.recording.marker import Marker
 
-__all__ = ["WorkerRecording", "recording_loader"]
-
 CATEGORIES: Final = ("dataloader",)
 
 

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     F = TypeVar("F", bound=Callable[..., Any])
 
-__all__ = ["Marker", "MarkerObserver", "MarkerStates", "SliceHandle"]
-
 logger = logging.getLogger("tracekit")
 _get_ident = threading.get_ident
 _NO_TASKS: Final = TaskTracks(DETACHED)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tracekit.distributed import ProcessInfo
     from tracekit.recording.schedule import Schedule
 
-__all__ = ["SETTINGS", "ProfilerOptions"]
-
 T = TypeVar("T")
 
 

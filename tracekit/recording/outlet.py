@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from tracekit.handlers.base import Recording, Summary
     from tracekit.recording.failures import Failures
 
-__all__ = ["BEYOND_BYTES", "BEYOND_EVENTS", "LEFT_BEHIND", "ON_FULL", "Outlet"]
-
 logger = logging.getLogger("tracekit")
 
 ON_FULL: Final = ("drop_newest", "drop_oldest", "block")

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from tracekit.recording.schedule import Schedule
     from tracekit.recording.source import Source
 
-__all__ = ["Profiler"]
-
 logger = logging.getLogger("tracekit")
 T = TypeVar("T")
 

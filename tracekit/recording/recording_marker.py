@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
-__all__ = ["MARKER_TYPES", "AsleepMarker", "marker_states"]
-
 _get_ident = threading.get_ident
 
 _MANY_CLONES: Final = 64

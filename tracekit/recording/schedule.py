@@ -19,17 +19,6 @@ if TYPE_CHECKING:
 
     from tracekit.timestamp import Timestamp
 
-__all__ = [
-    "CaptureSchedule",
-    "CyclicSchedule",
-    "ProfilerAction",
-    "Schedule",
-    "StepSchedule",
-    "action_of",
-    "checked_schedule",
-    "cyclic_schedule",
-]
-
 
 class ProfilerAction(enum.Enum):
     """The action of the profiler during one batch.

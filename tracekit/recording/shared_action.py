@@ -11,8 +11,6 @@ from tracekit.recording.schedule import ProfilerAction
 if TYPE_CHECKING:
     from tracekit.timestamp import Timestamp
 
-__all__ = ["ActionView", "SharedAction"]
-
 _ACTIONS: Final = tuple(ProfilerAction)
 
 

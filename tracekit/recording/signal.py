@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 
-__all__ = ["Signal"]
-
 
 class Signal:
     """An auto-reset event: any thread sets it, one thread waits for it, and `wait` resets it.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from tracekit.recording.schedule import ProfilerAction
     from tracekit.timestamp import Timestamp
 
-__all__ = ["Recorder", "Source"]
-
 
 class Recorder(Protocol):
     """The methods of `Profiler` that a source may use. All of them are thread-safe."""

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from tracekit.recording.buffer import RecordBuffer
 
-__all__ = ["TaskTracks", "current_owner", "current_task"]
-
 
 class TaskTracks:
     """The tracks of asyncio tasks. Each thread has as few lanes as possible for its tasks.

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from tracekit.recording.failures import Failures
     from tracekit.timestamp import Timestamp
 
-__all__ = ["Writer"]
-
 _WAKE_UPS: Final = 4
 """Number of cuts per flush interval. Several short bursts of work disturb a training step less than a long one, because
 a thread that waits for the GIL waits at most 5 ms of each burst (``sys.getswitchinterval``)."""

@@ -26,8 +26,6 @@ from tracekit.clock import ClockOffset
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Answering", "Asking", "Drift", "Store", "own_connection", "reachable"]
-
 PREFIX: Final = "tracekit/clock/"
 PATIENCE_S: Final = 5.0
 """Maximum time that a rank waits for its turn."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tracekit.recording.schedule import ProfilerAction
     from tracekit.recording.source import Recorder
 
-__all__ = ["ClockSync"]
-
 logger = logging.getLogger("tracekit")
 
 LOOK_S: Final = 0.1

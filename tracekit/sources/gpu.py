@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from tracekit.recording.source import Recorder
 
-__all__ = ["GPUProfiler"]
-
 logger = logging.getLogger("tracekit")
 
 _NOT_OFFERED: Final = (

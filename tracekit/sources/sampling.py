@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from tracekit.recording.source import Recorder
 
-__all__ = ["SampledCounter", "SamplingSource"]
-
 JOIN_SECONDS: Final = 2.0
 """Maximum time that `SamplingSource.close` waits for a running sample; a sample takes a few milliseconds at most."""
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from tracekit.recording.source import Recorder
 
-__all__ = ["SystemProfiler"]
-
 
 class SystemProfiler(SamplingSource):
     """Records the resource usage of the process and its host as counter tracks.

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from tracekit.recording.source import Recorder
 
-__all__ = ["TorchMemoryProfiler"]
-
 CATEGORIES: Final = ("gpu", "memory")
 
 _POOLS: Final = ("allocated_bytes", "active_bytes", "reserved_bytes", "inactive_split_bytes")

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["hide_origin"]
-
 _HEAD_BYTES: Final = 1 << 16
 _TAIL_BYTES: Final = 1 << 14
 _HOST: Final = re.compile(rb'("host_name"\s*:\s*")[^"]*"')

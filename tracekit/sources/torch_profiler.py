@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from tracekit.recording.source import Recorder
 
-__all__ = ["TorchProfiler"]
-
 TRACE_SUFFIXES: Final = (".json.gz", ".json")
 MEMORY_TIMELINE_SUFFIXES: Final = (".raw.json.gz", ".json.gz", ".json", ".html")
 

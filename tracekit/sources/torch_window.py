@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from tracekit.recording.source import Recorder
 
-__all__ = ["METADATA_KEY", "TorchWindow"]
-
 METADATA_KEY: Final = "tracekit"
 """Top-level key of the trace for its rank, run and first batch."""
 

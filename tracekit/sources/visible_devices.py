@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["visible_devices"]
-
 _INDEX = re.compile(r"\s*\+?(\d+)")
 
 

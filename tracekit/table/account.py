@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from tracekit.formats.json.reader import TraceReader
 
-__all__ = ["AccountCollector", "Recording"]
-
 _MAX: Final = 2**62
 _MAX_PROCESSES: Final = 100_000
 _PROCESS_KEYS: Final = ("host", "boot_id", "pid", "start_ticks", "attempt")

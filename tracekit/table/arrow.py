@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from tracekit.core import _merge
     from tracekit.table.steps import Step
 
-__all__ = ["ArrowTable", "ColumnsTable", "FileTables"]
-
 _TABLES: Final = ("events", "counters", "flows")
 
 

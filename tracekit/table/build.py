@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["FACTS", "LIMITS", "build_args", "build_entry", "extend_entry", "read_facts"]
-
 FACTS: Final = "facts"
 _TABLES: Final = ("events", "counters", "flows")
 LIMITS: Final = Limits(memory_bytes=300 * 10**6, threads=1)

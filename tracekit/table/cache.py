@@ -20,8 +20,6 @@ from tracekit.table.schema import VERSION
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["FOLDER_VARIABLE", "TableCache", "file_key", "open_cache"]
-
 FOLDER_VARIABLE: Final = "TRACEKIT_CACHE"
 """The environment variable that names the folder of the cache."""
 _SIZE_VARIABLE: Final = "TRACEKIT_CACHE_BYTES"

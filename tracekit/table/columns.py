@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from tracekit.formats.trace_event import Event
     from tracekit.table.growth import Growth
 
-__all__ = ["FileFacts", "Head", "TrackFacts", "new_columns", "peek_head", "read_columns"]
-
 _MEMORY_BYTES: Final = 8 * 1024 * 1024
 _MORE, _ODD = 0, 1
 _MAX_NAME: Final = 200

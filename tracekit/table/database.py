@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-__all__ = ["Database", "Limits", "check_available"]
-
 # No comments: what follows must be the statement that the engine explains.
 _EXPLAIN: Final = re.compile(r"\s*explain\b(?:\s+analyze\b)?(?:\s*\([\w\s,]*\))?", re.IGNORECASE)
 _ALLOWED: Final = frozenset({"SELECT", "EXPLAIN"})

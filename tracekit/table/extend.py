@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tracekit.core import _merge
     from tracekit.table.database import Database
 
-__all__ = ["TEXTS", "extend_tables", "rows_of", "write_columns"]
-
 TEXTS: Final = {
     "events": ("category", "name", "process_group"),
     "counters": ("name", "series"),

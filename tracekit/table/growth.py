@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from tracekit.formats.json.reader import TraceReader
     from tracekit.formats.trace_event import Event
 
-__all__ = ["Growth", "NewBytes", "Part", "is_extendable", "link_part", "load_growth"]
-
 _FILE: Final = "growth"
 _PREFIX_BYTES: Final = 64 * 1024
 _CHECKED_BYTES: Final = 64

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from tracekit.table.columns import FileFacts
 
-__all__ = ["Job", "TableJob", "build_all"]
-
 _MIN_BYTES: Final = 64 * 1024 * 1024  # a process takes as long to start as some MB to read
 
 

@@ -10,8 +10,6 @@ from tracekit.formats.kineto import GPU_CATEGORIES
 from tracekit.table.rows import MAX_BEGUN, NO_BEGIN, NO_VALUE
 from tracekit.traces.pairs import OpenSlices
 
-__all__ = ["COLUMNS", "DEVICE_CATEGORIES", "PlainColumns"]
-
 COLUMNS: Final = {
     "events": (
         *("track", "category", "name", "phase", "start_ns", "duration_ns", "depth", "parent", "self_ns", "step_index"),

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-__all__ = ["Relation", "read_events"]
-
 _SHOWN_ROWS: Final = 20
 
 

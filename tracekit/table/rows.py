@@ -24,8 +24,6 @@ from tracekit.table.steps import StepCollector, is_step_name
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MAX_BEGUN", "NO_BEGIN", "NO_VALUE", "ArgFields", "ColumnSink", "RowWriter", "arg_fields", "json_text"]
-
 NO_VALUE: Final = -(2**63)
 """NULL in a column of integers."""
 

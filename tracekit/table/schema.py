@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["TABLES", "VERSION", "Column", "schema_text"]
-
 VERSION: Final = 4
 """The version of what the cache holds. A change of columns or of their meaning needs the next number."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["PARENT_MEMBER", "Member", "SharedThreads", "nested_events"]
-
 PARENT_MEMBER: Final = "parent_member"
 """The column of nested events with the number of the member that holds the parent."""
 

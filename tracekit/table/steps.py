@@ -14,8 +14,6 @@ from tracekit.formats.trace_event import decode_or_none
 if TYPE_CHECKING:
     from tracekit.formats.trace_event import Event
 
-__all__ = ["COUNTS", "Step", "StepCollector", "is_step_name", "step_columns"]
-
 COUNTS: Final = ("epoch", "batch", "sample", "token", "iteration")
 """The counts of a training `Timestamp` that a step has."""
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
-__all__ = ["EventTables"]
-
 _ARGS: Final = "args.parquet"
 _PROBE: Final = "args_probe"
 

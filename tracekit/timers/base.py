@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-__all__ = ["DummyTimer", "OffTimer", "TimerBase"]
-
 
 class TimerBase(ABC):
     """The timer that ``timers(name)`` returns: a `Timer`, one with barriers, or an `OffTimer`.

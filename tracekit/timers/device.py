@@ -17,8 +17,6 @@ from tracekit.errors import MissingExtraError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DEVICE_MODES", "DeviceEvents", "cuda_available", "device_mode", "synchronize", "tensor"]
-
 logger = logging.getLogger("tracekit")
 
 DEVICE_MODES: Final = ("host", "synchronize", "events")

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["Exchange", "default_store", "open_exchange", "process_group"]
-
 _READ: Final = "/read"
 _LEVEL_TOPIC: Final = "level"
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from tracekit.recording.marker import Marker
 
-__all__ = ["RankReports", "ranks_text", "wait_at_barrier"]
-
 logger = logging.getLogger("tracekit")
 
 _BARRIER: Final = "barrier"

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from tracekit.arguments import StrPath
     from tracekit.timers.table import TimerTable
 
-__all__ = ["CSVSink", "JSONLinesSink", "MLflowSink", "Sink", "TensorBoardSink", "TextSink", "WandbSink", "metrics"]
-
 _COLUMNS: Final = ("step", "timer", "rank", *numbers(DurationStatistics()))
 
 _NOT_IN_MLFLOW: Final = re.compile(r"[^\w\-. /]")

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
 
     Sums = Mapping[int, Mapping[str, int]]
 
-__all__ = ["LOG_OPTIONS", "min_max", "names_of", "sums_text"]
-
 _TITLES: Final = {
     "max": "max time across ranks",
     "minmax": "(min, max) time across ranks",

@@ -13,8 +13,6 @@ from tracekit.wording import align_columns
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Row", "TimerTable", "decode_timers", "encode_timers", "numbers"]
-
 _MS: Final = 1e6
 _COLUMNS: Final = ("calls", "total ms", "mean ms", "stdev ms", "min ms", "p50 ms", "p95 ms", "p99 ms", "max ms")
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     MakeMarker = Callable[[str, tuple[str, ...]], Marker]
     Barrier = Callable[[str, int, Any], None]
 
-__all__ = ["MAX_LOG_LEVEL", "NESTED", "TIMER", "Timer", "warn_once"]
-
 MAX_LOG_LEVEL: Final = 2
 """Default level of a timer."""
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from tracekit.statistics import DurationStatistics
     from tracekit.timers.base import TimerBase
 
-__all__ = ["Timers"]
-
 logger = logging.getLogger("tracekit")
 
 _SECOND_NS: Final = 1e9

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from tracekit.arguments import StrPath
 
-__all__ = ["read_timers"]
-
 _SUFFIXES: Final = (".json", ".json.gz")
 _FOLD_CALLS: Final = 4096
 

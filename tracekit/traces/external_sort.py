@@ -15,8 +15,6 @@ from tracekit.errors import StorageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["ExternalSort"]
-
 MAX_MEMORY_BYTES: Final = 16 << 20
 """The limit of an `ExternalSort` in memory."""
 

@@ -17,8 +17,6 @@ from tracekit.storage import basename, is_remote, same_file
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-__all__ = ["base_of", "find_traces", "merged_ranks", "recovered_copies", "stated_rank"]
-
 
 def find_traces(patterns: Sequence[str]) -> list[tuple[str, bool]]:
     """Return the files that the patterns match, each once, and whether it was named itself (not by folder or glob).

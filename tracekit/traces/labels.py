@@ -15,18 +15,6 @@ from tracekit.formats.trace_event import decode_json
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = [
-    "DIMENSIONS",
-    "Labels",
-    "labels_from_json",
-    "labels_in_name",
-    "labels_of_groups",
-    "labels_of_trace",
-    "labels_text",
-    "ranks_of_labels",
-    "shown_dimensions",
-]
-
 Labels = dict[str, int]
 """The place of a rank in each known dimension."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final, Generic, TypeVar
 
-__all__ = ["OpenSlices"]
-
 _Slice = TypeVar("_Slice")
 
 _MAX_STEPS: Final = 1024

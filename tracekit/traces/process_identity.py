@@ -8,22 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = [
-    "CHILD",
-    "CPU",
-    "DEVICE",
-    "GPU",
-    "IDENTITY_KEYS",
-    "OVERHEAD",
-    "PROFILER",
-    "SAME_PID",
-    "KnownProcess",
-    "ProcessIdentity",
-    "ProcessKey",
-    "identity_of",
-    "main_thread",
-]
-
 ProcessKey = tuple[int, int | str]
 """The identity of a process within its rank: (kind, its number or name). It is written into merged traces."""
 

@@ -24,8 +24,6 @@ from tracekit.wording import counted, rank_spans
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["RankEnds", "wait_for_ranks"]
-
 _MIN_PAUSE_S: Final = 0.05
 _MAX_PAUSE_S: Final = 1.0
 _HEAD_BYTES: Final = 8 * HEAD_BYTES

@@ -12,8 +12,6 @@ from tracekit.formats.rank_trace import BASE_TIME_KEY, DUMP_EVENT, LOSS_EVENT, L
 from tracekit.formats.segment_index import INDEX_KEY
 from tracekit.formats.trace_event import decode_json
 
-__all__ = ["HEAD_BYTES", "MAX_HEAD_BYTES", "Head", "Index", "OtherTrace", "lost_in", "read_head"]
-
 HEAD_BYTES: Final = 8192
 MAX_HEAD_BYTES: Final = 256 << 10
 

@@ -15,8 +15,6 @@ from tracekit.storage import explained, filesystem_of, is_remote, without_secret
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["MAX_FILES", "Entry", "Part", "TraceStore", "open_place"]
-
 MAX_FILES: Final = 200_000
 """The maximum number of files below a folder; the others are ignored."""
 

@@ -13,8 +13,6 @@ from tracekit.storage import signed_url, without_secrets
 if TYPE_CHECKING:
     from tracekit.view.open.ui import PerfettoUI
 
-__all__ = ["TraceLink", "trace_link"]
-
 _TIMEOUT_S: Final = 30
 _RULE: Final = (
     '[{"AllowedOrigins": ["%s"], "AllowedMethods": ["GET", "HEAD"], "AllowedHeaders": ["*"], "MaxAgeSeconds": 3600}]'

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from anyio.abc import Process
 
-__all__ = ["PAGE_CHARS", "AgentServer"]
-
 PAGE_CHARS: Final = 20_000
 """Maximum number of characters that a tool returns; the rest is on further pages."""
 

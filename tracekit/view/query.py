@@ -19,8 +19,6 @@ from tracekit.storage import basename, open_read, size_bytes, without_secrets
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Cell", "Rows", "query"]
-
 Cell = None | int | float | str | bytes
 _PIECE_BYTES: Final = 16 << 20
 _ERROR_OF_THE_END: Final = 1  # FinalizeDataResult.error

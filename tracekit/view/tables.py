@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from tracekit.view.query import Cell, Rows
 
-__all__ = ["FORMATS", "as_csv", "as_json", "as_parquet", "as_table"]
-
 
 def as_table(rows: Rows) -> str:
     """Return rows as a table: columns under their names, numbers at the right, an empty cell for NULL."""

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from tracekit.arguments import StrPath
     from tracekit.formats.json.reader import RawEvent
 
-__all__ = ["SUFFIXES", "recover_trace"]
-
 SUFFIXES: Final = (".json", ".json.gz", ".json.zst", ".json.tmp")
 """The suffixes of traces in a folder."""
 

@@ -11,8 +11,6 @@ from tracekit.formats.rank_trace import BASE_TIME_KEY, CLOCK_ANCHOR_EVENT, METAD
 from tracekit.formats.trace_event import UNSET, Event, decode_dict, decode_or_none, decode_text, encode_json
 from tracekit.traces.pairs import OpenSlices as TrackOfSlices
 
-__all__ = ["OpenSlices", "place_of"]
-
 # Limits, so that memory stays bounded for any file; Perfetto draws 512 levels.
 _KEPT_DEEP: Final = 1024
 _KEPT_TRACKS: Final = 100_000

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from tracekit.formats.json.window import LostBytes
 
-__all__ = ["OpenSlice", "RecoveryReport"]
-
 _NAMED: Final = 100
 
 _REPAIRS: Final = {

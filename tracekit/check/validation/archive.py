@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from tracekit.arguments import StrPath
 
-__all__ = ["manifest_problems", "validate_file"]
-
 _HEAD_BYTES: Final = 512
 _MAX_MANIFEST_BYTES: Final = 16 * 1024 * 1024
 _MAX_NAME: Final = 99

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from tracekit.check.validation.report import Findings
     from tracekit.formats.trace_event import Event, Raw, UnsetType
 
-__all__ = ["EventChecks"]
-
 _EXACT_NS: Final = 2**53
 _UINT32_MAX: Final = 2**32 - 1
 _PHASES: Final = frozenset("BEXiIRCMbenstfTP")

@@ -10,8 +10,6 @@ from tracekit.check.validation.rules import RULES
 if TYPE_CHECKING:
     from tracekit.check.validation.rules import Kind, Severity
 
-__all__ = ["KEPT_PER_RULE", "Findings", "Problem", "ValidationReport"]
-
 KEPT_PER_RULE: Final = 10
 """The maximum number of kept problems of one rule; all are counted."""
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["RULES", "Kind", "Rule", "Severity"]
-
 Kind = Literal["rank", "merged", "other"]
 """A rank trace by tracekit, a merged trace by tracekit, or a Trace Event Format file by anybody else."""
 

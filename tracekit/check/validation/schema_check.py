@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from tracekit.formats.trace_event import Event
 
-__all__ = ["SchemaCheck", "shape"]
-
 _HEXADECIMAL: Final = re.compile(r"(0[xX])?[0-9a-fA-F]{1,16}")
 _PLAIN: Final = frozenset("XBEi")
 _FIRST_LETTER: Final = bytes(ord("0") if letter in b"0123456789" else letter for letter in range(256))

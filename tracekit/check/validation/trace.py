@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from tracekit.check.validation.rules import Kind
     from tracekit.formats.json.window import Finding as Damage
 
-__all__ = ["validate_trace"]
-
 MAX_HEADER_KEYS: Final = 256
 
 # As Perfetto's trace_type.cc decides, white space left out.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from tracekit.check.validation.report import Findings
 
-__all__ = ["Flows", "Tracks"]
-
 _FOREVER: Final = 2**63 - 1
 TrackKey = tuple[Any, Any]
 """pid and tid, as the file has them."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     _Decode = Callable[[bytes, Sequence[int]], Any]
 
-__all__ = ["HEADER_KEYS", "RawEvent", "TraceReader", "decode"]
-
 _MAX_HEADER_BYTES: Final = 16 * 1024 * 1024
 _MAX_REPAIR_BYTES: Final = 1024 * 1024
 _MAX_KEY_BYTES: Final = 64 * 1024

@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["has_final_backslash", "repair_object", "repair_text", "without_final_backslash"]
-
 _MOST_NESTED: Final = 20_000
 """Levels of brackets beyond which no decoder follows: deeper objects are not repaired."""
 

@@ -19,8 +19,6 @@ from tracekit.formats.trace_event import UNSET, Event, decode_run
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["TEAR", "SalvageReader", "SalvageStream"]
-
 _MAX_KEYS: Final = 256  # Perfetto's engine crashes on more
 _EVENT: Final = re.compile(rb'\{[ \t\r\n]*"(?:ph|name|cat|pid|tid|ts|dur|id|args)"[ \t\r\n]*:')
 _HEADER: Final = re.compile(rb'\[[ \t\r\n]*\{[ \t\r\n]*"')

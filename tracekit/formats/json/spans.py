@@ -14,8 +14,6 @@ from tracekit.formats.trace_event import REFUSED, decode_raw_list
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["find_events", "scan_value"]
-
 _FIRST_BYTES: Final = 4096
 _END_BYTES: Final = 64 * 1024
 _MAX_TRIES: Final = 4

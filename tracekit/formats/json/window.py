@@ -12,8 +12,6 @@ from tracekit.formats.json.spans import find_events, scan_value
 if TYPE_CHECKING:
     from tracekit.formats.byte_stream import TraceStream
 
-__all__ = ["LOOK_AHEAD_BYTES", "Finding", "LostBytes", "Window"]
-
 LOOK_AHEAD_BYTES: Final = 256
 """The maximum length of the texts that tell what begins at a place."""
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from tracekit.events import Timestamps
     from tracekit.timestamp import Timestamp
 
-__all__ = ["Mirror", "Moment"]
-
 
 class Moment:
     """The time of an event. The training time is looked up only on access, because that is slow.

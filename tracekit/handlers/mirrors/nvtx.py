@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tracekit.handlers.base import Recording
     from tracekit.handlers.mirrors.mirror import Moment
 
-__all__ = ["NVTXMirror"]
-
 
 class NVTXMirror(Mirror):
     """Shows slices as NVTX ranges and instants as NVTX marks, with the marker's first category.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tracekit.handlers.mirrors.mirror import Moment
     from tracekit.timestamp import Timestamp
 
-__all__ = ["OpenTelemetryMirror"]
-
 _KEY: Final = "tracekit-span"
 """Key of a context for the slice that made it."""
 

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
     from tracekit.handlers.mirrors.mirror import Moment
 
-__all__ = ["RecordFunctionMirror"]
-
-
 _kept: Final[list[_Recorded]] = []
 """Record functions that must not end yet. Kept for the process, because they must not be freed with a mirror either."""
 

@@ -22,8 +22,6 @@ except ImportError as error:
 if TYPE_CHECKING:
     from tracekit.recording.profiler import Profiler
 
-__all__ = ["TracekitCallback"]
-
 _LONG: Final = {"fit", "iteration", "epoch"}
 """Events that begin before a recording window and end after it; always recorded, as in Composer."""
 

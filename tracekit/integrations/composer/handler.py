@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from tracekit.handlers.base import Recording
 
-__all__ = ["ComposerHandler", "Event", "LoopState", "NoLogger", "TraceHandler", "adapted", "as_action"]
-
 logger = logging.getLogger("tracekit")
 
 

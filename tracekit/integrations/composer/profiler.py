@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tracekit.recording.source import Source
     from tracekit.timestamp import Timestamp
 
-__all__ = ["JSONTraceHandler", "Profiler", "cyclic_schedule"]
-
 logger = logging.getLogger("tracekit")
 
 _FIELDS: Final = {"{run_name}": "{run_id}", "{node_rank}": "{node}"}

@@ -13,8 +13,6 @@ from tracekit.integrations.jax.annotations import coordination_client
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Agreement", "make_agreement"]
-
 logger = logging.getLogger("tracekit")
 
 _AHEAD_NS: Final = 2_000_000_000

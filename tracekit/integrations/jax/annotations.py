@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from tracekit.handlers.mirrors.mirror import Moment
 
-__all__ = ["JaxAnnotations", "coordination_client", "import_jax"]
-
 
 def import_jax() -> Any:
     """Return jax.

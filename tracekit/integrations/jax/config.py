@@ -15,8 +15,6 @@ from tracekit.errors import ConfigError
 if TYPE_CHECKING:
     from tracekit.integrations.jax.profiler import JaxProfiler
 
-__all__ = ["JaxProfilerConfig", "log_dir"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JaxProfilerConfig:

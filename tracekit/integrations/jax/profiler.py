@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from tracekit.integrations.jax.agreement import Agreement
     from tracekit.recording.profiler import Profiler
 
-__all__ = ["JaxProfiler"]
-
 logger = logging.getLogger("tracekit")
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from tracekit.integrations.jax.windows import Held, Windows
     from tracekit.recording.profiler import Profiler
 
-__all__ = ["TraceRecorder"]
-
 logger = logging.getLogger("tracekit")
 
 _XPLANE: Final = ".xplane.pb"

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from tracekit.integrations.jax.config import JaxProfilerConfig
 
-__all__ = ["Decision", "Held", "Windows"]
-
 _MINUTE_NS: Final = 60_000_000_000
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     # Name, kind, start, and the exception that was being handled then.
     _Open: TypeAlias = "tuple[str, _Kind, int, BaseException | None]"
 
-__all__ = ["ActionSlices"]
-
 _get_ident = threading.get_ident
 _exc_info = sys.exc_info
 _COUNTED_TOGETHER: Final = 256

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-__all__ = ["CALLBACKS", "DATA_LOADING", "OTHER", "OWN_PREFIX", "PARTS", "Action", "action_of", "logger_action"]
-
 DATA_LOADING: Final = "data loading"
 TRANSFER: Final = "transfer"
 CALLBACKS: Final = "callbacks"

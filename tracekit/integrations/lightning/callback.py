@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from tracekit.recording.schedule import Schedule
     from tracekit.recording.source import Source
 
-__all__ = ["TracekitCallback", "records_hooks"]
-
 logger = logging.getLogger("tracekit")
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     Epoch: TypeAlias = "dict[str, StageTimes]"
 
-__all__ = ["BETWEEN_EPOCHS", "LoopTimer", "StageTimes"]
-
 BETWEEN_EPOCHS: Final = "between epochs"
 _BATCH: Final = "batch"
 _STEP: Final = "optimizer step"

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from tracekit.clock import Clock
 
-__all__ = ["TracekitProfiler"]
-
 logger = logging.getLogger("tracekit")
 
 

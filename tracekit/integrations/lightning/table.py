@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     Durations: TypeAlias = Mapping[str, DurationStatistics]
 
-__all__ = ["durations_table", "stages_table"]
-
 _HEADER: Final = ("Calls", "Total (s)", "Mean (s)", "p50 (s)", "p95 (s)", "Max (s)", "Percentage %")
 _SHORT: Final = (0, 2, 3)
 """Columns of a table that is not extended: name, total and mean."""

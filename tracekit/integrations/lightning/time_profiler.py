@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from tracekit.clock import Clock
     from tracekit.integrations.lightning.framework import LightningModule, Trainer
 
-__all__ = ["TimeProfiler"]
-
 logger = logging.getLogger("tracekit")
 
 _STATE_VERSION: Final = 2

@@ -17,16 +17,6 @@ if TYPE_CHECKING:
 
     from tracekit.integrations.lightning.loop_timer import StageTimes
 
-__all__ = [
-    "REDUCTIONS",
-    "chosen_keys",
-    "encode_values",
-    "epoch_values",
-    "keys_of_stage",
-    "reduce_ranks",
-    "stage_values",
-]
-
 DEFAULT_KEYS: Final = (
     "train batch",
     "validation batch",

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from tracekit.integrations.lightning.framework import LightningModule, Trainer
     from tracekit.recording.profiler import Profiler
 
-__all__ = ["NullListener", "RunCallback", "close_slices", "listen", "record_workers"]
-
 _ATTRIBUTE: Final = "_tracekit_hooks"
 _GET_ITERATOR: Final = "_get_iterator"
 

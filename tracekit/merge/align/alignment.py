@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tracekit.merge.align.estimate import ClockEstimate
     from tracekit.merge.input import Input
 
-__all__ = ["ClockPath", "Evidence", "Link", "PlacedDomain", "find_paths", "solve", "span_of"]
-
 
 class Evidence(IntEnum):
     """A source of an offset between two clocks, best first."""

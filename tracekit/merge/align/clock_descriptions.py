@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tracekit.merge.align.alignment import ClockPath, PlacedDomain
     from tracekit.merge.input import Input
 
-__all__ = ["ClockDescriber", "domain_metadata", "duration", "flags", "stated_clocks", "unstated_clocks"]
-
 _MAX_NS: Final = 2**62
 _WORST_LAST: Final = (
     "reference",

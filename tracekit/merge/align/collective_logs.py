@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tracekit.merge.input import Input
     from tracekit.traces.collectives.collector import Collective
 
-__all__ = ["CollectiveLog", "CollectiveReader", "Group", "members_of_groups"]
-
 Group = tuple[str, str]
 """Name and members of a process group."""
 

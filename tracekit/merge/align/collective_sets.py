@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from tracekit.merge.selection.event_filter import EventFilter
     from tracekit.traces.collectives.collector import Collective
 
-__all__ = ["AddedEvent", "Member", "check_causality", "collective_events", "find_sets"]
-
-
 _CATEGORY: Final = "collective"
 
 

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 if TYPE_CHECKING:
     from tracekit.merge.input import Input
 
-__all__ = ["ClockDomain", "boot_of", "find_domains", "monotonic_base_ns"]
-
 _NO_NAMES: Final = frozenset({"", "localhost", "localhost.localdomain"})
 """Names that every host may have."""
 

@@ -17,8 +17,6 @@ from tracekit.merge.align.clock_map import ClockMap
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ClockEstimate", "SyncPoint", "estimate_from_ends", "estimate_from_stays", "estimate_from_sync"]
-
 UNKNOWN_DRIFT_PPB: Final = 200_000
 """How fast two clocks may part where nothing was measured: each may be off by 100 ppm, in opposite directions."""
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from tracekit.merge.input import Input
     from tracekit.traces.collectives.collector import Collective
 
-__all__ = ["barrier_links", "measure", "sync_links"]
-
 _MOST_HUBS: Final = 8
 _NO_EVIDENCE: Final = "no clock exchange with them and no collectives of both"
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from tracekit.merge.align.collective_logs import CollectiveLog
     from tracekit.merge.input import Input
 
-__all__ = ["ALIGN", "Placement", "place"]
-
 ALIGN: Final = ("auto", "sync", "collectives", "wall", "none")
 """What ``align`` may be."""
 

@@ -20,8 +20,6 @@ from tracekit.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DaskExecutor"]
-
 logger = logging.getLogger("tracekit")
 
 _CONNECT_S: Final = 30

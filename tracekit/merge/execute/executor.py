@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from tracekit.merge.plan.unit import UnitJob, UnitResult
     from tracekit.worker_processes import ProcessPool
 
-__all__ = ["MergeExecutor", "MergeProgress", "fitting_pool", "merge_executor"]
-
 _READ_SHARE: Final = 0.1
 """The share of reading in the progress of a merge."""
 _GUESSED_BYTES: Final = 64_000_000

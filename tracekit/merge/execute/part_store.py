@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from concurrent.futures import Executor
 
-__all__ = ["PartStore", "part_store"]
-
 _OPEN: Final = "open"
 _ENDED: Final = "ended"
 _COPY_BYTES: Final = 1 << 30

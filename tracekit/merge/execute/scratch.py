@@ -33,8 +33,6 @@ try:
 except ImportError:  # pragma: no cover - without it nothing is removed
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["OWNER", "ScratchFolder", "ScratchStore", "remove_stale"]
-
 OWNER: Final = "owner"
 _FORMAT: Final = "tracekit_merge_scratch"
 _VERSION: Final = 1

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from tracekit.merge.execute.part_store import PartStore
     from tracekit.merge.execute.scratch import ScratchStore
 
-__all__ = ["SharedWork", "Workers"]
-
 _MAX_RUNNING: Final = 1024
 """Limit of batches in progress on an executor of unknown size. Each takes 10 to 30 kB here."""
 

@@ -15,19 +15,6 @@ from tracekit.formats.merged_head import MERGED_KEY, RankOfPid, merge_decisions
 if TYPE_CHECKING:
     from tracekit.merge.input import Input
 
-__all__ = [
-    "DIRECT_IDS",
-    "NAMESPACE",
-    "Layout",
-    "lay_out",
-    "namespace_of",
-    "namespace_of_collectives",
-    "passes",
-    "rows_of",
-    "stride_for",
-    "units_of",
-]
-
 _STRIDE: Final = 100_000
 _PIDS: Final = 2**32
 

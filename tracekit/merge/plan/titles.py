@@ -17,27 +17,6 @@ from tracekit.traces.process_identity import CHILD, CPU, DEVICE, GPU, OVERHEAD, 
 if TYPE_CHECKING:
     from tracekit.traces.process_identity import ProcessIdentity, ProcessKey
 
-__all__ = [
-    "COMPUTE",
-    "MEMSET",
-    "NCCL",
-    "SYNC",
-    "WORK_CATEGORIES",
-    "Process",
-    "Thread",
-    "better_name",
-    "display_order",
-    "metadata_event",
-    "name_events",
-    "process_sort_index",
-    "process_title",
-    "role_text",
-    "thread_sort_index",
-    "thread_title",
-    "title_in_group",
-    "work_of",
-]
-
 COMPUTE, NCCL, HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE, MEMSET, SYNC = (1 << bit for bit in range(7))
 """Kinds of work on a GPU row; bits that are combined."""
 

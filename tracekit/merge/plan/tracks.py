@@ -25,8 +25,6 @@ from tracekit.traces.process_identity import CPU, DEVICE, GPU, OVERHEAD, PROFILE
 if TYPE_CHECKING:
     from tracekit.merge.plan.unit import UnitInput
 
-__all__ = ["NAMED_METADATA", "UnitTracks"]
-
 NAMED_METADATA: Final = frozenset(
     {"process_name", "process_labels", "process_sort_index", "thread_name", "thread_sort_index"}
 )

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from tracekit.merge.rank_order import RankOrder
     from tracekit.merge.selection.event_filter import EventFilter
 
-__all__ = ["InputResult", "MergePlan", "Part", "UnitInput", "UnitJob", "UnitResult"]
-
 
 class Part(Protocol):
     """Encodes the events of a unit.

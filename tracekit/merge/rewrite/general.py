@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     _Row = tuple[int, int, int, int, int]
 
-__all__ = ["MAX_EASY_NS", "MAX_EXACT_NS", "NO_TIME_LIMIT", "EventRewriter", "padded_tid"]
-
 NO_TIME_LIMIT: Final = -(2**63)
 _LATEST_NS: Final = 2**63 - 1
 MAX_EXACT_NS: Final = 2**42 * 1000

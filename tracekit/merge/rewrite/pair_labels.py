@@ -16,8 +16,6 @@ from tracekit.traces.pairs import OpenSlices
 if TYPE_CHECKING:
     from tracekit.merge.plan.unit import UnitInput
 
-__all__ = ["has_lanes", "pair_labels"]
-
 _HALF_BITS = 31
 
 

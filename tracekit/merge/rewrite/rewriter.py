@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     AnyRewriter: TypeAlias = "_merge.Rewriter | Rewriter"
 
-__all__ = ["FLOWS", "NEVER_ENDS", "AnyRewriter", "Lanes", "Rewriter", "label"]
-
 FLOWS: Final = frozenset(map(ord, "stf"))
 
 _BEGIN: Final = ord("B")

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from tracekit.merge.rewrite.rewriter import AnyRewriter
     from tracekit.merge.selection.event_filter import EventFilter
 
-__all__ = ["UnitRewriter"]
-
 _MORE: Final = 0
 _ODD: Final = 1
 _NEW: Final = 2

@@ -8,8 +8,6 @@ from typing import Any, Final, NamedTuple
 
 from tracekit.storage import is_remote, modified_ns, size_bytes
 
-__all__ = ["END_BYTES", "FileStamp", "Head", "ProcessScan", "stamp_of"]
-
 END_BYTES: Final = 64 * 1024
 """The size of the end of a file that is read."""
 

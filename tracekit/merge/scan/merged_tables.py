@@ -13,8 +13,6 @@ from tracekit.traces.process_identity import CHILD, CPU, KnownProcess, ProcessId
 if TYPE_CHECKING:
     from tracekit.merge.input import Input
 
-__all__ = ["check_merged", "read_tables"]
-
 _WORDS: Final = (f'"{PROCESS_EVENT}"'.encode(), f'"{INPUT_EVENT}"'.encode())
 
 

@@ -32,8 +32,6 @@ from tracekit.storage import is_remote, open_read
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["probe"]
-
 _SMALL_END_BYTES: Final = 4 * 1024
 """The size of each end of a small file that is decoded, more while only names are found."""
 _DIGEST_BYTES: Final = 4 * 1024

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tracekit.merge.input import Input
     from tracekit.merge.selection.selection import Selection
 
-__all__ = ["Criteria", "Spans", "TrackId", "WantedNames"]
-
 TrackId = tuple[Any, Any]
 """``pid`` and ``tid`` of an event, as they stand in the file; the ``tid`` of an async slice is None."""
 

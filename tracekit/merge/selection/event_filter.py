@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from tracekit.merge.selection.criteria import Spans
     from tracekit.merge.selection.selection import Selection
 
-__all__ = ["NOT_SELECTED", "EventFilter", "make_filters"]
-
 _FOREVER: Final = 2**63 - 1
 
 NOT_SELECTED: Final = "not selected: "

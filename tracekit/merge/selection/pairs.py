@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from tracekit.merge.selection.criteria import Criteria, TrackId
 
-__all__ = ["PAIRED", "judge_pairs"]
-
 PAIRED: Final = frozenset("BEbestf")
 """The phases of events that are judged together with others."""
 

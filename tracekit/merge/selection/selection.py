@@ -13,8 +13,6 @@ from tracekit.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-__all__ = ["Moment", "Selection"]
-
 Moment = int | float | Decimal
 """Seconds from the start of the merge; from `_EPOCH_NS` on, ns since the epoch."""
 

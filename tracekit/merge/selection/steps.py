@@ -17,8 +17,6 @@ from tracekit.traces.pairs import OpenSlices
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["ProcessSteps", "find_steps", "step_spans"]
-
 _TIMESTAMP: Final = f'"{TIMESTAMP_EVENT}"'.encode()
 _PROFILER_STEP: Final = re.compile(rb'"ProfilerStep#(\d{1,18})"')
 _BATCH: Final = b'"batch"', b'"training loop"'

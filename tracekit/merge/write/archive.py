@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int, int], None] | None
 
-__all__ = ["Archive"]
-
 _MAX_NAME: Final = 80  # with what makes it unique, a tar header's 99
 _NO_EVENTS: Final = -1  # in place of a new pid
 _PACKED: Final = re.compile(r"(?:\.gz|\.zst|\.tmp)+$")

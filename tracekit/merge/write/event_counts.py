@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tracekit.merge.input import Input
     from tracekit.merge.report import Causality
 
-__all__ = ["EventCounts", "JoinedFrames", "losses_as_json", "recording_losses"]
-
 _UNKNOWN: Final = "unknown"
 _VIEWER_LIMIT: Final = f"events after the first {MOST_EVENTS:,}, which only the xplane.pb beside it holds"
 _MAX_FRAME_BYTES: Final = 12 << 20

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from tracekit.merge.plan.titles import Process
     from tracekit.merge.plan.unit import MergePlan
 
-__all__ = ["JsonOutput", "JsonPart", "describe"]
-
 _FORMAT_VERSION: Final = 2
 
 

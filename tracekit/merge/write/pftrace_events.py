@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     from tracekit.merge.write.pftrace_packets import AnyStore
 
-__all__ = ["Arguments", "EventRecords", "field_text"]
-
 _OTHER_FIELDS: Final = ("id", "id2", "scope", "tts", "tdur", "cname", "sf", "stack")
 """Fields that a native trace has no place for; they are kept as an argument."""
 _ASYNC: Final = {"b": BEGIN, "S": BEGIN, "e": END, "F": END, "n": INSTANT, "T": INSTANT, "p": INSTANT}

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tracekit.merge.plan.unit import MergePlan
     from tracekit.merge.write.pftrace_packets import AnyStore
 
-__all__ = ["PftraceOutput", "PftracePart"]
-
 MAX_MEMORY_BYTES: Final = 24 << 20
 """Records that the core holds; further ones are in a temporary file."""
 

@@ -33,24 +33,6 @@ if TYPE_CHECKING:
 
     AnyStore: TypeAlias = "_merge.PftraceEncoder | PacketStore"
 
-__all__ = [
-    "BEGIN",
-    "CATEGORIES",
-    "COUNTER",
-    "END",
-    "FLOW",
-    "INSTANT",
-    "KEYS",
-    "LAST_NS",
-    "MAX_TEXTS",
-    "NAMES",
-    "NEXT_FLOW",
-    "SLICE",
-    "TEXTS",
-    "AnyStore",
-    "PacketStore",
-]
-
 SLICE, FLOW, NEXT_FLOW, INSTANT, BEGIN, END, COUNTER = range(7)
 """Kinds of records. The end of a flow is a `NEXT_FLOW` if it belongs to the next slice."""
 

@@ -27,17 +27,6 @@ if TYPE_CHECKING:
 
     from tracekit.merge.plan.titles import Process
 
-__all__ = [
-    "ASYNC",
-    "COUNTERS",
-    "HASHED",
-    "describe_tracks",
-    "process_uuid",
-    "thread_uuid",
-    "unit_of",
-    "uuid_of",
-]
-
 HASHED: Final = 1 << 63
 """Tracks from here on are neither processes nor threads."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tracekit.merge.plan.unit import Part, UnitJob, UnitResult
     from tracekit.merge.rewrite.rewriter import AnyRewriter
 
-__all__ = ["write_unit"]
-
 _HELD_BYTES: Final = 4 << 20
 """The output of a unit is held in memory up to this size."""
 

@@ -22,18 +22,6 @@ from tracekit.traces.collectives.search import find_events, find_sampled_events
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = [
-    "NAMES_OF_COLLECTIVES",
-    "SYNCHRONISING",
-    "Collective",
-    "CollectiveCollector",
-    "Label",
-    "by_group",
-    "kind_of",
-    "read_collectives",
-    "thinned",
-]
-
 SYNCHRONISING: Final = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 """Kinds that no member leaves before all have come: their ends are one moment. (Not so: broadcast, reduce, send, recv.)"""
 

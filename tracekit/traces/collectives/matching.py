@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     Key = Callable[[Collective], Hashable]
     Ends = dict[Hashable, list[tuple[int, int]]]
 
-__all__ = ["match", "match_near"]
-
 MIN_NUMBERED: Final = 3
 MIN_VOTES: Final = 4
 

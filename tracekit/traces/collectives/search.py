@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import BinaryIO
 
-__all__ = ["find_events", "find_sampled_events"]
-
 _REACH_BYTES: Final = 64 * 1024
 """An event that is larger is not found."""
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tracekit.traces.trace_store import TraceStore
     from tracekit.view.live.progress import ProgressTracker
 
-__all__ = ["FileCatalog"]
-
 _REMOTE_LIST_NS: Final = 5_000_000_000
 _MAX_REMOTE_HEADS: Final = 512
 _MAX_NOTES: Final = 5

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from tracekit.traces.trace_store import Part
     from tracekit.view.live.progress import ProgressTracker
 
-__all__ = ["Machine", "RecordingProcess"]
-
 _MAX_PACES: Final = 8
 _MAX_REMOVED: Final = 8
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from tracekit.view.live.stages import Labels
 
-__all__ = ["ProgressTracker"]
-
 _RECENT_STEPS: Final = 64
 _MAX_TRACKS: Final = 64
 _MAX_OPEN: Final = 512

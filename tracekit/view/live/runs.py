@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tracekit.view.live.processes import RecordingProcess
     from tracekit.view.live.states import RankState
 
-__all__ = ["RunFiles", "group_runs", "run_state"]
-
 _MAX_MISSING: Final = 1000
 
 

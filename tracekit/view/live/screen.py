@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from tracekit.view.live.states import Look, RankState, RunState
 
-__all__ = ["ORDERS", "RunTable", "run_table"]
-
 ORDERS: Final = ("auto", "rank", "slowest", "step", "state", "lost", "quiet")
 """The orders of ranks: ``auto`` is by rank if all fit, else the unhealthy and then the slowest."""
 

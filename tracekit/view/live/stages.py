@@ -10,8 +10,6 @@ from tracekit.formats.kineto import COLLECTIVE_NAMES, GPU_CATEGORIES, LOADING_NA
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["Labels", "Slice", "step_stages"]
-
 _MAX_LABELS: Final = 10_000
 _MAX_STAGES: Final = 64
 _MAX_CHARACTERS: Final = 500

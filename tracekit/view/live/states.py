@@ -11,24 +11,6 @@ if TYPE_CHECKING:
     from tracekit.traces.rank_head import OtherTrace
     from tracekit.traces.trace_store import Entry
 
-__all__ = [
-    "CUT_AFTER_NS",
-    "Look",
-    "LookDocument",
-    "RankSignals",
-    "RankState",
-    "RankStatus",
-    "RunState",
-    "RunStatus",
-    "ShownRun",
-    "Slowest",
-    "StageTime",
-    "State",
-    "Step",
-    "classify",
-    "look_document",
-]
-
 State = Literal["recording", "finished", "cut", "lost"]
 """
 - ``recording``: its process writes, as far as anybody can see.

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from tracekit.traces.rank_head import Head
     from tracekit.traces.trace_store import Entry
 
-__all__ = ["PIECE_BYTES", "ChangedError", "FileTail"]
-
 PIECE_BYTES: Final = 1 << 20
 """The size of one read. A longer line is skipped; tracekit's lines have at most some kilobytes."""
 

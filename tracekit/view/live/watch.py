@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from tracekit.view.live.processes import RecordingProcess
     from tracekit.view.live.tail import FileTail
 
-__all__ = ["MAX_BYTES", "Watch"]
-
 MAX_BYTES: Final = 16 << 20
 """The default maximum number of bytes of one look, which take about a second."""
 

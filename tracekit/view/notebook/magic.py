@@ -20,8 +20,6 @@ from tracekit.view.notebook.timeline import spans_of
 if TYPE_CHECKING:
     from tracekit.handlers.base import TraceHandler
 
-__all__ = ["CellFailedError", "load_ipython_extension", "unload_ipython_extension"]
-
 _NAME = "tracekit"
 
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from tracekit.view.notebook.timeline import Span
 
-__all__ = ["RecordedCell"]
-
 _MAX_ROWS: Final = 15
 _COLUMNS: Final = ("marker", "count", "total", "mean", "longest", "of the cell")
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from tracekit.events import Event, Track
 
-__all__ = ["MarkerTotal", "Span", "spans_of", "timeline_svg", "totals"]
-
 _WIDTH: Final = 960
 _LABEL_WIDTH: Final = 150
 _ROW: Final = 18

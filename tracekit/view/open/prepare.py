@@ -21,8 +21,6 @@ from tracekit.storage import basename, download, is_remote, open_read, same_file
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Prepared", "mended", "prepare"]
-
 # Perfetto takes these in an array of events, as a recording that goes on or was killed leaves it.
 _HARMLESS: Final = {"cut_file", "cut_event"}
 # Perfetto refuses all of a trace with such a time, but takes such numbers elsewhere.

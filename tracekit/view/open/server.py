@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from tracekit.view.open.ui import PerfettoUI
 
-__all__ = ["PERFETTO_PORT", "STATIC_FOLDER", "OneFileServer", "is_same_token", "new_token"]
-
 HOST: Final = "127.0.0.1"
 PERFETTO_PORT: Final = 9001
 """The only port of this machine that the content security policy of Perfetto's UI lets it fetch from."""

@@ -11,8 +11,6 @@ from tracekit.storage import basename, size_bytes
 from tracekit.view.open.ui import PERFETTO_UI
 from tracekit.wording import size_words
 
-__all__ = ["BROWSER_LIMIT_BYTES", "counted_bytes", "loading_advice", "too_big"]
-
 BROWSER_LIMIT_BYTES: Final = 1_000_000_000
 """The engine in the browser has 4 GB, and takes about 2.7 bytes for each byte of JSON (measured: 347 MB took 0.94 GB); from
 0.9 GB on users report that the tab dies (google/perfetto issue 99, pytorch/kineto issue 595)."""

@@ -13,8 +13,6 @@ from urllib.parse import quote, urlsplit
 
 from tracekit.errors import ConfigError, MissingExtraError
 
-__all__ = ["PERFETTO_UI", "STARTUP_COMMANDS", "PerfettoUI", "bundled_ui", "content_type", "fragment"]
-
 PERFETTO_UI: Final = "https://ui.perfetto.dev"
 
 # Processes of merged traces begin with the rank. Show eight ranks with their GPUs, without streams, profiler and workers.

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from tracekit.explain.run_report import RunReport
     from tracekit.explain.summary_results import RankSummary
 
-__all__ = ["answers", "mean_stages"]
-
 _MUCH_UNRECORDED: Final = 0.2
 _GOOD_ERROR_NS: Final = 1_000_000
 

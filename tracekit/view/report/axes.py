@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["BYTES", "NUMBERS", "PERCENTS", "TIMES", "Axis", "Units", "axis", "round_ticks", "words"]
-
 _LOG_TICKS: Final = 5
 _TICKS: Final = 4
 _LEAST: Final = 1e-200

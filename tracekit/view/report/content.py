@@ -12,8 +12,6 @@ from tracekit.wording import counted, rank_spans
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Answer", "Figure", "Name", "Section", "Table", "Words", "bounded", "more", "which_ranks"]
-
 _LONGEST: Final = 60
 _LONGEST_WHOLE: Final = 300
 _UNFOLDED: Final = 24

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tracekit.explain.counters import Counter
     from tracekit.explain.run_report import RunReport
 
-__all__ = ["counter_section", "device_section", "marker_section"]
-
 _MOST_DEVICES: Final = 64
 _MOST_MARKERS: Final = 24
 _MOST_PLOTS: Final = 12

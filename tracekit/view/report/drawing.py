@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from tracekit.view.report.axes import Axis
 
-__all__ = ["Drawing", "band_path", "cut", "line_path"]
-
 LINE_PX: Final = 20
 """From a line of text to the next."""
 _MOST_WORDS: Final = 1500

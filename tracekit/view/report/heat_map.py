@@ -12,8 +12,6 @@ from tracekit.view.report.plot_style import DIVERGING_LEVELS, LEVELS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["heat_map"]
-
 MOST_ROWS: Final = 64
 MOST_COLUMNS: Final = 250
 _MOST_TIPS: Final = 1000

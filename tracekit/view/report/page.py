@@ -24,8 +24,6 @@ from tracekit.wording import counted
 if TYPE_CHECKING:
     from tracekit.explain.run_report import RunReport
 
-__all__ = ["report_page"]
-
 _MOST_CHARACTERS: Final = 120
 _MOST_TOLD: Final = 4
 

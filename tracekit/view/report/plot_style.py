@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["CATEGORIES", "DIVERGING_LEVELS", "LEVELS", "PLOT_CSS"]
-
 # Dark letters are read on each of them. After Okabe and Ito, lighter.
 CATEGORIES: Final = ("#7cc0ee", "#f0ac3c", "#55c2a0", "#e3a6cb", "#ece069", "#f1946a", "#8fa9e6", "#c9b18f")
 _OTHERS: Final = "#b9bfc8"

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tracekit.explain.stragglers_results import CollectiveReport, Straggler
     from tracekit.explain.summary_results import RankSummary
 
-__all__ = ["rank_bar", "rank_section", "stage_section", "step_section", "straggler_section"]
-
 _MOST_STEP_ROWS: Final = 100
 _MOST_RANK_ROWS: Final = 64
 _MOST_STAGES: Final = 24

@@ -13,8 +13,6 @@ from tracekit.wording import counted
 if TYPE_CHECKING:
     from tracekit.explain.run_report import RunReport
 
-__all__ = ["clock_section", "file_section", "loss_section"]
-
 _MOST_ROWS: Final = 64
 _MOST_FILES: Final = 40
 _MOST_NOTES: Final = 20

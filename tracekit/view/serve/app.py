@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from tracekit.view.serve.security import Access
     from tracekit.view.serve.service import Service
 
-__all__ = ["make_application"]
-
 logger = logging.getLogger("tracekit")
 
 _SYMBOLS: Final = {"recording": "●", "listening": "○", "finished": "✓", "cut": "✂", "lost": "✕"}

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from tracekit.capture.documents import RankStatus
 
-__all__ = ["Capture", "Captures", "ListeningRun", "listening_runs"]
-
 RUNNING: Final = "running"
 ENDED: Final = "ended"
 

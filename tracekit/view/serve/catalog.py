@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from tracekit.view.serve.captures import ListeningRun
     from tracekit.view.serve.runs import Run
 
-__all__ = ["Catalog", "Inputs"]
-
 _FRESH_S: Final = 1.0
 _FOLLOWED_S: Final = 60.0
 _LISTED_S: Final = 5.0

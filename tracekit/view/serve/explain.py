@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from tracekit.explain.stragglers_results import StragglerReport
     from tracekit.explain.summary_results import DeviceSummary, RankSummary, TraceSummary
 
-__all__ = ["Explained", "Table", "compare", "explain"]
-
 _MOST_ROWS: Final = 20
 _MOST_STRAGGLERS: Final = 5
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
     from multiprocessing.connection import Connection
 
-__all__ = ["DONE", "FAILED", "RUNNING", "WAITING", "Job", "Jobs"]
-
 WAITING: Final = "waiting"
 RUNNING: Final = "running"
 DONE: Final = "done"

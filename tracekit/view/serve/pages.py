@@ -13,8 +13,6 @@ from tracekit.wording import counted, size_words
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Pages"]
-
 
 class Pages:
     """Renders templates and escapes all values. Any thread may use it.

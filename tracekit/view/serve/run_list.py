@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from tracekit.view.serve.runs import Run
 
-__all__ = ["ORDERS", "PER_PAGE", "RunList", "RunQuery", "list_runs"]
-
 PER_PAGE: Final = 200
 ORDERS: Final = {"newest": "newest", "name": "name", "step_time": "step time", "step": "last step", "size": "size"}
 """The orders of the list, and their names on the page."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from tracekit.view.live import RunState
     from tracekit.view.serve.captures import ListeningRun
 
-__all__ = ["RankRow", "Run", "folder_run", "waiting_run", "watched_run"]
-
 _ORDER: Final = ("recording", "listening", "finished", "cut", "lost")
 _UNFIT: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _MAX_SLUG: Final = 60

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["MAX_FORM_BYTES", "Access", "ClientTimeoutError", "SecurityMiddleware", "is_loopback", "read_token"]
-
 MAX_FORM_BYTES: Final = 4096
 _T = TypeVar("_T")
 _MIN_TOKEN: Final = 16

@@ -17,8 +17,6 @@ from tracekit.errors import StorageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["PORT", "listen", "serve"]
-
 PORT: Final = 8931
 
 _HEAD_S: Final = 10.0

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from tracekit.view.serve.jobs import Job
     from tracekit.view.serve.runs import Run
 
-__all__ = ["MergedTrace", "Service"]
-
 _UNASKED_BYTES: Final = 1_000_000_000
 """Limit of summaries that are made without a request: some ten seconds of CPU time for the first one."""
 _UNASKED_REMOTE_BYTES: Final = 32_000_000

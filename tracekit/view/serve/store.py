@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from tracekit.traces.trace_store import Entry
 
-__all__ = ["MAX_TAGS", "Store", "Tags", "key_of", "merge_into"]
-
 _OWN: Final = re.compile(r"[0-9a-f]{32}\.json\.gz")
 MAX_TAGS: Final = 10
 _MAX_LETTERS: Final = 30
