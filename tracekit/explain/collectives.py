@@ -28,7 +28,7 @@ QUALIFY row_number() OVER (PARTITION BY file, rank, left(name, 6) ORDER BY id) <
 _PROFILED: Final = """
 SELECT DISTINCT rank, step FROM slice WHERE category = 'cpu_op' AND step IS NOT NULL AND kind = 'stage'"""
 _TIMES: Final = """
-SELECT rank, start_ns, start_ns + duration_ns AS end_ns, kind, label FROM slice
+SELECT rank, start_ns, start_ns + duration_ns AS end_ns, kind = 'collective' AS is_collective FROM slice
 WHERE kind = 'collective' OR category = 'cpu_op' AND self_ns = duration_ns
     AND (rank, pid) IN (SELECT (rank, pid) FROM slice WHERE kind = 'collective')"""
 _STAGES: Final = """
@@ -45,13 +45,13 @@ def exposed_shares(run: Run, stages: Iterable[str]) -> dict[int, dict[str, float
         run: The run.
         stages: Names of stages, for the part of the time in each; the name "" stands for the whole time.
     """
+    if all(kind != "collective" for _, _, kind in run.labels):
+        return {}
     profiled: dict[int, list[int]] = {}
     for rank, step in run.database.run(_PROFILED):
         profiled.setdefault(rank, []).append(step)
     times = _arrays(run, _TIMES)
-    talks = times["kind"] == "collective"
-    if not talks.any():
-        return {}
+    talks = times["is_collective"].astype(bool)
     in_stages = {name: _arrays(run, _STAGES.format(labels=_labels(run, name))) for name in stages}
     shares: dict[int, dict[str, float]] = {}
     for rank, steps in run.steps.ranks.items():
