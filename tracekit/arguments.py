@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 StrPath: TypeAlias = "str | os.PathLike[str]"
 """A file, folder, glob or URL; a URL is a string."""
@@ -23,6 +23,11 @@ _FILE_URL: Final = re.compile(r"file:(?://(?:localhost(?=/))?|(?=/))", re.IGNORE
 _RANKS: Final = re.compile(r"([0-9]{1,9})(?: *- *([0-9]{1,9}))?")
 _MAX_RANKS: Final = 1_000_000
 _URL_IN_PATH: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
+
+
+def is_set(variable: str, environ: Mapping[str, str] | None = None) -> bool:
+    """Return True if a variable of the environment says yes: it is neither empty nor ``0``."""
+    return (os.environ if environ is None else environ).get(variable, "") not in ("", "0")
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Final
 
+from tracekit.arguments import is_set
 from tracekit.distributed import RUN_ID_VARIABLE
 
 if TYPE_CHECKING:
@@ -22,8 +23,7 @@ _TELLS_NOTHING: Final = re.compile(r"\d[\d-]*(\.\w+)?")
 
 def is_wanted(private: bool | None, environ: Mapping[str, str] | None = None) -> bool:
     """Return True if host names, user names and paths are left out: the argument, or ``TRACEKIT_PRIVATE`` if it is None."""
-    environ = os.environ if environ is None else environ
-    return environ.get(PRIVATE_VARIABLE, "") not in ("", "0") if private is None else private
+    return is_set(PRIVATE_VARIABLE, environ) if private is None else private
 
 
 def anonymous(process: ProcessInfo, run_id: str | None = None, environ: Mapping[str, str] | None = None) -> ProcessInfo:

@@ -14,6 +14,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol, cast
 
+from tracekit.arguments import is_set
 from tracekit.cli.arguments import suggestion
 from tracekit.cli.named_runs import with_named_runs
 from tracekit.cli.piped_inputs import copied_pipes
@@ -104,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
     except Exception as error:
-        if os.environ.get("TRACEKIT_DEBUG", "0") not in ("", "0"):
+        if is_set("TRACEKIT_DEBUG"):
             raise
         _complain(
             f"unexpected {type(error).__name__}: {error}. This is a fault of tracekit: please report it, "

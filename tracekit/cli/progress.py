@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.arguments import is_set
 from tracekit.cli.terminal import printable
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class ProgressBar:
     def __init__(self, *, enabled: bool, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._on_terminal = enabled and sys.stderr.isatty()
-        self._lines = enabled and not self._on_terminal and os.environ.get("TRACEKIT_QUIET", "") in ("", "0")
+        self._lines = enabled and not self._on_terminal and not is_set("TRACEKIT_QUIET")
         self._rich: Any = None
         self._task: Any = None
         self._shown = False

@@ -17,6 +17,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from tracekit.arguments import is_set
 from tracekit.handlers.base import TraceHandler
 from tracekit.recording.lifecycle import active_profiler
 
@@ -134,7 +135,7 @@ class ChildRecording:
             plan = self.plan
             return None if plan is None else _start(plan, name, worker)
         except Exception as error:
-            if os.environ.get("TRACEKIT_STRICT", "") not in ("", "0"):
+            if is_set("TRACEKIT_STRICT"):
                 raise
             logger.warning("tracekit: %s (pid %d) records nothing: %s", name, os.getpid(), error)
             return None

@@ -8,6 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from tracekit.arguments import is_set
 from tracekit.naming import safe_text
 from tracekit.storage import common_folder, shell_word, without_secrets
 from tracekit.wording import counted
@@ -28,7 +29,7 @@ def report_end(process: ProcessInfo, handlers: Sequence[TraceHandler], summary: 
     is set. Never raises.
     """
     try:
-        if process.rank or process.parent_pid is not None or os.environ.get("TRACEKIT_QUIET", "") not in ("", "0"):
+        if process.rank or process.parent_pid is not None or is_set("TRACEKIT_QUIET"):
             return
         line = _line(process, handlers, summary)
         if line is None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import Counter
 from typing import Final
 
+from tracekit.arguments import is_set
 from tracekit.errors import HandlerError, TracekitError
 
 logger = logging.getLogger("tracekit")
@@ -25,7 +25,7 @@ class Failures:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._strict = os.environ.get("TRACEKIT_STRICT", "") not in ("", "0")
+        self._strict = is_set("TRACEKIT_STRICT")
         self._first: TracekitError | None = None
 
     def report(self, who: str, error: BaseException) -> None:
