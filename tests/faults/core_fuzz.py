@@ -14,6 +14,7 @@ import ctypes
 import gzip
 import importlib
 import random
+import struct
 import subprocess
 import sys
 import tempfile
@@ -206,7 +207,12 @@ def fill(seed: float, run: bytes, size: int, folder: str) -> list[Any]:
             if place % 3 == 0:
                 track = columns.track(b"%d" % (place % 4), b'"t"')
                 times = place * 100, place % 900
-                columns.add_event(track, b"c", b"odd", 88, *times, place % 5, 0, 1, 2, 3, b"g", b"{}", True)
+                columns.add_event(
+                    track, b"c", b"odd", 88, *times, place % 5, 0, 1, 2, 3, b"g", b"{}", True, place % 3 - 1
+                )
+                columns.add_slices(
+                    *(struct.pack("2q", *two) for two in ((track, track), times, (place % 7, place % 5)))
+                )
                 columns.add_counter(track, b"n", b"s", place, 0.5)
                 columns.add_flow(track, b"s", place, None, b"n", -(2**63))
                 columns.begin(track, place, b'"x"', b"", b"{}")

@@ -165,7 +165,7 @@ def test_the_output_in_the_folder_is_not_an_input(folder: Path, capsys: pytest.C
         (["{run}", "-o", "{run}/notes.txt/out.json"], 1, "cannot be written"),
         (["{run}", "--rank", "five"], 2, "FILE=N"),
         (["{run}", "--rank", "other.json=3"], 2, "no input has this path"),
-        (["{run}", "--ranks", "5-3"], 2, "--ranks 0,3-5"),
+        (["{run}", "--ranks", "5-3"], 2, "--ranks 5-3: give ranks and spans of ranks"),
         (["{run}", "--ranks", "7"], 1, "none of the inputs is of a rank"),
         (["{run}", "--steps", "x"], 2, "--steps 10:20"),
         (["{run}", "--time-window", "1"], 2, "--time-window 1.5:2"),

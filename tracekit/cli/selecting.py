@@ -18,7 +18,7 @@ def add_selection(parser: argparse.ArgumentParser, *, names: bool) -> None:
         "Keep events that match all of these options. Slices that overlap a time span are kept whole, arrows with their "
         "slices, and metadata always. The report counts the events that are left out.",
     )
-    chosen.add_argument("--ranks", metavar="LIST", help="ranks, such as 0,3-5; files of others are not read")
+    chosen.add_argument("--ranks", metavar="LIST", help="ranks, such as 0,8-15; files of others are not read")
     chosen.add_argument(
         "--steps",
         metavar="A:B",

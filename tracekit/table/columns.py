@@ -247,6 +247,7 @@ def _scan(
         reason, at = columns.scan(reader.text, reader.at, reader.final)
         reader.pass_events(at)
         if reason == _ODD:
+            _take_noted(columns, writer, metadata)  # first, since the order of the file numbers steps
             run = reader.read_odd()
             for event in run:
                 writer.take(event)

@@ -85,7 +85,7 @@ class Selection:
         """Read a selection as the command line takes it.
 
         Args:
-            ranks: "0,3-5".
+            ranks: "0,8-15".
             steps: "10:20" (10 up to 19), "10:", ":20", or "10" for one step.
             time_window: "1.5:2" in seconds from the start of the merge, or in ns since the epoch; either end may be left out.
             categories: "kernel,gpu_memcpy".
