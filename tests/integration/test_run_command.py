@@ -33,17 +33,28 @@ def environment(**variables: str) -> dict[str, str]:
     return {**own, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "1", **variables}
 
 
+TORCHS_ABORT = "terminate called without an active exception"
+"""torch 2.13 sometimes ends so when a process of FSDP on gloo exits: in 1 of 10 runs of fsdp2.py without tracekit."""
+
+
 def execute(folder: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    folder.mkdir(exist_ok=True)
-    return subprocess.run(
-        command,
-        cwd=folder,
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
+    """Run a command in a folder; once more, in a new folder, if torch aborts at its exit."""
+    is_new = not folder.exists()
+    for _ in range(5):
+        folder.mkdir(exist_ok=True)
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment(**variables),
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        if not is_new or TORCHS_ABORT not in done.stderr:
+            break
+        shutil.rmtree(folder)
+    return done
 
 
 def recorded(folder: Path, *command: str, options: tuple[str, ...] = (), **variables: str) -> Any:
@@ -151,7 +162,7 @@ def test_both_ranks_of_torchrun_are_in_one_trace_and_no_process_without_training
     plain = execute(tmp_path / "plain", *command)
     done = recorded(tmp_path / "recorded", *command, options=("--steps", "3:5", "--ranks", "1"))
 
-    assert (done.returncode, plain.returncode) == (0, 0), done.stderr
+    assert (done.returncode, plain.returncode) == (0, 0), done.stderr + plain.stderr
     assert results(done.stdout) == results(plain.stdout) != []
     found = slices(tmp_path / "recorded" / "merged.json.gz")
     assert {name: found[name] for name in expected} == {name: 2 * count for name, count in expected.items()}
