@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.faults.object_store import BUCKET, ObjectStore, free_port
+from tests.scripts import repeat_if_torch_aborts
 from tracekit.check.validation import validate_trace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,16 +34,10 @@ def environment(**variables: str) -> dict[str, str]:
     return {**own, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "1", **variables}
 
 
-TORCHS_ABORT = "terminate called without an active exception"
-"""torch 2.13 sometimes ends so when a process of FSDP on gloo exits: in 1 of 10 runs of fsdp2.py without tracekit."""
-
-
 def execute(folder: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in a folder; once more, in a new folder, if torch aborts at its exit."""
-    is_new = not folder.exists()
-    for _ in range(5):
-        folder.mkdir(exist_ok=True)
-        done = subprocess.run(
+    return repeat_if_torch_aborts(
+        folder,
+        lambda: subprocess.run(
             command,
             cwd=folder,
             env=environment(**variables),
@@ -50,11 +45,8 @@ def execute(folder: Path, *command: str, **variables: str) -> subprocess.Complet
             text=True,
             check=False,
             stdin=subprocess.DEVNULL,
-        )
-        if not is_new or TORCHS_ABORT not in done.stderr:
-            break
-        shutil.rmtree(folder)
-    return done
+        ),
+    )
 
 
 def recorded(folder: Path, *command: str, options: tuple[str, ...] = (), **variables: str) -> Any:
