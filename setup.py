@@ -1,7 +1,7 @@
-"""What pyproject.toml cannot say: when the compiled core is left out, that one build serves all later CPythons, and AUTO.
+"""Builds the compiled core for the stable ABI, so that one build serves all later CPythons, and installs AUTO.
 
-TRACEKIT_PURE_PYTHON=1 builds without it. So does a CPython without the interpreter lock, which has no stable ABI: the core
-runs under that lock, and Python does the same there.
+TRACEKIT_PURE_PYTHON=1 leaves the core out. So does a CPython without the interpreter lock, which has no stable ABI: the core
+needs that lock, and the Python version of each part runs in its place.
 """
 
 import os
@@ -18,7 +18,7 @@ AUTO = "tracekit-auto.pth"
 
 
 class BuildPackages(build_py):
-    """Puts the file beside the package, in the folder that Python searches for such files."""
+    """Puts the file next to the package, in the folder that Python searches for such files."""
 
     def run(self) -> None:
         """Build the packages, then copy the file."""

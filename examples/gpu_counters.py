@@ -1,4 +1,4 @@
-"""What the rank's GPU and torch's CUDA allocator do, as counters below the markers; without a GPU one line says why not.
+"""Records the rank's GPU and torch's CUDA allocator as counters below the markers; without a GPU, one line gives the reason.
 
 Run it:  python examples/gpu_counters.py      (pip install 'tracekit-ml[torch,gpu]')
 """

@@ -23,14 +23,14 @@ class BadTrace:
     """A file that breaks one rule once.
 
     Attributes:
-        name: What is wrong.
+        name: Short name of the fault.
         rule: The rule it breaks.
         data: The file.
         event: Number of the event that breaks it, None when the file does.
-        effect: What the engine does.
+        effect: Reaction of the engine.
         stat: The engine's stat that is not zero.
-        slices: How many slices the engine shows.
-        flows: How many flows the engine shows.
+        slices: Number of slices in the engine.
+        flows: Number of flows in the engine.
     """
 
     name: str
@@ -44,7 +44,7 @@ class BadTrace:
 
 
 def event(**fields: Any) -> bytes:
-    """Return an event as JSON, on pid 1 and tid 1 when not told otherwise."""
+    """Return an event as JSON, on pid 1 and tid 1 unless given."""
     fields = {"pid": 1, "tid": 1, **fields}
     return json.dumps({key: value for key, value in fields.items() if value is not ...}).encode()
 

@@ -1,4 +1,4 @@
-"""Trains in forked and in spawned children, beside children that do no training."""
+"""Trains in forked and in spawned children, and starts other children that do no training."""
 
 import multiprocessing
 import os

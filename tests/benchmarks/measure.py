@@ -1,6 +1,6 @@
-"""How costs are compared: two loops take turns in one process, so that what the machine does besides hits both alike.
+"""Compares the cost of two loops that take turns in one process, so that other work of the machine hits both alike.
 
-The unit of the table is what no recorder of slices can go below: two readings of the clock.
+The unit of the table is two readings of the clock: no recorder of slices can cost less.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured.
+    """Amounts to measure.
 
     Attributes:
-        rounds: How often the two sides of a comparison take turns.
+        rounds: Number of rounds; both sides of a comparison run in each.
         round_ns: About how long one turn of a marker takes.
         file_slices: Slices of a trace that is written and timed.
         streamed_slices: Slices that are written while the memory is watched.
         watched_slices: Slices that are recorded while the garbage collector is watched.
         block_steps: Training steps of one turn.
         blocks: Turns of the training loop.
-        imports: How often each import is timed.
+        imports: Number of runs of each import.
         merge_bytes: Size of the traces that are merged, unpacked.
-        merge_files: How many files that is.
-        merge_rounds: How often the merges take turns.
+        merge_files: Number of these files.
+        merge_rounds: Number of rounds of the merges.
         peer_bytes: Size of what peers merge, which hold all of it in memory.
-        peer_files: How many files that is.
+        peer_files: Number of these files.
         growth: Shares of ``merge_bytes`` that are merged to see how time and memory grow.
         small_ranks: Numbers of small ranks, for the same.
         small_rank_bytes: Size of the trace of a small rank.
@@ -118,7 +118,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One loop beside another.
+    """Cost of one loop in units of another.
 
     Attributes:
         ratio: Time of one operation in those of the reference, by rounds.
@@ -148,7 +148,7 @@ def time_of(loop: Loop, count: int) -> float:
 
 
 def count_for(loop: Loop, round_ns: int) -> int:
-    """Return how many operations take about ``round_ns``; warms the loop up as well."""
+    """Return how many operations take about ``round_ns``, after warming up the loop."""
     count = 16
     while (taken := time_of(loop, count) * count) < round_ns / 4 and count < 1 << 24:
         count *= 2
@@ -159,9 +159,9 @@ def compare(loop: Loop, reference: Loop, effort: Effort, reset: Callable[[], obj
     """Time two loops in turns.
 
     Args:
-        loop: What is measured.
-        reference: What it is measured in.
-        effort: How often, and for how long.
+        loop: The loop to measure.
+        reference: The unit.
+        effort: Number and length of the rounds.
         reset: Called after every turn of ``loop``, outside the time, to empty buffers.
     """
     count, reference_count = count_for(loop, effort.round_ns), count_for(reference, effort.round_ns)
