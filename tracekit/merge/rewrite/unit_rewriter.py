@@ -84,6 +84,22 @@ class UnitRewriter:
         for item in self._own(number):
             yield from self._input(item)
 
+    def patched(self, first: UnitRewriter) -> Iterator[tuple[int, bytes]]:
+        """Rewrite the unit again, with the patches of the first time laid over its text.
+
+        Args:
+            first: The rewriter of the first time, finished.
+
+        Yields:
+            The number of an input, and some of its events.
+        """
+        position = 0
+        for item in self._job.inputs:
+            for _ in self.steps(item.number):
+                text = self.rewriter.take()
+                yield item.number, first.rewriter.lay(text, position)
+                position += len(text)
+
     def finish(self) -> int:
         """Find the slices that must leave their tracks; return how many patches there are, or 1 for more."""
         found, tracks = self.result, self.tracks

@@ -105,7 +105,7 @@ class Archive:
             if any(self._members[number].reason for number in unit):
                 first = self._rewritten(unit)
                 result.moved = first.result.moved
-                texts = _patched(first, self._rewriter(unit, progress), unit)
+                texts = self._rewriter(unit, progress).patched(first)
             for number, own in groupby(texts, itemgetter(0)):
                 member, found = self._members[number], result.inputs[number]
                 if member.reason:
@@ -157,16 +157,6 @@ class Archive:
         frames = JoinedFrames()
         frames.take(found.stack_frames)
         yield output.tail(frames.text(), losses_as_json(recording_losses([item], [found])))
-
-
-def _patched(first: UnitRewriter, again: UnitRewriter, unit: list[int]) -> Iterator[tuple[int, bytes]]:
-    """Rewrite a unit again, with the patches of the first time; yield numbers of inputs and their text."""
-    position = 0
-    for number in unit:
-        for _ in again.steps(number):
-            text = again.rewriter.take()
-            yield number, first.rewriter.lay(text, position)
-            position += len(text)
 
 
 def _unfit(item: Input, found: InputResult) -> str:
