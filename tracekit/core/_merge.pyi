@@ -66,13 +66,13 @@ class Rewriter:
     can be written over it. Which events are written here, and which the caller must write, depends only on their own bytes.
 
     Args:
-        words: Beginnings of names, as JSON, of events that `noted` returns; at most 16 of 2 to 32 bytes.
+        noted_name: The beginning of the names, as JSON, of events that `noted` returns; 2 to 32 bytes.
         folder: Where a scratch file without a name is created if the logs exceed ``log_bytes``.
         snap_ns: The maximum overlap that is removed on tracks that `finish` is told of; 0 removes none.
         log_bytes: The maximum size of the logs in memory.
     """
 
-    def __init__(self, words: tuple[bytes, ...], folder: str, snap_ns: int = 0, log_bytes: int = ..., /) -> None: ...
+    def __init__(self, noted_name: bytes, folder: str, snap_ns: int = 0, log_bytes: int = ..., /) -> None: ...
     def begin(
         self,
         shift_ns: int,
@@ -141,16 +141,13 @@ class Rewriter:
         """Return what an ``E`` is matched with its ``B`` by: a hash of the name and category, which are JSON or empty."""
 
     def take(self) -> bytes:
-        """Return the output since the last call of `take` or `write`."""
-
-    def write(self, fd: int, /) -> int:
-        """Write the same to a file, and return its size."""
+        """Return the output since the last call."""
 
     def metadata(self) -> list[bytes]:
         """Return names and sort indices of processes and threads since the last call; they are not in the output."""
 
     def noted(self) -> list[bytes]:
-        """Return the events since the last call whose names begin with one of the words."""
+        """Return the events since the last call whose names begin with ``noted_name``."""
 
     def counts(self) -> dict[str, int]:
         """Return how many events of this input were written, by phase; without those of `append`."""
@@ -159,9 +156,6 @@ class Rewriter:
         self, allot: Callable[[int, int], int], snaps: Callable[[int], bool] | None = None, /
     ) -> tuple[int, int, int, int]:
         """Assign lanes, as the plain `Rewriter` does; nothing can be appended any more."""
-
-    def patches(self, most: int, /) -> list[tuple[int, bytes]]:
-        """Return the next patches, in order of their position in the output; none at the end."""
 
     def write_patches(self, fd: int, offset: int, /) -> None:
         """Write the remaining patches over a file in which the output begins at an offset."""

@@ -145,30 +145,6 @@ static enum outcome add_event_row(Columns *self, const Row *row, int on_gpu, con
     return outcome == DONE ? end_table_row(self, EVENTS) : outcome;
 }
 
-/* Writes a character as UTF-8; it is no surrogate. */
-static char *write_utf8(char *out, unsigned code)
-{
-    if (code < 0x80) {
-        *out++ = (char)code;
-    } else if (code < 0x800) {
-        *out++ = (char)(0xC0 | code >> 6);
-        *out++ = (char)(0x80 | (code & 0x3F));
-    } else {
-        *out++ = (char)(0xE0 | code >> 12);
-        *out++ = (char)(0x80 | (code >> 6 & 0x3F));
-        *out++ = (char)(0x80 | (code & 0x3F));
-    }
-    return out;
-}
-
-static unsigned read_hex(const char *p)
-{
-    unsigned code = 0;
-    for (int i = 0; i < 4; i++)
-        code = code << 4 | (is_digit(p[i]) ? (unsigned)(p[i] - '0') : (unsigned)((p[i] | 32) - 'a' + 10));
-    return code;
-}
-
 /* Returns the text of a JSON string without surrogates, which was read before; its `at` is NULL without memory. */
 static Span text_of(Columns *self, Span string)
 {
@@ -178,27 +154,7 @@ static Span text_of(Columns *self, Span string)
     self->unescaped.size = 0;
     if (!reserve(&self->unescaped, (size_t)(end - p) + 1))
         return (Span){NULL, NULL};
-    char *out = self->unescaped.data;
-    while (p < end) {
-        if (*p != '\\') {
-            *out++ = *p++;
-            continue;
-        }
-        switch (p[1]) {
-        case 'u':
-            out = write_utf8(out, read_hex(p + 2));
-            p += 4;
-            break;
-        case 'b': *out++ = '\b'; break;
-        case 'f': *out++ = '\f'; break;
-        case 'n': *out++ = '\n'; break;
-        case 'r': *out++ = '\r'; break;
-        case 't': *out++ = '\t'; break;
-        default: *out++ = p[1];
-        }
-        p += 2;
-    }
-    return (Span){self->unescaped.data, out};
+    return (Span){self->unescaped.data, write_unescaped(self->unescaped.data, p, end)};
 }
 
 static int set_string(Columns *self, enum table_number table, int column, Span string)

@@ -103,7 +103,7 @@ typedef struct {
     int fd; /* -1: nothing is in a file */
     int64_t file_size;
     /* While packets are written. */
-    enum { TAKING, JOINING, DEFINING, WRITING, CLOSING, WRITTEN } stage;
+    enum { TAKING, JOINING, DEFINING, WRITING, WRITTEN } stage;
     Merge merge;
     int merging;
     uint32_t at;

@@ -4,6 +4,7 @@
 #include <errno.h>
 
 #include "packets.h"
+#include "scan.h"
 
 #define MAX_DEPTH 32
 #define NEXT_KEYS 1024
@@ -29,21 +30,6 @@ typedef struct {
 
 /* Texts. */
 
-static char *write_utf8(char *out, unsigned code)
-{
-    if (code < 0x80) {
-        *out++ = (char)code;
-    } else if (code < 0x800) {
-        *out++ = (char)(0xC0 | code >> 6);
-        *out++ = (char)(0x80 | (code & 63));
-    } else {
-        *out++ = (char)(0xE0 | code >> 12);
-        *out++ = (char)(0x80 | (code >> 6 & 63));
-        *out++ = (char)(0x80 | (code & 63));
-    }
-    return out;
-}
-
 /* Reads a string, which was read before, without its escapes. Returns 0 where Python must read it, or without memory. */
 static int read_text(Encoder *self, const char *p, Span *span, const char **behind)
 {
@@ -56,29 +42,8 @@ static int read_text(Encoder *self, const char *p, Span *span, const char **behi
     self->text.size = 0;
     if (!reserve(&self->text, (size_t)(quote - p) + 1))
         return self->no_memory = 1, 0;
-    char *out = self->text.data;
-    while (p < quote) {
-        if (*p != '\\') {
-            *out++ = *p++;
-            continue;
-        }
-        static const char names[] = "bfnrt", values[] = "\b\f\n\r\t";
-        const char *name = strchr(names, p[1]);
-        if (p[1] == 'u') {
-            unsigned code = 0;
-            for (int i = 2; i < 6; i++)
-                code = code << 4 | (unsigned)(is_digit(p[i]) ? p[i] - '0' : (p[i] | 32) - 'a' + 10);
-            if (code >= 0xD800 && code < 0xE000)
-                return 0;
-            out = write_utf8(out, code);
-            p += 6;
-        } else {
-            *out++ = name == NULL ? p[1] : values[name - names];
-            p += 2;
-        }
-    }
-    *span = (Span){self->text.data, out};
-    return 1;
+    *span = (Span){self->text.data, write_unescaped(self->text.data, p, quote)};
+    return span->end != NULL;
 }
 
 /* Appends a text as its number in a table, or as it is. Returns NULL without memory. */
@@ -671,24 +636,6 @@ static int keep_event(Encoder *self, Event *event, size_t text_size)
     return 1;
 }
 
-/* Returns the end of the object at p without checking its content; NULL if it does not end. */
-static const char *skip_object(const char *p, const char *end)
-{
-    size_t depth = 0;
-    int quoted = 0;
-    for (; p < end; p++) {
-        if (*p == '"')
-            quoted = !quoted;
-        else if (quoted)
-            p += *p == '\\';
-        else if (*p == '{' || *p == '[')
-            depth++;
-        else if ((*p == '}' || *p == ']') && --depth == 0)
-            return p + 1;
-    }
-    return NULL;
-}
-
 /* Keeps the events of a text; returns the first event that Python must read, and sets *odd_end to its end. */
 static const char *encode_text(Encoder *self, const char *p, const char *end, const char **odd_end)
 {
@@ -703,7 +650,7 @@ static const char *encode_text(Encoder *self, const char *p, const char *end, co
         const char *behind = read_event(&self->reader, p, &event, self->values);
         /* The reader stops at the NUL after the text; only events that end before it count. */
         if (behind == NULL || behind > end || !keep_event(self, &event, (size_t)(behind - p))) {
-            *odd_end = *p == '{' && !self->no_memory ? skip_object(p, end) : NULL;
+            *odd_end = *p == '{' && !self->no_memory ? find_object_end(p, end) : NULL;
             return p;
         }
         p = behind;

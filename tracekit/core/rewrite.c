@@ -140,14 +140,8 @@ INLINE int is_simple(const Rewriter *self, const Event *e)
 
 static int is_noted(const Rewriter *self, const Event *e)
 {
-    /* A name is at least two quotes, and a text ends with a NUL. */
-    if (!(e->seen & F_NAME) || !self->initials[(unsigned char)e->name.at[1]])
-        return 0;
-    size_t size = (size_t)(e->name.end - e->name.at);
-    for (int i = 0; i < self->word_count; i++)
-        if (size >= self->word_sizes[i] && memcmp(e->name.at, self->words[i], self->word_sizes[i]) == 0)
-            return 1;
-    return 0;
+    return e->seen & F_NAME && e->name.at[1] == self->noted_name[1] && (size_t)(e->name.end - e->name.at) >= self->noted_name_size
+        && memcmp(e->name.at, self->noted_name, self->noted_name_size) == 0;
 }
 
 /* Writes the kept ids of arguments as ` , "args": {...}`, or nothing. */

@@ -35,7 +35,7 @@ class Unit:
     """
 
     def __init__(self, *, odd: bool = False, snap_ns: int = 0, log_bytes: int = 32 << 20, folder: str = "/tmp") -> None:
-        self.rewriter: Any = core.merge.Rewriter((b'"nccl',), folder, snap_ns, log_bytes)  # type: ignore[union-attr]
+        self.rewriter: Any = core.merge.Rewriter(b'"nccl', folder, snap_ns, log_bytes)  # type: ignore[union-attr]
         self.odd: list[Any] = []
         self.takes_odd = odd
         self.pids: dict[bytes, int] = {}
@@ -91,14 +91,7 @@ class Unit:
 
     def patched(self) -> list[Any]:
         """Return the events with all patches laid over them."""
-        text = bytearray(self.output)
-        last = -1
-        while patches := self.rewriter.patches(3):
-            for position, patch in patches:
-                assert position > last
-                last = position
-                text[position : position + len(patch)] = patch
-        return decoded(bytes(text))
+        return decoded(self.rewriter.lay(self.output, 0))
 
 
 def decoded(text: bytes) -> list[Any]:
@@ -262,11 +255,9 @@ def in_python(events: list[dict[str, Any]], snap_ns: int) -> tuple[list[Any], tu
         dur_at = text.index(b'"dur":') + 6 if event["ph"] == "X" else 0
         place = text.index(b"7  "), label, dur_at, 5 if dur_at else 0
         rewriter.append(text, 0, ord(event["ph"]), event["ts"], end_ns, *place)
-    output = bytearray(rewriter.take())
+    output = rewriter.take()
     counts = rewriter.finish(lambda log, lane: LANES_FROM + 1000 + lane, lambda log: True)
-    for position, patch in rewriter.patches(10**6):
-        output[position : position + len(patch)] = patch
-    return decoded(bytes(output)), counts
+    return decoded(rewriter.lay(output, 0)), counts
 
 
 def lane_of(event: dict[str, Any], unit: Unit) -> int:
@@ -329,7 +320,7 @@ def test_rewriter_shares_a_log_among_inputs() -> None:
 
 def reasons(text: bytes, *, final: bool = True) -> list[tuple[int, bytes]]:
     """Return each reason for which it stops, with the remaining text; skip odd events."""
-    rewriter: Any = core.merge.Rewriter((), "/tmp")  # type: ignore[union-attr]
+    rewriter: Any = core.merge.Rewriter(b'"none', "/tmp")  # type: ignore[union-attr]
     rewriter.begin(0, *LIMITS, 0, True, 0, b"", ())
     rewriter.add_track(b"5", b"7", 1001, 7, 0)
     found = []
@@ -466,25 +457,20 @@ def test_rewriter_lays_patches_over_the_output_a_second_time(size: int) -> None:
     assert decoded(laid) == other.patched()
 
 
-def test_rewriter_writes_to_a_file_and_over_it(tmp_path: Path) -> None:
+def test_rewriter_writes_patches_over_a_file(tmp_path: Path) -> None:
     events = [slice_of(10 * number, 10 * number + 12) for number in range(30)]
-    one, other = Unit().add([array(events)]), Unit()
-    other.rewriter.begin(0, *LIMITS, 0, True, 0, b"", ())
-    other.rewriter.add_track(b"5", b"7", 1001, 7, 0)
-    assert other.rewriter.rewrite(array(events), 0, True)[0] == AT_END
-    descriptor = os.open(tmp_path / "output", os.O_RDWR | os.O_CREAT)
-    os.write(descriptor, b"head")
-    other.rewriter.write(descriptor)
+    one, other = Unit().add([array(events)]), Unit().add([array(events)])
     one.finish()
     other.finish()
+    descriptor = os.open(tmp_path / "output", os.O_RDWR | os.O_CREAT)
+    os.write(descriptor, b"head" + other.output)
     other.rewriter.write_patches(descriptor, 4)
     os.close(descriptor)
     assert decoded((tmp_path / "output").read_bytes()[4:]) == one.patched()
-    failing = Unit().rewriter
-    failing.append(b"{}")
+    one, other = Unit().add([array(events)]), Unit().add([array(events)])
+    other.finish()
     with pytest.raises(OSError, match="Bad file descriptor"):
-        failing.write(descriptor)
-    assert failing.take() == b"{},\n"
+        other.rewriter.write_patches(descriptor, 4)
 
 
 # ---- Overlaps that are snapped. ----
@@ -526,7 +512,7 @@ def test_rewriter_leaves_nothing_of_its_log_behind(tmp_path: Path) -> None:
 
 
 def test_rewriter_refuses_what_it_cannot_do() -> None:
-    rewriter: Any = core.merge.Rewriter((), "/tmp")  # type: ignore[union-attr]
+    rewriter: Any = core.merge.Rewriter(b'"none', "/tmp")  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="no input"):
         rewriter.rewrite(b"]", 0, True)
     with pytest.raises(OverflowError):

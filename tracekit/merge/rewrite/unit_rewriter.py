@@ -64,7 +64,7 @@ class UnitRewriter:
         self.rewriter: AnyRewriter = (
             Rewriter(folder, job.snap_ns)
             if core.merge is None
-            else core.merge.Rewriter((GAP_NAME,), folder or tempfile.gettempdir(), job.snap_ns)
+            else core.merge.Rewriter(GAP_NAME, folder or tempfile.gettempdir(), job.snap_ns)
         )
         self.tracks = UnitTracks(job.stride)
         self.processes: list[Process] = []
