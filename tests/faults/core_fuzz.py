@@ -167,24 +167,21 @@ def source_of(place: int) -> int:
 def encode(source: random.Random, runs: list[bytes]) -> None:
     """Encode runs as packets of a native trace, with Python's part for what the core gives back, in little memory."""
     compiled: Any = core.merge
-    encoder = compiled.PftraceEncoder(5, 10**18, 7, source.choice([0, 3, 50_000]), source.choice([0, 500, 1 << 20]))
-    with tempfile.TemporaryFile() as file:
-        for run in runs:
-            at = 0
-            while at < len(run):
-                try:
-                    at, end = encoder.encode(run, at)
-                except ValueError:
-                    break
-                if at < end:
-                    encoder.intern(source.choice([1, 2, 3, 29]), run[at:end][:300])
-                    encoder.add(source.randrange(7), source.getrandbits(64), 3, 5, 9, run[:3], run[at:end], b"")
-                at = end
-            if encoder.is_full():
-                encoder.spill(file.fileno())
-        while encoder.packets() is not None:
-            if encoder.is_full():
-                encoder.spill(file.fileno())
+    memory_bytes = source.choice([0, 500, 1 << 20])
+    encoder = compiled.PftraceEncoder(5, 10**18, 7, source.choice([0, 3, 50_000]), memory_bytes, tempfile.gettempdir())
+    for run in runs:
+        at = 0
+        while at < len(run):
+            try:
+                at, end = encoder.encode(run, at)
+            except ValueError:
+                break
+            if at < end:
+                encoder.intern(source.choice([1, 2, 3, 29]), run[at:end][:300])
+                encoder.add(source.randrange(7), source.getrandbits(64), 3, 5, 9, run[:3], run[at:end], b"")
+            at = end
+    while encoder.packets() is not None:
+        pass
 
 
 def fill(seed: float, run: bytes, size: int, folder: str) -> list[Any]:

@@ -10,10 +10,13 @@ class PftraceEncoder:
         base_ns: The time that times of events count from.
         flow_offset: A number that is added to the ids of flows.
         max_texts: How many texts a table holds.
-        memory_bytes: The size of records from which on `is_full` holds.
+        memory_bytes: The size of the records in memory; further ones go to a scratch file.
+        folder: Where the scratch file without a name is created.
     """
 
-    def __init__(self, sequence: int, base_ns: int, flow_offset: int, max_texts: int, memory_bytes: int, /) -> None: ...
+    def __init__(
+        self, sequence: int, base_ns: int, flow_offset: int, max_texts: int, memory_bytes: int, folder: str, /
+    ) -> None: ...
     def encode(self, text: bytes, at: int, /) -> tuple[int, int]:
         """Keep the events of a text from a place on.
 
@@ -22,6 +25,7 @@ class PftraceEncoder:
 
         Raises:
             ValueError: It is no run of events.
+            OSError: The scratch file cannot be written, as for `add` and `packets`.
         """
 
     def intern(self, table: int, text: bytes, /) -> int:
@@ -41,22 +45,8 @@ class PftraceEncoder:
     ) -> None:
         """Do what `PacketStore.add` does."""
 
-    def is_full(self) -> bool:
-        """Return True if records must be moved to a file."""
-
-    def spill(self, file: int, /) -> None:
-        """Move the records in memory to a file, given by its descriptor; always the same.
-
-        Raises:
-            OSError: It cannot be written.
-        """
-
     def packets(self) -> bytes | None:
-        """Return the next packets; None at the end. Call `spill` between if `is_full`.
-
-        Raises:
-            OSError: The file cannot be read.
-        """
+        """Return the next packets; None at the end."""
 
 class Rewriter:
     """Rewrites the events of one unit, input after input. Use it from one thread at a time (RuntimeError otherwise).

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import sys
 import tempfile
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +17,6 @@ from tracekit import core
 from tracekit.errors import StorageError
 from tracekit.merge.write import pftrace_output
 from tracekit.merge.write.pftrace_output import PftracePart
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.core
 
@@ -142,19 +142,22 @@ def test_the_core_encodes_usual_events_itself(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_failing_disk_is_a_storage_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(pftrace_output, "MAX_MEMORY_BYTES", 0)
-    read_only = tmp_path / "file"
-    read_only.touch()
-    monkeypatch.setattr(tempfile, "TemporaryFile", lambda prefix: read_only.open("rb"))
-    part = PftracePart(3, 0, 0)
-    with pytest.raises(StorageError, match="no room for temporary data"):
-        part.encode(b'{"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":1}')
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(
+        StorageError, match=r"the temporary data in .*missing cannot be written or read: .*No such file"
+    ):
+        PftracePart(3, 0, 0).encode(b'{"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":1}')
 
 
-def test_temporary_data_that_is_lost_is_a_storage_error(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the file without a name in /proc")
+def test_temporary_data_that_is_lost_is_a_storage_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(pftrace_output, "MAX_MEMORY_BYTES", 0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     part = PftracePart(3, 0, 0)
     part.encode(b'{"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":1}')
-    assert part._file is not None
-    part._file.truncate(0)
-    with part._file, pytest.raises(StorageError, match="cannot be read"):
+    assert list(tmp_path.iterdir()) == []
+    opened = [path for path in Path("/proc/self/fd").iterdir() if path.exists()]
+    [scratch] = [path for path in opened if str(tmp_path) in str(path.readlink())]
+    os.truncate(scratch, 0)
+    with pytest.raises(StorageError, match=r"the temporary data in .* cannot be written or read"):
         list(part.close([], lambda **_: b""))

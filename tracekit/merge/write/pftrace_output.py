@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from typing import IO, TYPE_CHECKING, Any, Final
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import core
 from tracekit.errors import MergeError, StorageError
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from tracekit.merge.write.pftrace_packets import AnyStore
 
 MAX_MEMORY_BYTES: Final = 24 << 20
-"""Records that the core holds; further ones are in a temporary file."""
+"""The size of the records that the core holds; further ones are in a temporary file."""
 
 _HEAD: Final = 1
 """The head's sequence of packets; those of the parts follow."""
@@ -99,7 +100,6 @@ class PftracePart:
         # Made at first use: until then a part can be copied and pickled.
         self._store: AnyStore | None = None
         self._records: EventRecords | None = None
-        self._file: IO[bytes] | None = None
 
     def encode(self, events: bytes) -> bytes:
         """Return the metadata among the next events; everything else is kept until `close`.
@@ -114,18 +114,23 @@ class PftracePart:
                 PacketStore(self._number, MAX_TEXTS)
                 if core.merge is None
                 else core.merge.PftraceEncoder(
-                    self._number, self._base_ns, self._flow_offset, MAX_TEXTS, MAX_MEMORY_BYTES
+                    self._number,
+                    self._base_ns,
+                    self._flow_offset,
+                    MAX_TEXTS,
+                    MAX_MEMORY_BYTES,
+                    tempfile.gettempdir(),
                 )
             )
             self._records = EventRecords(self._store, self._base_ns, self._flow_offset)
         out = b""
         at, size = 0, len(events)
-        while at < size:
-            at, end = self._store.encode(events, at)
-            if at < end:  # events that the core does not know
-                out += self._add(events[at:end])
-                at = end
-        self._spill()
+        with _storage_errors():
+            while at < size:
+                at, end = self._store.encode(events, at)
+                if at < end:  # events that the core does not know
+                    out += self._add(events[at:end])
+                    at = end
         return out
 
     def close(self, processes: Sequence[Process], closing: Callable[..., bytes]) -> Iterator[bytes]:
@@ -141,28 +146,11 @@ class PftracePart:
         yield self.encode(closing(names=False))
         yield b"".join(describe_tracks(self._number, processes))
         while self._store is not None:
-            try:
+            with _storage_errors():
                 piece = self._store.packets()
-            except OSError as error:
-                raise StorageError(f"the temporary data in {tempfile.gettempdir()} cannot be read: {error}") from error
             if piece is None:
                 break
-            self._spill()
             yield piece
-        if self._file is not None:
-            self._file.close()
-
-    def _spill(self) -> None:
-        if self._store is None or isinstance(self._store, PacketStore) or not self._store.is_full():
-            return
-        try:
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="tracekit-")  # noqa: SIM115 - open as long as this object
-            self._store.spill(self._file.fileno())
-        except OSError as error:
-            if self._file is not None:
-                self._file.close()
-            raise StorageError(f"no room for temporary data in {tempfile.gettempdir()}: {error}") from error
 
     def _add(self, events: bytes) -> bytes:
         """Take events in the general way; returns those that are metadata."""
@@ -186,3 +174,12 @@ class PftracePart:
             if time is not None:
                 event.ts = Raw(format_us(self._base_ns + time))
         return sequence_packet(self._number, metadata_value(name, encode_events([event])))
+
+
+@contextmanager
+def _storage_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        folder = tempfile.gettempdir()
+        raise StorageError(f"the temporary data in {folder} cannot be written or read: {error}") from error
