@@ -133,11 +133,14 @@ class Rewriter:
     def take(self) -> bytes:
         """Return the output since the last call."""
 
-    def metadata(self) -> list[bytes]:
-        """Return names and sort indices of processes and threads since the last call; they are not in the output."""
+    def metadata(self) -> bytes:
+        """Return names and sort indices of processes and threads since the last call, with commas between.
 
-    def noted(self) -> list[bytes]:
-        """Return the events since the last call whose names begin with ``noted_name``."""
+        They are not in the output.
+        """
+
+    def noted(self) -> bytes:
+        """Return the events since the last call, with commas between, whose names begin with ``noted_name``."""
 
     def counts(self) -> dict[str, int]:
         """Return how many events of this input were written, by phase; without those of `append`."""

@@ -190,23 +190,19 @@ static PyObject *Rewriter_add_track(PyObject *object, PyObject *args)
 static PyObject *Rewriter_rewrite(PyObject *object, PyObject *args)
 {
     Rewriter *self = (Rewriter *)object;
-    PyObject *bytes;
-    Py_ssize_t at, size;
-    int final;
-    char *text;
-    if (!PyArg_ParseTuple(args, "Snp", &bytes, &at, &final) || PyBytes_AsStringAndSize(bytes, &text, &size) < 0 || !enter(&self->busy))
+    Window window;
+    if (!parse_window(args, &window) || !enter(&self->busy))
         return NULL;
-    if (at < 0 || at > size || self->finished || !self->reader.rewrites)
-        return refuse(self, PyExc_ValueError, "there is no such place, or no input");
-    const char *stopped_at = text + at;
+    if (self->finished || !self->reader.rewrites)
+        return refuse(self, PyExc_ValueError, "there is no input, or it is finished");
     enum stop stop;
     Py_BEGIN_ALLOW_THREADS
-    stop = rewrite_events(self, text + at, text + size, &stopped_at, final);
+    stop = rewrite_events(self, &window);
     Py_END_ALLOW_THREADS
     if (stop == STOP_MEMORY || stop == STOP_FILE)
         return fail(self, stop == STOP_MEMORY ? NO_MEMORY : FILE_ERROR);
     self->busy = 0;
-    return Py_BuildValue("in", (int)stop, (Py_ssize_t)(stopped_at - text));
+    return Py_BuildValue("in", (int)stop, (Py_ssize_t)(window.at - window.text));
 }
 
 static PyObject *Rewriter_new_track(PyObject *object, PyObject *unused)
@@ -293,20 +289,11 @@ static PyObject *take_texts(Rewriter *self, Buffer *buffer)
 {
     if (!enter(&self->busy))
         return NULL;
-    PyObject *list = PyList_New(0);
-    for (size_t at = 0; list != NULL && at < buffer->size;) {
-        size_t size;
-        memcpy(&size, buffer->data + at, sizeof size);
-        PyObject *text = PyBytes_FromStringAndSize(buffer->data + at + sizeof size, (Py_ssize_t)size);
-        if (text == NULL || PyList_Append(list, text) < 0)
-            Py_CLEAR(list);
-        Py_XDECREF(text);
-        at += sizeof size + size;
-    }
-    if (list != NULL)
+    PyObject *bytes = PyBytes_FromStringAndSize(buffer->data, (Py_ssize_t)(buffer->size ? buffer->size - 1 : 0));
+    if (bytes != NULL)
         buffer->size = 0;
     self->busy = 0;
-    return list;
+    return bytes;
 }
 
 static PyObject *Rewriter_metadata(PyObject *object, PyObject *unused)

@@ -44,7 +44,7 @@ typedef struct {
     size_t log_bytes, most_log_bytes;
     ScratchFile scratch;
     int64_t snap_ns;
-    Buffer metadata, noted;      /* texts of events, each after its size as a size_t */
+    Buffer metadata, noted;      /* texts of events, each with a comma behind it */
     char noted_name[MAX_NOTED_NAME]; /* the beginning of names of events that are noted */
     size_t noted_name_size;
     Buffer new_track;            /* pid, tid and category of an event on an unknown track */
@@ -62,7 +62,8 @@ typedef struct {
 #define LOGS(self) ((LaneLog *)(void *)(self)->logs.data)
 #define LOG_COUNT(self) ((self)->logs.size / sizeof(LaneLog))
 
-enum stop rewrite_events(Rewriter *self, const char *text, const char *end, const char **at, int final);
+/* Leaves the place where it stopped in the window. */
+enum stop rewrite_events(Rewriter *self, Window *window);
 enum outcome note_entry(Rewriter *self, uint32_t log, const Entry *entry);
 
 extern PyType_Spec rewriter_spec;

@@ -254,9 +254,9 @@ class UnitRewriter:
 def _look(core_rewriter: _merge.Rewriter, events: EventRewriter) -> None:
     """Look at the events that say more than when and where."""
     if metadata := core_rewriter.metadata():
-        events.take(decode_run(b",".join(metadata)))
+        events.take(decode_run(metadata))
     if noted := core_rewriter.noted():
-        events.note(decode_run(b",".join(noted)))
+        events.note(decode_run(noted))
 
 
 class _Frames:
