@@ -217,8 +217,15 @@ def test_rewriter_checks_its_arguments() -> None:
         make_rewriter().rewrite(b"text", 5, False)
     with pytest.raises(ValueError, match="no such log or tid"):
         make_rewriter().add_track(b"1", b"1", 1, 10**10, 0)
+    rewriter = make_rewriter()
     with pytest.raises(ValueError, match="no such log or place"):
-        make_rewriter().append(b"{}", 0, ord("X"), 1, 2, 0)
+        rewriter.append(b"{}", 0, ord("X"), 1, 2, 0)
+    with pytest.raises(OverflowError, match="knot"):
+        rewriter.begin(0, -(2**62), 2**62, 0, True, 0, b"", ((5, 0), (5, 1)))
+    rewriter.finish(lambda log, lane: 0)
+    for method, arguments in ((rewriter.append, (b"{}",)), (rewriter.finish, (lambda log, lane: 0,))):
+        with pytest.raises(ValueError, match="finished"):
+            method(*arguments)
 
 
 @needs_core

@@ -294,13 +294,6 @@ def test_rewriter_assigns_the_lanes_that_python_does(
     assert unit.lanes == sorted(unit.lanes)
 
 
-def test_rewriter_lays_slices_beyond_the_greatest_depth_on_another_lane() -> None:
-    events = [slice_of(number, 5_000 - number) for number in range(600)]
-    unit = Unit(log_bytes=1000).add([array(events)])
-    assert unit.finish() == (88, 0, 0, 0)
-    assert [lane_of(event, unit) for event in unit.patched()] == [0] * 512 + [1] * 88
-
-
 def test_rewriter_needs_n_log_n_steps_for_many_lanes() -> None:
     count = 20_000
     events = [slice_of(number, number + count) for number in range(count)]
@@ -509,21 +502,3 @@ def test_rewriter_leaves_nothing_of_its_log_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     unit.finish()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_rewriter_refuses_what_it_cannot_do() -> None:
-    rewriter: Any = core.merge.Rewriter(b'"none', "/tmp")  # type: ignore[union-attr]
-    with pytest.raises(ValueError, match="no input"):
-        rewriter.rewrite(b"]", 0, True)
-    with pytest.raises(OverflowError):
-        rewriter.begin(2**62 + 1, *LIMITS, 0, True, 0, b"", ())
-    with pytest.raises(OverflowError, match="knot"):
-        rewriter.begin(0, *LIMITS, 0, True, 0, b"", ((5, 0), (5, 1)))
-    rewriter.begin(0, *LIMITS, 0, True, 0, b"", ())
-    with pytest.raises(ValueError, match="no such log"):
-        rewriter.append(b"{}", 0, ord("X"), 1, 2, 0)
-    rewriter.finish(lambda log, lane: 0)
-    with pytest.raises(ValueError, match="finished"):
-        rewriter.append(b"{}")
-    with pytest.raises(ValueError, match="finished"):
-        rewriter.finish(lambda log, lane: 0)

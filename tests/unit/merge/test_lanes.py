@@ -73,6 +73,7 @@ def lanes(make: Any, events: Any) -> dict[int, int]:
         ([(0, 10), (9, 2)], {1: 1}),
         ([(0, 10), (0, 10), (0, 5)], {}),
         ([(0, 5), (0, 10)], {}),
+        ([(0, 100), (0, 20), (90, 20)], {2: 1}),
         ([(0, 10), (10, 0), (10, 5), (5, 0), (5, 0)], {}),
         ([(0, 10), (5, 10), (7, 10)], {1: 1, 2: 2}),
         ([(0, 10), (5, 10), (12, 10)], {1: 1}),
@@ -109,10 +110,6 @@ def test_slices_nested_deeper_than_viewers_take_get_a_lane(make: Any, begin: boo
         deepest = set(range(MAX_DEPTH, count))
     assert lanes(make, slices) == dict.fromkeys(deepest, 1)
     assert lanes(make, slices[:MAX_DEPTH]) == {}
-
-
-def test_files_of_one_track_meet_on_one_time(make: Any) -> None:
-    assert lanes(make, [(0, 100), (0, 20), (90, 20)]) == {2: 1}
 
 
 def test_arrows_follow_the_slice_that_moves(make: Any) -> None:
