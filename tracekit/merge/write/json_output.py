@@ -21,9 +21,14 @@ _FORMAT_VERSION: Final = 2
 
 
 class JsonPart:
-    """Encodes the events of a unit: as they are."""
+    """The events of a unit as they are; its own encoder."""
 
     is_text = True
+
+    def encoder(self, folder: str | None) -> JsonPart:
+        """Return the encoder."""
+        del folder
+        return self
 
     def encode(self, events: bytes) -> bytes:
         """Return what the next events add to the output."""
@@ -52,7 +57,7 @@ class JsonOutput:
         return without_final_backslash(describe(self._plan)[:-1]) + b',"traceEvents":[\n'
 
     def part(self, unit: int) -> JsonPart:
-        """Return the encoder of a unit."""
+        """Return the form of a unit."""
         del unit
         return JsonPart()
 

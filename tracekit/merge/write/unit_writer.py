@@ -7,7 +7,6 @@ rewritten, with the patches laid over its text. The bytes are the same whichever
 
 from __future__ import annotations
 
-from copy import copy
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from tracekit.formats.gzip_codec import packed
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tracekit.formats.gzip_codec import GzipWriter
-    from tracekit.merge.plan.unit import Part, UnitJob, UnitResult
+    from tracekit.merge.plan.unit import PartEncoder, UnitJob, UnitResult
 
 _HELD_BYTES: Final = 4 << 20
 """The output of a unit is held in memory up to this size."""
@@ -46,36 +45,36 @@ def write_unit(
     """
     unit = UnitRewriter(job, folder, progress)
     start = file.tell()
-    part, held, size_bytes = copy(job.part), [], 0
+    encoder, held, size_bytes = job.part.encoder(folder), [], 0
     with packed(job.output, file, behind=pack_behind) as sink:
         for _ in unit.steps():
             held.append(unit.rewriter.take())
             size_bytes += len(held[-1])
             if size_bytes > _HELD_BYTES:
-                sink.write(part.encode(b"".join(held)))
+                sink.write(encoder.encode(b"".join(held)))
                 held.clear()
         needs_patches = unit.finish() > 0
         if size_bytes <= _HELD_BYTES:
-            sink.write(part.encode(unit.rewriter.lay(b"".join(held), 0)))
-        elif needs_patches and sink is file and part.is_text:
+            sink.write(encoder.encode(unit.rewriter.lay(b"".join(held), 0)))
+        elif needs_patches and sink is file and job.part.is_text:
             file.flush()
             unit.rewriter.write_patches(file.fileno(), start)
         elif needs_patches:
             unit.result.twice = True
         if not unit.result.twice:
-            _close(unit, part, sink)
+            _close(unit, encoder, sink)
     if unit.result.twice:
         file.seek(start)
         file.truncate()
-        part = copy(job.part)
+        encoder = job.part.encoder(folder)
         with packed(job.output, file, behind=pack_behind) as sink:
             for _, text in UnitRewriter(job, folder, progress).patched(unit):
-                sink.write(part.encode(text))
-            _close(unit, part, sink)
+                sink.write(encoder.encode(text))
+            _close(unit, encoder, sink)
     return unit.result
 
 
-def _close(unit: UnitRewriter, part: Part, sink: BinaryIO | GzipWriter) -> None:
+def _close(unit: UnitRewriter, encoder: PartEncoder, sink: BinaryIO | GzipWriter) -> None:
     """Write what follows the events of a unit."""
-    for piece in part.close(unit.processes, unit.closing):
+    for piece in encoder.close(unit.processes, unit.closing):
         sink.write(piece)
