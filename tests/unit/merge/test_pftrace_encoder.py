@@ -6,6 +6,7 @@ import json
 import os
 import random
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def text_of(source: random.Random) -> bytes:
 
 def encoded(runs: list[bytes]) -> bytes | type[Exception]:
     """Return the packets of runs of events, or the kind of error."""
-    part = PftracePart(3, 1_790_857_026_000_000_000, 2**63 + 17).encoder(None)
+    part = PftracePart(3, 1_790_857_026_000_000_000, 2**63 + 17).encoder(tempfile.gettempdir())
     try:
         return b"".join([part.encode(run) for run in runs] + list(part.close([], lambda **_: b"")))
     except ValueError as error:

@@ -169,9 +169,9 @@ def test_neither_memory_nor_order_nor_workers_change_a_byte(
     assert first == second == third
 
 
-def test_a_part_can_be_sent_to_another_process() -> None:
+def test_a_part_can_be_sent_to_another_process(tmp_path: Path) -> None:
     part = pickle.loads(pickle.dumps(PftracePart(5, 0, 7)))
-    encoder = part.encoder(None)
+    encoder = part.encoder(str(tmp_path))
     assert encoder.encode(b'{"ph":"X","name":"op","pid":1,"tid":1,"ts":1.000,"dur":1.000},\n') == b""
     assert b"op" in b"".join(encoder.close([], lambda **_: b""))
 
@@ -187,6 +187,7 @@ def test_what_exceeds_memory_is_beside_the_output(
     monkeypatch.setattr(pftrace_output, "MAX_MEMORY_BYTES", 0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     assert sum(kind == 1 for _, kind, _ in slices(merged(tmp_path, path))) == 50
+    merge_traces(str(tmp_path / "merged.tar"), [str(path)])
 
 
 def test_a_packed_trace_unpacks_to_the_plain_one(tmp_path: Path) -> None:

@@ -40,8 +40,8 @@ class Part(Protocol):
     is_text: bool
     """Whether the output is the text of the events itself, which can be patched, and has a table of stack frames."""
 
-    def encoder(self, folder: str | None) -> PartEncoder:
-        """Return a new encoder; ``folder`` is that of scratch files, None for the system's."""
+    def encoder(self, folder: str) -> PartEncoder:
+        """Return a new encoder; ``folder`` is that of scratch files."""
 
 
 class PartEncoder(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -47,7 +46,7 @@ class UnitRewriter:
 
     Args:
         job: The unit.
-        folder: The folder of scratch files; the system's folder for temporary files if None.
+        folder: The folder of scratch files.
         progress: Called with the number of an input, and of its unpacked bytes read so far.
 
     Attributes:
@@ -57,14 +56,10 @@ class UnitRewriter:
         processes: The processes in the order of display, after `finish`.
     """
 
-    def __init__(
-        self, job: UnitJob, folder: str | None = None, progress: Callable[[int, int], None] | None = None
-    ) -> None:
+    def __init__(self, job: UnitJob, folder: str, progress: Callable[[int, int], None] | None = None) -> None:
         self.result = UnitResult()
         self.rewriter: AnyRewriter = (
-            Rewriter(folder, job.snap_ns)
-            if core.merge is None
-            else core.merge.Rewriter(GAP_NAME, folder or tempfile.gettempdir(), job.snap_ns)
+            Rewriter(folder, job.snap_ns) if core.merge is None else core.merge.Rewriter(GAP_NAME, folder, job.snap_ns)
         )
         self.tracks = UnitTracks(job.stride)
         self.processes: list[Process] = []

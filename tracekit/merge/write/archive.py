@@ -63,10 +63,12 @@ class Archive:
     Args:
         output: The archive, whose suffix says its form.
         plan: The plan of the merge.
+        folder: The folder of scratch files.
     """
 
-    def __init__(self, output: str, plan: MergePlan) -> None:
+    def __init__(self, output: str, plan: MergePlan, folder: str) -> None:
         self._output = output
+        self._folder = folder
         self._plan = plan
         self._results: list[UnitResult] = []
         reasons = ["" if chosen is None and not plan.args else "something is selected" for chosen in plan.filters]
@@ -136,7 +138,7 @@ class Archive:
         return encode_json({MANIFEST_KEY: {"version": 1, "files": files, "attributes": attributes}}) + b"\n"
 
     def _rewriter(self, unit: list[int], progress: Progress = None) -> UnitRewriter:
-        return UnitRewriter(self._plan.job(unit, JsonPart(), ""), progress=progress)
+        return UnitRewriter(self._plan.job(unit, JsonPart(), ""), self._folder, progress)
 
     def _rewritten(self, unit: list[int]) -> UnitRewriter:
         rewriter = self._rewriter(unit)

@@ -25,7 +25,7 @@ class JsonPart:
 
     is_text = True
 
-    def encoder(self, folder: str | None) -> JsonPart:
+    def encoder(self, folder: str) -> JsonPart:
         """Return the encoder."""
         del folder
         return self

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -99,7 +98,7 @@ class PftracePart:
 
     is_text = False
 
-    def encoder(self, folder: str | None) -> PacketEncoder:
+    def encoder(self, folder: str) -> PacketEncoder:
         """Return a new encoder."""
         return PacketEncoder(self, folder)
 
@@ -109,13 +108,13 @@ class PacketEncoder:
 
     Args:
         part: The facts about all of its packets.
-        folder: The folder of scratch files; the system's folder for temporary files if None.
+        folder: The folder of scratch files.
     """
 
-    def __init__(self, part: PftracePart, folder: str | None) -> None:
+    def __init__(self, part: PftracePart, folder: str) -> None:
         self._number = part.number
         self._base_ns = min(part.base_ns, LAST_NS)
-        self._folder = folder or tempfile.gettempdir()
+        self._folder = folder
         self._metadata: Counter[str] = Counter()
         flow_offset = part.flow_offset
         self._store: AnyStore = (

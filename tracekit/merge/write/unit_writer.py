@@ -25,9 +25,9 @@ _HELD_BYTES: Final = 4 << 20
 def write_unit(
     job: UnitJob,
     file: BinaryIO,
+    folder: str,
     progress: Callable[[int, int], None] | None = None,
     *,
-    folder: str | None = None,
     pack_behind: bool = False,
 ) -> UnitResult:
     """Write a unit to a file, at its position; a packed unit is a separate gzip member.
@@ -35,8 +35,8 @@ def write_unit(
     Args:
         job: The unit.
         file: A file on a disk of this machine.
+        folder: The folder of scratch files.
         progress: Called with the number of an input, and of its unpacked bytes read so far.
-        folder: The folder of scratch files; the system's folder for temporary files if None.
         pack_behind: Pack in another thread, if a processor is free.
 
     Raises:
