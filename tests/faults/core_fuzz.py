@@ -32,7 +32,7 @@ from tracekit.formats.json.spans import find_events
 
 PROGRAMS = [*(("tests.faults.core_fuzz", flags) for flags in cores.VARIANTS), ("tests.faults.record_fuzz", [])]
 """What runs with sanitizers, and what the core is built with beside them."""
-WORDS = (b'"nccl', b'"step')
+NOTED = b'"nccl'
 MORE, ODD, NEW = range(3)
 
 
@@ -113,7 +113,7 @@ class Outcome:
 
     def __init__(self, source: random.Random, folder: str) -> None:
         compiled: Any = core.merge
-        self._rewriter = compiled.Rewriter(WORDS, folder, source.choice([0, 50]), source.choice([0, 200, 1 << 20]))
+        self._rewriter = compiled.Rewriter(NOTED, folder, source.choice([0, 50]), source.choice([0, 200, 1 << 20]))
         self._rewriter.begin(
             source.choice([0, 7, 10**9]), 0, 2**61, source.choice([-1, 0, 10**10]), True,
             source.choice([0, 0, 1, 2]), source.choice([b"", b"5:"]), source.choice([(), ((0, 5), (10**6, 999))]),
@@ -154,11 +154,9 @@ class Outcome:
         self.seen.append(self._rewriter.finish(lambda log, lane: log + lane, lambda log: log % 2 == 0))
         half = len(self.output) // 2
         laid: bytes = self._rewriter.lay(self.output[:half], 0)
-        text = bytearray(laid + self.output[half:])
-        for position, patch in self._rewriter.patches(10**6):
-            text[position : position + len(patch)] = patch
-        assert len(text) == len(self.output)
-        return bytes(text)
+        laid += self._rewriter.lay(self.output[half:], half)
+        assert len(laid) == len(self.output)
+        return laid
 
 
 def source_of(place: int) -> int:
@@ -169,24 +167,21 @@ def source_of(place: int) -> int:
 def encode(source: random.Random, runs: list[bytes]) -> None:
     """Encode runs as packets of a native trace, with Python's part for what the core gives back, in little memory."""
     compiled: Any = core.merge
-    encoder = compiled.PftraceEncoder(5, 10**18, 7, source.choice([0, 3, 50_000]), source.choice([0, 500, 1 << 20]))
-    with tempfile.TemporaryFile() as file:
-        for run in runs:
-            at = 0
-            while at < len(run):
-                try:
-                    at, end = encoder.encode(run, at)
-                except ValueError:
-                    break
-                if at < end:
-                    encoder.intern(source.choice([1, 2, 3, 29]), run[at:end][:300])
-                    encoder.add(source.randrange(7), source.getrandbits(64), 3, 5, 9, run[:3], run[at:end], b"")
-                at = end
-            if encoder.is_full():
-                encoder.spill(file.fileno())
-        while encoder.packets() is not None:
-            if encoder.is_full():
-                encoder.spill(file.fileno())
+    memory_bytes = source.choice([0, 500, 1 << 20])
+    encoder = compiled.PftraceEncoder(5, 10**18, 7, source.choice([0, 3, 50_000]), memory_bytes, tempfile.gettempdir())
+    for run in runs:
+        at = 0
+        while at < len(run):
+            try:
+                at, end = encoder.encode(run, at)
+            except ValueError:
+                break
+            if at < end:
+                encoder.intern(source.choice([1, 2, 3, 29]), run[at:end][:300])
+                encoder.add(source.randrange(7), source.getrandbits(64), 3, 5, 9, run[:3], run[at:end], b"")
+            at = end
+    while encoder.packets() is not None:
+        pass
 
 
 def fill(seed: float, run: bytes, size: int, folder: str) -> list[Any]:
@@ -289,7 +284,7 @@ def fail_python_memory(run: bytes) -> int:
     compiled: Any = core.merge
     failures = 0
     for number in range(200):
-        rewriter = compiled.Rewriter(WORDS, "/tmp")
+        rewriter = compiled.Rewriter(NOTED, "/tmp")
         rewriter.begin(5, 0, 2**61, 10**10, True, 0, b"", ())
         for place in (b"5", b"77", b"0", b"-1"):
             rewriter.add_track(place, place, 1001, 8, 0)
@@ -303,7 +298,6 @@ def fail_python_memory(run: bytes) -> int:
             rewriter.noted()
             rewriter.counts()
             rewriter.finish(int.__add__)
-            rewriter.patches(100)
             rewriter.lay(run, 0)
         except MemoryError:
             failed = True

@@ -22,7 +22,7 @@ RUN = b",".join([b"", *[EVENT] * 300_000])
 found = []
 
 def make():
-    rewriter = core.merge.Rewriter((b'"nccl',), "/tmp")
+    rewriter = core.merge.Rewriter(b'"nccl', "/tmp")
     rewriter.begin(0, 0, 2**61, 0, True, 0, b"", ())
     rewriter.add_track(b"5", b"6", 1001, 8, 0)
     return rewriter

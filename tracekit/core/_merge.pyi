@@ -10,10 +10,13 @@ class PftraceEncoder:
         base_ns: The time that times of events count from.
         flow_offset: A number that is added to the ids of flows.
         max_texts: How many texts a table holds.
-        memory_bytes: The size of records from which on `is_full` holds.
+        memory_bytes: The size of the records in memory; further ones go to a scratch file.
+        folder: Where the scratch file without a name is created.
     """
 
-    def __init__(self, sequence: int, base_ns: int, flow_offset: int, max_texts: int, memory_bytes: int, /) -> None: ...
+    def __init__(
+        self, sequence: int, base_ns: int, flow_offset: int, max_texts: int, memory_bytes: int, folder: str, /
+    ) -> None: ...
     def encode(self, text: bytes, at: int, /) -> tuple[int, int]:
         """Keep the events of a text from a place on.
 
@@ -22,6 +25,7 @@ class PftraceEncoder:
 
         Raises:
             ValueError: It is no run of events.
+            OSError: The scratch file cannot be written, as for `add` and `packets`.
         """
 
     def intern(self, table: int, text: bytes, /) -> int:
@@ -41,22 +45,8 @@ class PftraceEncoder:
     ) -> None:
         """Do what `PacketStore.add` does."""
 
-    def is_full(self) -> bool:
-        """Return True if records must be moved to a file."""
-
-    def spill(self, file: int, /) -> None:
-        """Move the records in memory to a file, given by its descriptor; always the same.
-
-        Raises:
-            OSError: It cannot be written.
-        """
-
     def packets(self) -> bytes | None:
-        """Return the next packets; None at the end. Call `spill` between if `is_full`.
-
-        Raises:
-            OSError: The file cannot be read.
-        """
+        """Return the next packets; None at the end."""
 
 class Rewriter:
     """Rewrites the events of one unit, input after input. Use it from one thread at a time (RuntimeError otherwise).
@@ -66,13 +56,13 @@ class Rewriter:
     can be written over it. Which events are written here, and which the caller must write, depends only on their own bytes.
 
     Args:
-        words: Beginnings of names, as JSON, of events that `noted` returns; at most 16 of 2 to 32 bytes.
+        noted_name: The beginning of the names, as JSON, of events that `noted` returns; 2 to 32 bytes.
         folder: Where a scratch file without a name is created if the logs exceed ``log_bytes``.
         snap_ns: The maximum overlap that is removed on tracks that `finish` is told of; 0 removes none.
         log_bytes: The maximum size of the logs in memory.
     """
 
-    def __init__(self, words: tuple[bytes, ...], folder: str, snap_ns: int = 0, log_bytes: int = ..., /) -> None: ...
+    def __init__(self, noted_name: bytes, folder: str, snap_ns: int = 0, log_bytes: int = ..., /) -> None: ...
     def begin(
         self,
         shift_ns: int,
@@ -141,16 +131,16 @@ class Rewriter:
         """Return what an ``E`` is matched with its ``B`` by: a hash of the name and category, which are JSON or empty."""
 
     def take(self) -> bytes:
-        """Return the output since the last call of `take` or `write`."""
+        """Return the output since the last call."""
 
-    def write(self, fd: int, /) -> int:
-        """Write the same to a file, and return its size."""
+    def metadata(self) -> bytes:
+        """Return names and sort indices of processes and threads since the last call, with commas between.
 
-    def metadata(self) -> list[bytes]:
-        """Return names and sort indices of processes and threads since the last call; they are not in the output."""
+        They are not in the output.
+        """
 
-    def noted(self) -> list[bytes]:
-        """Return the events since the last call whose names begin with one of the words."""
+    def noted(self) -> bytes:
+        """Return the events since the last call, with commas between, whose names begin with ``noted_name``."""
 
     def counts(self) -> dict[str, int]:
         """Return how many events of this input were written, by phase; without those of `append`."""
@@ -159,9 +149,6 @@ class Rewriter:
         self, allot: Callable[[int, int], int], snaps: Callable[[int], bool] | None = None, /
     ) -> tuple[int, int, int, int]:
         """Assign lanes, as the plain `Rewriter` does; nothing can be appended any more."""
-
-    def patches(self, most: int, /) -> list[tuple[int, bytes]]:
-        """Return the next patches, in order of their position in the output; none at the end."""
 
     def write_patches(self, fd: int, offset: int, /) -> None:
         """Write the remaining patches over a file in which the output begins at an offset."""

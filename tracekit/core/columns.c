@@ -145,30 +145,6 @@ static enum outcome add_event_row(Columns *self, const Row *row, int on_gpu, con
     return outcome == DONE ? end_table_row(self, EVENTS) : outcome;
 }
 
-/* Writes a character as UTF-8; it is no surrogate. */
-static char *write_utf8(char *out, unsigned code)
-{
-    if (code < 0x80) {
-        *out++ = (char)code;
-    } else if (code < 0x800) {
-        *out++ = (char)(0xC0 | code >> 6);
-        *out++ = (char)(0x80 | (code & 0x3F));
-    } else {
-        *out++ = (char)(0xE0 | code >> 12);
-        *out++ = (char)(0x80 | (code >> 6 & 0x3F));
-        *out++ = (char)(0x80 | (code & 0x3F));
-    }
-    return out;
-}
-
-static unsigned read_hex(const char *p)
-{
-    unsigned code = 0;
-    for (int i = 0; i < 4; i++)
-        code = code << 4 | (is_digit(p[i]) ? (unsigned)(p[i] - '0') : (unsigned)((p[i] | 32) - 'a' + 10));
-    return code;
-}
-
 /* Returns the text of a JSON string without surrogates, which was read before; its `at` is NULL without memory. */
 static Span text_of(Columns *self, Span string)
 {
@@ -178,27 +154,7 @@ static Span text_of(Columns *self, Span string)
     self->unescaped.size = 0;
     if (!reserve(&self->unescaped, (size_t)(end - p) + 1))
         return (Span){NULL, NULL};
-    char *out = self->unescaped.data;
-    while (p < end) {
-        if (*p != '\\') {
-            *out++ = *p++;
-            continue;
-        }
-        switch (p[1]) {
-        case 'u':
-            out = write_utf8(out, read_hex(p + 2));
-            p += 4;
-            break;
-        case 'b': *out++ = '\b'; break;
-        case 'f': *out++ = '\f'; break;
-        case 'n': *out++ = '\n'; break;
-        case 'r': *out++ = '\r'; break;
-        case 't': *out++ = '\t'; break;
-        default: *out++ = p[1];
-        }
-        p += 2;
-    }
-    return (Span){self->unescaped.data, out};
+    return (Span){self->unescaped.data, write_unescaped(self->unescaped.data, p, end)};
 }
 
 static int set_string(Columns *self, enum table_number table, int column, Span string)
@@ -290,18 +246,11 @@ static int append_noted(Buffer *buffer, int64_t number, const char *at, const ch
     return 1;
 }
 
-INLINE int begins_with(Span text, const char *beginning, size_t size)
-{
-    return (size_t)(text.end - text.at) > size && memcmp(text.at, beginning, size) == 0;
-}
-
 /* Tells whether a slice may be a training step or an evaluation: Python looks at it. See tracekit.table.steps. */
 INLINE int may_be_step(const Event *e)
 {
-#define IS_NAMED(text) (e->name.end - e->name.at == sizeof text - 1 && memcmp(e->name.at, text, sizeof text - 1) == 0)
-    return begins_with(e->name, "\"ProfilerStep#", 14) || IS_NAMED("\"batch\"") || IS_NAMED("\"evaluation\"")
-        || IS_NAMED("\"validation\"");
-#undef IS_NAMED
+    return begins(e->name, "\"ProfilerStep#", 14) || IS_TEXT(e->name, "\"batch\"") || IS_TEXT(e->name, "\"evaluation\"")
+        || IS_TEXT(e->name, "\"validation\"");
 }
 
 static enum stop stop_of(enum outcome outcome)
@@ -444,8 +393,9 @@ static enum stop add_end(Columns *self, const Event *e)
 }
 
 /* Adds the rows of an event, or says why not. */
-static enum stop add_event(Columns *self, const char *p, const char *behind, const Event *e)
+static enum stop add_event(void *object, const char *p, const char *behind, const Event *e)
 {
+    Columns *self = object;
     const uint32_t needed = F_PH | F_PID | F_TID | F_TS | (e->phase == 'E' ? 0 : F_NAME);
     if (e->phase == 'M')
         return append_noted(&self->metadata, 0, p, behind) ? STOP_NONE : STOP_MEMORY;
@@ -472,24 +422,6 @@ static enum stop add_event(Columns *self, const char *p, const char *behind, con
         return stop_of(add_flow(self, e));
     default:
         return STOP_ODD;
-    }
-}
-
-static enum stop scan_columns(Columns *self, const char *text, const char *end, const char **at, int final)
-{
-    Event event;
-    for (*at = text;;) {
-        const char *behind;
-        enum stop stop = next_event(&self->reader, &self->place, at, end, final, &event, &behind);
-        if (stop == STOP_NONE)
-            stop = add_event(self, *at, behind, &event);
-        if (stop != STOP_NONE) {
-            if (stop == STOP_ODD)
-                self->place = ANYWHERE;
-            return stop;
-        }
-        self->place = BEHIND_EVENT;
-        *at = behind;
     }
 }
 
@@ -653,23 +585,19 @@ static void Columns_dealloc(PyObject *object)
 static PyObject *Columns_scan(PyObject *object, PyObject *args)
 {
     Columns *self = (Columns *)object;
-    PyObject *bytes;
-    Py_ssize_t at, size;
-    int final;
-    char *text;
-    if (!PyArg_ParseTuple(args, "Snp", &bytes, &at, &final) || PyBytes_AsStringAndSize(bytes, &text, &size) < 0 || !enter(&self->busy))
+    Window window;
+    if (!parse_window(args, &window) || !enter(&self->busy))
         return NULL;
-    if (at < 0 || at > size || self->finished)
-        return refuse(self, PyExc_ValueError, "there is no such place, or it is finished");
-    const char *stopped_at = text + at;
+    if (self->finished)
+        return refuse(self, PyExc_ValueError, "it is finished");
     enum stop stop;
     Py_BEGIN_ALLOW_THREADS
-    stop = scan_columns(self, text + at, text + size, &stopped_at, final);
+    stop = scan_window(&self->reader, &self->place, &window, add_event, self);
     Py_END_ALLOW_THREADS
     if (stop == STOP_MEMORY || stop == STOP_FILE)
         return fail(self, stop == STOP_MEMORY ? NO_MEMORY : FILE_ERROR);
     self->busy = 0;
-    return Py_BuildValue("in", (int)stop, (Py_ssize_t)(stopped_at - text));
+    return Py_BuildValue("in", (int)stop, (Py_ssize_t)(window.at - window.text));
 }
 
 static PyObject *Columns_passed(PyObject *object, PyObject *unused)

@@ -9,7 +9,7 @@
 
 #include "memory.h"
 
-enum outcome { DONE, GIVEN_BACK, NO_MEMORY, UNKNOWN_PLACE, FILE_ERROR };
+enum outcome { DONE, NO_MEMORY, FILE_ERROR };
 
 typedef struct {
     char *data;

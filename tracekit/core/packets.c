@@ -1,6 +1,5 @@
 /* Records as packets; see packets.h. */
 
-#include <errno.h>
 #include <stdio.h>
 
 #include "packets.h"
@@ -113,7 +112,7 @@ static int join_halves(Store *store)
     PacketTrack *track = PACKET_TRACK(&store->halves, store->at);
     if (!store->merging && !begin_merge(store, &track->stream))
         return 0;
-    while (!must_spill(store)) {
+    for (;;) {
         PacketRecord record;
         const char *fields = next_packet_record(store, &record);
         if (fields == NULL) {
@@ -365,7 +364,7 @@ static int write_tracks(Store *store)
     PacketTrack *track = PACKET_TRACK(&store->tracks, store->at);
     if (!store->merging && !(begin_merge(store, &track->stream) && begin_packets(store, track)))
         return 0;
-    while (store->out.size < PIECE_BYTES && !must_spill(store)) {
+    while (store->out.size < PIECE_BYTES) {
         PacketRecord record;
         const char *fields = next_packet_record(store, &record);
         if (fields == NULL) {
@@ -384,11 +383,10 @@ static int write_tracks(Store *store)
 
 int write_packets(Store *store)
 {
-    errno = 0;
     store->out.size = 0;
     if (store->stage == TAKING)
         store->stage = PACKET_TRACKS(&store->tracks) ? JOINING : WRITTEN;
-    while (store->out.size < PIECE_BYTES && !must_spill(store) && store->stage != WRITTEN) {
+    while (store->out.size < PIECE_BYTES && store->stage != WRITTEN) {
         int done = store->stage == JOINING ? join_halves(store) : store->stage == DEFINING ? define_texts(store) : write_tracks(store);
         if (!done) {
             if (store->stage == JOINING)
@@ -400,12 +398,12 @@ int write_packets(Store *store)
     return 1;
 }
 
-void prepare_store(Store *store, uint32_t sequence, uint32_t max_texts, uint64_t memory_bytes)
+void prepare_store(Store *store, uint32_t sequence, uint32_t max_texts, uint64_t memory_bytes, const char *folder)
 {
     store->sequence = sequence;
     store->max_texts = max_texts;
     store->memory_bytes = memory_bytes;
-    store->fd = -1;
+    strcpy(store->scratch.folder, folder);
     char *out = write_field(store->stamp, 10, sequence);
     *out++ = 13 << 3;
     *out++ = 2;

@@ -9,6 +9,7 @@
 #include "index.h"
 #include "numbers.h"
 #include "object.h"
+#include "scratch_file.h"
 
 #define LAST_NS (INT64_MAX - 1)
 #define NEVER_NS INT64_MAX
@@ -47,7 +48,7 @@ typedef struct {
 } FlowStart;
 
 typedef struct {
-    int64_t offset;
+    uint64_t offset;
     size_t size;
 } Run;
 
@@ -76,7 +77,7 @@ typedef struct {
 /* A run that is merged, in a window. */
 typedef struct {
     char *at, *end, *window;
-    int64_t offset;
+    uint64_t offset;
     size_t left, room;
 } Source;
 
@@ -100,10 +101,9 @@ typedef struct {
     Buffer memory; /* the records that are not in a file */
     uint64_t order, memory_bytes;
     uint32_t sequence, max_texts;
-    int fd; /* -1: nothing is in a file */
-    int64_t file_size;
+    ScratchFile scratch; /* its `error` tells a failure from a lack of memory */
     /* While packets are written. */
-    enum { TAKING, JOINING, DEFINING, WRITING, CLOSING, WRITTEN } stage;
+    enum { TAKING, JOINING, DEFINING, WRITING, WRITTEN } stage;
     Merge merge;
     int merging;
     uint32_t at;
@@ -114,7 +114,7 @@ typedef struct {
     unsigned stamp_size;
 } Store;
 
-void prepare_store(Store *store, uint32_t sequence, uint32_t max_texts, uint64_t memory_bytes);
+void prepare_store(Store *store, uint32_t sequence, uint32_t max_texts, uint64_t memory_bytes, const char *folder);
 void free_store(Store *store);
 
 /* Returns the number of a text, 0 to write it out, -1 without memory. */
@@ -123,18 +123,12 @@ int64_t intern_text(Store *store, enum table table, const char *text, size_t siz
 /* Returns the number of a track, -1 without memory. */
 int64_t track_number(Store *store, uint64_t uuid, uint64_t pid);
 
-/* Keeps a record; `title` is the name as text, for tracks that are named by their first event. Returns 0 without memory. */
+/* Keeps a record; `title` is the name as text, for tracks that are named by their first event. Returns 0 on failure. */
 int keep_packet_record(Store *store, uint32_t track, enum kind kind, int64_t start, int64_t end, const char *const fields[3],
     const size_t sizes[3], const char *title, size_t title_size);
 
 /* Names a counter's track. Returns 0 without memory. */
 int name_counter(Store *store, uint32_t track, const char *name, size_t size, const char *unit);
-
-/* Returns true if the records in memory must be moved to a file. */
-int must_spill(const Store *store);
-
-/* Moves all records to a file. Returns 0 on failure: errno is 0 without memory. */
-int spill_store(Store *store, int fd);
 
 /* For packets.c. */
 #define PACKET_TRACK(map, number) ((PacketTrack *)(void *)(map)->tracks.data + (number))
@@ -156,7 +150,7 @@ const char *next_packet_record(Store *store, PacketRecord *record);
 
 extern PyType_Spec pftrace_encoder_spec;
 
-/* Writes about a megabyte of packets to store->out. Returns 0 on failure, as spill_store. */
+/* Writes about a megabyte of packets to store->out. Returns 0 on failure. */
 int write_packets(Store *store);
 
 #endif

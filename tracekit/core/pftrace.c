@@ -4,6 +4,7 @@
 #include <errno.h>
 
 #include "packets.h"
+#include "scan.h"
 
 #define MAX_DEPTH 32
 #define NEXT_KEYS 1024
@@ -19,7 +20,7 @@ typedef struct {
     uint16_t next_key[NEXT_KEYS]; /* by key: the key that followed */
     uint64_t flow_offset;
     int64_t base_ns;
-    int busy, no_memory;
+    int busy, failed;
 } Encoder;
 
 typedef struct {
@@ -28,21 +29,6 @@ typedef struct {
 } Name;
 
 /* Texts. */
-
-static char *write_utf8(char *out, unsigned code)
-{
-    if (code < 0x80) {
-        *out++ = (char)code;
-    } else if (code < 0x800) {
-        *out++ = (char)(0xC0 | code >> 6);
-        *out++ = (char)(0x80 | (code & 63));
-    } else {
-        *out++ = (char)(0xE0 | code >> 12);
-        *out++ = (char)(0x80 | (code >> 6 & 63));
-        *out++ = (char)(0x80 | (code & 63));
-    }
-    return out;
-}
 
 /* Reads a string, which was read before, without its escapes. Returns 0 where Python must read it, or without memory. */
 static int read_text(Encoder *self, const char *p, Span *span, const char **behind)
@@ -55,30 +41,9 @@ static int read_text(Encoder *self, const char *p, Span *span, const char **behi
         return 1;
     self->text.size = 0;
     if (!reserve(&self->text, (size_t)(quote - p) + 1))
-        return self->no_memory = 1, 0;
-    char *out = self->text.data;
-    while (p < quote) {
-        if (*p != '\\') {
-            *out++ = *p++;
-            continue;
-        }
-        static const char names[] = "bfnrt", values[] = "\b\f\n\r\t";
-        const char *name = strchr(names, p[1]);
-        if (p[1] == 'u') {
-            unsigned code = 0;
-            for (int i = 2; i < 6; i++)
-                code = code << 4 | (unsigned)(is_digit(p[i]) ? p[i] - '0' : (p[i] | 32) - 'a' + 10);
-            if (code >= 0xD800 && code < 0xE000)
-                return 0;
-            out = write_utf8(out, code);
-            p += 6;
-        } else {
-            *out++ = name == NULL ? p[1] : values[name - names];
-            p += 2;
-        }
-    }
-    *span = (Span){self->text.data, out};
-    return 1;
+        return self->failed = 1, 0;
+    *span = (Span){self->text.data, write_unescaped(self->text.data, p, quote)};
+    return span->end != NULL;
 }
 
 /* Appends a text as its number in a table, or as it is. Returns NULL without memory. */
@@ -92,7 +57,7 @@ static char *write_text(Encoder *self, char *out, enum table table, unsigned num
     else
         *number = intern_text(&self->store, table, span.at, size);
     if (*number < 0)
-        return self->no_memory = 1, NULL;
+        return self->failed = 1, NULL;
     if (*number)
         return write_varint(write_varint(out, number_field << 3), (uint64_t)*number);
     out = write_varint(write_varint(out, text_field << 3 | 2), size);
@@ -156,7 +121,7 @@ static const char *write_key(Encoder *self, const char *p, char **out, unsigned 
         if (self->marks.size < ((size_t)number + 1) * sizeof(uint32_t)) {
             size_t size = ((size_t)number + 64) * sizeof(uint32_t);
             if (!reserve(&self->marks, size - self->marks.size))
-                return self->no_memory = 1, NULL;
+                return self->failed = 1, NULL;
             memset(self->marks.data + self->marks.size, 0, size - self->marks.size);
             self->marks.size = size;
         }
@@ -475,7 +440,7 @@ static int keep_counter(Encoder *self, const Event *event, uint64_t pid, int64_t
                 const size_t sizes[3] = {0, 0, (size_t)(out - value)};
                 if (track < 0 || !name_counter(&self->store, (uint32_t)track, self->title.data, self->title.size, unit_of(shown))
                     || !keep_packet_record(&self->store, (uint32_t)track, COUNTER, start, start, fields, sizes, "", 0))
-                    return self->no_memory = 1, 0;
+                    return self->failed = 1, 0;
             }
             p = skip_space(&self->reader, p);
             if (*p == ',')
@@ -561,7 +526,7 @@ static int prepare_fields(Encoder *self, size_t text_size)
         self->object = 0;
     }
     if (room > UINT32_MAX / 2 || !reserve(&self->fields, room))
-        return self->no_memory = room <= UINT32_MAX / 2, 0;
+        return self->failed = room <= UINT32_MAX / 2, 0;
     return 1;
 }
 
@@ -591,7 +556,7 @@ static int keep_title(Encoder *self, Span *name)
     size_t size = (size_t)(name->end - name->at);
     self->title.size = 0;
     if (!reserve(&self->title, size + 1) || !append(&self->title, name->at, size))
-        return self->no_memory = 1, 0;
+        return self->failed = 1, 0;
     *name = (Span){self->title.data, self->title.data + size};
     return 1;
 }
@@ -667,26 +632,8 @@ static int keep_event(Encoder *self, Event *event, size_t text_size)
     const char *const fields[3] = {self->fields.data, ends[0], ends[1]};
     const size_t sizes[3] = {(size_t)(ends[0] - self->fields.data), (size_t)(ends[1] - ends[0]), (size_t)(out - ends[1])};
     if (kept.track < 0 || !keep_packet_record(&self->store, (uint32_t)kept.track, kept.kind, kept.start, kept.end, fields, sizes, name.at, (size_t)(name.end - name.at)))
-        return self->no_memory = 1, 0;
+        return self->failed = 1, 0;
     return 1;
-}
-
-/* Returns the end of the object at p without checking its content; NULL if it does not end. */
-static const char *skip_object(const char *p, const char *end)
-{
-    size_t depth = 0;
-    int quoted = 0;
-    for (; p < end; p++) {
-        if (*p == '"')
-            quoted = !quoted;
-        else if (quoted)
-            p += *p == '\\';
-        else if (*p == '{' || *p == '[')
-            depth++;
-        else if ((*p == '}' || *p == ']') && --depth == 0)
-            return p + 1;
-    }
-    return NULL;
 }
 
 /* Keeps the events of a text; returns the first event that Python must read, and sets *odd_end to its end. */
@@ -703,11 +650,19 @@ static const char *encode_text(Encoder *self, const char *p, const char *end, co
         const char *behind = read_event(&self->reader, p, &event, self->values);
         /* The reader stops at the NUL after the text; only events that end before it count. */
         if (behind == NULL || behind > end || !keep_event(self, &event, (size_t)(behind - p))) {
-            *odd_end = *p == '{' && !self->no_memory ? skip_object(p, end) : NULL;
+            *odd_end = *p == '{' && !self->failed ? find_object_end(p, end) : NULL;
             return p;
         }
         p = behind;
     }
+}
+
+static PyObject *fail(const Encoder *self)
+{
+    if (self->store.scratch.error == 0)
+        return PyErr_NoMemory();
+    errno = self->store.scratch.error;
+    return PyErr_SetFromErrno(PyExc_OSError);
 }
 
 static PyObject *Encoder_encode(PyObject *object, PyObject *args)
@@ -725,13 +680,13 @@ static PyObject *Encoder_encode(PyObject *object, PyObject *args)
     }
     if (!enter(&self->busy))
         return NULL;
-    self->no_memory = 0;
+    self->failed = 0;
     Py_BEGIN_ALLOW_THREADS
     odd = encode_text(self, text + from, text + size, &odd_end);
     Py_END_ALLOW_THREADS
     self->busy = 0;
-    if (self->no_memory)
-        return PyErr_NoMemory();
+    if (self->failed)
+        return fail(self);
     if (odd_end == NULL) {
         PyErr_SetString(PyExc_ValueError, "the text is no run of events");
         return NULL;
@@ -804,32 +759,7 @@ static PyObject *Encoder_add(PyObject *object, PyObject *args)
     int done = add_record(self, kind, uuid, pid, start, end, spans);
     self->busy = 0;
     if (!done)
-        return PyErr_NoMemory();
-    Py_RETURN_NONE;
-}
-
-static PyObject *failed_with(int error)
-{
-    if (error == 0 || error == ENOMEM)
-        return PyErr_NoMemory();
-    errno = error;
-    return PyErr_SetFromErrno(PyExc_OSError);
-}
-
-static PyObject *Encoder_spill(PyObject *object, PyObject *arg)
-{
-    Encoder *self = (Encoder *)object;
-    long fd = PyLong_AsLong(arg);
-    int done, error;
-    if ((fd == -1 && PyErr_Occurred()) || !enter(&self->busy))
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    done = spill_store(&self->store, (int)fd);
-    error = errno;
-    Py_END_ALLOW_THREADS
-    self->busy = 0;
-    if (!done)
-        return failed_with(error);
+        return fail(self);
     Py_RETURN_NONE;
 }
 
@@ -837,16 +767,15 @@ static PyObject *Encoder_packets(PyObject *object, PyObject *unused)
 {
     (void)unused;
     Encoder *self = (Encoder *)object;
-    int done, error;
+    int done;
     if (!enter(&self->busy))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
     done = write_packets(&self->store);
-    error = errno;
     Py_END_ALLOW_THREADS
     PyObject *result = NULL;
     if (!done)
-        result = failed_with(error);
+        result = fail(self);
     else if (self->store.stage == WRITTEN && self->store.out.size == 0)
         result = Py_NewRef(Py_None);
     else
@@ -855,27 +784,26 @@ static PyObject *Encoder_packets(PyObject *object, PyObject *unused)
     return result;
 }
 
-static PyObject *Encoder_is_full(PyObject *object, PyObject *unused)
-{
-    (void)unused;
-    return PyBool_FromLong(must_spill(&((Encoder *)object)->store));
-}
-
 static int Encoder_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     Encoder *self = (Encoder *)object;
     unsigned int sequence, max_texts;
     long long base_ns;
     unsigned long long flow_offset, memory_bytes;
-    if (kwargs != NULL || !PyArg_ParseTuple(args, "ILKIK", &sequence, &base_ns, &flow_offset, &max_texts, &memory_bytes))
+    const char *folder;
+    if (kwargs != NULL || !PyArg_ParseTuple(args, "ILKIKs", &sequence, &base_ns, &flow_offset, &max_texts, &memory_bytes, &folder))
         return -1;
+    if (strlen(folder) >= MAX_FOLDER) {
+        PyErr_SetString(PyExc_ValueError, "the folder has too long a path");
+        return -1;
+    }
     if (sequence == 0 || base_ns < 0 || base_ns > LAST_NS || self->store.sequence) {
         PyErr_SetString(PyExc_ValueError, "a sequence or time that there cannot be");
         return -1;
     }
     self->base_ns = base_ns;
     self->flow_offset = flow_offset;
-    prepare_store(&self->store, sequence, max_texts, memory_bytes);
+    prepare_store(&self->store, sequence, max_texts, memory_bytes, folder);
     return 0;
 }
 
@@ -894,9 +822,7 @@ static PyMethodDef encoder_methods[] = {
     {"encode", Encoder_encode, METH_VARARGS, "See _merge.pyi."},
     {"intern", Encoder_intern, METH_VARARGS, "See _merge.pyi."},
     {"add", Encoder_add, METH_VARARGS, "See _merge.pyi."},
-    {"spill", Encoder_spill, METH_O, "See _merge.pyi."},
     {"packets", Encoder_packets, METH_NOARGS, "See _merge.pyi."},
-    {"is_full", Encoder_is_full, METH_NOARGS, "See _merge.pyi."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot encoder_slots[] = {

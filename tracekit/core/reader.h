@@ -376,4 +376,41 @@ INLINE const char *skip_value(Reader *r, const char *p)
     return *p == '{' || *p == '[' ? skip_container(r, p) : skip_scalar(r, p);
 }
 
+/* Writes a JSON string without its escapes at `out`, which has room for it: from behind its first quote to the last one. Returns the
+   end; NULL at a surrogate. */
+static inline __attribute__((unused)) char *write_unescaped(char *out, const char *p, const char *quote)
+{
+    static const char names[] = "bfnrt", values[] = "\b\f\n\r\t";
+    while (p < quote) {
+        if (*p != '\\') {
+            *out++ = *p++;
+            continue;
+        }
+        const char *name = strchr(names, p[1]);
+        if (p[1] != 'u') {
+            *out++ = name == NULL ? p[1] : values[name - names];
+            p += 2;
+            continue;
+        }
+        unsigned code = 0;
+        for (int i = 2; i < 6; i++)
+            code = code << 4 | (unsigned)(is_digit(p[i]) ? p[i] - '0' : (p[i] | 32) - 'a' + 10);
+        if (code >= 0xD800 && code < 0xE000)
+            return NULL;
+        if (code < 0x80) {
+            *out++ = (char)code;
+        } else {
+            if (code < 0x800) {
+                *out++ = (char)(0xC0 | code >> 6);
+            } else {
+                *out++ = (char)(0xE0 | code >> 12);
+                *out++ = (char)(0x80 | (code >> 6 & 63));
+            }
+            *out++ = (char)(0x80 | (code & 63));
+        }
+        p += 6;
+    }
+    return out;
+}
+
 #endif

@@ -15,13 +15,6 @@ INLINE char *copy_between(char *out, const char *from, size_t size, const char *
     return out + size;
 }
 
-INLINE int is_text(Span span, const char *text, size_t size)
-{
-    return (size_t)(span.end - span.at) == size && memcmp(span.at, text, size) == 0;
-}
-
-#define IS_TEXT(span, text) is_text(span, text, sizeof text - 1)
-
 /* Returns true for metadata that the merge writes itself for every process and thread. */
 static int is_named_metadata(Span name)
 {
@@ -29,14 +22,10 @@ static int is_named_metadata(Span name)
         || IS_TEXT(name, "\"process_labels\"") || IS_TEXT(name, "\"process_sort_index\"");
 }
 
-static int append_sized(Buffer *buffer, const char *at, const char *end)
+/* Appends an event and a comma. */
+static int append_event(Buffer *buffer, const char *at, const char *end)
 {
-    size_t size = (size_t)(end - at);
-    if (!reserve(buffer, sizeof size + size))
-        return 0;
-    append(buffer, &size, sizeof size);
-    append(buffer, at, size);
-    return 1;
+    return append(buffer, at, (size_t)(end - at)) && append(buffer, ",", 1);
 }
 
 /* Computes the same integers as ClockMap.offset_at in tracekit.merge.align.clock_map. */
@@ -102,11 +91,6 @@ INLINE int moves_id(const Rewriter *self, unsigned char kind)
     return kind == ID_DIRECT || (kind == ID_NUMBER && self->id_offset == KEEP_OFFSET);
 }
 
-INLINE int begins(Span text, const char *beginning, size_t size)
-{
-    return (size_t)(text.end - text.at) > size && memcmp(text.at, beginning, size) == 0;
-}
-
 /* Returns 1 for an event that can be written here; metadata has other rules. */
 INLINE int is_simple(const Rewriter *self, const Event *e)
 {
@@ -140,14 +124,8 @@ INLINE int is_simple(const Rewriter *self, const Event *e)
 
 static int is_noted(const Rewriter *self, const Event *e)
 {
-    /* A name is at least two quotes, and a text ends with a NUL. */
-    if (!(e->seen & F_NAME) || !self->initials[(unsigned char)e->name.at[1]])
-        return 0;
-    size_t size = (size_t)(e->name.end - e->name.at);
-    for (int i = 0; i < self->word_count; i++)
-        if (size >= self->word_sizes[i] && memcmp(e->name.at, self->words[i], self->word_sizes[i]) == 0)
-            return 1;
-    return 0;
+    return e->seen & F_NAME && e->name.at[1] == self->noted_name[1] && (size_t)(e->name.end - e->name.at) >= self->noted_name_size
+        && memcmp(e->name.at, self->noted_name, self->noted_name_size) == 0;
 }
 
 /* Writes the kept ids of arguments as ` , "args": {...}`, or nothing. */
@@ -370,14 +348,15 @@ static enum outcome log_event(Rewriter *self, const Event *e, uint32_t log, cons
 }
 
 /* Writes an event, or returns the reason for not writing it. */
-static enum stop rewrite_event(Rewriter *self, const char *p, const char *behind, const Event *e)
+static enum stop rewrite_event(void *object, const char *p, const char *behind, const Event *e)
 {
+    Rewriter *self = object;
     const int metadata = e->phase == 'M';
     if (metadata) {
         if (!(e->seen & F_NAME) || e->odd || self->id_offset == KEEP_OFFSET)
             return STOP_ODD;
         if (is_named_metadata(e->name))
-            return append_sized(&self->metadata, p, behind) ? STOP_NONE : STOP_MEMORY;
+            return append_event(&self->metadata, p, behind) ? STOP_NONE : STOP_MEMORY;
         const uint32_t needed = F_PID | F_TID | F_TS | F_ARGS;
         if (!IS_TEXT(e->name, "\"tracekit_timestamp\"") || (e->seen & needed) != needed || (e->seen & (F_DUR | F_BIND_ID)))
             return STOP_ODD;
@@ -395,7 +374,7 @@ static enum stop rewrite_event(Rewriter *self, const char *p, const char *behind
         track->work |= work_of(e);
     if (e->known != NULL && e->known->new_size == 0)
         rewrite_place(e->known, track);
-    if (is_noted(self, e) && !append_sized(&self->noted, p, behind))
+    if (is_noted(self, e) && !append_event(&self->noted, p, behind))
         return STOP_MEMORY;
     /* An edit takes up to 24 bytes, but for those of an id, of arguments and of a place; and 16 more may be touched. */
     size_t most = (size_t)(behind - p) + 24 * (size_t)self->reader.edit_count + 40 * MAX_KEPT_IDS + 256;
@@ -415,20 +394,7 @@ static enum stop rewrite_event(Rewriter *self, const char *p, const char *behind
     return STOP_NONE;
 }
 
-enum stop rewrite_events(Rewriter *self, const char *text, const char *end, const char **at, int final)
+enum stop rewrite_events(Rewriter *self, Window *window)
 {
-    Event event;
-    for (*at = text;;) {
-        const char *behind;
-        enum stop stop = next_event(&self->reader, &self->place, at, end, final, &event, &behind);
-        if (stop == STOP_NONE)
-            stop = rewrite_event(self, *at, behind, &event);
-        if (stop != STOP_NONE) {
-            if (stop == STOP_ODD)
-                self->place = ANYWHERE;
-            return stop;
-        }
-        self->place = BEHIND_EVENT;
-        *at = behind;
-    }
+    return scan_window(&self->reader, &self->place, window, rewrite_event, self);
 }

@@ -41,45 +41,33 @@ static void keep_freed_memory(void)
 static int Rewriter_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     Rewriter *self = (Rewriter *)object;
-    PyObject *words, *folder;
+    PyObject *folder;
+    const char *noted_name;
+    Py_ssize_t size;
     long long snap_ns = 0, log_bytes = 32 << 20;
-    if (kwargs != NULL || !PyArg_ParseTuple(args, "O!O&|LL", &PyTuple_Type, &words, PyUnicode_FSConverter, &folder, &snap_ns, &log_bytes))
+    if (kwargs != NULL || !PyArg_ParseTuple(args, "y#O&|LL", &noted_name, &size, PyUnicode_FSConverter, &folder, &snap_ns, &log_bytes))
         return -1;
     const char *why = NULL;
     char *path = PyBytes_AsString(folder);
-    Py_ssize_t count = PyTuple_Size(words);
     if (path == NULL || strlen(path) >= sizeof self->scratch.folder)
         why = "the folder has too long a path";
     else if (snap_ns < 0 || log_bytes < 0)
         why = "a size or time is negative";
-    else if (count > MAX_WORDS)
-        why = "too many words";
+    else if (size < 2 || size > MAX_NOTED_NAME)
+        why = "the beginning of a name has 2 to 32 bytes";
     else if (self->logs.data != NULL || self->out.data != NULL || self->busy)
         why = "it is in use";
     if (why == NULL) {
         keep_freed_memory();
         strcpy(self->scratch.folder, path);
+        memcpy(self->noted_name, noted_name, (size_t)size);
+        self->noted_name_size = (size_t)size;
         self->snap_ns = snap_ns;
         self->most_log_bytes = (size_t)log_bytes;
-        self->word_count = 0;
+    } else {
+        PyErr_SetString(PyExc_ValueError, why);
     }
     Py_DECREF(folder);
-    for (Py_ssize_t i = 0; why == NULL && i < count; i++) {
-        char *word;
-        Py_ssize_t size;
-        if (PyBytes_AsStringAndSize(PyTuple_GetItem(words, i), &word, &size) < 0)
-            return -1;
-        if (size < 2 || size > MAX_WORD) {
-            why = "a word has 2 to 32 bytes";
-            break;
-        }
-        memcpy(self->words[i], word, (size_t)size);
-        self->word_sizes[i] = (size_t)size;
-        self->initials[(unsigned char)word[1]] = 1;
-        self->word_count++;
-    }
-    if (why != NULL)
-        PyErr_SetString(PyExc_ValueError, why);
     return why == NULL ? 0 : -1;
 }
 
@@ -202,23 +190,19 @@ static PyObject *Rewriter_add_track(PyObject *object, PyObject *args)
 static PyObject *Rewriter_rewrite(PyObject *object, PyObject *args)
 {
     Rewriter *self = (Rewriter *)object;
-    PyObject *bytes;
-    Py_ssize_t at, size;
-    int final;
-    char *text;
-    if (!PyArg_ParseTuple(args, "Snp", &bytes, &at, &final) || PyBytes_AsStringAndSize(bytes, &text, &size) < 0 || !enter(&self->busy))
+    Window window;
+    if (!parse_window(args, &window) || !enter(&self->busy))
         return NULL;
-    if (at < 0 || at > size || self->finished || !self->reader.rewrites)
-        return refuse(self, PyExc_ValueError, "there is no such place, or no input");
-    const char *stopped_at = text + at;
+    if (self->finished || !self->reader.rewrites)
+        return refuse(self, PyExc_ValueError, "there is no input, or it is finished");
     enum stop stop;
     Py_BEGIN_ALLOW_THREADS
-    stop = rewrite_events(self, text + at, text + size, &stopped_at, final);
+    stop = rewrite_events(self, &window);
     Py_END_ALLOW_THREADS
     if (stop == STOP_MEMORY || stop == STOP_FILE)
         return fail(self, stop == STOP_MEMORY ? NO_MEMORY : FILE_ERROR);
     self->busy = 0;
-    return Py_BuildValue("in", (int)stop, (Py_ssize_t)(stopped_at - text));
+    return Py_BuildValue("in", (int)stop, (Py_ssize_t)(window.at - window.text));
 }
 
 static PyObject *Rewriter_new_track(PyObject *object, PyObject *unused)
@@ -299,46 +283,17 @@ static PyObject *Rewriter_take(PyObject *object, PyObject *unused)
     return bytes;
 }
 
-static PyObject *Rewriter_write(PyObject *object, PyObject *args)
-{
-    Rewriter *self = (Rewriter *)object;
-    int fd, error;
-    if (!PyArg_ParseTuple(args, "i", &fd) || !enter(&self->busy))
-        return NULL;
-    size_t size = self->out.size;
-    Py_BEGIN_ALLOW_THREADS
-    error = write_whole(fd, self->out.data, size, -1);
-    Py_END_ALLOW_THREADS
-    self->busy = 0;
-    if (error) {
-        errno = error;
-        return PyErr_SetFromErrno(PyExc_OSError);
-    }
-    self->taken += size;
-    self->out.size = 0;
-    return PyLong_FromSize_t(size);
-}
-
 /* ---- Reports to the caller. ---- */
 
 static PyObject *take_texts(Rewriter *self, Buffer *buffer)
 {
     if (!enter(&self->busy))
         return NULL;
-    PyObject *list = PyList_New(0);
-    for (size_t at = 0; list != NULL && at < buffer->size;) {
-        size_t size;
-        memcpy(&size, buffer->data + at, sizeof size);
-        PyObject *text = PyBytes_FromStringAndSize(buffer->data + at + sizeof size, (Py_ssize_t)size);
-        if (text == NULL || PyList_Append(list, text) < 0)
-            Py_CLEAR(list);
-        Py_XDECREF(text);
-        at += sizeof size + size;
-    }
-    if (list != NULL)
+    PyObject *bytes = PyBytes_FromStringAndSize(buffer->data, (Py_ssize_t)(buffer->size ? buffer->size - 1 : 0));
+    if (bytes != NULL)
         buffer->size = 0;
     self->busy = 0;
-    return list;
+    return bytes;
 }
 
 static PyObject *Rewriter_metadata(PyObject *object, PyObject *unused)
@@ -401,6 +356,53 @@ static PyObject *Rewriter_label(PyObject *object, PyObject *args)
 }
 
 /* ---- After the events. ---- */
+
+/* Finds the lanes of all tracks that may need some. Calls no Python code. */
+static enum outcome find_patches(Rewriter *self)
+{
+    size_t limit = self->most_log_bytes / 4;
+    open_sorter(&self->patches, &self->scratch, limit);
+    for (size_t i = 0; i < LOG_COUNT(self); i++) {
+        LaneLog *log = &LOGS(self)[i];
+        enum outcome outcome = DONE;
+        end_log(log);
+        if (log->tangled)
+            outcome = assign_lanes(log, (uint32_t)i, &self->scratch, limit, self->snap_ns, &self->patches, &self->counts);
+        if (outcome != DONE)
+            return outcome;
+        free_buffer(&log->bytes);
+        free_buffer(&log->spilled);
+    }
+    return sort_records(&self->patches);
+}
+
+/* Reads the next patch into `patch`; clears `has_patch` after the last one. */
+static enum outcome next_patch(Rewriter *self)
+{
+    self->has_patch = 0;
+    const Record *record = next_record(&self->patches);
+    if (record == NULL)
+        return self->patches.outcome;
+    uint64_t patch = record->words[1], kind = patch & PATCH_KINDS, number = patch & ~PATCH_KINDS;
+    size_t size = kind == PATCH_BLANK ? (size_t)number : kind == PATCH_DURATION ? (size_t)(number >> 57) : TID_SIZE;
+    self->patch_at = record->words[0];
+    self->patch.size = 0;
+    if (!reserve(&self->patch, size + 24))
+        return NO_MEMORY;
+    char *behind = self->patch.data; /* end of the written text; spaces follow */
+    if (kind == PATCH_LANE) {
+        const LaneLog *log = &LOGS(self)[number >> 31];
+        uint32_t tid;
+        memcpy(&tid, log->tids.data + ((number & MAX_LANES) - 1) * sizeof tid, sizeof tid);
+        behind = write_number(self->patch.data, tid);
+    } else if (kind == PATCH_DURATION) {
+        behind = write_us(self->patch.data, number & (uint64_t)MAX_SNAPPED_NS);
+    }
+    memset(behind, ' ', size - (size_t)(behind - self->patch.data));
+    self->patch.size = size;
+    self->has_patch = 1;
+    return DONE;
+}
 
 static int allot_lanes(Rewriter *self, PyObject *allot)
 {
@@ -466,28 +468,6 @@ static PyObject *Rewriter_finish(PyObject *object, PyObject *args)
     return done ? Py_BuildValue("KKKL", (unsigned long long)counts->moved, (unsigned long long)counts->lost_ends,
                                 (unsigned long long)counts->snapped, (long long)counts->largest_snap_ns)
                 : NULL;
-}
-
-static PyObject *Rewriter_patches(PyObject *object, PyObject *args)
-{
-    Rewriter *self = (Rewriter *)object;
-    Py_ssize_t most;
-    if (!PyArg_ParseTuple(args, "n", &most) || !enter(&self->busy))
-        return NULL;
-    PyObject *list = PyList_New(0);
-    while (list != NULL && self->has_patch && PyList_Size(list) < most) {
-        PyObject *patch = Py_BuildValue("Ky#", (unsigned long long)self->patch_at, self->patch.data, (Py_ssize_t)self->patch.size);
-        if (patch == NULL || PyList_Append(list, patch) < 0)
-            Py_CLEAR(list);
-        Py_XDECREF(patch);
-        enum outcome outcome = list == NULL ? DONE : next_patch(self);
-        if (outcome != DONE) {
-            Py_XDECREF(list);
-            return fail(self, outcome);
-        }
-    }
-    self->busy = 0;
-    return list;
 }
 
 static PyObject *Rewriter_write_patches(PyObject *object, PyObject *args)
@@ -571,14 +551,12 @@ static PyMethodDef methods[] = {
     {"new_track", Rewriter_new_track, METH_NOARGS, "See _merge.pyi."},
     {"append", Rewriter_append, METH_VARARGS, "See _merge.pyi."},
     {"take", Rewriter_take, METH_NOARGS, "See _merge.pyi."},
-    {"write", Rewriter_write, METH_VARARGS, "See _merge.pyi."},
     {"metadata", Rewriter_metadata, METH_NOARGS, "See _merge.pyi."},
     {"noted", Rewriter_noted, METH_NOARGS, "See _merge.pyi."},
     {"counts", Rewriter_counts, METH_NOARGS, "See _merge.pyi."},
     {"work", Rewriter_work, METH_NOARGS, "See _merge.pyi."},
     {"label", Rewriter_label, METH_VARARGS | METH_STATIC, "See _merge.pyi."},
     {"finish", Rewriter_finish, METH_VARARGS, "See _merge.pyi."},
-    {"patches", Rewriter_patches, METH_VARARGS, "See _merge.pyi."},
     {"write_patches", Rewriter_write_patches, METH_VARARGS, "See _merge.pyi."},
     {"lay", Rewriter_lay, METH_VARARGS, "See _merge.pyi."},
     {NULL, NULL, 0, NULL},

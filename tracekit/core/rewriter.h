@@ -8,8 +8,7 @@
 #include "scan.h"
 #include "tracks.h"
 
-#define MAX_WORDS 16
-#define MAX_WORD 32
+#define MAX_NOTED_NAME 32
 #define MAX_KNOTS 1024
 #define MAX_PREFIX 24
 #define PHASES 128
@@ -45,11 +44,9 @@ typedef struct {
     size_t log_bytes, most_log_bytes;
     ScratchFile scratch;
     int64_t snap_ns;
-    Buffer metadata, noted;      /* texts of events, each after its size as a size_t */
-    char words[MAX_WORDS][MAX_WORD];
-    size_t word_sizes[MAX_WORDS];
-    int word_count;
-    unsigned char initials[256];
+    Buffer metadata, noted;      /* texts of events, each with a comma behind it */
+    char noted_name[MAX_NOTED_NAME]; /* the beginning of names of events that are noted */
+    size_t noted_name_size;
     Buffer new_track;            /* pid, tid and category of an event on an unknown track */
     size_t new_sizes[3];
 
@@ -65,11 +62,9 @@ typedef struct {
 #define LOGS(self) ((LaneLog *)(void *)(self)->logs.data)
 #define LOG_COUNT(self) ((self)->logs.size / sizeof(LaneLog))
 
-enum stop rewrite_events(Rewriter *self, const char *text, const char *end, const char **at, int final);
+/* Leaves the place where it stopped in the window. */
+enum stop rewrite_events(Rewriter *self, Window *window);
 enum outcome note_entry(Rewriter *self, uint32_t log, const Entry *entry);
-enum outcome find_patches(Rewriter *self);
-/* Reads the next patch into `patch`; clears `has_patch` after the last one. */
-enum outcome next_patch(Rewriter *self);
 
 extern PyType_Spec rewriter_spec;
 

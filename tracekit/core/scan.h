@@ -4,6 +4,7 @@
 #define TRACEKIT_SCAN_H
 
 #include "event.h"
+#include "object.h"
 
 #define MAX_EVENT (4 << 20)      /* bytes; a longer event takes the general way */
 
@@ -12,6 +13,43 @@ enum stop { STOP_MORE, STOP_ODD, STOP_NEW, STOP_END, STOP_MEMORY, STOP_FILE, STO
 
 /* The element before the place where a scan resumes. */
 enum place { ANYWHERE, BEHIND_EVENT, BEHIND_COMMA };
+
+/* The text of a scan. */
+typedef struct {
+    const char *text, *at, *end; /* at: the event that is read, or the place where it stopped */
+    int final;                   /* the file ends here */
+} Window;
+
+/* Reads the arguments of a scan. Returns 0 with an exception. */
+INLINE int parse_window(PyObject *args, Window *window)
+{
+    PyObject *bytes;
+    char *text;
+    Py_ssize_t at, size;
+    if (!PyArg_ParseTuple(args, "Snp", &bytes, &at, &window->final) || PyBytes_AsStringAndSize(bytes, &text, &size) < 0)
+        return 0;
+    if (at < 0 || at > size) {
+        PyErr_SetString(PyExc_ValueError, "there is no such place");
+        return 0;
+    }
+    window->text = text;
+    window->at = text + at;
+    window->end = text + size;
+    return 1;
+}
+
+INLINE int is_text(Span span, const char *text, size_t size)
+{
+    return (size_t)(span.end - span.at) == size && memcmp(span.at, text, size) == 0;
+}
+
+#define IS_TEXT(span, text) is_text(span, text, sizeof text - 1)
+
+/* Returns true if a text begins so, and goes on. */
+INLINE int begins(Span text, const char *beginning, size_t size)
+{
+    return (size_t)(text.end - text.at) > size && memcmp(text.at, beginning, size) == 0;
+}
 
 /* Returns the end of an object, NULL if the text ends before it. Looks only at strings and brackets. */
 static inline __attribute__((unused)) const char *find_object_end(const char *p, const char *end)
@@ -76,18 +114,17 @@ INLINE int is_utf8(const char *p, const char *end)
     return (all & 0x8080808080808080) == 0 || is_wide_utf8((const unsigned char *)from, (const unsigned char *)end);
 }
 
-/* Reads the next event from `at` on. Sets `at` to its beginning and `behind` to its end, and returns STOP_NONE if it is read. */
-INLINE enum stop next_event(Reader *reader, enum place *place, const char **at, const char *end, int final, Event *event,
-                            const char **behind)
+/* Reads the next event. Sets `at` to its beginning and `behind` to its end, and returns STOP_NONE if it is read. */
+INLINE enum stop next_event(Reader *reader, enum place *place, Window *window, Event *event, const char **behind)
 {
-    reader->end = end;
+    reader->end = window->end;
     for (;;) {
-        const char *p = *at = skip_space(reader, *at);
-        if (p == end)
+        const char *p = window->at = skip_space(reader, window->at);
+        if (p == window->end)
             return STOP_MORE;
         if (*p == ',' && *place != BEHIND_COMMA) {
             *place = BEHIND_COMMA;
-            ++*at;
+            window->at++;
             continue;
         }
         if (*p == ']' && *place != BEHIND_COMMA)
@@ -99,8 +136,30 @@ INLINE enum stop next_event(Reader *reader, enum place *place, const char **at, 
         if (*behind != NULL && *behind - p <= MAX_EVENT && !reader->odd_string && is_utf8(p, *behind))
             return STOP_NONE;
         /* The rest of the event may not be here yet. */
-        const char *most = end - p > MAX_EVENT ? p + MAX_EVENT : end;
-        return *behind == NULL && most == end && !final && find_object_end(p, end) == NULL ? STOP_MORE : STOP_ODD;
+        const int may_go_on = *behind == NULL && window->end - p <= MAX_EVENT && !window->final;
+        return may_go_on && find_object_end(p, window->end) == NULL ? STOP_MORE : STOP_ODD;
+    }
+}
+
+/* Passes each event to `take`, until that or the text stops it. */
+INLINE enum stop scan_window(Reader *reader, enum place *place, Window *window,
+                             enum stop (*take)(void *self, const char *p, const char *behind, const Event *event), void *self)
+{
+    Event event;
+    Window here = *window; /* in registers: text that is written may alias the window */
+    for (;;) {
+        const char *behind;
+        enum stop stop = next_event(reader, place, &here, &event, &behind);
+        if (stop == STOP_NONE)
+            stop = take(self, here.at, behind, &event);
+        if (stop == STOP_ODD)
+            *place = ANYWHERE;
+        if (stop != STOP_NONE) {
+            window->at = here.at;
+            return stop;
+        }
+        *place = BEHIND_EVENT;
+        here.at = behind;
     }
 }
 

@@ -25,15 +25,14 @@ static int open_scratch(ScratchFile *file)
 int write_whole(int fd, const char *data, size_t size, int64_t offset)
 {
     while (size) {
-        ssize_t done = offset < 0 ? write(fd, data, size) : pwrite(fd, data, size, (off_t)offset);
+        ssize_t done = pwrite(fd, data, size, (off_t)offset);
         if (done < 0 && errno == EINTR)
             continue;
         if (done <= 0)
             return done < 0 ? errno : EIO;
         data += done;
         size -= (size_t)done;
-        if (offset >= 0)
-            offset += done;
+        offset += done;
     }
     return 0;
 }

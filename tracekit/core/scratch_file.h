@@ -21,7 +21,7 @@ typedef struct {
 enum outcome write_scratch(ScratchFile *file, const void *data, size_t size, uint64_t *offset);
 enum outcome read_scratch(ScratchFile *file, uint64_t offset, void *data, size_t size);
 void close_scratch(ScratchFile *file);
-/* Writes all data at an offset of a file, or at its current position for the offset -1; returns errno, or 0 for success. */
+/* Writes all data at an offset of a file; returns errno, or 0 for success. */
 int write_whole(int fd, const char *data, size_t size, int64_t offset);
 
 #endif

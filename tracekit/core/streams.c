@@ -1,11 +1,8 @@
 /* Interned texts, tracks, and the records of each in order, in bounded memory; see packets.h. */
 
-#include <errno.h>
 #include <stddef.h>
-#include <unistd.h>
 
 #include "packets.h"
-#include "scratch_file.h"
 
 #define WINDOW_BYTES (1 << 16)
 #define FIRST_RECORD 8 /* 0 is not a valid place of a record */
@@ -183,6 +180,73 @@ int is_first_start(const Store *store, const PacketRecord *record, const char *f
     return first == NULL || first->order == record->order;
 }
 
+static int compare_records(const void *a, const void *b)
+{
+    const PacketRecord *first = a, *second = b;
+    return is_before(first, second) ? -1 : is_before(second, first);
+}
+
+/* Returns the heads of a stream's records in memory, in order, without their fields; `next` is the offset of each. */
+static PacketRecord *sort_stream(const Store *store, const Stream *stream)
+{
+    if (stream->count > SIZE_MAX / sizeof(PacketRecord))
+        return NULL;
+    PacketRecord *index = tracekit_realloc(NULL, stream->count * sizeof(PacketRecord));
+    size_t at = stream->first;
+    for (size_t i = 0; index != NULL && i < stream->count; i++) {
+        size_t here = at;
+        index[i] = record_at(store->memory.data + at);
+        at = index[i].next;
+        index[i].next = here;
+    }
+    if (index != NULL && stream->unsorted)
+        qsort(index, stream->count, sizeof *index, compare_records);
+    return index;
+}
+
+static int write_stretch(Store *store, Buffer *stretch)
+{
+    uint64_t offset;
+    int done = write_scratch(&store->scratch, stretch->data, stretch->size, &offset) == DONE;
+    stretch->size = 0;
+    return done;
+}
+
+static int spill_stream(Store *store, Stream *stream, Buffer *stretch)
+{
+    if (stream->first == 0)
+        return 1;
+    Run run = {store->scratch.size, 0};
+    PacketRecord *index = sort_stream(store, stream);
+    int done = index != NULL && reserve(&stream->runs, sizeof run);
+    for (size_t i = 0; done && i < stream->count; i++) {
+        size_t size = RECORD_SIZE(&index[i]);
+        run.size += size;
+        done = append(stretch, store->memory.data + index[i].next, size) && (stretch->size < PIECE_BYTES || write_stretch(store, stretch));
+    }
+    free(index);
+    if (!done || !write_stretch(store, stretch))
+        return 0;
+    append(&stream->runs, &run, sizeof run);
+    stream->first = stream->count = 0;
+    return 1;
+}
+
+/* Moves all records to the scratch file. */
+static int spill_store(Store *store)
+{
+    TrackMap *maps[] = {&store->tracks, &store->halves};
+    Buffer stretch = {0};
+    int done = 1;
+    for (int i = 0; i < 2; i++)
+        for (uint32_t j = 0; done && j < PACKET_TRACKS(maps[i]); j++)
+            done = spill_stream(store, &PACKET_TRACK(maps[i], j)->stream, &stretch);
+    free_buffer(&stretch);
+    if (done)
+        store->memory.size = 0;
+    return done;
+}
+
 int put_packet_record(Store *store, Stream *stream, const PacketRecord *record, const char *const fields[3])
 {
     size_t size = RECORD_SIZE(record), at = store->memory.size ? store->memory.size : FIRST_RECORD;
@@ -210,88 +274,15 @@ int put_packet_record(Store *store, Stream *stream, const PacketRecord *record, 
     }
     stream->last = at;
     stream->count++;
-    return 1;
-}
-
-int must_spill(const Store *store)
-{
-    return store->memory.size > store->memory_bytes && !(store->merging && store->merge.in_memory);
-}
-
-static int compare_records(const void *a, const void *b)
-{
-    const PacketRecord *first = a, *second = b;
-    return is_before(first, second) ? -1 : is_before(second, first);
-}
-
-/* Returns the heads of a stream's records in memory, in order, without their fields; `next` is the offset of each. */
-static PacketRecord *sort_stream(const Store *store, const Stream *stream)
-{
-    if (stream->count > SIZE_MAX / sizeof(PacketRecord))
-        return NULL;
-    PacketRecord *index = tracekit_realloc(NULL, stream->count * sizeof(PacketRecord));
-    size_t at = stream->first;
-    for (size_t i = 0; index != NULL && i < stream->count; i++) {
-        size_t here = at;
-        index[i] = record_at(store->memory.data + at);
-        at = index[i].next;
-        index[i].next = here;
-    }
-    if (index != NULL && stream->unsorted)
-        qsort(index, stream->count, sizeof *index, compare_records);
-    return index;
-}
-
-static int write_file(Store *store)
-{
-    errno = write_whole(store->fd, store->out.data, store->out.size, store->file_size);
-    if (errno)
-        return 0;
-    store->file_size += (int64_t)store->out.size;
-    store->out.size = 0;
-    return 1;
-}
-
-static int spill_stream(Store *store, Stream *stream)
-{
-    if (stream->first == 0)
-        return 1;
-    Run run = {store->file_size, 0};
-    PacketRecord *index = sort_stream(store, stream);
-    int done = index != NULL && reserve(&stream->runs, sizeof run);
-    for (size_t i = 0; done && i < stream->count; i++) {
-        size_t size = RECORD_SIZE(&index[i]);
-        run.size += size;
-        done = append(&store->out, store->memory.data + index[i].next, size) && (store->out.size < PIECE_BYTES || write_file(store));
-    }
-    free(index);
-    if (!done || !write_file(store))
-        return 0;
-    append(&stream->runs, &run, sizeof run);
-    stream->first = stream->count = 0;
-    return 1;
-}
-
-int spill_store(Store *store, int fd)
-{
-    TrackMap *maps[] = {&store->tracks, &store->halves};
-    errno = 0;
-    if (!must_spill(store))
-        return 1;
-    store->fd = fd;
-    store->out.size = 0;
-    for (int i = 0; i < 2; i++)
-        for (uint32_t j = 0; j < PACKET_TRACKS(maps[i]); j++)
-            if (!spill_stream(store, &PACKET_TRACK(maps[i], j)->stream))
-                return 0;
-    store->memory.size = 0;
-    return 1;
+    /* Records that are read must stay in memory. */
+    const int stays = store->merging && store->merge.in_memory;
+    return stays || store->memory.size <= store->memory_bytes || spill_store(store);
 }
 
 /* Streams read in order. */
 
 /* Reads the next record of a run into its window. Returns 0 at its end, or on failure. */
-static int fill_window(const Store *store, Merge *merge, Source *source)
+static int fill_window(Store *store, Merge *merge, Source *source)
 {
     for (;;) {
         size_t here = (size_t)(source->end - source->at), wanted = sizeof(PacketRecord);
@@ -319,17 +310,13 @@ static int fill_window(const Store *store, Merge *merge, Source *source)
         source->at = source->window = window;
         source->end = window + here;
         size_t more = source->room - here < source->left ? source->room - here : source->left;
-        ssize_t found = pread(store->fd, source->end, more, (off_t)source->offset);
-        if (found < 0 && errno == EINTR)
-            continue;
-        if (found <= 0) {
-            errno = errno ? errno : EIO;
+        if (read_scratch(&store->scratch, source->offset, source->end, more) != DONE) {
             merge->failed = 1;
             return 0;
         }
-        source->end += found;
-        source->offset += found;
-        source->left -= (size_t)found;
+        source->end += more;
+        source->offset += more;
+        source->left -= more;
     }
 }
 
@@ -368,7 +355,7 @@ void end_merge(Store *store)
 }
 
 /* Returns the next record of a source; the last source is in memory. NULL at its end, or on failure. */
-static const char *peek(const Store *store, Merge *merge, size_t number)
+static const char *peek(Store *store, Merge *merge, size_t number)
 {
     if (number == merge->count - 1)
         return merge->next < merge->in_memory ? store->memory.data + merge->index[merge->next].next : NULL;
@@ -436,4 +423,5 @@ void free_store(Store *store)
     free(store->open.data);
     free(store->out.data);
     free(store->copy.data);
+    close_scratch(&store->scratch);
 }

@@ -141,7 +141,7 @@ def merge_traces(
         if is_archive:
             from tracekit.merge.write.archive import Archive
 
-            archive = Archive(output, plan)
+            archive = Archive(output, plan, workers.folder)
         with atomic_write(output, overwrite=overwrite, folder=workers.folder) as file:
             if archive is not None:
                 archive.write(file, counts, told.at)

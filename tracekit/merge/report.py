@@ -326,9 +326,7 @@ def _first(finding: Repair | Drop) -> str:
 
 def _unpatchable(output: str) -> str:
     """Return the reason why written bytes of an output cannot be changed."""
-    if output.endswith(".gz"):
-        return "a packed output cannot be patched"
-    return "a .pftrace cannot be patched" if output.endswith(".pftrace") else "a pipe cannot be patched"
+    return "a packed output cannot be patched" if output.endswith(".gz") else "a .pftrace cannot be patched"
 
 
 def _happened(counts: dict[str, int]) -> int:

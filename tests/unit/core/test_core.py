@@ -66,7 +66,7 @@ def test_the_log_says_that_the_core_is_used() -> None:
 
 def make_rewriter(shift_ns: int = 0, id_offset: int = 0, args: int = 0) -> Any:
     assert core.merge is not None
-    rewriter = core.merge.Rewriter((b'"nccl',), "/tmp")
+    rewriter = core.merge.Rewriter(b'"nccl', "/tmp")
     rewriter.begin(shift_ns, -(2**62), 2**62, id_offset, True, args, b"", ())
     for number in (5, 6, 9):
         rewriter.add_track(b"%d" % number, b"6", 1001, 8, 0)
@@ -201,13 +201,12 @@ def test_rewriter_checks_its_arguments() -> None:
     with pytest.raises(TypeError):
         make_rewriter().rewrite("text", 0, False)
     with pytest.raises(TypeError):
-        compiled.Rewriter([b"no tuple"], "/tmp")
-    with pytest.raises(ValueError, match="2 to 32 bytes"):
-        compiled.Rewriter((b"x",), "/tmp")
-    with pytest.raises(ValueError, match="too many words"):
-        compiled.Rewriter((b"ab",) * 17, "/tmp")
+        compiled.Rewriter("text", "/tmp")
+    for name in (b"x", b"x" * 33):
+        with pytest.raises(ValueError, match="2 to 32 bytes"):
+            compiled.Rewriter(name, "/tmp")
     with pytest.raises(ValueError, match="too long a path"):
-        compiled.Rewriter((), "x" * 5000)
+        compiled.Rewriter(b'"a', "x" * 5000)
     with pytest.raises(OverflowError):
         make_rewriter(2**63)
     with pytest.raises(OverflowError):
@@ -218,8 +217,15 @@ def test_rewriter_checks_its_arguments() -> None:
         make_rewriter().rewrite(b"text", 5, False)
     with pytest.raises(ValueError, match="no such log or tid"):
         make_rewriter().add_track(b"1", b"1", 1, 10**10, 0)
+    rewriter = make_rewriter()
     with pytest.raises(ValueError, match="no such log or place"):
-        make_rewriter().append(b"{}", 0, ord("X"), 1, 2, 0)
+        rewriter.append(b"{}", 0, ord("X"), 1, 2, 0)
+    with pytest.raises(OverflowError, match="knot"):
+        rewriter.begin(0, -(2**62), 2**62, 0, True, 0, b"", ((5, 0), (5, 1)))
+    rewriter.finish(lambda log, lane: 0)
+    for method, arguments in ((rewriter.append, (b"{}",)), (rewriter.finish, (lambda log, lane: 0,))):
+        with pytest.raises(ValueError, match="finished"):
+            method(*arguments)
 
 
 @needs_core
@@ -229,7 +235,7 @@ def test_rewriter_that_was_never_made_refuses_to_work() -> None:
     with pytest.raises(ValueError, match="no input"):
         rewriter.rewrite(SLICE, 0, True)
     rewriter.finish(lambda log, lane: 0)
-    assert rewriter.patches(5) == []
+    assert rewriter.lay(b"text", 0) == b"text"
 
 
 @needs_core

@@ -307,16 +307,3 @@ def test_what_is_too_large_for_the_form_is_refused(monkeypatch: pytest.MonkeyPat
     write(io.BytesIO(), [("fits.json", [b"x" * 400, b"x" * 500])])
     with pytest.raises(MergeError, match=r"large\.json"):
         write(io.BytesIO(), [("large.json", [b"x" * 1001])])
-
-
-def test_a_remote_archive(tmp_path: Path) -> None:
-    fsspec = pytest.importorskip("fsspec")
-    path = tmp_path / "rank0.json"
-    path.write_bytes(rank_trace(0))
-    memory = fsspec.filesystem("memory")
-    try:
-        merge_traces("memory://archive-test/merged.tar", [str(path)])
-        (tmp_path / "copy.tar").write_bytes(memory.cat_file("/archive-test/merged.tar"))
-    finally:
-        memory.rm("/archive-test", recursive=True)
-    assert members(tmp_path / "copy.tar")["rank0.json"] == rank_trace(0)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import sys
 import tempfile
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,10 +16,7 @@ from tests.both_cores import damaged
 from tracekit import core
 from tracekit.errors import StorageError
 from tracekit.merge.write import pftrace_output
-from tracekit.merge.write.pftrace_output import PftracePart
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tracekit.merge.write.pftrace_output import PacketEncoder, PftracePart
 
 pytestmark = pytest.mark.core
 
@@ -87,7 +87,7 @@ def text_of(source: random.Random) -> bytes:
 
 def encoded(runs: list[bytes]) -> bytes | type[Exception]:
     """Return the packets of runs of events, or the kind of error."""
-    part = PftracePart(3, 1_790_857_026_000_000_000, 2**63 + 17)
+    part = PftracePart(3, 1_790_857_026_000_000_000, 2**63 + 17).encoder(tempfile.gettempdir())
     try:
         return b"".join([part.encode(run) for run in runs] + list(part.close([], lambda **_: b"")))
     except ValueError as error:
@@ -129,7 +129,7 @@ def test_damaged_text_is_refused_or_read_as_python_reads_it(monkeypatch: pytest.
 
 def test_the_core_encodes_usual_events_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[bytes] = []
-    monkeypatch.setattr(PftracePart, "_add", lambda self, events: given.append(events) or b"")
+    monkeypatch.setattr(PacketEncoder, "_add", lambda self, events: given.append(events) or b"")
     usual = (
         b'{"ph":"X","cat":"kernel","name":"a \\"b\\"","pid":1,"tid":7         ,"ts":1.000,"dur":2.000,"args":{"n":[1,{"x":2}]}},'
         b'{"ph":"s","id":5,"cat":"ac2g","name":"ac2g","pid":1,"tid":7         ,"ts":1.000},'
@@ -142,19 +142,19 @@ def test_the_core_encodes_usual_events_itself(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_failing_disk_is_a_storage_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(pftrace_output, "MAX_MEMORY_BYTES", 0)
-    read_only = tmp_path / "file"
-    read_only.touch()
-    monkeypatch.setattr(tempfile, "TemporaryFile", lambda prefix: read_only.open("rb"))
-    part = PftracePart(3, 0, 0)
-    with pytest.raises(StorageError, match="no room for temporary data"):
-        part.encode(b'{"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":1}')
+    encoder = PftracePart(3, 0, 0).encoder(str(tmp_path / "missing"))
+    with pytest.raises(StorageError, match=r"the scratch file in .*missing cannot be written or read: .*No such file"):
+        encoder.encode(b'{"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":1}')
 
 
-def test_temporary_data_that_is_lost_is_a_storage_error(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the file without a name in /proc")
+def test_a_scratch_file_that_is_lost_is_a_storage_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(pftrace_output, "MAX_MEMORY_BYTES", 0)
-    part = PftracePart(3, 0, 0)
-    part.encode(b'{"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":1}')
-    assert part._file is not None
-    part._file.truncate(0)
-    with part._file, pytest.raises(StorageError, match="cannot be read"):
-        list(part.close([], lambda **_: b""))
+    encoder = PftracePart(3, 0, 0).encoder(str(tmp_path))
+    encoder.encode(b'{"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":1}')
+    assert list(tmp_path.iterdir()) == []
+    opened = [path for path in Path("/proc/self/fd").iterdir() if path.exists()]
+    [scratch] = [path for path in opened if str(tmp_path) in str(path.readlink())]
+    os.truncate(scratch, 0)
+    with pytest.raises(StorageError, match=r"the scratch file in .* cannot be written or read"):
+        list(encoder.close([], lambda **_: b""))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import tempfile
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from tracekit.merge import merge_traces
 from tracekit.merge.write import pftrace_output, pftrace_packets
 from tracekit.merge.write.pftrace_output import PftracePart
 from tracekit.merge.write.pftrace_tracks import unit_of
+from tracekit.traces import external_sort
 from tracekit.traces.external_sort import ExternalSort
 
 if TYPE_CHECKING:
@@ -161,24 +162,32 @@ def test_neither_memory_nor_order_nor_workers_change_a_byte(
         except TracekitError:
             return
         merge_traces(str(outputs[1]), inputs[::-1])
-        patch.setattr(pftrace_packets, "ExternalSort", partial(ExternalSort, None, 600))
+        patch.setattr(pftrace_packets, "ExternalSort", partial(ExternalSort, memory_bytes=600))
         patch.setattr(pftrace_output, "MAX_MEMORY_BYTES", 600)
         merge_traces(str(outputs[2]), inputs)
     first, second, third = (output.read_bytes() for output in outputs)
     assert first == second == third
 
 
-def test_parts_may_be_made_by_others(tmp_path: Path) -> None:
-    inputs = [
-        trace(tmp_path / f"rank{rank}.json", {"ph": "X", "name": "op", "at": 0, "dur": 1}, rank=rank)
-        for rank in range(3)
-    ]
-    alone = merged(tmp_path, *inputs)
-    with ThreadPoolExecutor(2) as executor:
-        assert merged(tmp_path, *inputs, executor=executor) == alone
+def test_a_part_can_be_sent_to_another_process(tmp_path: Path) -> None:
     part = pickle.loads(pickle.dumps(PftracePart(5, 0, 7)))
-    assert part.encode(b'{"ph":"X","name":"op","pid":1,"tid":1,"ts":1.000,"dur":1.000},\n') == b""
-    assert b"op" in b"".join(part.close([], lambda **_: b""))
+    encoder = part.encoder(str(tmp_path))
+    assert encoder.encode(b'{"ph":"X","name":"op","pid":1,"tid":1,"ts":1.000,"dur":1.000},\n') == b""
+    assert b"op" in b"".join(encoder.close([], lambda **_: b""))
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_what_exceeds_memory_is_beside_the_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
+    path = trace(tmp_path / "rank0.json", *[{"ph": "X", "name": "op", "at": n, "dur": 1} for n in range(50)])
+    if not compiled:
+        monkeypatch.setattr(core, "merge", None)
+    monkeypatch.setattr(external_sort, "MAX_MEMORY_BYTES", 0)
+    monkeypatch.setattr(pftrace_output, "MAX_MEMORY_BYTES", 0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    assert sum(kind == 1 for _, kind, _ in slices(merged(tmp_path, path))) == 50
+    merge_traces(str(tmp_path / "merged.tar"), [str(path)])
 
 
 def test_a_packed_trace_unpacks_to_the_plain_one(tmp_path: Path) -> None:

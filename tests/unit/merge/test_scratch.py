@@ -72,14 +72,6 @@ def test_merge_without_scratch_space_fails_instead_of_leaving_the_input_out(
     assert not (tmp_path / "out.json").exists()
 
 
-def test_a_merge_that_ends_leaves_nothing(tmp_path: Path) -> None:
-    made = ScratchFolder(tmp_path, "out.json")
-    (made.path / "part-0").write_bytes(b"part")
-    made.remove()
-    assert list(tmp_path.iterdir()) == []
-    made.remove()
-
-
 def test_what_belongs_to_a_merge_that_runs_stays(tmp_path: Path) -> None:
     first = ScratchFolder(tmp_path, "out.json")
     (first.path / "part-0").write_bytes(b"part")

@@ -74,14 +74,8 @@ def test_output_is_the_same_whether_it_is_held_or_patched_or_rewritten(
         # Only a plain file can be patched.
         assert [result.twice for result in results] == [name != "out.json"] * 2
         assert report.written_twice == ([] if name == "out.json" else [0, 1])
-        with (
-            mock.patch.object(unit_writer, "_HELD_BYTES", 0),
-            mock.patch.object(unit_writer, "_is_file", return_value=False),
-        ):
-            assert merge_traces(tmp_path / f"piped.{name}", inputs).written_twice == [0, 1]
     held = (tmp_path / f"held.{name}").read_bytes()
     assert (tmp_path / f"streamed.{name}").read_bytes() == held
-    assert (tmp_path / f"piped.{name}").read_bytes() == held
     if name == "out.json.gz":
         merge_traces(tmp_path / "plain.json", inputs)
         if compiled:
@@ -89,27 +83,17 @@ def test_output_is_the_same_whether_it_is_held_or_patched_or_rewritten(
 
 
 @pytest.mark.parametrize(
-    ("name", "is_file", "reason"),
-    [
-        ("out.json.gz", True, "a packed output"),
-        ("out.pftrace", True, "a .pftrace"),
-        ("out.json", False, "a pipe"),
-        ("out.json", True, None),
-    ],
+    ("name", "reason"), [("out.json.gz", "a packed output"), ("out.pftrace", "a .pftrace"), ("out.json", None)]
 )
 def test_verbose_report_names_ranks_that_were_written_twice_and_the_reason(
     inputs: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     name: str,
-    is_file: bool,
     reason: str | None,
 ) -> None:
     arguments = ["merge", "--workers", "1", "-f", "-o", str(tmp_path / name), *inputs]
-    with (
-        mock.patch.object(unit_writer, "_HELD_BYTES", 0),
-        mock.patch.object(unit_writer, "_is_file", return_value=is_file),
-    ):
+    with mock.patch.object(unit_writer, "_HELD_BYTES", 0):
         assert main(arguments) == 0
         assert "written twice" not in capsys.readouterr().out
         assert main([*arguments, "--verbose"]) == 0

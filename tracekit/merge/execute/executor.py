@@ -193,7 +193,7 @@ class MergeExecutor:
         work = SharedWork(sizes_bytes, _MAX_BATCH_BYTES, self._workers, start, self.store, progress.add)
         pack_behind = not self._workers.max_running and usable_processors() > 1
         while (number := work.take()) is not None:
-            yield write_unit(make_job(number), file, tell, folder=self.folder, pack_behind=pack_behind)
+            yield write_unit(make_job(number), file, self.folder, tell, pack_behind=pack_behind)
         for results, part in work.results():
             assert self._parts is not None, "workers have written it"
             self._parts.append(part, file)
@@ -274,7 +274,7 @@ def _write_part(jobs: list[UnitJob], parts: PartStore) -> tuple[list[UnitResult]
     try:
         with parts.create() as (file, part):
             folder = str(Path(file.name).parent)
-            return [write_unit(job, file, check, folder=folder) for job in jobs], part
+            return [write_unit(job, file, folder, check) for job in jobs], part
     except OSError as error:
         shown = without_secrets(jobs[0].output)
         raise StorageError(f"{shown}: cannot be written: {error.strerror or error}") from error

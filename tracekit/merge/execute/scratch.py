@@ -37,7 +37,7 @@ OWNER: Final = "owner"
 _FORMAT: Final = "tracekit_merge_scratch"
 _VERSION: Final = 1
 _SUFFIX: Final = ".parts"
-_RANDOM: Final = re.compile(r"[a-z0-9_]{8}", re.ASCII)
+_RANDOM: Final = "[a-z0-9_]{8}"
 """The random part of names of `tempfile.mkdtemp`."""
 _MAX_OWNER_BYTES: Final = 4096
 _MAX_MEMORY_BYTES: Final = 4 << 20
@@ -183,13 +183,11 @@ def remove_stale(parent: Path, name: str) -> None:
     """
     if fcntl is None:  # pragma: no cover - not on this system
         return
+    folder_name = re.compile(re.escape(f".{name}.") + _RANDOM + re.escape(_SUFFIX), re.ASCII)
     with contextlib.suppress(OSError):
-        for found in os.listdir(parent):  # noqa: PTH208 - names
-            if found.startswith(f".{name}.") and found.endswith(_SUFFIX):
-                random = found[len(name) + 2 : -len(_SUFFIX)]
-                if _RANDOM.fullmatch(random):
-                    with contextlib.suppress(OSError):
-                        _remove_if_stale(parent / found)
+        for found in filter(folder_name.fullmatch, os.listdir(parent)):  # noqa: PTH208 - names
+            with contextlib.suppress(OSError):
+                _remove_if_stale(parent / found)
 
 
 def _remove_if_stale(path: Path) -> None:

@@ -31,15 +31,21 @@ if TYPE_CHECKING:
 
 
 class Part(Protocol):
-    """Encodes the events of a unit.
+    """The form in which the events of a unit are written.
 
     An output is a head, which describes the whole merge, then the events, then a tail. A part knows nothing of the others and
-    can be sent to another process before its first use, so parts may be made anywhere and at any time, as long as they are
-    joined in order.
+    can be pickled, so parts may be written anywhere and at any time, as long as they are joined in order.
     """
 
     is_text: bool
     """Whether the output is the text of the events itself, which can be patched, and has a table of stack frames."""
+
+    def encoder(self, folder: str) -> PartEncoder:
+        """Return a new encoder; ``folder`` is that of scratch files."""
+
+
+class PartEncoder(Protocol):
+    """Encodes the events of a unit."""
 
     def encode(self, events: bytes) -> bytes:
         """Return what the next events add to the output."""

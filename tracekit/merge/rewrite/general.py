@@ -58,7 +58,6 @@ _DUR: Final = b'"dur":'
 # The ids in args that tie events together, as in Kineto's traces. Inside a string the quotes of what looks like a key are
 # escaped: that is text. Patterns that begin with plain text are searched faster.
 _NUMBER: Final = rb"\s*:\s*)(0|[1-9]\d{0,18})(?=[\s,}\]])"
-# Inside a string the quotes of what looks like a key are escaped: that is text.
 _ARG_IDS: Final = (
     re.compile(rb'(xternal id"(?<=[^\\]"[Ee]xternal id")' + _NUMBER),
     re.compile(rb'(correlation"(?<=[^\\]"correlation")' + _NUMBER),
@@ -137,7 +136,10 @@ class EventRewriter:
             run = self.chosen.of_ranks(run)
             reasons = iter(self.chosen.judge_run([event for event in run if event.ph != "M"]))
         for event in run:
-            row = self._metadata(event) if event.ph == "M" else self._one(event, next(reasons))
+            if event.ph != "M":
+                row = self._one(event, next(reasons))
+            else:
+                row = self._rewrite_metadata(event) if self._tracks.takes_metadata(event) else None
             if row is not None:
                 self._write(event, row)
 
@@ -296,10 +298,6 @@ class EventRewriter:
         return duration
 
     # Metadata.
-
-    def _metadata(self, event: Event) -> _Row | None:
-        """Rewrite metadata; return None if it is not written now."""
-        return self._rewrite_metadata(event) if self._tracks.takes_metadata(event) else None
 
     def _rewrite_metadata(self, event: Event) -> _Row:
         """Rewrite metadata of a process that is known."""

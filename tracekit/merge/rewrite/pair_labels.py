@@ -16,8 +16,6 @@ from tracekit.traces.pairs import OpenSlices
 if TYPE_CHECKING:
     from tracekit.merge.plan.unit import UnitInput
 
-_HALF_BITS = 31
-
 
 def has_lanes(item: UnitInput) -> bool:
     """Return True for an earlier merge with lanes."""
@@ -43,7 +41,7 @@ def pair_labels(item: UnitInput) -> list[int]:
                     own = time, count, phase == "B", raw_field(event.name), raw_field(event.cat)
                     halves.setdefault((raw_number(event.pid), raw_number(event.tid)), []).append(own)
                 count += 1
-    labels = [_numbered(number) for number in range(count)]
+    labels = [number << 32 | number for number in range(1, count + 1)]  # neither half is 0, which matches anything
     for found in halves.values():
         open_: OpenSlices[int] = OpenSlices(sys.maxsize)
         for _, number, is_begin, *fields in sorted(found):
@@ -53,12 +51,3 @@ def pair_labels(item: UnitInput) -> list[int]:
             elif (begun := open_.end(name, category)) is not None:
                 labels[number] = labels[begun]
     return labels
-
-
-def _numbered(number: int) -> int:
-    """Return a label that no other number has; neither half of it is 0."""
-    return (
-        (number >> _HALF_BITS - 1 | 1 << _HALF_BITS - 1) << 32
-        | number & (1 << _HALF_BITS - 1) - 1
-        | 1 << _HALF_BITS - 1
-    )

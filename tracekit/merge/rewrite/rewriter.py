@@ -72,8 +72,8 @@ class Rewriter:
         self._halves = ExternalSort(folder)
         # position, length, thread id, or -duration, or 0 for white space
         self._patches = ExternalSort(folder)
-        self._left: Iterator[tuple[Any, ...]] = iter(())
-        self._next: tuple[Any, ...] | None = None
+        self._left: Iterator[tuple[int, bytes]] = iter(())
+        self._next: tuple[int, bytes] | None = None
 
     label = staticmethod(label)
 
@@ -124,14 +124,6 @@ class Rewriter:
         self._out.clear()
         return text
 
-    def write(self, descriptor: int) -> int:
-        """Write the same to a file, and return its size."""
-        text = self.take()
-        left = memoryview(text)
-        while left:
-            left = left[os.write(descriptor, left) :]
-        return len(text)
-
     def finish(
         self, allot: Callable[[int, int], int], snaps: Callable[[int], bool] | None = None
     ) -> tuple[int, int, int, int]:
@@ -153,7 +145,7 @@ class Rewriter:
             moved, snapped, largest_ns = moved + found[0], snapped + found[1], max(largest_ns, found[2])
         self._halves.close()
         self._rows.close()
-        self._left = iter(self._patches)
+        self._left = self._patches_in_order()
         self._next = next(self._left, None)
         return moved, lost, snapped, largest_ns
 
@@ -205,21 +197,12 @@ class Rewriter:
                     self._patches.add((place, _TID_BYTES, goes))
         return moved, snapped, largest_ns
 
-    def patches(self, count: int) -> list[tuple[int, bytes]]:
-        """Return the next patches, in order of their position: where to put which bytes; nothing at the end."""
-        found: list[tuple[int, bytes]] = []
-        while self._next is not None and len(found) < count:
-            position, length, tid = self._next
-            patch = b"%d" % tid if tid > 0 else format_us(-tid) if tid else b""
-            found.append((position, patch.ljust(length)))
-            self._next = next(self._left, None)
-        return found
-
     def write_patches(self, descriptor: int, offset: int) -> None:
         """Write the remaining patches over a file; the output begins at an offset."""
-        while found := self.patches(1):
-            position, patch = found[0]
+        while self._next is not None:
+            position, patch = self._next
             os.pwrite(descriptor, patch, offset + position)
+            self._next = next(self._left, None)
 
     def lay(self, text: bytes, position: int) -> bytes:
         """Return a stretch of output with the patches laid over it. Call it for the stretches in their order.
@@ -228,13 +211,17 @@ class Rewriter:
             text: Some whole events.
             position: Their place in the output of the unit.
         """
-        if self._next is None or self._next[0] >= position + len(text):
-            return text
         changed = bytearray(text)
         while self._next is not None and self._next[0] < position + len(text):
-            ((at, patch),) = self.patches(1)
+            at, patch = self._next
             changed[at - position : at - position + len(patch)] = patch
+            self._next = next(self._left, None)
         return bytes(changed)
+
+    def _patches_in_order(self) -> Iterator[tuple[int, bytes]]:
+        for position, length, tid in self._patches:
+            patch = b"%d" % tid if tid > 0 else format_us(-tid) if tid else b""
+            yield position, patch.ljust(length)
 
 
 class Lanes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -47,7 +46,7 @@ class UnitRewriter:
 
     Args:
         job: The unit.
-        folder: The folder of scratch files; the system's folder for temporary files if None.
+        folder: The folder of scratch files.
         progress: Called with the number of an input, and of its unpacked bytes read so far.
 
     Attributes:
@@ -57,14 +56,10 @@ class UnitRewriter:
         processes: The processes in the order of display, after `finish`.
     """
 
-    def __init__(
-        self, job: UnitJob, folder: str | None = None, progress: Callable[[int, int], None] | None = None
-    ) -> None:
+    def __init__(self, job: UnitJob, folder: str, progress: Callable[[int, int], None] | None = None) -> None:
         self.result = UnitResult()
         self.rewriter: AnyRewriter = (
-            Rewriter(folder, job.snap_ns)
-            if core.merge is None
-            else core.merge.Rewriter((GAP_NAME,), folder or tempfile.gettempdir(), job.snap_ns)
+            Rewriter(folder, job.snap_ns) if core.merge is None else core.merge.Rewriter(GAP_NAME, folder, job.snap_ns)
         )
         self.tracks = UnitTracks(job.stride)
         self.processes: list[Process] = []
@@ -83,6 +78,22 @@ class UnitRewriter:
         """
         for item in self._own(number):
             yield from self._input(item)
+
+    def patched(self, first: UnitRewriter) -> Iterator[tuple[int, bytes]]:
+        """Rewrite the unit again, with the patches of the first time laid over its text.
+
+        Args:
+            first: The rewriter of the first time, finished.
+
+        Yields:
+            The number of an input, and some of its events.
+        """
+        position = 0
+        for item in self._job.inputs:
+            for _ in self.steps(item.number):
+                text = self.rewriter.take()
+                yield item.number, first.rewriter.lay(text, position)
+                position += len(text)
 
     def finish(self) -> int:
         """Find the slices that must leave their tracks; return how many patches there are, or 1 for more."""
@@ -238,9 +249,9 @@ class UnitRewriter:
 def _look(core_rewriter: _merge.Rewriter, events: EventRewriter) -> None:
     """Look at the events that say more than when and where."""
     if metadata := core_rewriter.metadata():
-        events.take(decode_run(b",".join(metadata)))
+        events.take(decode_run(metadata))
     if noted := core_rewriter.noted():
-        events.note(decode_run(b",".join(noted)))
+        events.note(decode_run(noted))
 
 
 class _Frames:

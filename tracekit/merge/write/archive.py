@@ -63,10 +63,12 @@ class Archive:
     Args:
         output: The archive, whose suffix says its form.
         plan: The plan of the merge.
+        folder: The folder of scratch files.
     """
 
-    def __init__(self, output: str, plan: MergePlan) -> None:
+    def __init__(self, output: str, plan: MergePlan, folder: str) -> None:
         self._output = output
+        self._folder = folder
         self._plan = plan
         self._results: list[UnitResult] = []
         reasons = ["" if chosen is None and not plan.args else "something is selected" for chosen in plan.filters]
@@ -105,7 +107,7 @@ class Archive:
             if any(self._members[number].reason for number in unit):
                 first = self._rewritten(unit)
                 result.moved = first.result.moved
-                texts = _patched(first, self._rewriter(unit, progress), unit)
+                texts = self._rewriter(unit, progress).patched(first)
             for number, own in groupby(texts, itemgetter(0)):
                 member, found = self._members[number], result.inputs[number]
                 if member.reason:
@@ -136,7 +138,7 @@ class Archive:
         return encode_json({MANIFEST_KEY: {"version": 1, "files": files, "attributes": attributes}}) + b"\n"
 
     def _rewriter(self, unit: list[int], progress: Progress = None) -> UnitRewriter:
-        return UnitRewriter(self._plan.job(unit, JsonPart(), ""), progress=progress)
+        return UnitRewriter(self._plan.job(unit, JsonPart(), ""), self._folder, progress)
 
     def _rewritten(self, unit: list[int]) -> UnitRewriter:
         rewriter = self._rewriter(unit)
@@ -157,16 +159,6 @@ class Archive:
         frames = JoinedFrames()
         frames.take(found.stack_frames)
         yield output.tail(frames.text(), losses_as_json(recording_losses([item], [found])))
-
-
-def _patched(first: UnitRewriter, again: UnitRewriter, unit: list[int]) -> Iterator[tuple[int, bytes]]:
-    """Rewrite a unit again, with the patches of the first time; yield numbers of inputs and their text."""
-    position = 0
-    for number in unit:
-        for _ in again.steps(number):
-            text = again.rewriter.take()
-            yield number, first.rewriter.lay(text, position)
-            position += len(text)
 
 
 def _unfit(item: Input, found: InputResult) -> str:

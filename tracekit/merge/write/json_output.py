@@ -14,7 +14,6 @@ from tracekit.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from tracekit.merge.input import Input
     from tracekit.merge.plan.titles import Process
     from tracekit.merge.plan.unit import MergePlan
 
@@ -22,9 +21,14 @@ _FORMAT_VERSION: Final = 2
 
 
 class JsonPart:
-    """Encodes the events of a unit: as they are."""
+    """The events of a unit as they are; its own encoder."""
 
     is_text = True
+
+    def encoder(self, folder: str) -> JsonPart:
+        """Return the encoder."""
+        del folder
+        return self
 
     def encode(self, events: bytes) -> bytes:
         """Return what the next events add to the output."""
@@ -53,7 +57,7 @@ class JsonOutput:
         return without_final_backslash(describe(self._plan)[:-1]) + b',"traceEvents":[\n'
 
     def part(self, unit: int) -> JsonPart:
-        """Return the encoder of a unit."""
+        """Return the form of a unit."""
         del unit
         return JsonPart()
 
@@ -90,11 +94,16 @@ def describe(plan: MergePlan) -> bytes:
     }
     # The entries of ten thousand ranks are small as text.
     clocks = [Raw(encode_json(clock.to_json())) for _, clock in sorted(plan.placement.clocks.items())]
-    info = _DistributedInfo()
+    first: dict[str, Any] | None = None  # what torch says about the distributed run, and the facts common to all inputs
+    shared: dict[str, Any] = {}
     devices: dict[bytes, None] = {}  # each once
     for item in inputs:
         header = item.head().header
-        info.take(header.get("distributedInfo"))
+        info = header.get("distributedInfo")
+        if isinstance(info, dict):
+            if first is None:
+                first, shared = info, {key: info[key] for key in ("backend", "world_size") if key in info}
+            shared = {key: value for key, value in shared.items() if info.get(key) == value}
         properties = header.get("deviceProperties")
         devices.update(dict.fromkeys(map(encode_json, properties if isinstance(properties, list) else [])))
     described: dict[str, Any] = {
@@ -103,33 +112,10 @@ def describe(plan: MergePlan) -> bytes:
         "deviceProperties": list(map(Raw, devices)),
         "displayTimeUnit": "ms",
     }
-    if info.of_all(inputs):
-        described["distributedInfo"] = info.of_all(inputs)
+    if len(inputs) == 1 or (len({item.rank for item in inputs}) == 1 and all(item.kind != "merged" for item in inputs)):
+        shared = first or shared
+    if shared:
+        described["distributedInfo"] = shared
     if plan.placement.base_ns:
         described[BASE_TIME_KEY] = plan.placement.base_ns
     return encode_json(described)
-
-
-class _DistributedInfo:
-    """The facts common to all inputs: the information of one rank, or backend and size of the run they share."""
-
-    def __init__(self) -> None:
-        self._first: dict[str, Any] | None = None
-        self._shared: dict[str, Any] = {}
-
-    def take(self, info: Any) -> None:
-        """Add the information of an input, if it has any."""
-        if not isinstance(info, dict):
-            return
-        if self._first is None:
-            self._first, self._shared = info, {key: info[key] for key in ("backend", "world_size") if key in info}
-        self._shared = {key: value for key, value in self._shared.items() if info.get(key) == value}
-
-    def of_all(self, inputs: list[Input]) -> dict[str, Any]:
-        """Return what to say of these inputs."""
-        if self._first is not None and (
-            len(inputs) == 1
-            or (len({item.rank for item in inputs}) == 1 and not any(item.kind == "merged" for item in inputs))
-        ):
-            return self._first
-        return self._shared

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
-from typing import IO, TYPE_CHECKING, Any, Final
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import core
 from tracekit.errors import MergeError, StorageError
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from tracekit.merge.write.pftrace_packets import AnyStore
 
 MAX_MEMORY_BYTES: Final = 24 << 20
-"""Records that the core holds; further ones are in a temporary file."""
+"""The size of the records that the core holds; further ones are in a scratch file."""
 
 _HEAD: Final = 1
 """The head's sequence of packets; those of the parts follow."""
@@ -71,7 +72,7 @@ class PftraceOutput:
         return b"".join(sequence_packet(_HEAD, part) for part in parts)
 
     def part(self, unit: int) -> PftracePart:
-        """Return the encoder of some inputs."""
+        """Return the form of a unit."""
         return PftracePart(_HEAD + 1 + unit, self._base_ns, self._flow_offset)
 
     def tail(self, stack_frames: bytes, losses: list[dict[str, Any]]) -> bytes:
@@ -81,51 +82,65 @@ class PftraceOutput:
         return sequence_packet(_HEAD, metadata_value(TOTALS_KEY, totals)) if losses else b""
 
 
+@dataclass(frozen=True, slots=True)
 class PftracePart:
-    """Encodes the events of one unit of inputs.
+    """The events of a unit as packets.
 
-    Args:
+    Attributes:
         number: The sequence of packets, unique in the trace.
         base_ns: The time that times of events count from.
         flow_offset: A number that is added to the ids of flows.
     """
 
+    number: int
+    base_ns: int
+    flow_offset: int
+
     is_text = False
 
-    def __init__(self, number: int, base_ns: int, flow_offset: int) -> None:
-        self._number = number
-        self._base_ns = min(base_ns, LAST_NS)
-        self._flow_offset = flow_offset
-        # Made at first use: until then a part can be copied and pickled.
-        self._store: AnyStore | None = None
-        self._records: EventRecords | None = None
-        self._file: IO[bytes] | None = None
+    def encoder(self, folder: str) -> PacketEncoder:
+        """Return a new encoder."""
+        return PacketEncoder(self, folder)
+
+
+class PacketEncoder:
+    """Encodes the events of a unit.
+
+    Args:
+        part: The facts about all of its packets.
+        folder: The folder of scratch files.
+    """
+
+    def __init__(self, part: PftracePart, folder: str) -> None:
+        self._number = part.number
+        self._base_ns = min(part.base_ns, LAST_NS)
+        self._folder = folder
+        self._metadata: Counter[str] = Counter()
+        flow_offset = part.flow_offset
+        self._store: AnyStore = (
+            PacketStore(self._number, MAX_TEXTS, self._folder)
+            if core.merge is None
+            else core.merge.PftraceEncoder(
+                self._number, self._base_ns, flow_offset, MAX_TEXTS, MAX_MEMORY_BYTES, self._folder
+            )
+        )
+        self._records = EventRecords(self._store, self._base_ns, flow_offset)
 
     def encode(self, events: bytes) -> bytes:
         """Return the metadata among the next events; everything else is kept until `close`.
 
         Raises:
             ValueError: The text is not a run of events.
-            StorageError: The temporary file cannot be written.
+            StorageError: The scratch file cannot be written.
         """
-        if self._store is None:
-            self._metadata: Counter[str] = Counter()
-            self._store = (
-                PacketStore(self._number, MAX_TEXTS)
-                if core.merge is None
-                else core.merge.PftraceEncoder(
-                    self._number, self._base_ns, self._flow_offset, MAX_TEXTS, MAX_MEMORY_BYTES
-                )
-            )
-            self._records = EventRecords(self._store, self._base_ns, self._flow_offset)
         out = b""
         at, size = 0, len(events)
-        while at < size:
-            at, end = self._store.encode(events, at)
-            if at < end:  # events that the core does not know
-                out += self._add(events[at:end])
-                at = end
-        self._spill()
+        with self._storage_errors():
+            while at < size:
+                at, end = self._store.encode(events, at)
+                if at < end:  # events that the core does not know
+                    out += self._add(events[at:end])
+                    at = end
         return out
 
     def close(self, processes: Sequence[Process], closing: Callable[..., bytes]) -> Iterator[bytes]:
@@ -136,37 +151,19 @@ class PftracePart:
             closing: Returns the metadata events that follow the others; see `UnitRewriter.closing`.
 
         Raises:
-            StorageError: The temporary file cannot be written or read.
+            StorageError: The scratch file cannot be written or read.
         """
         yield self.encode(closing(names=False))
         yield b"".join(describe_tracks(self._number, processes))
-        while self._store is not None:
-            try:
+        while True:
+            with self._storage_errors():
                 piece = self._store.packets()
-            except OSError as error:
-                raise StorageError(f"the temporary data in {tempfile.gettempdir()} cannot be read: {error}") from error
             if piece is None:
                 break
-            self._spill()
             yield piece
-        if self._file is not None:
-            self._file.close()
-
-    def _spill(self) -> None:
-        if self._store is None or isinstance(self._store, PacketStore) or not self._store.is_full():
-            return
-        try:
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="tracekit-")  # noqa: SIM115 - open as long as this object
-            self._store.spill(self._file.fileno())
-        except OSError as error:
-            if self._file is not None:
-                self._file.close()
-            raise StorageError(f"no room for temporary data in {tempfile.gettempdir()}: {error}") from error
 
     def _add(self, events: bytes) -> bytes:
         """Take events in the general way; returns those that are metadata."""
-        assert self._records is not None
         out = b""
         for event in decode_events(events.rstrip(b", \n")):
             if event.ph == "M":
@@ -186,3 +183,10 @@ class PftracePart:
             if time is not None:
                 event.ts = Raw(format_us(self._base_ns + time))
         return sequence_packet(self._number, metadata_value(name, encode_events([event])))
+
+    @contextmanager
+    def _storage_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(f"the scratch file in {self._folder} cannot be written or read: {error}") from error

@@ -90,9 +90,10 @@ class PacketStore:
     Args:
         sequence: The number of the sequence.
         max_texts: The number of texts in a table; further ones are written out.
+        folder: The folder of scratch files; the system's folder for temporary files if None.
     """
 
-    def __init__(self, sequence: int, max_texts: int = MAX_TEXTS) -> None:
+    def __init__(self, sequence: int, max_texts: int = MAX_TEXTS, folder: str | None = None) -> None:
         self._sequence = sequence
         self._stamp = number_field(10, sequence) + number_field(13, 2)
         self._max_texts = max_texts
@@ -102,8 +103,9 @@ class PacketStore:
         self._lanes: list[_Track] = []
         self._starts: dict[tuple[bytes, ...], tuple[int, int]] = {}
         self._order = 0
-        self._items = ExternalSort()
-        self._halves = ExternalSort()
+        self._folder = folder
+        self._items = ExternalSort(folder)
+        self._halves = ExternalSort(folder)
         self._pieces: Iterator[bytes] | None = None
 
     def encode(self, text: bytes, at: int) -> tuple[int, int]:
@@ -278,7 +280,7 @@ class PacketStore:
             is_async = track.uuid >= HASHED
             parent, name = (track.parent, track.name) if is_async else (track.uuid, b"overlap")
             uuid = uuid_of(b"lane", b"%d" % track.uuid)
-            track.lane = _Track(0, uuid, parent, name, items=ExternalSort())
+            track.lane = _Track(0, uuid, parent, name, items=ExternalSort(self._folder))
             self._lanes.append(track.lane)
         assert track.lane.items is not None
         return track.lane.items
