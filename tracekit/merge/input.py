@@ -175,6 +175,12 @@ class Input:
         return self.epoch_lowest_ns if self.base_ns == 0 else self.lowest_ns
 
     @property
+    def span_ns(self) -> tuple[int, int] | None:
+        """The first and the last start of an event in ns since the epoch, or in its own time if its clock is unknown."""
+        base_ns, first_ns = self.base_ns or 0, self.first_ns
+        return None if first_ns is None else (base_ns + first_ns, base_ns + max(first_ns, self.highest_ns or first_ns))
+
+    @property
     def start_ns(self) -> int | None:
         """Time of the first event in ns since the epoch. None if the file's clock is unknown or it has no times."""
         return None if self.base_ns is None or self.first_ns is None else self.base_ns + self.first_ns

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -116,7 +116,7 @@ def _write(path: str, part: Part, done: float, overwrite: bool, progress: Callab
     if not any(count for phase, count in report.events_out.items() if phase != "M"):
         _remove(part.output)
         return part
-    return Part(part.name, part.words, part.select, part.output, report)
+    return replace(part, report=report)
 
 
 def _remove(path: str) -> None:

@@ -43,13 +43,16 @@ _PROCESS_WORD: Final = b'"process_'
 _MAX_RANKS: Final = 2**32
 
 
-def probe(path: str, progress: Callable[[int], None] | None = None, *, whole: bool = False) -> Input:
+def probe(
+    path: str, progress: Callable[[int], None] | None = None, *, whole: bool = False, head_only: bool = False
+) -> Input:
     """Find out what a file is.
 
     Args:
         path: File or URL.
         progress: Called with the number of unpacked bytes read so far.
         whole: Read and decode all of it.
+        head_only: Read only its beginning, which may lack its clock.
 
     Raises:
         StorageError: It cannot be read.
@@ -68,7 +71,9 @@ def probe(path: str, progress: Callable[[int], None] | None = None, *, whole: bo
         survey.take(next(runs, []))
         while is_small and survey.lowest_ns is None and (run := next(runs, None)) is not None:
             survey.take(run)  # so far only names
-        mode = "whole" if whole else _mode(path, reader, survey, stamp, is_small=is_small)
+        mode = "head" if head_only else "whole"
+        if not (head_only or whole):
+            mode = _mode(path, reader, survey, stamp, is_small=is_small)
         reader.max_run_bytes = TraceReader.max_run_bytes
         if mode == "ends" and not is_small:
             end = _read_end(path, reader, stamp)
@@ -85,7 +90,7 @@ def probe(path: str, progress: Callable[[int], None] | None = None, *, whole: bo
             survey.end_search()
     _check(reader, survey)
     found = _found(path, reader, survey, stamp, digest, whole=mode == "whole", has_end=mode != "head")
-    if mode != "whole" and (found.base_ns is None or (is_small and reader.drops)):
+    if mode != "whole" and not head_only and (found.base_ns is None or (is_small and reader.drops)):
         # Its clock may be stated in the middle, or its first event must be known.
         return probe(path, progress, whole=True)
     return found
