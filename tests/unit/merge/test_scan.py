@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -60,10 +61,16 @@ def test_names_of_processes_between_the_events_of_a_small_trace_are_read(tmp_pat
     assert found.named_pids == ((100, "python"),)
 
 
-def test_a_companion_named_between_the_events_of_a_small_rank_trace_is_found(tmp_path: Path) -> None:
-    events, companion = slices(300), meta("tracekit_companion", 100, 100, file="gpu.json")
-    found = scan(tmp_path / "t.json", rank_trace(*events[:150], companion, *events[150:]))
-    assert found.companions == ("gpu.json",)
+@pytest.mark.parametrize(("name", "count"), [("t.json", 300), ("t.json", 6000), ("t.json.gz", 20_000)])
+def test_companions_named_anywhere_in_a_rank_trace_are_found(tmp_path: Path, name: str, count: int) -> None:
+    first, second, third = (
+        meta("tracekit_companion", 100, 100, file=file) for file in ("gpu0.json", "gpu1.json", "gpu2.json")
+    )
+    odd = [meta("tracekit_companion", 100, 100), event("tracekit_companion", 5, args={"file": "none.json"})]
+    half = slices(count // 2)
+    text = json.dumps(rank_trace(first, *half, second, *odd, *half, third)).encode()
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    assert probe(str(tmp_path / name)).companions == ("gpu0.json", "gpu1.json", "gpu2.json")
 
 
 @pytest.mark.parametrize("cut_bytes", [1, 3, 40, 5000])
