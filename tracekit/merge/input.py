@@ -27,7 +27,7 @@ from tracekit.formats.rank_trace import (
 from tracekit.formats.trace_event import decode_dict, decode_text
 from tracekit.formats.trace_stream import open_trace
 from tracekit.formats.xprof import host_in_name
-from tracekit.merge.scan.head import END_BYTES, Head
+from tracekit.merge.scan.head import Head
 from tracekit.storage import basename
 from tracekit.traces.inputs import base_of
 from tracekit.traces.process_identity import IDENTITY_KEYS, ProcessIdentity
@@ -210,7 +210,7 @@ class Input:
         return found
 
     def read_end(self) -> None:
-        """Read a packed or remote trace to its end, and set its latest time."""
+        """Read a trace to its end if the scan has not seen its last events, and set its latest time."""
         if not self.has_end:
             with closing(open_trace(self.path, self.stamp.limit_bytes)) as stream:
                 deque(self.note_end(iter(stream.read, b"")), maxlen=0)
@@ -219,11 +219,12 @@ class Input:
         """Yield the pieces of the whole trace, and set its latest time, to the microsecond, at the end."""
         last: deque[bytes] = deque(maxlen=2)
         for piece in pieces:
-            last.append(piece)
+            if b'"ts"' in piece:  # keys of any length may follow the events
+                last.append(piece)
             yield piece
         if not self.has_end:
             self.has_end = True
-            times = _TIMES.findall(b"".join(last)[-END_BYTES:])
+            times = _TIMES.findall(b"".join(last))
             latest_ns = (max(map(int, times)) + 1) * 1000 if times else 0
             self.highest_ns = max(latest_ns, self.highest_ns or 0) or None
 

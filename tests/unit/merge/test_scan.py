@@ -73,6 +73,20 @@ def test_companions_named_anywhere_in_a_rank_trace_are_found(tmp_path: Path, nam
     assert probe(str(tmp_path / name)).companions == ("gpu0.json", "gpu1.json", "gpu2.json")
 
 
+def test_a_rank_trace_that_ends_in_nothing_readable_is_read_for_its_last_time(tmp_path: Path) -> None:
+    """A machine that lost power may leave zeros at the end of a file."""
+    text = json.dumps(rank_trace(*slices(6000)))
+    (tmp_path / "t.json").write_bytes(text.encode()[:-1] + bytes(100_000))
+    assert probe(str(tmp_path / "t.json")).highest_ns == 60_000_000
+
+
+def test_the_last_time_before_long_keys_behind_the_events_is_found(tmp_path: Path) -> None:
+    """The drift of a clock counts up to it, and so the error that the merge states."""
+    found = scan(tmp_path / "t.json", {**torch_trace(*slices(6000)), "frames": "x" * 200_000})
+    found.read_end()
+    assert found.highest_ns == 60_001_000  # to the microsecond
+
+
 @pytest.mark.parametrize("cut_bytes", [1, 3, 40, 5000])
 @pytest.mark.parametrize("form", ["torch", "rank"])
 def test_a_small_trace_that_was_cut_ends_with_its_last_event(tmp_path: Path, form: str, cut_bytes: int) -> None:

@@ -25,12 +25,14 @@ from tracekit.formats.rank_trace import (
 from tracekit.formats.trace_event import UNSET, Event, decode_dict, decode_text
 from tracekit.formats.xprof import ANCHOR_EVENT, is_xprof_process, start_in_xplane, start_of_anchors
 from tracekit.merge.input import Input
-from tracekit.merge.scan.head import END_BYTES, FileStamp, Head, ProcessScan, stamp_of
+from tracekit.merge.scan.head import FileStamp, Head, ProcessScan, stamp_of
 from tracekit.storage import is_remote, open_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_END_BYTES: Final = 64 * 1024
+"""The size of the end of a file that is read."""
 _SMALL_END_BYTES: Final = 4 * 1024
 """The size of each end of a small file that is decoded, more while only names are found."""
 _DIGEST_BYTES: Final = 4 * 1024
@@ -74,19 +76,19 @@ def probe(
         if not (head_only or whole):
             mode = _mode(path, reader, survey, stamp, is_small=is_small)
         reader.max_run_bytes = TraceReader.max_run_bytes
-        if mode == "ends" and not is_small:
-            end = _read_end(path, reader, stamp)
-            if end is not None:
-                for last in end.runs():
-                    survey.take(last)
-                reader.header.update(end.header)
-        elif mode != "head":
+        end = _read_end(path, reader, stamp) if mode == "ends" and not is_small else None
+        has_end = end is not None or mode == "whole" or (mode == "ends" and (is_small or bool(survey.metadata)))
+        if end is not None:
+            for last in end.runs():
+                survey.take(last)
+            reader.header.update(end.header)
+        elif has_end:
             for run in runs:
                 survey.take(run)
                 if progress is not None:
                     progress(reader.bytes_read)
     _check(reader, survey)
-    found = _found(path, reader, survey, stamp, digest, whole=mode == "whole", has_end=mode != "head")
+    found = _found(path, reader, survey, stamp, digest, whole=mode == "whole", has_end=has_end)
     if mode != "whole" and not head_only and (found.base_ns is None or (is_small and reader.drops)):
         # Its clock may be stated in the middle, or its first event must be known.
         return probe(path, progress, whole=True)
@@ -127,7 +129,7 @@ def _pass_middle(reader: TraceReader, survey: _Survey) -> bool:
 
 def _mode(path: str, reader: TraceReader, survey: _Survey, stamp: FileStamp, *, is_small: bool) -> str:
     """Return how the rest of a file is read: "whole", "search" for certain metadata, or only the "ends"."""
-    if reader.foreign or not survey.phases or not (is_small or stamp.size_bytes > 2 * END_BYTES):
+    if reader.foreign or not survey.phases or not (is_small or stamp.size_bytes > 2 * _END_BYTES):
         return "whole"
     own = reader.header.get("tracekit")
     is_known = is_kineto(reader.header) or (isinstance(own, dict) and "merge" in own) or bool(survey.metadata)
@@ -145,8 +147,8 @@ def _read_end(path: str, reader: TraceReader, stamp: FileStamp) -> TraceReader |
     """Read the last events of a plain file, and the keys behind them; None where no event begins there for certain."""
     separator = reader.separator
     with open_read(path) as file:
-        file.seek(max(stamp.size_bytes - END_BYTES, 0))
-        text = file.read(END_BYTES)
+        file.seek(max(stamp.size_bytes - _END_BYTES, 0))
+        text = file.read(_END_BYTES)
     at = -1 if separator is None else text.find(separator)
     if separator is None or at < 0:
         return None
