@@ -38,6 +38,15 @@ def rank_spans(ranks: Iterable[int], *, dash: str = "-", most: int | None = None
     return f"{'rank' if len(own) == 1 else 'ranks'} {number_spans(own, dash=dash, most=most)}"
 
 
+def consecutive(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the first and the last number of each row of consecutive numbers. The numbers are sorted and distinct."""
+    spans: list[tuple[int, int]] = []
+    for number in numbers:
+        first = spans.pop()[0] if spans and spans[-1][1] == number - 1 else number
+        spans.append((first, number))
+    return spans
+
+
 def number_spans(numbers: Iterable[int], *, dash: str = "-", most: int | None = None) -> str:
     """Return "3", "0-7" or "0-2, 5".
 
@@ -46,13 +55,8 @@ def number_spans(numbers: Iterable[int], *, dash: str = "-", most: int | None = 
         dash: Text between the first and the last number of a span.
         most: Maximum number of spans; beyond it, the total count of the numbers follows. None returns all spans.
     """
-    spans: list[list[int]] = []
     ordered = sorted(set(numbers))
-    for number in ordered:
-        if spans and spans[-1][1] == number - 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
+    spans = consecutive(ordered)
     words = ", ".join(str(low) if low == high else f"{low}{dash}{high}" for low, high in spans[:most])
     return words if most is None or len(spans) <= most else f"{words} and others, {len(ordered):,} in all"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -128,6 +129,26 @@ def test_split_by_time_has_every_slice_and_those_over_a_border_twice(
 
     assert main(["split", "--seconds", "1", str(run)]) == 1
     assert "run-000.json.gz: already exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("latest", ["middle.json", "end.json.gz"])
+def test_split_by_time_finds_the_latest_event_wherever_it_is(
+    tmp_path: Path, latest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The trace is larger than the parts of a file that the scan of a merge reads."""
+    chance = Random(1)
+    events = [
+        {"ph": "X", "name": "op", "pid": 7, "tid": 7, "ts": at, "dur": 1, "args": {"id": chance.randbytes(50).hex()}}
+        for at in range(5000)
+    ]
+    at = 2500 if latest == "middle.json" else 5000
+    events.insert(at, {"ph": "X", "name": "late", "pid": 7, "tid": 8, "ts": 1_500_000, "dur": 1})
+    header = {"schemaVersion": 1, "distributedInfo": {"rank": 0}, "baseTimeNanoseconds": 1_790_857_026_000_000_000}
+    text = json.dumps({**header, "traceEvents": events}).encode()
+    (tmp_path / latest).write_bytes(gzip.compress(text) if latest.endswith(".gz") else text)
+    assert main(["split", "--seconds", "1", "-o", str(tmp_path / "{part}.json"), str(tmp_path / latest)]) == 0
+    assert "1 s to 2 s, 1 events" in capsys.readouterr().out
+    assert names(tmp_path / "001.json") == ["late"]
 
 
 def test_the_parts_of_a_glob_and_of_a_file_with_a_hole_in_its_name_have_plain_names(run: Path, tmp_path: Path) -> None:

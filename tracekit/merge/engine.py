@@ -230,7 +230,11 @@ def _write(
     counts: EventCounts,
 ) -> None:
     """Write a merged trace, and count the events of each input."""
-    written = _output(output, plan)
+    written: JsonOutput | PftraceOutput = JsonOutput(plan)
+    if not output.removesuffix(".gz").endswith(".json"):
+        from tracekit.merge.write.pftrace_output import PftraceOutput
+
+        written = PftraceOutput(plan)
     with packed(output, file) as sink:
         sink.write(written.head())
     units = plan.layout.units
@@ -244,15 +248,6 @@ def _write(
     with packed(output, file) as sink:
         sink.write(written.tail(counts.stack_frames.text(), losses_as_json(counts.losses)))
     counts.total.added += written.own_events
-
-
-def _output(output: str, plan: MergePlan) -> JsonOutput | PftraceOutput:
-    """Return the writer for the format in the name of the output."""
-    if output.removesuffix(".gz").endswith(".json"):
-        return JsonOutput(plan)
-    from tracekit.merge.write.pftrace_output import PftraceOutput
-
-    return PftraceOutput(plan)
 
 
 def _drawn_before(item: Input) -> int:

@@ -27,7 +27,7 @@ from tracekit.formats.rank_trace import (
 from tracekit.formats.trace_event import decode_dict, decode_text
 from tracekit.formats.trace_stream import open_trace
 from tracekit.formats.xprof import host_in_name
-from tracekit.merge.scan.head import END_BYTES, Head
+from tracekit.merge.scan.head import Head
 from tracekit.storage import basename
 from tracekit.traces.inputs import base_of
 from tracekit.traces.process_identity import IDENTITY_KEYS, ProcessIdentity
@@ -175,6 +175,12 @@ class Input:
         return self.epoch_lowest_ns if self.base_ns == 0 else self.lowest_ns
 
     @property
+    def span_ns(self) -> tuple[int, int] | None:
+        """The first and the last start of an event in ns since the epoch, or in its own time if its clock is unknown."""
+        base_ns, first_ns = self.base_ns or 0, self.first_ns
+        return None if first_ns is None else (base_ns + first_ns, base_ns + max(first_ns, self.highest_ns or first_ns))
+
+    @property
     def start_ns(self) -> int | None:
         """Time of the first event in ns since the epoch. None if the file's clock is unknown or it has no times."""
         return None if self.base_ns is None or self.first_ns is None else self.base_ns + self.first_ns
@@ -204,7 +210,7 @@ class Input:
         return found
 
     def read_end(self) -> None:
-        """Read a packed or remote trace to its end, and set its latest time."""
+        """Read a trace to its end if the scan has not seen its last events, and set its latest time."""
         if not self.has_end:
             with closing(open_trace(self.path, self.stamp.limit_bytes)) as stream:
                 deque(self.note_end(iter(stream.read, b"")), maxlen=0)
@@ -213,11 +219,12 @@ class Input:
         """Yield the pieces of the whole trace, and set its latest time, to the microsecond, at the end."""
         last: deque[bytes] = deque(maxlen=2)
         for piece in pieces:
-            last.append(piece)
+            if b'"ts"' in piece:  # keys of any length may follow the events
+                last.append(piece)
             yield piece
         if not self.has_end:
             self.has_end = True
-            times = _TIMES.findall(b"".join(last)[-END_BYTES:])
+            times = _TIMES.findall(b"".join(last))
             latest_ns = (max(map(int, times)) + 1) * 1000 if times else 0
             self.highest_ns = max(latest_ns, self.highest_ns or 0) or None
 

@@ -49,9 +49,8 @@ def find_inputs(output: str, patterns: Sequence[str]) -> list[tuple[str, bool]]:
     """
     if not patterns:
         raise ConfigError("nothing to merge: name trace files, folders, globs or URLs")
-    found: dict[str, bool] = {}
+    found: dict[tuple[str, Hashable], tuple[str, bool]] = {}
     output_identity = file_identity(output)
-    identities: dict[str, Hashable] = {}
     for pattern in patterns:
         files = trace_files(pattern, flight_dumps=True)
         named = len(files) == 1 and same_file(files[0], pattern)
@@ -63,19 +62,12 @@ def find_inputs(output: str, patterns: Sequence[str]) -> list[tuple[str, bool]]:
                         f"{without_secrets(path)}: the output is one of the inputs; choose another name with -o"
                     )
                 continue
-            key = _plainly(path)
-            found[key] = found.get(key, False) or named
-            identities[key] = identity
-    unique: list[tuple[str, bool]] = []
-    seen: set[tuple[str, Hashable]] = set()
-    for path, named in found.items():
-        name_and_file = os.path.basename(path), identities[path]  # noqa: PTH119 - a thousand of them
-        if name_and_file not in seen:
-            seen.add(name_and_file)
-            unique.append((path, named))
-    if not unique:
+            name_and_file = os.path.basename(path), identity  # noqa: PTH119 - a thousand of them
+            first, was_named = found.get(name_and_file, (_plainly(path), False))
+            found[name_and_file] = first, was_named or named
+    if not found:
         raise ConfigError("nothing to merge: the output itself is the only trace there")
-    return sorted(unique)
+    return sorted(found.values())
 
 
 def _plainly(path: str) -> str:

@@ -25,14 +25,12 @@ class RankOrder:
 
     Attributes:
         places: Position of each rank in the viewer: the rank itself if ranks are not grouped.
-        texts: The labels of each rank, as in its title.
         labels: The labels of each rank with labels.
         shown: The dimensions in the titles.
         group_by: The dimension that sorts the ranks, or "node". None sorts by rank.
     """
 
     places: dict[int, int]
-    texts: dict[int, str] = field(default_factory=dict)
     labels: dict[int, Labels] = field(default_factory=dict)
     shown: tuple[str, ...] = ()
     group_by: str | None = None
@@ -44,6 +42,10 @@ class RankOrder:
             **({"shown_labels": self.shown} if self.shown else {}),
             **({"group_by": self.group_by} if self.group_by else {}),
         }
+
+    def text(self, rank: int) -> str:
+        """Return the labels of a rank as in its title."""
+        return labels_text(self.labels.get(rank, {}), self.shown)
 
     def fits(self, item: Input) -> bool:
         """Return True if an earlier merge has the same title dimensions and grouping."""
@@ -93,7 +95,6 @@ def order_ranks(inputs: Iterable[Input], group_by: str | None = None) -> RankOrd
     ordered = sorted(ranks, key=_order(group_by, found, nodes))
     return RankOrder(
         {rank: rank if group_by is None else place for place, rank in enumerate(ordered)},
-        {rank: labels_text(labels, shown) for rank, labels in found.items()},
         {rank: {key: labels[key] for key in DIMENSIONS if key in labels} for rank, labels in found.items()},
         shown,
         group_by,

@@ -6,14 +6,12 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import ConfigError, MergeError, StorageError, TraceFormatError
-from tracekit.formats.json.reader import TraceReader
-from tracekit.formats.kineto import rank_in_name, rank_of_header
-from tracekit.formats.merged_head import merged_ranks
-from tracekit.formats.rank_trace import METADATA_EVENT
+from tracekit.formats.kineto import rank_in_name
 from tracekit.formats.segment_index import INDEX_KEY, INDEX_SUFFIX
-from tracekit.formats.trace_event import decode_dict, decode_json, decode_text
+from tracekit.formats.trace_event import decode_json
 from tracekit.formats.xprof import ANCHOR_EVENT
 from tracekit.merge.scan.merged_tables import check_merged, read_tables
+from tracekit.merge.scan.probe import probe
 from tracekit.storage import basename, file_identity, is_remote, open_read, printable_name
 from tracekit.traces.labels import labels_in_name, ranks_of_labels
 
@@ -24,6 +22,8 @@ if TYPE_CHECKING:
     from tracekit.merge.selection.selection import Selection
 
 _MAX_INDEX_BYTES: Final = 16 * 1024 * 1024
+_CERTAIN: Final = frozenset({"tracekit_metadata", "distributedInfo.rank", "tracekit.rank"})
+"""The sources of a rank that no later part of the file can change."""
 
 
 class UnknownRankError(MergeError):
@@ -70,23 +70,16 @@ def told_ranks(path: str, ranks: RanksByHand) -> set[int] | None:
             with open_read(path) as file:
                 index = decode_json(file.read(_MAX_INDEX_BYTES))
             return {index["rank"]} if INDEX_KEY in index and isinstance(index["rank"], int) else None
-        with TraceReader(path) as reader:
-            own = reader.header.get("tracekit")
-            if isinstance(own, dict) and "merge" in own:
-                return set(merged_ranks(reader.header).values()) or None
-            by_hand = ranks.names(path)
-            if by_hand:
-                return {ranks.ranks[by_hand[0]]}
-            stated = rank_of_header(reader.header)
-            if stated is not None and stated[1] in ("distributedInfo.rank", "tracekit.rank"):
-                return {stated[0]}
-            for event in next(reader.runs(), []) if reader.form == "array" else []:
-                if event.ph == "M" and decode_text(event.name) == METADATA_EVENT:
-                    rank = decode_dict(event.args).get("rank")
-                    return {rank} if isinstance(rank, int) and rank >= 0 else None
+        item = probe(path, head_only=True)
     except (TraceFormatError, StorageError, KeyError, TypeError, ValueError, OSError):
-        pass  # the scan will report the problem
-    return None
+        return None  # the scan will report the problem
+    if item.kind == "merged":
+        return set(item.rank_of_pid.values()) or None
+    by_hand = ranks.names(path)
+    if by_hand:
+        return {ranks.ranks[by_hand[0]]}
+    found = _stated_rank(item, {})
+    return {found[0]} if found is not None and found[1] in _CERTAIN else None
 
 
 def find_ranks(inputs: list[Input], ranks: RanksByHand, unread: Sequence[str] = ()) -> None:

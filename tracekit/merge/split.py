@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +12,7 @@ from tracekit.errors import ConfigError, MergeError
 from tracekit.merge import MergeReport, Selection, merge_traces
 from tracekit.merge.execute.scratch import ScratchStore
 from tracekit.merge.inputs import gather
+from tracekit.merge.scan.probe import probe
 from tracekit.storage import is_remote, refuse_existing, remove_all, without_secrets
 
 if TYPE_CHECKING:
@@ -76,7 +78,9 @@ def split(
     if progress is not None:
         progress(0.0, f"reading {without_secrets(path)}")
     with ScratchStore() as store:
-        (item,), _ = gather([(path, True)], {}, store=store)
+        # The latest event may be anywhere: torch writes GPUs behind CPUs, and a merge one rank behind the other.
+        scan = partial(probe, whole=seconds is not None)
+        (item,), _ = gather([(path, True)], {}, make_scanner=lambda _: scan, store=store)
     parts = _ranks(item, output) if seconds is None else _spans(item, output, seconds)
     if not overwrite:
         for part in parts:
@@ -116,7 +120,7 @@ def _write(path: str, part: Part, done: float, overwrite: bool, progress: Callab
     if not any(count for phase, count in report.events_out.items() if phase != "M"):
         _remove(part.output)
         return part
-    return Part(part.name, part.words, part.select, part.output, report)
+    return replace(part, report=report)
 
 
 def _remove(path: str) -> None:

@@ -307,21 +307,6 @@ def test_a_restarted_rank_has_a_process_for_each_attempt(merge: Any) -> None:
     assert len(titles(merged)) == 2
 
 
-@pytest.mark.parametrize(
-    "second",
-    [
-        rank_trace(event("b", pid=200), pid=200),
-        rank_trace(event("b"), host="other"),
-        rank_trace(event("b", pid=200), pid=200, attempt=1, run_id="other"),
-        torch_trace(event("b", pid=200), distributedInfo={"rank": 0}),
-    ],
-    ids=["pid", "host", "run", "torch"],
-)
-def test_two_processes_that_claim_one_rank_are_refused(merge: Any, second: Any) -> None:
-    with pytest.raises(MergeError, match=r"first\.json and .*second\.json both claim rank 0"):
-        merge({"first.json": rank_trace(event("a")), "second.json": second})
-
-
 def test_a_packed_copy_is_merged_once(merge: Any) -> None:
     trace = rank_trace(event("a"))
     merged, report = merge({"rank0.json": trace, "rank0.json.gz": trace})

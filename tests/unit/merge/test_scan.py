@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -60,10 +61,30 @@ def test_names_of_processes_between_the_events_of_a_small_trace_are_read(tmp_pat
     assert found.named_pids == ((100, "python"),)
 
 
-def test_a_companion_named_between_the_events_of_a_small_rank_trace_is_found(tmp_path: Path) -> None:
-    events, companion = slices(300), meta("tracekit_companion", 100, 100, file="gpu.json")
-    found = scan(tmp_path / "t.json", rank_trace(*events[:150], companion, *events[150:]))
-    assert found.companions == ("gpu.json",)
+@pytest.mark.parametrize(("name", "count"), [("t.json", 300), ("t.json", 6000), ("t.json.gz", 20_000)])
+def test_companions_named_anywhere_in_a_rank_trace_are_found(tmp_path: Path, name: str, count: int) -> None:
+    first, second, third = (
+        meta("tracekit_companion", 100, 100, file=file) for file in ("gpu0.json", "gpu1.json", "gpu2.json")
+    )
+    odd = [meta("tracekit_companion", 100, 100), event("tracekit_companion", 5, args={"file": "none.json"})]
+    half = slices(count // 2)
+    text = json.dumps(rank_trace(first, *half, second, *odd, *half, third)).encode()
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    assert probe(str(tmp_path / name)).companions == ("gpu0.json", "gpu1.json", "gpu2.json")
+
+
+def test_a_rank_trace_that_ends_in_nothing_readable_is_read_for_its_last_time(tmp_path: Path) -> None:
+    """A machine that lost power may leave zeros at the end of a file."""
+    text = json.dumps(rank_trace(*slices(6000)))
+    (tmp_path / "t.json").write_bytes(text.encode()[:-1] + bytes(100_000))
+    assert probe(str(tmp_path / "t.json")).highest_ns == 60_000_000
+
+
+def test_the_last_time_before_long_keys_behind_the_events_is_found(tmp_path: Path) -> None:
+    """The drift of a clock counts up to it, and so the error that the merge states."""
+    found = scan(tmp_path / "t.json", {**torch_trace(*slices(6000)), "frames": "x" * 200_000})
+    found.read_end()
+    assert found.highest_ns == 60_001_000  # to the microsecond
 
 
 @pytest.mark.parametrize("cut_bytes", [1, 3, 40, 5000])

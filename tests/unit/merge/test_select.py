@@ -533,7 +533,7 @@ def test_an_event_that_nothing_can_show_is_a_loss_and_no_request(merge: Any) -> 
     assert merged.report.left_out == []
 
 
-@pytest.mark.parametrize("ending", ["json.gz", "pftrace", "tar"])
+@pytest.mark.parametrize("ending", ["json", "json.gz", "pftrace", "tar"])
 def test_workers_select_the_same(tmp_path: Path, ending: str) -> None:
     for rank in range(3):
         events = [slice_(f"{number} on {rank}", 10 * number, number, cat="x") for number in range(20)]
@@ -544,7 +544,9 @@ def test_workers_select_the_same(tmp_path: Path, ending: str) -> None:
             event("f", "go", 90, id=1),
         ]
         (tmp_path / f"rank{rank}.json").write_text(json.dumps(rank_trace(*events, *pair, rank=rank)))
-    select = Selection(ranks={0, 2}, time_window=(0.00005, None), categories=["x"], min_duration_ns=6000)
+    select = Selection(
+        ranks={0, 2}, time_window=(0.00005, None), categories=["x"], min_duration_ns=6000, names=["1? *", "pair"]
+    )
     outputs = [str(tmp_path / f"{name}.{ending}") for name in ("alone", "together")]
     inputs = [str(tmp_path / f"rank{rank}.json") for rank in range(3)]
     alone = merge_traces(outputs[0], inputs, select=select)
@@ -552,4 +554,4 @@ def test_workers_select_the_same(tmp_path: Path, ending: str) -> None:
         together = merge_traces(outputs[1], inputs, select=select, executor=executor)
     assert Path(outputs[0]).read_bytes() == Path(outputs[1]).read_bytes()
     assert alone.left_out == together.left_out
-    assert {item.reason for item in alone.left_out} == {"rank", "time", "duration", "arrow"}
+    assert {item.reason for item in alone.left_out} == {"rank", "time", "duration", "name", "arrow"}

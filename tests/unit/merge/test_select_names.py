@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tracekit.errors import ConfigError
 from tracekit.merge import Selection, merge_traces
 from tracekit.merge.selection.criteria import WantedNames
-from tracekit.worker_processes import process_pool
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,19 +83,6 @@ def test_names_go_with_the_other_wishes_and_patterns_are_those_of_a_shell(tmp_pa
     assert trimmed(tmp_path, [slice_("a\u00e9 [x], y", 0, 1), slice_("b", 2, 1)], "a\u00e9 ?x], y")[0] == [
         "a\u00e9 [x], y"
     ]
-
-
-def test_processes_do_the_same(tmp_path: Path) -> None:
-    for rank in (0, 1):
-        events = [slice_("step", 0, 100), slice_("wanted", 10, 5), slice_("other", 30, 5)]
-        (tmp_path / f"rank{rank}.json").write_text(json.dumps(events))
-    inputs = [str(tmp_path / f"rank{rank}.json") for rank in (0, 1)]
-    select = Selection(names=["wanted"])
-    merge_traces(str(tmp_path / "a.json"), inputs, select=select)
-    with process_pool(2) as pool:
-        merge_traces(str(tmp_path / "b.json"), inputs, select=select, executor=pool)
-    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
-    assert (tmp_path / "a.json").read_text().count('"wanted"') == 2
 
 
 def test_no_name_and_one_text_are_refused() -> None:

@@ -7,14 +7,15 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.rank_clock import RankClock, stated_ranks
-from tracekit.merge.align.alignment import Evidence, span_of
+from tracekit.merge.align.alignment import Evidence
 from tracekit.merge.align.clock_map import ClockMap
 from tracekit.wording import counted, rank_spans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracekit.merge.align.alignment import ClockPath, PlacedDomain
+    from tracekit.merge.align.alignment import ClockPath
+    from tracekit.merge.align.domains import ClockDomain
     from tracekit.merge.input import Input
 
 _MAX_NS: Final = 2**62
@@ -36,7 +37,7 @@ class ClockDescriber:
     """Says for each rank what places it."""
 
     items: list[Input]
-    placed: list[PlacedDomain]
+    domains: list[ClockDomain]
     reference: int
     align: str
     by_hand: Mapping[int, int]
@@ -45,14 +46,14 @@ class ClockDescriber:
         """Return the clock of each rank; of several, as after a restart on another host, the least certain one."""
         clocks: dict[int, RankClock] = {}
         readings = self._reading_errors_ns()
-        named = [any(self.items[member].names_hosts for member in domain.own.members) for domain in self.placed]
+        named = [any(self.items[member].names_hosts for member in domain.members) for domain in self.domains]
         walls = [
-            _by_wall(domain.own.relation, several=at != self.reference, hosts_known=named[at] and named[self.reference])
-            for at, domain in enumerate(self.placed)
+            _by_wall(domain.relation, several=at != self.reference, hosts_known=named[at] and named[self.reference])
+            for at, domain in enumerate(self.domains)
         ]
         for number, item in enumerate(self.items):
-            domain = self.placed[domain_of[number]]
-            start_ns = (span_of(item) or (0, 0))[0]
+            domain = self.domains[domain_of[number]]
+            start_ns = (item.span_ns or (0, 0))[0]
             offset_ns = maps[number].offset_at(start_ns)
             found = self._of(number, domain, offset_ns, maps[number], walls[domain_of[number]])
             profile = item.profile
@@ -75,7 +76,7 @@ class ClockDescriber:
                 found[item.rank] = max(found.get(item.rank, 0), error_ns)
         return found
 
-    def _of(self, number: int, domain: PlacedDomain, offset_ns: int, placed: ClockMap, wall: str) -> RankClock:
+    def _of(self, number: int, domain: ClockDomain, offset_ns: int, placed: ClockMap, wall: str) -> RankClock:
         item = self.items[number]
         drift_ppm = round(placed.drift_ppm(), 6)
         clock = RankClock(rank=item.rank, source="unknown", aligned=True, offset_ns=offset_ns, drift_ppm=drift_ppm)
@@ -85,19 +86,19 @@ class ClockDescriber:
         if domain.aligned and domain.path.links:
             source, words = _by_path(domain.path, offset_ns, drift_ppm, domain.error_ns)
             return replace(clock, source=source, error_ns=domain.error_ns, words=words)
-        if not domain.own.known:
+        if not domain.known:
             return replace(clock, aligned=False, words="unknown")
         if self.align == "none":
             return replace(clock, source="none", words=wall)
-        if domain is self.placed[self.reference]:
-            own = item.rank == self.items[domain.own.members[0]].rank
-            set_by = domain.own.shifts[number]
+        if domain is self.domains[self.reference]:
+            own = item.rank == self.items[domain.members[0]].rank
+            set_by = domain.shifts[number]
             after = f"; {duration(set_by, sign=True)}: the wall clock was set in between" if set_by else ""
             return replace(clock, source="reference" if own else "shared", error_ns=0, words=wall + after)
         return replace(clock, source="wall", aligned=self.align == "wall", words=wall)
 
     @staticmethod
-    def _stated(item: Input, domain: PlacedDomain, found: RankClock) -> list[RankClock]:
+    def _stated(item: Input, domain: ClockDomain, found: RankClock) -> list[RankClock]:
         """Return what an earlier merge says of its ranks, and what this one has added."""
         before = {clock.rank: clock for clock in stated_ranks(item.head().header)}
         clocks = []
@@ -122,12 +123,12 @@ class ClockDescriber:
         return clocks
 
 
-def flags(clocks: Mapping[int, RankClock], placed: list[PlacedDomain], items: list[Input]) -> list[str]:
+def flags(clocks: Mapping[int, RankClock], domains: list[ClockDomain], items: list[Input]) -> list[str]:
     """Return a warning for the ranks that could not be aligned, by reason."""
     reasons: dict[str, list[int]] = {}
     told: set[int] = set()
-    for domain in placed:
-        ranks = {rank for member in domain.own.members for rank in items[member].ranks}
+    for domain in domains:
+        ranks = {rank for member in domain.members for rank in items[member].ranks}
         if domain.aligned or not domain.absolute:
             told |= ranks if not domain.absolute else set()
             continue
@@ -167,11 +168,11 @@ def unstated_clocks(items: Sequence[Input], clocks: Mapping[int, RankClock]) -> 
     return found
 
 
-def domain_metadata(items: list[Input], placed: list[PlacedDomain], maps: list[ClockMap]) -> list[dict[str, Any]]:
+def domain_metadata(items: list[Input], domains: list[ClockDomain], maps: list[ClockMap]) -> list[dict[str, Any]]:
     """Return how each boot's clock was placed, for a later merge."""
     stated: list[dict[str, Any]] = []
-    for domain in placed:
-        first = domain.own.members[0]
+    for domain in domains:
+        first = domain.members[0]
         if items[first].kind == "merged":
             for earlier in stated_clocks(items[first]):
                 before, now = ClockMap(tuple((time, offset) for time, offset in earlier["knots"])), maps[first]
@@ -181,13 +182,13 @@ def domain_metadata(items: list[Input], placed: list[PlacedDomain], maps: list[C
                 offsets = {time: before.offset_at(time) for time in sorted(times)}
                 knots = [[time, offset + now.offset_at(time + offset)] for time, offset in offsets.items()]
                 stated.append({**earlier, "knots": knots})
-        elif domain.own.boot_id is not None and domain.aligned:
-            shift_ns = domain.own.shifts[first]
+        elif domain.boot_id is not None and domain.aligned:
+            shift_ns = domain.shifts[first]
             knots = [[time + shift_ns, offset - shift_ns] for time, offset in maps[first].knots]
             stated.append(
                 {
-                    "boot_id": domain.own.boot_id,
-                    "monotonic_base_ns": domain.own.monotonic_base_ns,
+                    "boot_id": domain.boot_id,
+                    "monotonic_base_ns": domain.monotonic_base_ns,
                     "knots": knots,
                 }
             )

@@ -1,4 +1,4 @@
-"""Which inputs were stamped by one clock: the files of a process, the ranks of a host and boot, an earlier merge.
+"""Clock domains: the inputs with one clock (the files of a process, the ranks of a host and boot, an earlier merge).
 
 Within a domain nothing has to be estimated. tracekit stamps with the monotonic clock, which all processes of a boot share,
 and its files say how that stood to the wall clock when they began; so ranks that began before and after the wall clock was
@@ -10,7 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
+from tracekit.merge.align.alignment import ClockPath, find_paths
+from tracekit.merge.align.clock_map import ClockMap
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tracekit.merge.align.alignment import Link
     from tracekit.merge.input import Input
 
 _NO_NAMES: Final = frozenset({"", "localhost", "localhost.localdomain"})
@@ -19,7 +25,7 @@ _NO_NAMES: Final = frozenset({"", "localhost", "localhost.localdomain"})
 
 @dataclass(slots=True)
 class ClockDomain:
-    """Inputs with one clock.
+    """Inputs with one clock, and its place on the merged timeline, which `solve` finds.
 
     Attributes:
         members: Their places among all inputs.
@@ -28,6 +34,13 @@ class ClockDomain:
         monotonic_base_ns: The offset from the boot's monotonic clock to the domain's time, or None.
         known: True if its times count from the epoch.
         relation: In words, why these inputs have one clock.
+        path: The way to the reference's clock; if the domain is not ``aligned``, to that of another domain, or to its own.
+        aligned: True if the path leads to the reference.
+        absolute: True if its moved times count from the epoch.
+        reason: The reason why it is not aligned, or empty.
+        among: The ranks that are aligned with each other.
+        map: The offset of its times.
+        error_ns: The error of this offset.
     """
 
     members: list[int]
@@ -36,6 +49,13 @@ class ClockDomain:
     monotonic_base_ns: int | None = None
     known: bool = True
     relation: str = ""
+    path: ClockPath = field(default_factory=ClockPath)
+    aligned: bool = False
+    absolute: bool = True
+    reason: str = ""
+    among: list[int] = field(default_factory=list)
+    map: ClockMap = field(default_factory=lambda: ClockMap.constant(0))
+    error_ns: int = 0
 
 
 def boot_of(item: Input) -> str | None:
@@ -156,3 +176,56 @@ def _base_under(item: Input, recordings: list[tuple[int, int]], items: list[Inpu
         if start_ns - base - step_ns >= monotonic_ns:
             base += step_ns
     return base
+
+
+def solve(
+    items: Sequence[Input],
+    domains: Sequence[ClockDomain],
+    reference: int,
+    links: Sequence[Link],
+    refused: Mapping[int, str],
+) -> None:
+    """Place every domain: on the clock of the reference if a path leads there, otherwise by its own wall clock.
+
+    Args:
+        items: The inputs.
+        domains: Their clocks.
+        reference: The domain that the others are to be tied to.
+        links: Measured offsets between them.
+        refused: The reason for a refused offset, by domain.
+    """
+    settled: set[int] = set()
+    # Domains that are tied to each other, but not to the reference, stay so: by the clock of one that counts from the epoch.
+    roots = [reference, *sorted(range(len(domains)), key=lambda number: (not domains[number].known, number))]
+    for root in roots:
+        if root in settled:
+            continue
+        island = [(other, path) for other, path in find_paths(root, links).items() if isinstance(other, int)]
+        settled.update(other for other, _ in island)
+        ranks = sorted(
+            {rank for other, _ in island for member in domains[other].members for rank in items[member].ranks}
+        )
+        for other, path in island:
+            domain = domains[other]
+            domain.path, domain.aligned, domain.absolute = path, root == reference, domains[root].known
+            if not domain.aligned:
+                domain.reason = refused.get(other, "")
+                domain.among = ranks if len(island) > 1 else []
+            _settle(items, domain)
+
+
+def _settle(items: Sequence[Input], domain: ClockDomain) -> None:
+    """Find what to add to the times of a domain: one map for all its inputs, so that they stay together."""
+    times = [time + domain.shifts[member] for member in domain.members for time in items[member].span_ns or ()]
+    low, high = min(times, default=0), max(times, default=0)
+    path = domain.path
+    domain.map = path.map_for(low, high)
+    # Keep a wall clock that differs from the reference's by less than the error: it may be better than the collectives.
+    if domain.known and domain.aligned and path.by_collectives:
+        first = path.links[0].estimate
+        measured = (low, high, first.from_ns, first.to_ns)
+        if all(abs(domain.map.offset_at(time)) <= path.error_at(time) for time in measured):
+            domain.map = ClockMap.constant(0)
+    domain.error_ns = max(
+        path.error_at(time) + abs(path.offset_at(time) - domain.map.offset_at(time)) for time in (low, high)
+    )

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.errors import ConfigError
 from tracekit.formats.decimal_time import EXACT_NS
 from tracekit.formats.rank_trace import base_time_ns
-from tracekit.merge.align.alignment import solve, span_of
 from tracekit.merge.align.clock_descriptions import ClockDescriber, domain_metadata, flags
 from tracekit.merge.align.clock_map import ClockMap
-from tracekit.merge.align.domains import find_domains
+from tracekit.merge.align.domains import find_domains, solve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tracekit.formats.rank_clock import RankClock
-    from tracekit.merge.align.alignment import Link, PlacedDomain
+    from tracekit.merge.align.alignment import Link
     from tracekit.merge.align.collective_logs import CollectiveLog
+    from tracekit.merge.align.domains import ClockDomain
     from tracekit.merge.input import Input
 
 ALIGN: Final = ("auto", "sync", "collectives", "wall", "none")
@@ -105,12 +105,12 @@ def place(
     if len(domains) > 1 and align in _MEASURED:
         for item in items:
             item.read_end()  # a drift, and so the error, is taken over the whole span
-    placed = solve(items, domains, reference, links, refused)
+    solve(items, domains, reference, links, refused)
     domain_of = {member: number for number, domain in enumerate(domains) for member in domain.members}
     maps: list[ClockMap] = []
     known: list[bool] = []
     for number, item in enumerate(items):
-        domain = placed[domain_of[number]]
+        domain = domains[domain_of[number]]
         if item.rank in by_hand and item.kind != "merged":
             maps.append(ClockMap.constant(by_hand[item.rank]))
             known.append(True)
@@ -118,14 +118,14 @@ def place(
             maps.append(ClockMap.constant(0) if align == "none" else _map_of(domain, number))
             known.append(domain.absolute)
     base_ns, shifts, warps, warnings = _put(items, maps, known)
-    clocks = ClockDescriber(items, placed, reference, align, by_hand).clocks(domain_of, maps)
+    clocks = ClockDescriber(items, domains, reference, align, by_hand).clocks(domain_of, maps)
     if align in _MEASURED:
-        warnings += flags(clocks, placed, items)
+        warnings += flags(clocks, domains, items)
     if read_all:
         from tracekit.merge.align.collective_logs import CollectiveReader
 
         logs = CollectiveReader(items, domains).every_collective()
-    return Placement(base_ns, shifts, warps, clocks, domain_metadata(items, placed, maps), warnings, logs)
+    return Placement(base_ns, shifts, warps, clocks, domain_metadata(items, domains, maps), warnings, logs)
 
 
 def _check(items: list[Input], align: str, by_hand: dict[int, int]) -> None:
@@ -142,9 +142,9 @@ def _check(items: list[Input], align: str, by_hand: dict[int, int]) -> None:
             raise ConfigError(f"an offset is given for rank {rank}, but no input is of that rank")
 
 
-def _map_of(domain: PlacedDomain, number: int) -> ClockMap:
-    """Return what to add to the times of an input, in the time of `span_of`."""
-    shift_ns = domain.own.shifts[number]
+def _map_of(domain: ClockDomain, number: int) -> ClockMap:
+    """Return what to add to the times of an input, in the time of `Input.span_ns`."""
+    shift_ns = domain.shifts[number]
     return ClockMap(tuple((time - shift_ns, offset + shift_ns) for time, offset in domain.map.knots))
 
 
@@ -152,7 +152,7 @@ def _put(
     items: list[Input], maps: list[ClockMap], known: list[bool]
 ) -> tuple[int, list[int], list[ClockMap | None], list[str]]:
     """Find the base, and split what is to be added into a constant and what varies."""
-    spans = [span_of(item) for item in items]
+    spans = [item.span_ns for item in items]
     moved = [
         None if span is None else tuple(time + placed.offset_at(time) for time in span)
         for span, placed in zip(spans, maps, strict=True)

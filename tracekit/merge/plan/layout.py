@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import MergeError
 from tracekit.formats.merged_head import MERGED_KEY, RankOfPid, merge_decisions
+from tracekit.wording import consecutive
 
 if TYPE_CHECKING:
     from tracekit.merge.input import Input
@@ -106,7 +107,7 @@ def lay_out(inputs: list[Input]) -> Layout:
     ranks = sorted({rank for item in inputs for rank in item.ranks})
     return Layout(
         stride=stride,
-        ranks=rows_of(ranks),
+        ranks=consecutive(ranks),
         places={str(rank): taken[rank] for rank in ranks if taken.get(rank, 1) != 1},
         units=units_of(inputs),
         namespaces=namespaces,
@@ -145,17 +146,6 @@ def _places(header: dict[str, Any]) -> dict[str, int]:
         if isinstance(found, dict)
         else {}
     )
-
-
-def rows_of(ranks: list[int]) -> list[tuple[int, int]]:
-    """Return sorted ranks as (first, last) of each row of them."""
-    rows: list[tuple[int, int]] = []
-    for rank in ranks:
-        if rows and rank == rows[-1][1] + 1:
-            rows[-1] = rows[-1][0], rank
-        else:
-            rows.append((rank, rank))
-    return rows
 
 
 def units_of(inputs: list[Input]) -> list[list[int]]:

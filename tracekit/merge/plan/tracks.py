@@ -101,14 +101,12 @@ class UnitTracks:
                 self._process(now, pid, b"")
         if item.source.kind != "merged":
             return
-        for pid, known in sorted(
-            item.source.processes.items(), key=itemgetter(0)
-        ):  # in this order, they keep their numbers
+        # In this order, they keep their numbers.
+        for pid, known in sorted(item.source.processes.items(), key=itemgetter(0)):
             process = self._add(now, pid, known.rank, known.key, pid if pid // self._stride == known.rank else None)
             for tid, (thread_key, lane) in known.threads.items():
                 if not lane:
                     self._thread(process, thread_key, wanted=tid)
-                now.places[pid, tid] = (-1, -1, -1)
 
     def place(self, pid: Any, tid: Any, category: Any) -> tuple[int, int, int]:
         """Return the pid, the tid and the number of the track of an event.
@@ -123,16 +121,14 @@ class UnitTracks:
         """
         now = self._inputs[-1]
         found = now.places.get((pid, tid))
-        if found is None or found[0] < 0:
+        if found is None:
             found = now.places[pid, tid] = self._place(now, raw_number(pid), raw_number(tid), category)
         return found
 
     def first_track(self, rank: int) -> tuple[Any, int, int] | None:
         """Return the first track of a rank in the input: the pid in the file, and the new pid and tid."""
         places = self._inputs[-1].places
-        found = [
-            (new, tid, raw) for (raw, _), (new, tid, _) in places.items() if new >= 0 and new // self._stride == rank
-        ]
+        found = [(new, tid, raw) for (raw, _), (new, tid, _) in places.items() if new // self._stride == rank]
         new, tid, raw = min(found, key=lambda place: place[:2], default=(-1, -1, None))
         return None if new < 0 else (raw, new, tid)
 
@@ -235,7 +231,7 @@ class UnitTracks:
 
     def _place(self, now: _InputTracks, pid: Any, tid: Any, category: Any) -> tuple[int, int, int]:
         known = now.places.get((pid, tid))
-        if known is not None and known[0] >= 0:
+        if known is not None:
             return known
         if now.item.source.passes:
             if not isinstance(pid, int) or not isinstance(tid, int):

@@ -203,7 +203,7 @@ class MergePlan:
     def job(self, unit: list[int], part: Part, output: str) -> UnitJob:
         """Return the job of rewriting a unit."""
         ranks = {rank for number in unit for rank in self.inputs[number].ranks}
-        shown = {rank: (self.ranks.places[rank], self.ranks.texts.get(rank, "")) for rank in sorted(ranks)}
+        shown = {rank: (self.ranks.places[rank], self.ranks.text(rank)) for rank in sorted(ranks)}
         inputs = list(map(self._input, unit))
         return UnitJob(inputs, self.layout.stride, part, output, self.args, shown, self.snap_ns)
 

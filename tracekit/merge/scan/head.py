@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from tracekit.storage import is_remote, modified_ns, size_bytes
-
-END_BYTES: Final = 64 * 1024
-"""The size of the end of a file that is read."""
 
 
 class FileStamp(NamedTuple):

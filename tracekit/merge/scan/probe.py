@@ -1,9 +1,8 @@
 """Identify each input: its kind, rank, clock and processes, from its head and end.
 
-A plain file of a known kind is read at both ends. If they do not have the clock, or if events in the middle say more
-(exchanges of clocks in rank traces), the rest is read too, and only events with the searched names are decoded. A
-small file, which one window holds, gives fewer events at each end, or all. The earliest time is that of the events
-that were read.
+A plain file of a known kind is read at both ends, a packed one at its head. If these do not have the clock, all of it
+is read. The rest of a rank trace is searched for the names of its companions. A small file, which one window holds,
+gives fewer events at each end, or all. The earliest time is that of the events that were read.
 """
 
 from __future__ import annotations
@@ -26,12 +25,14 @@ from tracekit.formats.rank_trace import (
 from tracekit.formats.trace_event import UNSET, Event, decode_dict, decode_text
 from tracekit.formats.xprof import ANCHOR_EVENT, is_xprof_process, start_in_xplane, start_of_anchors
 from tracekit.merge.input import Input
-from tracekit.merge.scan.head import END_BYTES, FileStamp, Head, ProcessScan, stamp_of
+from tracekit.merge.scan.head import FileStamp, Head, ProcessScan, stamp_of
 from tracekit.storage import is_remote, open_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_END_BYTES: Final = 64 * 1024
+"""The size of the end of a file that is read."""
 _SMALL_END_BYTES: Final = 4 * 1024
 """The size of each end of a small file that is decoded, more while only names are found."""
 _DIGEST_BYTES: Final = 4 * 1024
@@ -43,13 +44,16 @@ _PROCESS_WORD: Final = b'"process_'
 _MAX_RANKS: Final = 2**32
 
 
-def probe(path: str, progress: Callable[[int], None] | None = None, *, whole: bool = False) -> Input:
+def probe(
+    path: str, progress: Callable[[int], None] | None = None, *, whole: bool = False, head_only: bool = False
+) -> Input:
     """Find out what a file is.
 
     Args:
         path: File or URL.
         progress: Called with the number of unpacked bytes read so far.
         whole: Read and decode all of it.
+        head_only: Read only its beginning, which may lack its clock.
 
     Raises:
         StorageError: It cannot be read.
@@ -64,31 +68,44 @@ def probe(path: str, progress: Callable[[int], None] | None = None, *, whole: bo
         if is_small:
             reader.max_run_bytes = _SMALL_END_BYTES
         survey = _Survey()
-        runs = reader.runs_or_taken(survey.skips)
+        runs = reader.runs()
         survey.take(next(runs, []))
         while is_small and survey.lowest_ns is None and (run := next(runs, None)) is not None:
             survey.take(run)  # so far only names
-        mode = "whole" if whole else _mode(path, reader, survey, stamp, is_small=is_small)
+        mode = "head" if head_only else "whole"
+        if not (head_only or whole):
+            mode = _mode(path, reader, survey, stamp, is_small=is_small)
         reader.max_run_bytes = TraceReader.max_run_bytes
-        if mode == "ends" and not is_small:
-            end = _read_end(path, reader, stamp)
-            if end is not None:
-                for last in end.runs():
-                    survey.take(last)
-                reader.header.update(end.header)
-        elif mode != "head":
-            survey.is_searching = mode == "search"
+        end = _read_end(path, reader, stamp) if mode == "ends" and not is_small else None
+        has_end = end is not None or mode == "whole" or (mode == "ends" and (is_small or bool(survey.metadata)))
+        if end is not None:
+            for last in end.runs():
+                survey.take(last)
+            reader.header.update(end.header)
+        elif has_end:
             for run in runs:
                 survey.take(run)
                 if progress is not None:
                     progress(reader.bytes_read)
-            survey.end_search()
     _check(reader, survey)
-    found = _found(path, reader, survey, stamp, digest, whole=mode == "whole", has_end=mode != "head")
-    if mode != "whole" and (found.base_ns is None or (is_small and reader.drops)):
+    found = _found(path, reader, survey, stamp, digest, whole=mode == "whole", has_end=has_end)
+    if mode != "whole" and not head_only and (found.base_ns is None or (is_small and reader.drops)):
         # Its clock may be stated in the middle, or its first event must be known.
         return probe(path, progress, whole=True)
+    if found.kind == "tracekit" and mode != "whole" and not (is_small or head_only):
+        from tracekit.traces.collectives.search import find_events  # only rank traces need it
+
+        names = [_companion(event) for event in find_events(path, (_COMPANION_WORD,), found.note_end)]
+        found.companions = tuple(filter(None, names))
     return found
+
+
+def _companion(event: Event) -> str | None:
+    """Return the name of the file that a metadata event of a rank trace names as one of the same process."""
+    if event.ph != "M" or decode_text(event.name) != COMPANION_EVENT:
+        return None
+    name = decode_dict(event.args).get("file")
+    return name if isinstance(name, str) else None
 
 
 def _is_small(reader: TraceReader, stamp: FileStamp) -> bool:
@@ -112,7 +129,7 @@ def _pass_middle(reader: TraceReader, survey: _Survey) -> bool:
 
 def _mode(path: str, reader: TraceReader, survey: _Survey, stamp: FileStamp, *, is_small: bool) -> str:
     """Return how the rest of a file is read: "whole", "search" for certain metadata, or only the "ends"."""
-    if reader.foreign or not survey.phases or not (is_small or stamp.size_bytes > 2 * END_BYTES):
+    if reader.foreign or not survey.phases or not (is_small or stamp.size_bytes > 2 * _END_BYTES):
         return "whole"
     own = reader.header.get("tracekit")
     is_known = is_kineto(reader.header) or (isinstance(own, dict) and "merge" in own) or bool(survey.metadata)
@@ -120,10 +137,8 @@ def _mode(path: str, reader: TraceReader, survey: _Survey, stamp: FileStamp, *, 
         return "whole"
     if is_small:
         return "ends" if _pass_middle(reader, survey) else "whole"
-    if survey.metadata:
-        return "search"
     if reader.compressed or is_remote(path):
-        base = BASE_TIME_KEY in reader.header or survey.epoch_lowest_ns is not None
+        base = BASE_TIME_KEY in {**reader.header, **survey.metadata} or survey.epoch_lowest_ns is not None
         return "head" if base else "whole"
     return "ends"
 
@@ -132,8 +147,8 @@ def _read_end(path: str, reader: TraceReader, stamp: FileStamp) -> TraceReader |
     """Read the last events of a plain file, and the keys behind them; None where no event begins there for certain."""
     separator = reader.separator
     with open_read(path) as file:
-        file.seek(max(stamp.size_bytes - END_BYTES, 0))
-        text = file.read(END_BYTES)
+        file.seek(max(stamp.size_bytes - _END_BYTES, 0))
+        text = file.read(_END_BYTES)
     at = -1 if separator is None else text.find(separator)
     if separator is None or at < 0:
         return None
@@ -194,7 +209,6 @@ class _Survey:
     """The facts in the events of a file that decide its place in the merge."""
 
     def __init__(self) -> None:
-        self.is_searching = False
         self.phases: set[str] = set()
         self.processes: dict[Any, ProcessScan] = {}
         self.metadata: dict[str, Any] = {}
@@ -207,27 +221,9 @@ class _Survey:
         self.is_xprof = False
         self.anchors: list[tuple[int, int, dict[str, Any]]] = []
         self._seen: set[tuple[Any, Any]] = set()
-        self._last = b""
 
-    def skips(self, text: bytes) -> int:
-        """Return 1 for a run, as it stands in the file, that need not be decoded; else 0."""
-        if not self.is_searching or _COMPANION_WORD in text:
-            return 0
-        self._last = text
-        return 1
-
-    def end_search(self) -> None:
-        """Take the last run that was passed over, whose times are the latest."""
-        if self._last:
-            with TraceReader("", stream=BytesStream("", b"[" + self._last)) as reader:
-                for run in reader.runs():
-                    self.take(run)
-
-    def take(self, run: list[Event] | bytes) -> None:
+    def take(self, run: list[Event]) -> None:
         """Look at a run of events."""
-        if isinstance(run, bytes):
-            return
-        self._last = b""
         events = []
         for event in run:
             if event.ph is UNSET or not event.ph:
@@ -283,8 +279,8 @@ class _Survey:
         name, args = decode_text(event.name), decode_dict(event.args)
         if name == METADATA_EVENT:
             self.metadata = self.metadata or args
-        elif name == COMPANION_EVENT and isinstance(args.get("file"), str):
-            self.companions.append(args["file"])
+        elif companion := _companion(event):
+            self.companions.append(companion)
         elif name == COMPOSER_RANK_EVENT and type(args.get("value")) is int and 0 <= args["value"] < _MAX_RANKS:
             self.composer_ranks.add(args["value"])
         elif name == "process_name" and isinstance(args.get("name"), str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import MergeError
@@ -11,7 +12,7 @@ from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.trace_event import UNSET, Event
 from tracekit.merge.scan.probe import probe
 from tracekit.merge.selection.criteria import Criteria, WantedNames
-from tracekit.merge.selection.pairs import PAIRED, judge_pairs
+from tracekit.merge.selection.pairs import PAIRED, PairJudge
 from tracekit.merge.selection.steps import ProcessSteps, find_steps, join_spans, step_spans
 
 if TYPE_CHECKING:
@@ -72,8 +73,10 @@ class EventFilter(Criteria):
         if self._verdicts is None:
             if self.names is not None:
                 self._find_names(self.names)
-            with TraceReader(self._path, limit_bytes=self._limit_bytes) as reader:
-                self._verdicts = iter(judge_pairs(map(self._of_ranks, reader.runs()), self))
+            pairs = PairJudge(self)
+            for whole_run in self._runs():
+                pairs.take(whole_run)
+            self._verdicts = iter(pairs.finish())
         found = []
         for event in run:
             phase = event.ph[:1] if type(event.ph) is str else ""
@@ -102,14 +105,17 @@ class EventFilter(Criteria):
     def _of_ranks(self, run: list[Event]) -> list[Event]:
         return [event for event in run if self.takes_rank_of(event.pid)] if self._unwanted else run
 
+    def _runs(self) -> Iterator[list[Event]]:
+        """Read the file, without the events of ranks that are not selected."""
+        with TraceReader(self._path, limit_bytes=self._limit_bytes) as reader:
+            yield from map(self._of_ranks, reader.runs())
+
     def _find_names(self, names: WantedNames) -> None:
         """Note where the wanted names are, for the slices around them."""
-        with TraceReader(self._path, limit_bytes=self._limit_bytes) as reader:
-            for run in map(self._of_ranks, reader.runs()):
-                for event in run:
-                    time = time_field(event.ts)
-                    if time is not None and event.name is not UNSET and event.ph in names.ON_TRACKS:
-                        names.note((event.pid, event.tid), bytes(event.name), time)
+        for event in chain.from_iterable(self._runs()):
+            time = time_field(event.ts)
+            if time is not None and event.name is not UNSET and event.ph in names.ON_TRACKS:
+                names.note((event.pid, event.tid), bytes(event.name), time)
 
 
 def make_filters(selection: Selection, items: list[Input], placed: Placement) -> list[EventFilter | None]:

@@ -15,8 +15,6 @@ from tracekit.formats.trace_event import UNSET, Event, decode_dict
 from tracekit.traces.pairs import OpenSlices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from tracekit.merge.selection.criteria import Criteria, TrackId
 
 PAIRED: Final = frozenset("BEbestf")
@@ -35,26 +33,16 @@ class _Track:
     points: list[tuple[int, int, bool]] = field(default_factory=list)  # of arrows: time, place, whether it ends later
 
 
-def judge_pairs(runs: Iterable[list[Event]], criteria: Criteria) -> list[str]:
-    """Judge all events of a file that go together with others.
+class PairJudge:
+    """Judges all events of a file that go together with others. Call `take` for each run, then `finish`.
 
     An ``E`` goes with its ``B`` as in `OpenSlices`. An arrow ends at the innermost slice that is open at its time, or (``f``
     without ``bp``) at the next one that begins, as in Perfetto; it is left out with either of its slices.
 
     Args:
-        runs: The events of the file.
-        criteria: What is selected.
-
-    Returns:
-        For every event of the phases `PAIRED`, in the order of the file, why it is left out; empty when it is not.
+        criteria: The selection.
     """
-    survey = _Survey(criteria)
-    for run in runs:
-        survey.take(run)
-    return survey.finish()
 
-
-class _Survey:
     def __init__(self, criteria: Criteria) -> None:
         self._criteria = criteria
         self._verdicts: list[str] = []
@@ -92,7 +80,7 @@ class _Survey:
                 self._flows.setdefault(flow, []).append((place, phase))
 
     def finish(self) -> list[str]:
-        """Return the verdicts, after the last run."""
+        """Return the reason to leave out each event of the phases `PAIRED`, in the order of the file; empty keeps it."""
         for track_id, track in self._tracks.items():
             self._judge_halves(track_id, track.halves, track)
             if track.points:

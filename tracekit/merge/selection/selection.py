@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
@@ -111,14 +111,7 @@ class Selection:
     @property
     def of_events(self) -> bool:
         """True if single events are chosen, beyond whole ranks."""
-        return bool(
-            self.steps is not None
-            or self.time_window is not None
-            or self.categories is not None
-            or self.exclude_categories
-            or self.min_duration_ns
-            or self.names is not None
-        )
+        return replace(self, ranks=None) != Selection()
 
     def wants_rank(self, rank: int) -> bool:
         """Tell whether a rank is taken."""

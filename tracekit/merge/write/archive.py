@@ -19,7 +19,6 @@ from tracekit.formats.archive_file import MANIFEST_KEY, MANIFEST_NAME, write_tar
 from tracekit.formats.byte_stream import ByteStream
 from tracekit.formats.event_fields import raw_number
 from tracekit.formats.trace_event import encode_json
-from tracekit.merge.plan.layout import rows_of
 from tracekit.merge.plan.unit import InputResult
 from tracekit.merge.report import Drop
 from tracekit.merge.rewrite.unit_rewriter import UnitRewriter
@@ -28,6 +27,7 @@ from tracekit.merge.write.event_counts import JoinedFrames, losses_as_json, reco
 from tracekit.merge.write.json_output import JsonOutput, JsonPart
 from tracekit.storage import basename
 from tracekit.version import __version__
+from tracekit.wording import consecutive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -150,7 +150,7 @@ class Archive:
     def _joined(self, number: int, unit: UnitRewriter, texts: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
         """Yield an input as a merged trace."""
         item, found = self._members[number].item, unit.result.inputs[number]
-        layout = replace(self._plan.layout, ranks=rows_of(sorted(item.ranks)))
+        layout = replace(self._plan.layout, ranks=consecutive(sorted(item.ranks)))
         output = JsonOutput(replace(self._plan, inputs=[item], layout=layout))
         yield output.head()
         for _, text in texts:
