@@ -14,6 +14,7 @@ import pytest
 from tests.bad_traces import array, begin, object_, rank_trace, slice_
 from tracekit import JSONTraceHandler, Profiler, merge_traces, validate_trace
 from tracekit.cli import main
+from tracekit.traces.inputs import recovered_copies
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -203,15 +204,18 @@ def test_the_command_is_there(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_folder_is_merged_with_the_recovered_copy_and_without_the_damaged_file(tmp_path: Path) -> None:
-    damaged = tmp_path / "rank0.json"
+@pytest.mark.parametrize("ending", [".json", ".json.tmp", ".json.gz"])
+def test_a_folder_is_merged_with_the_recovered_copy_and_without_the_damaged_file(tmp_path: Path, ending: str) -> None:
+    plain, damaged = tmp_path / "rank0.json", tmp_path / f"rank0{ending}"
     with Profiler(JSONTraceHandler(tmp_path / "rank{rank}.json"), rank=0, run_id="r") as profiler:
         for _ in range(5):
             with profiler.marker("m"):
                 pass
-    damaged.write_bytes(damaged.read_bytes()[:-200])
+    cut = plain.read_bytes()[:-200]
+    plain.unlink()
+    damaged.write_bytes(gzip.compress(cut) if ending.endswith(".gz") else cut)
     assert main(["recover", "-q", str(damaged)]) == 0
     report = merge_traces(str(tmp_path / "merged.json"), [str(tmp_path)])
-    assert [item.path for item in report.inputs] == [str(tmp_path / "rank0.recovered.json")]
+    assert [item.path for item in report.inputs] == [recovered_copies(str(damaged))[ending.endswith(".gz")]]
     assert [item.path for item in report.omitted] == [str(damaged)]
     assert report.complete

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError
 from tracekit.formats import merged_head
@@ -16,6 +15,8 @@ from tracekit.storage import basename, is_remote, same_file
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
+
+_ENDINGS: Final = (".json.gz.tmp", ".json.tmp", ".json.zst", ".json.gz", ".json", ".gz")
 
 
 def find_traces(patterns: Sequence[str]) -> list[tuple[str, bool]]:
@@ -45,10 +46,12 @@ def find_traces(patterns: Sequence[str]) -> list[tuple[str, bool]]:
     ]
 
 
-def recovered_copies(path: str) -> list[str]:
-    """Return the names that `tracekit recover` gives the copy of a trace; nothing for other files."""
-    stem = re.sub(r"\.json(?:\.gz)?$", "", path)
-    return [] if stem == path else [f"{stem}.recovered.json", f"{stem}.recovered.json.gz"]
+def recovered_copies(path: str) -> tuple[str, str]:
+    """Return the names that `tracekit recover` gives the copy of a trace: plain, and packed."""
+    path = path.split("?", 1)[0] if is_remote(path) else path
+    ending = next((ending for ending in _ENDINGS if path.endswith(ending) and basename(path) != ending), "")
+    stem = path.removesuffix(ending)
+    return f"{stem}.recovered.json", f"{stem}.recovered.json.gz"
 
 
 def stated_rank(
