@@ -172,14 +172,15 @@ def test_wrong_usage_exits_with_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_json_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path, "cut.json", rank_trace(begin(1, "step"), A)[:-10])
+    write(tmp_path, "cut.json", rank_trace(begin(1, "step"), A[:20] + b"\n" + B, C)[:-10])
     write(tmp_path, "empty.json", b"")
     write(tmp_path, "other.json", b"[]")
     assert run(tmp_path, "--json") == 1
     document = json.loads(capsys.readouterr().out)
     assert set(document) == {"files", "no_traces", "failed"}
     (file,) = document["files"]
-    assert (file["status"], file["complete"], file["open_slices"][0]["name"]) == ("recovered", True, "step")
+    assert (file["status"], file["complete"], file["open_slices"][0]["name"]) == ("recovered", False, "step")
+    assert (file["lost_parts"], file["losses"][0]["events"]) == (1, 1)
     assert [one["file"] for one in document["failed"]] == [str(tmp_path / "empty.json")]
     assert document["no_traces"] == [str(tmp_path / "other.json")]
 
