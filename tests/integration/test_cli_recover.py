@@ -197,14 +197,6 @@ def test_what_a_terminal_would_obey_is_not_printed(tmp_path: Path, capsys: pytes
     assert "open at the end: \ufffd]0;owned\ufffd\ufffd" in capsys.readouterr().out
 
 
-def test_the_command_is_there(tmp_path: Path) -> None:
-    path = write(tmp_path, "t.json", CUT)
-    done = subprocess.run(
-        [sys.executable, "-m", "tracekit", "recover", path], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 @pytest.mark.parametrize("ending", [".json", ".json.tmp", ".json.gz"])
 def test_a_folder_is_merged_with_the_recovered_copy_and_without_the_damaged_file(tmp_path: Path, ending: str) -> None:
     plain, damaged = tmp_path / "rank0.json", tmp_path / f"rank0{ending}"
