@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracekit.cli import main
+from tracekit.merge import merge_traces
+from tracekit.traces.inputs import find_traces
 
 if TYPE_CHECKING:
     import pytest
@@ -88,3 +90,17 @@ def test_a_file_in_which_no_event_can_be_read_is_a_failure(tmp_path: Path, capsy
     assert main(["anonymise", "-o", str(tmp_path / "z.json"), str(tmp_path / "a.json")]) == 1
     assert "no event in it can be read" in capsys.readouterr().err
     assert not (tmp_path / "z.json").exists()
+
+
+def test_a_folder_is_merged_without_the_anonymous_copies_of_its_traces(tmp_path: Path) -> None:
+    for name in ("rank0.json", "rank1.json"):
+        (tmp_path / name).write_text('[{"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":1}]')
+    assert main(["anonymise", "-q", str(tmp_path)]) == 0
+    (tmp_path / "rank1.json").unlink()
+    report = merge_traces(str(tmp_path / "out" / "merged.json"), [str(tmp_path)])
+    used = [str(tmp_path / "rank0.json"), str(tmp_path / "rank1.anonymous.json.gz")]
+    assert [item.path for item in report.inputs] == used
+    assert [(item.path, item.harmless) for item in report.omitted] == [
+        (str(tmp_path / "rank0.anonymous.json.gz"), True)
+    ]
+    assert [path for path, _ in find_traces([str(tmp_path / "rank*")])] == used

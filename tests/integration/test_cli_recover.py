@@ -14,6 +14,7 @@ import pytest
 from tests.bad_traces import array, begin, object_, rank_trace, slice_
 from tracekit import JSONTraceHandler, Profiler, merge_traces, validate_trace
 from tracekit.cli import main
+from tracekit.traces.inputs import recovered_copies
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -171,14 +172,15 @@ def test_wrong_usage_exits_with_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_json_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path, "cut.json", rank_trace(begin(1, "step"), A)[:-10])
+    write(tmp_path, "cut.json", rank_trace(begin(1, "step"), A[:20] + b"\n" + B, C)[:-10])
     write(tmp_path, "empty.json", b"")
     write(tmp_path, "other.json", b"[]")
     assert run(tmp_path, "--json") == 1
     document = json.loads(capsys.readouterr().out)
     assert set(document) == {"files", "no_traces", "failed"}
     (file,) = document["files"]
-    assert (file["status"], file["complete"], file["open_slices"][0]["name"]) == ("recovered", True, "step")
+    assert (file["status"], file["complete"], file["open_slices"][0]["name"]) == ("recovered", False, "step")
+    assert (file["lost_parts"], file["losses"][0]["events"]) == (1, 1)
     assert [one["file"] for one in document["failed"]] == [str(tmp_path / "empty.json")]
     assert document["no_traces"] == [str(tmp_path / "other.json")]
 
@@ -195,23 +197,18 @@ def test_what_a_terminal_would_obey_is_not_printed(tmp_path: Path, capsys: pytes
     assert "open at the end: \ufffd]0;owned\ufffd\ufffd" in capsys.readouterr().out
 
 
-def test_the_command_is_there(tmp_path: Path) -> None:
-    path = write(tmp_path, "t.json", CUT)
-    done = subprocess.run(
-        [sys.executable, "-m", "tracekit", "recover", path], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_folder_is_merged_with_the_recovered_copy_and_without_the_damaged_file(tmp_path: Path) -> None:
-    damaged = tmp_path / "rank0.json"
+@pytest.mark.parametrize("ending", [".json", ".json.tmp", ".json.gz"])
+def test_a_folder_is_merged_with_the_recovered_copy_and_without_the_damaged_file(tmp_path: Path, ending: str) -> None:
+    plain, damaged = tmp_path / "rank0.json", tmp_path / f"rank0{ending}"
     with Profiler(JSONTraceHandler(tmp_path / "rank{rank}.json"), rank=0, run_id="r") as profiler:
         for _ in range(5):
             with profiler.marker("m"):
                 pass
-    damaged.write_bytes(damaged.read_bytes()[:-200])
+    cut = plain.read_bytes()[:-200]
+    plain.unlink()
+    damaged.write_bytes(gzip.compress(cut) if ending.endswith(".gz") else cut)
     assert main(["recover", "-q", str(damaged)]) == 0
     report = merge_traces(str(tmp_path / "merged.json"), [str(tmp_path)])
-    assert [item.path for item in report.inputs] == [str(tmp_path / "rank0.recovered.json")]
+    assert [item.path for item in report.inputs] == [recovered_copies(str(damaged))[ending.endswith(".gz")]]
     assert [item.path for item in report.omitted] == [str(damaged)]
     assert report.complete

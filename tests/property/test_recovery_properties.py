@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.bad_traces import METADATA, begin, counter, end, event, slice_
 from tracekit import TraceFormatError, recover_trace, validate_trace
-from tracekit.check.recovery import engine
 from tracekit.formats.json.salvage import SalvageReader
+from tracekit.traces.inputs import recovered_copies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -258,9 +258,9 @@ def test_the_name_of_the_output_keeps_that_of_the_input() -> None:
         "a.json.gz": "a",
         "b/.json": "b/.json",
         "a.json.tmp": "a",
+        "a.json.zst": "a",
         "x": "x",
-        "s3://b/a.json.gz": "s3://b/a",
+        "s3://b/a.json.gz?versionId=1": "s3://b/a",
     }
     for name, bare in names.items():
-        assert engine._default_output(name, compressed=False) == f"{bare}.recovered.json"
-        assert engine._default_output(name, compressed=True) == f"{bare}.recovered.json.gz"
+        assert recovered_copies(name) == (f"{bare}.recovered.json", f"{bare}.recovered.json.gz")

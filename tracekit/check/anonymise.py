@@ -15,6 +15,7 @@ from tracekit.check.aliases import WHOLE_VALUE, Aliases
 from tracekit.errors import ConfigError, TraceFormatError
 from tracekit.formats.gzip_codec import packed
 from tracekit.formats.json.reader import TraceReader
+from tracekit.formats.json.spans import scan_value
 from tracekit.formats.stack_frames import PARENT, STACK_FRAMES, frame_key, numbered_frames, rename_frames, renumber
 from tracekit.formats.trace_event import UNSET, Event, Raw, decode_json, decode_raw_dict, encode_events, encode_json
 from tracekit.storage import atomic_write, basename, refuse_existing, same_file, without_secrets
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from tracekit.arguments import StrPath
 
 _TEXT: Final = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"(\s*:)?', re.DOTALL)
-_PIECE: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
-_NUMBER: Final = re.compile(rb"-?\d[\d.eE+-]*")
 _MOST_KNOWN: Final = 100_000
 _LONGEST_KNOWN: Final = 300
 _SOME_BYTES: Final = 64_000_000
@@ -220,7 +219,7 @@ class _Texts:
             if start < at or not (numbers or json[start] in b"[{"):
                 continue
             out.append(_TEXT.sub(self._replace, json[at:start]))
-            at = _end_of_value(json, start)
+            at, _ = scan_value(json, start)
             out.append(encode_json(self._aliases.clean(key[1].decode(), json[start:at].decode("utf-8", "replace"))))
         out.append(_TEXT.sub(self._replace, json[at:]))
         return b"".join(out)
@@ -245,19 +244,6 @@ class _Texts:
             if len(raw) <= _LONGEST_KNOWN:
                 self._known[key, raw] = known
         return known
-
-
-def _end_of_value(json: bytes, start: int) -> int:
-    """Return where an object, a list or a number ends."""
-    number = _NUMBER.match(json, start)
-    if number is not None:
-        return number.end()
-    depth = 0
-    for piece in _PIECE.finditer(json, start):
-        depth += (piece[0] in (b"[", b"{")) - (piece[0] in (b"]", b"}"))
-        if not depth:
-            return piece.end()
-    return len(json)
 
 
 def _decode(raw: bytes) -> str | None:

@@ -11,6 +11,7 @@ from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import print_json, printable
 from tracekit.errors import CommandError
 from tracekit.formats.trace_files import TRACE_SUFFIXES, trace_files
+from tracekit.traces.inputs import ANONYMOUS
 
 if TYPE_CHECKING:
     import argparse
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.piped and args.output is None:
         raise CommandError(f"{args.piped[0]}: name the output with -o", 2)
     files = list(dict.fromkeys(file for pattern in args.inputs for file in trace_files(pattern)))
-    files = [file for file in files if ".anonymous.json" not in file or file in args.inputs]
+    files = [file for file in files if ANONYMOUS not in file or file in args.inputs]
     if args.output is not None and len(files) != 1:
         raise CommandError(f"-o names one file, and there are {len(files)} inputs; leave it out, or name one input", 2)
     pairs = [(file, args.output or _beside(file)) for file in files]
@@ -73,5 +74,5 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 def _beside(path: str) -> str:
     for suffix in sorted(TRACE_SUFFIXES, key=len, reverse=True):
         if path.endswith(suffix):
-            return f"{path.removesuffix(suffix)}.anonymous.json.gz"
-    return f"{path}.anonymous.json.gz"
+            return f"{path.removesuffix(suffix)}{ANONYMOUS}.gz"
+    return f"{path}{ANONYMOUS}.gz"

@@ -21,7 +21,7 @@ from tracekit.merge.report import LeftOut, OmissionReport
 from tracekit.merge.scan.merged_tables import read_tables
 from tracekit.merge.scan.probe import probe
 from tracekit.storage import basename, file_identity, is_remote, open_read, same_file, without_secrets
-from tracekit.traces.inputs import recovered_copies
+from tracekit.traces.inputs import omission_reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -159,10 +159,8 @@ def _choose(
     chosen: list[tuple[str, bool]] = []
     unread: list[str] = []
     for path, named in files:
-        if not named and not present.isdisjoint(recovered_copies(path)):
-            omissions.append(
-                OmissionReport(without_secrets(path), "its recovered copy is merged instead", harmless=True)
-            )
+        if not named and (reason := omission_reason(path, present)):
+            omissions.append(OmissionReport(without_secrets(path), reason, harmless=True))
         elif not named and basename(path) == PERFETTO_COPY and path.removesuffix(PERFETTO_COPY) in xprof_folders:
             omissions.append(OmissionReport(without_secrets(path), "JAX's copy of the trace beside it", harmless=True))
         elif select is not None and select.ranks is not None and _is_unwanted(path, by_hand, select):

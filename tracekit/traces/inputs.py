@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError
 from tracekit.formats import merged_head
 from tracekit.formats.kineto import rank_in_name, rank_of_header
 from tracekit.formats.merged_head import MERGED_KEY
 from tracekit.formats.rank_trace import BASE_TIME_KEY
-from tracekit.formats.trace_files import trace_files
+from tracekit.formats.trace_files import TRACE_SUFFIXES, trace_files
 from tracekit.storage import basename, is_remote, same_file
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
+
+ANONYMOUS: Final = ".anonymous.json"
+"""The ending of the copies of `tracekit anonymise` in place of that of the trace, without ``.gz``."""
+
+_ENDINGS: Final = (".json.gz.tmp", ".json.tmp", ".json.zst", ".json.gz", ".json", ".gz")
 
 
 def find_traces(patterns: Sequence[str]) -> list[tuple[str, bool]]:
@@ -37,18 +41,25 @@ def find_traces(patterns: Sequence[str]) -> list[tuple[str, bool]]:
             # Two names of one file are one, also where one is a link.
             key = places.setdefault(path if is_remote(path) else str(Path(path).resolve()), key)
             found[key] = found.get(key, False) or named
-    # A damaged trace and its recovered copy would be counted twice.
-    return [
-        (path, named)
-        for path, named in sorted(found.items())
-        if named or found.keys().isdisjoint(recovered_copies(path))
-    ]
+    return [(path, named) for path, named in sorted(found.items()) if named or not omission_reason(path, found)]
 
 
-def recovered_copies(path: str) -> list[str]:
-    """Return the names that `tracekit recover` gives the copy of a trace; nothing for other files."""
-    stem = re.sub(r"\.json(?:\.gz)?$", "", path)
-    return [] if stem == path else [f"{stem}.recovered.json", f"{stem}.recovered.json.gz"]
+def omission_reason(path: str, files: Collection[str]) -> str:
+    """Return the reason why the events of a file are those of another one of these files; empty if they are not."""
+    if any(copy in files for copy in recovered_copies(path)):
+        return "its recovered copy is merged instead"
+    stem, is_anonymous, _ = path.rpartition(ANONYMOUS)
+    if is_anonymous and any(f"{stem}{suffix}" in files for suffix in TRACE_SUFFIXES):
+        return "the trace that it is an anonymous copy of is merged instead"
+    return ""
+
+
+def recovered_copies(path: str) -> tuple[str, str]:
+    """Return the names that `tracekit recover` gives the copy of a trace: plain, and packed."""
+    path = path.split("?", 1)[0] if is_remote(path) else path
+    ending = next((ending for ending in _ENDINGS if path.endswith(ending) and basename(path) != ending), "")
+    stem = path.removesuffix(ending)
+    return f"{stem}.recovered.json", f"{stem}.recovered.json.gz"
 
 
 def stated_rank(

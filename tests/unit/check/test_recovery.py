@@ -348,14 +348,6 @@ def test_other_json_documents_are_told_from_lost_traces(tmp_path: Path) -> None:
         assert is_other_json(str(path)) == other, data
 
 
-def test_the_report_is_plain_data(tmp_path: Path) -> None:
-    report, _ = recover(tmp_path, rank_trace(begin(1, "step"), A[:20] + b"\n" + B, C)[:-10])
-    document = json.loads(json.dumps(report.to_json()))
-    assert (document["status"], document["complete"], document["lost_parts"]) == ("recovered", False, 1)
-    assert document["open_slices"][0]["name"] == "step"
-    assert document["losses"][0]["offset_bytes"] > 0
-
-
 MEASURE = """
 import re, sys
 from pathlib import Path

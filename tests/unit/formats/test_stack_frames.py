@@ -78,20 +78,6 @@ def test_the_order_of_inputs_and_who_works_do_not_matter(tmp_path: Path, pair: l
     assert (tmp_path / "out.json").read_bytes() == expected
 
 
-def test_merging_again_or_in_steps_gives_the_same(tmp_path: Path, pair: list[str]) -> None:
-    once = merged(tmp_path / "once.json", *pair)
-    again = merged(tmp_path / "again.json", str(tmp_path / "once.json"))
-    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "once.json").read_bytes()
-    merge_traces(str(tmp_path / "first.json"), pair[:1])
-    steps = merged(tmp_path / "steps.json", str(tmp_path / "first.json"), pair[1])
-    for trace in (again, steps):
-        assert trace["stackFrames"] == once["stackFrames"]
-        assert stacks(trace) == stacks(once)
-        assert sorted(str(event.get("sf")) for event in trace["traceEvents"]) == sorted(
-            str(event.get("sf")) for event in once["traceEvents"]
-        )
-
-
 def test_a_selection_takes_the_frames_that_it_names(tmp_path: Path, pair: list[str]) -> None:
     trace = merged(tmp_path / "out.json", *pair, select=Selection(names=("b1",)))
     assert [frame["name"] for frame in trace["stackFrames"].values()] == ["loader"]

@@ -21,7 +21,8 @@ from tracekit.formats.json.window import LostBytes
 from tracekit.formats.rank_trace import BASE_TIME_KEY, METADATA_EVENT, SUMMARY_EVENT
 from tracekit.formats.trace_event import Event, decode_dict, encode_json
 from tracekit.formats.trace_stream import foreign_form
-from tracekit.storage import ExistsError, atomic_write, basename, is_remote, same_file, without_secrets
+from tracekit.storage import ExistsError, atomic_write, is_remote, same_file, without_secrets
+from tracekit.traces.inputs import recovered_copies
 from tracekit.version import __version__
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 SUFFIXES: Final = (".json", ".json.gz", ".json.zst", ".json.tmp")
 """The suffixes of traces in a folder."""
 
-_ENDINGS: Final = (".json.gz.tmp", ".json.tmp", ".json.gz", ".json", ".gz")
 _NAMED_SLICES: Final = 100
 _METADATA_NAME: Final = f'"{METADATA_EVENT}"'.encode()
 
@@ -87,7 +87,7 @@ def recover_trace(
         if os.path.lexists(kept_as) and not overwrite:
             raise ExistsError(without_secrets(str(kept_as)), "already exists, from an earlier recovery; move it")
     else:
-        output = output or _default_output(path, compressed=report.compressed)
+        output = output or recovered_copies(path)[report.compressed]
         compress, kept_as = output.endswith(".gz"), None
     with contextlib.ExitStack() as undo:
         with atomic_write(output, overwrite=overwrite or in_place) as file:
@@ -125,15 +125,6 @@ def _check(path: str, output: str | None, *, in_place: bool) -> tuple[str, str |
         advice = f"tracekit convert {shown} OUTPUT.json writes all that can be read of it"
         raise TraceFormatError(shown, f"this is {foreign}, and recover makes JSON whole; {advice}")
     return path, output
-
-
-def _default_output(path: str, *, compressed: bool) -> str:
-    bare = path.split("?", 1)[0] if is_remote(path) else path
-    for ending in _ENDINGS:
-        if bare.endswith(ending) and basename(bare) != ending:
-            bare = bare.removesuffix(ending)
-            break
-    return f"{bare}.recovered.json" + (".gz" if compressed else "")
 
 
 def _keep(path: str, kept_as: Path, before: tuple[int, int] | None) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.wording import counted
+
 if TYPE_CHECKING:
     from tracekit.formats.json.window import LostBytes
 
@@ -105,19 +107,19 @@ class RecoveryReport:
     def lines(self) -> list[str]:
         """Return the report for people."""
         if self.whole:
-            return [f"{self.path}: whole, {_count(self.events, 'event')}; nothing to recover", *self._open_lines()]
-        lines = [f"{self.path}: {_count(self.events, 'event')} recovered into {self.output}"]
+            return [f"{self.path}: whole, {counted(self.events, 'event')}; nothing to recover", *self._open_lines()]
+        lines = [f"{self.path}: {counted(self.events, 'event')} recovered into {self.output}"]
         if self.kept_as:
             lines.append(f"  the damaged file is kept as {self.kept_as}")
         lines += [f"  {damage}" for damage in self.damages]
         if self.lost_parts:
             lines.append(
-                f"  lost in the middle: {_count(self.lost_parts, 'part')}, {_count(self.lost_bytes, 'byte')}, "
-                + (f"at least {_count(self.lost_events, 'event')}" if self.lost_events else "no event is seen in them")
+                f"  lost in the middle: {counted(self.lost_parts, 'part')}, {counted(self.lost_bytes, 'byte')}, "
+                + (f"at least {counted(self.lost_events, 'event')}" if self.lost_events else "no event is seen in them")
             )
             lines += [f"    {_part(loss)}" for loss in self.losses[:10]]
             if self.lost_parts > 10:
-                lines.append(f"    and {_count(self.lost_parts - 10, 'more part')} (--json lists them)")
+                lines.append(f"    and {counted(self.lost_parts - 10, 'more part')} (--json lists them)")
         if self.tail:
             lines.append(f"  lost at the end: {_part(self.tail)}")
         if not self.closed:
@@ -139,12 +141,8 @@ class RecoveryReport:
 
 
 def _part(loss: LostBytes) -> str:
-    events = f", at least {_count(loss.events, 'event')}" if loss.events else ""
-    return f"{_count(loss.length_bytes, 'byte')} from byte {loss.offset_bytes} on{events}, beginning with {loss.begins[:40]!r}"
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+    events = f", at least {counted(loss.events, 'event')}" if loss.events else ""
+    return f"{counted(loss.length_bytes, 'byte')} from byte {loss.offset_bytes} on{events}, beginning with {loss.begins[:40]!r}"
 
 
 def _duration(ns: int) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import closing
-from json import JSONDecoder
 from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import StorageError
-from tracekit.formats.trace_event import REFUSED, UNSET, Event, decode_event, decode_unusual
+from tracekit.formats.json.reader import decode
+from tracekit.formats.json.spans import scan_value
+from tracekit.formats.trace_event import UNSET, Event
 from tracekit.formats.trace_stream import open_trace
 from tracekit.storage import open_read, size_bytes, without_secrets
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 _REACH_BYTES: Final = 64 * 1024
 """An event that is larger is not found."""
 
-_SMALL_BYTES: Final = 4 * 1024
 _TRIES: Final = 16
 _TEXT_BYTES: Final = 1024 * 1024
 _MIN_SAMPLE_BYTES: Final = 1024 * 1024
@@ -26,7 +26,6 @@ _MAX_SAMPLE_BYTES: Final = 16 * 1024 * 1024
 _SAMPLE_SHARE: Final = 1 / 20
 _PROBE_BYTES: Final = 32 * 1024
 _GPU_CATEGORIES: Final = (b'"kernel"', b'"gpu_')
-_DECODER: Final = JSONDecoder(strict=False)
 
 
 def find_events(
@@ -144,28 +143,9 @@ def _event_around(text: bytes, at: int) -> Event | None:
         begin = text.rfind(b"{", max(0, at - _REACH_BYTES), begin)
         if begin < 0:
             break
-        end = _end_of_object(text, begin)
-        if end > at:
-            event = _decoded(text[begin:end])
+        found = text[begin : begin + _REACH_BYTES]
+        end, is_whole = scan_value(found, 0)
+        if is_whole and begin + end > at:
+            event = decode(found[:end])
             return None if event is None or event.ph is UNSET else event
-    return None
-
-
-def _end_of_object(text: bytes, begin: int) -> int:
-    """Return where an object ends, after its brace; -1 where it is damaged or larger than an event that is looked for."""
-    for size in (_SMALL_BYTES, _REACH_BYTES):
-        try:
-            # Of these characters each is one byte.
-            return begin + _DECODER.raw_decode(text[begin : begin + size].decode("latin-1"))[1]
-        except (ValueError, RecursionError):
-            continue
-    return -1
-
-
-def _decoded(text: bytes) -> Event | None:
-    for decode in (decode_event, decode_unusual):
-        try:
-            return decode(text)
-        except REFUSED:
-            continue
     return None
