@@ -16,7 +16,7 @@ from tests import both_cores
 from tests.bad_traces import BAD_OWN_TRACES, BAD_TRACES, GOOD_TRACES
 from tracekit.errors import TraceFormatError
 from tracekit.table import columns
-from tracekit.table.arrow import FileTables
+from tracekit.table.arrow import ArrowTable
 from tracekit.table.columns import read_columns
 from tracekit.table.plain_columns import COLUMNS, PlainColumns
 
@@ -33,17 +33,16 @@ DAMAGED = {bad.name: bad.data for bad in (*BAD_TRACES, *BAD_OWN_TRACES)} | GOOD_
 
 def read_with_core(path: Path) -> Any:
     """Return the rows of all tables, and the facts of a file."""
-    tables = FileTables(str(path), keeps_args=True)
     try:
-        facts = tables.facts
+        found, facts = read_columns(str(path), keeps_args=True)
     except TraceFormatError as error:
         return str(error)
+    assert not isinstance(found, PlainColumns)
     rows = {}
     with duckdb.connect() as connection:
         for name in COLUMNS:
-            connection.register("arrow_table", tables.table(name))
+            connection.register("arrow_table", ArrowTable(name, lambda: found))
             rows[name] = connection.execute("SELECT * FROM arrow_table").fetchall()
-    assert tables.reads == 1
     return rows, facts
 
 

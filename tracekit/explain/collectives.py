@@ -28,12 +28,10 @@ QUALIFY row_number() OVER (PARTITION BY file, rank, left(name, 6) ORDER BY id) <
 _PROFILED: Final = """
 SELECT DISTINCT rank, step FROM slice WHERE category = 'cpu_op' AND step IS NOT NULL AND kind = 'stage'"""
 _TIMES: Final = """
-SELECT rank, start_ns, start_ns + duration_ns AS end_ns, kind = 'collective' AS is_collective FROM slice
-WHERE kind = 'collective' OR category = 'cpu_op' AND self_ns = duration_ns
-    AND (rank, pid) IN (SELECT (rank, pid) FROM slice WHERE kind = 'collective')"""
+SELECT rank, pid, start_ns, start_ns + duration_ns AS end_ns, kind = 'collective' AS is_collective FROM slice
+WHERE kind = 'collective' OR category = 'cpu_op' AND self_ns = duration_ns"""
 _STAGES: Final = """
-SELECT rank, start_ns, start_ns + duration_ns AS end_ns FROM slice
-WHERE label IN (SELECT unnest({labels}::INTEGER[])) AND kind = 'stage'"""
+SELECT rank, label, start_ns, start_ns + duration_ns AS end_ns FROM slice WHERE label IN ({labels})"""
 
 
 def exposed_shares(run: Run, stages: Iterable[str]) -> dict[int, dict[str, float]]:
@@ -52,36 +50,41 @@ def exposed_shares(run: Run, stages: Iterable[str]) -> dict[int, dict[str, float
         profiled.setdefault(rank, []).append(step)
     times = _arrays(run, _TIMES)
     talks = times["is_collective"].astype(bool)
-    in_stages = {name: _arrays(run, _STAGES.format(labels=_labels(run, name))) for name in stages}
+    labels: dict[str, list[int]] = {name: [] for name in stages}
+    for label, (name, _, kind) in enumerate(run.labels):
+        if name in labels and kind == "stage":
+            labels[name].append(label)
+    named = ", ".join(str(label) for own in labels.values() for label in own)
+    in_stages = _arrays(run, _STAGES.format(labels=named or "NULL"))
     shares: dict[int, dict[str, float]] = {}
     for rank, steps in run.steps.ranks.items():
         counted = steps.counts & np.isin(steps.numbers, profiled.get(rank, []))
         own = times["rank"] == rank
-        if not counted.any() or not (own & talks).any():
+        talking = own & talks
+        if not counted.any() or not talking.any():
             continue
+        # A process without a collective, such as that of a data loader, does not compute for the step.
+        computing = own & ~talks & np.isin(times["pid"], times["pid"][talking])
         ranges = {
             "steps": (steps.starts[counted], steps.ends[counted]),
-            "talks": (times["start_ns"][own & talks], times["end_ns"][own & talks]),
-            "computes": (times["start_ns"][own & ~talks], times["end_ns"][own & ~talks]),
+            "talks": (times["start_ns"][talking], times["end_ns"][talking]),
+            "computes": (times["start_ns"][computing], times["end_ns"][computing]),
         }
-        for name, found in in_stages.items():
-            ranges[f"stage {name}"] = (found["start_ns"][found["rank"] == rank], found["end_ns"][found["rank"] == rank])
+        for name, found in labels.items():
+            inside = (in_stages["rank"] == rank) & np.isin(in_stages["label"], found)
+            ranges[f"stage {name}"] = (in_stages["start_ns"][inside], in_stages["end_ns"][inside])
         edges = np.unique(np.concatenate([edge for pair in ranges.values() for edge in pair]))
         within = {name: _covers(starts, ends, edges[:-1]) for name, (starts, ends) in ranges.items()}
         lengths = np.diff(edges) * (within["steps"] & within["talks"] & ~within["computes"])
         total = float(np.diff(edges)[within["steps"]].sum())
         shares[rank] = {"": float(lengths.sum()) / total}
-        for name in in_stages:
+        for name in labels:
             shares[rank][name] = float(lengths[within[f"stage {name}"]].sum()) / total
     return shares
 
 
 def _arrays(run: Run, sql: str) -> dict[str, Any]:
     return {name: np.asarray(values) for name, values in run.database.columns(sql).items()}
-
-
-def _labels(run: Run, stage: str) -> list[int]:
-    return [label for label, (name, _, _) in enumerate(run.labels) if name == stage]
 
 
 def _covers(starts: Ints, ends: Ints, times: Ints) -> Bools:

@@ -40,10 +40,9 @@ WITH longest AS (
 SELECT l.file, l.id FROM long l ASOF JOIN steps p ON l.rank = coalesce(p.rank, -1) AND l.start_ns <= p.start_ns
 WHERE p.start_ns - l.start_ns < l.duration_ns;
 CREATE TEMP TABLE frame AS
-SELECT e.file, e.id FROM events e
-LEFT JOIN label l ON e.name = l.full_name AND coalesce(e.category, '') = l.category
-WHERE e.phase = 'X' AND (e.category IN ('python_function', 'Trace') OR l.kind IN ('frame', 'step'))
-UNION SELECT file, id FROM around_steps"""
+SELECT s.file, s.id FROM slice s ANTI JOIN around_steps a ON s.file = a.file AND s.id = a.id
+WHERE s.phase = 'X' AND s.kind IN ('frame', 'step')
+UNION ALL SELECT file, id FROM around_steps"""
 
 _SLICES: Final = """
 CREATE TEMP TABLE stage_slice AS

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from itertools import pairwise
 from statistics import median_low
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tracekit.explain.results import Result
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-_MOST_AT_ONCE: Final = 400_000
+    from collections.abc import Sequence
 
 
 class StepSeries(NamedTuple):
@@ -65,20 +61,17 @@ class StepGrid(Result, frozen=True):
 
 def step_points(ranks: Sequence[StepSeries]) -> list[StepPoint]:
     """Return a point for each step number that any rank has, in order."""
-    points = []
-    for numbers, steps in _chunks(list(map(_in_order, ranks))):
-        times: dict[int, list[int]] = {number: [] for number in numbers}
-        owners: dict[int, list[int]] = {number: [] for number in numbers}
-        for rank, own, durations in steps:
-            for number, duration_ns in zip(own, durations, strict=True):
-                times[number].append(duration_ns)
-                owners[number].append(rank)
-        for number in numbers:
-            own_times = times[number]
-            slowest_ns = max(own_times)
-            slowest = owners[number][own_times.index(slowest_ns)]
-            points.append(StepPoint(number, number, min(own_times), median_low(own_times), slowest_ns, slowest, number))
-    return points
+    times: dict[int, list[int]] = {}
+    slowest: dict[int, tuple[int, int]] = {}  # the longest time and its rank; of equal times, the first rank
+    for own in ranks:
+        for number, duration_ns in zip(own.numbers, own.durations_ns, strict=True):
+            times.setdefault(number, []).append(duration_ns)
+            if number not in slowest or duration_ns > slowest[number][0]:
+                slowest[number] = duration_ns, own.rank
+    return [
+        StepPoint(number, number, min(found), median_low(found), *slowest[number], number)
+        for number, found in sorted(times.items())
+    ]
 
 
 def step_grid(ranks: Sequence[StepSeries], most_columns: int) -> StepGrid:
@@ -101,26 +94,6 @@ def step_grid(ranks: Sequence[StepSeries], most_columns: int) -> StepGrid:
             row[at] = duration_ns if known is None or duration_ns > known else known
         rows.append(row)
     return StepGrid([own.rank for own in ranks], columns, rows)
-
-
-def _in_order(own: StepSeries) -> StepSeries:
-    if all(first <= second for first, second in pairwise(own.numbers)):
-        return own
-    order = sorted(range(len(own.numbers)), key=own.numbers.__getitem__)
-    return StepSeries(own.rank, [own.numbers[at] for at in order], [own.durations_ns[at] for at in order])
-
-
-def _chunks(ranks: Sequence[StepSeries]) -> Iterator[tuple[Sequence[int], list[StepSeries]]]:
-    """Yield some step numbers and the steps of all ranks with them, so that not all times are in lists at once."""
-    numbers = sorted(set[int]().union(*(own.numbers for own in ranks)))
-    size = max(1, _MOST_AT_ONCE // max(1, len(ranks)))
-    for start in range(0, len(numbers), size):
-        chunk = numbers[start : start + size]
-        parts = []
-        for own in ranks:
-            first, end = bisect_left(own.numbers, chunk[0]), bisect_left(own.numbers, chunk[-1] + 1)
-            parts.append(StepSeries(own.rank, own.numbers[first:end], own.durations_ns[first:end]))
-        yield chunk, parts
 
 
 def reduced_steps(points: Sequence[StepPoint], most: int) -> list[StepPoint]:

@@ -6,19 +6,19 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit import core
 from tracekit.errors import StorageError, TraceFormatError, TracekitError
-from tracekit.table.arrow import FileTables
 from tracekit.table.columns import FileFacts, TrackFacts, read_columns
 from tracekit.table.database import Database, Limits
 from tracekit.table.extend import extend_tables, rows_of, write_columns
 from tracekit.table.growth import Growth, Part
-from tracekit.table.plain_columns import PlainColumns
 from tracekit.table.steps import COUNTS, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from tracekit.core import _merge
+    from tracekit.table.plain_columns import PlainColumns
 
 FACTS: Final = "facts"
 _TABLES: Final = ("events", "counters", "flows")
@@ -46,37 +46,16 @@ def build_entry(
         TraceFormatError: It is not a trace.
         QueryError: The engine has failed.
     """
-    has_given = False
-
-    def given(facts: FileFacts) -> list[Step]:
-        nonlocal has_given
-        steps = [] if given_steps is None else given_steps(facts)
-        has_given = bool(steps)
-        return steps
-
+    growth = Growth()
     with Database(folder, LIMITS) as database:
-        if core.merge is None:
-            growth = Growth()
-            plain, facts = read_columns(path, given_steps=given, progress=progress, growth=growth)
-            assert isinstance(plain, PlainColumns)
-            for name in _TABLES:
-                write_columns(database, plain, name, folder / f"{name}.parquet")
-        else:
-            tables = FileTables(path, folder=str(folder), given_steps=given, progress=progress)
-            facts = _reading(tables, folder)
-            for name in _TABLES:
-                database.write_arrow(tables.table(name), folder / f"{name}.parquet", facts.columns[name])
-            growth = tables.growth
-        if growth.rows and not has_given:
-            growth.parts = {name: [Part(f"{name}.parquet", 0, facts.rows[name])] for name in _TABLES}
+        columns, facts = _read(path, folder, given_steps=given_steps, progress=progress, growth=growth)
+        for name in _TABLES:
+            write_columns(database, columns, name, folder / f"{name}.parquet")
+        parts = {name: [Part(f"{name}.parquet", 0, facts.rows[name])] for name in _TABLES}
+        if growth.rows and not facts.has_given_steps:
+            growth.parts = parts
             growth.save(folder)
-        _write_dimensions(database, facts, folder)
-        # A column that is NULL in all rows is not in the file.
-        end = "start_ns + coalesce(duration_ns, 0)" if "duration_ns" in facts.columns["events"] else "start_ns"
-        span = database.run(
-            f"SELECT min(start_ns), max({end}) FROM " + database.read_parquet([folder / "events.parquet"])
-        )[0]
-    _write_facts(folder, facts, span=span, has_given_steps=has_given)
+        _finish(database, facts, folder, parts)
 
 
 def extend_entry(path: str, previous: Path, folder: Path, progress: Callable[[int], None] | None = None) -> bool:
@@ -103,24 +82,22 @@ def extend_entry(path: str, previous: Path, folder: Path, progress: Callable[[in
         if found is not None:
             facts, growth = found
             growth.save(folder)
-            _write_dimensions(database, facts, folder)
-            rows = rows_of("events", folder, growth.parts["events"])
-            span = database.run(f"SELECT min(start_ns), max(start_ns + coalesce(duration_ns, 0)) FROM ({rows})")[0]
+            _finish(database, facts, folder, growth.parts)
     if found is None:
         for left in folder.iterdir():
             left.unlink()
-        return False
-    _write_facts(folder, facts, span=span, has_given_steps=False, parts=growth.parts)
-    return True
+    return found is not None
 
 
-def _write_facts(
-    folder: Path, facts: FileFacts, *, span: Any, has_given_steps: bool, parts: dict[str, list[Part]] | None = None
-) -> None:
+def _finish(database: Database, facts: FileFacts, folder: Path, parts: dict[str, list[Part]]) -> None:
+    """Write the tracks, the steps and the facts of an entry with these parts."""
+    _write_dimensions(database, facts, folder)
+    rows = rows_of("events", folder, parts["events"])
+    span = database.run(f"SELECT min(start_ns), max(start_ns + coalesce(duration_ns, 0)) FROM ({rows})")[0]
     small = dataclasses.replace(facts, tracks=[], steps=[])
-    document = dataclasses.asdict(small) | {"span": span, "has_given_steps": has_given_steps}
+    document = dataclasses.asdict(small) | {"span": span}
     # Name, first row and number of rows of each part.
-    document["parts"] = {name: [dataclasses.astuple(part) for part in own] for name, own in (parts or {}).items()}
+    document["parts"] = {name: [dataclasses.astuple(part) for part in own] for name, own in parts.items()}
     (folder / FACTS).write_text(json.dumps(document), encoding="utf-8")
 
 
@@ -130,28 +107,21 @@ def build_args(path: str, folder: Path, name: str) -> None:
     Raises:
         StorageError: The file cannot be read, or the folder cannot be written.
     """
-    target = folder / name
     with Database(folder, LIMITS) as database:
-        if core.merge is None:
-            plain, _ = read_columns(path, keeps_args=True)
-            assert isinstance(plain, PlainColumns)
-            write_columns(database, plain, "args", target)
-        else:
-            tables = FileTables(path, folder=str(folder), keeps_args=True)
-            _reading(tables, folder)
-            database.write_arrow(tables.table("args"), target)
+        columns, _ = _read(path, folder, keeps_args=True)
+        write_columns(database, columns, "args", folder / name)
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """Return the facts of an entry: those of `FileFacts` but for tracks and steps, ``span``, ``has_given_steps``, ``parts``."""
+    """Return the facts of an entry: those of `FileFacts` but for tracks and steps, ``span``, and the ``parts`` of its tables."""
     found: dict[str, Any] = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     return found
 
 
-def _reading(tables: FileTables, folder: Path) -> FileFacts:
-    # Read here, so that errors keep their type: the engine would replace them.
+def _read(path: str, folder: Path, **options: Any) -> tuple[_merge.Columns | PlainColumns, FileFacts]:
+    """Read a file; see `read_columns`."""
     try:
-        return tables.facts
+        return read_columns(path, folder=str(folder), **options)
     except TracekitError:
         raise
     except OSError as error:

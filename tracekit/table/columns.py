@@ -64,6 +64,7 @@ class FileFacts:
         tracks: Its tracks, by their numbers.
         steps: Its steps, by their indices.
         has_batches: True if the steps are batches that tracekit recorded.
+        has_given_steps: True if the steps are those of other files of the rank.
         rows: The number of rows of each table.
         columns: The columns of each table that are not NULL in all rows.
         damage: The damage, as a sentence; empty for none.
@@ -79,6 +80,7 @@ class FileFacts:
     tracks: list[TrackFacts] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     has_batches: bool = False
+    has_given_steps: bool = False
     rows: dict[str, int] = field(default_factory=dict)
     columns: dict[str, list[str]] = field(default_factory=dict)
     damage: str = ""
@@ -137,9 +139,8 @@ def read_columns(
         _keep_open(growth, sink, writer)
     writer.finish()
     facts = metadata.facts(reader, sink.tracks(), writer)
-    steps = given_steps(facts) if given_steps is not None else []
-    if steps:
-        facts.steps = steps
+    if given_steps is not None and (steps := given_steps(facts)):
+        facts.steps, facts.has_given_steps = steps, True
     facts.rows = sink.finish(_groups(facts).tobytes(), step_columns(facts.steps).tobytes())
     facts.columns = sink.used()
     if growth is not None:

@@ -100,10 +100,8 @@ class Database:
         Raises:
             QueryError: The engine has failed.
         """
-        try:
+        with self._raising():
             return list(self._connection.execute(sql).fetchall())
-        except self._errors as error:
-            raise QueryError(f"the event table cannot be used: {_first_line(error)}") from error
 
     def columns(self, sql: str) -> dict[str, Any]:
         """Run a statement and return its columns by name, as arrays of numpy, which must be installed.
@@ -111,21 +109,13 @@ class Database:
         Raises:
             QueryError: The engine has failed.
         """
-        try:
+        with self._raising():
             return dict(self._connection.execute(sql).fetchnumpy())
-        except self._errors as error:
-            raise QueryError(f"the event table cannot be used: {_first_line(error)}") from error
 
-    def iterate(self, sql: str) -> Iterator[tuple[Any, ...]]:
-        """Run a statement and yield its rows; only some of them are in memory.
-
-        Raises:
-            QueryError: The engine has failed.
-        """
+    @contextlib.contextmanager
+    def _raising(self) -> Iterator[None]:
         try:
-            result = self._connection.execute(sql)
-            while rows := result.fetchmany(_BATCH_ROWS):
-                yield from rows
+            yield
         except self._errors as error:
             raise QueryError(f"the event table cannot be used: {_first_line(error)}") from error
 
@@ -299,7 +289,6 @@ class _Stream:
         return self._connection.sql(self._sql).__arrow_c_stream__(requested_schema)
 
 
-_BATCH_ROWS: Final = 10_000
 _PARQUET: Final = "COMPRESSION snappy, PARQUET_VERSION v2"
 
 

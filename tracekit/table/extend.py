@@ -5,15 +5,13 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Final
 
-from tracekit.table.arrow import ColumnsTable
+from tracekit.table.arrow import ArrowTable
 from tracekit.table.columns import FileFacts, new_columns, read_columns
 from tracekit.table.growth import Growth, Part, link_part, load_growth
 from tracekit.table.plain_columns import COLUMNS, PlainColumns
-from tracekit.table.rows import NO_BEGIN, NO_VALUE
-from tracekit.table.steps import step_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     from tracekit.core import _merge
@@ -27,6 +25,7 @@ TEXTS: Final = {
 }
 """The columns of each table that are texts."""
 
+_CHUNK_ROWS: Final = 1_000_000
 _SLICE: Final = ord("X")
 _NESTED: Final = ("depth", "parent", "self_ns", "step_index")
 
@@ -51,11 +50,48 @@ def write_columns(database: Database, columns: _merge.Columns | PlainColumns, ta
     """Write a table of columns as Parquet."""
     used = columns.used()[table] or COLUMNS[table]
     if not isinstance(columns, PlainColumns):
-        database.write_arrow(ColumnsTable(columns, table), path, used)
+        database.write_arrow(ArrowTable(table, lambda: columns), path, used)
         return
     places = [COLUMNS[table].index(column) for column in used]
     types = {column: float if column == "value" else str if column in TEXTS[table] else int for column in used}
     database.write_rows(([row[at] for at in places] for row in columns.rows(table)), types, path)
+
+
+def nest_slices(database: Database, folder: Path, tracks: int) -> None:
+    """Nest the slices of the table ``to_nest``, into the table ``nesting`` with place, depth, parent (a place) and self_ns.
+
+    Args:
+        database: The engine. ``to_nest`` has the columns place (from 0 on), track, start_ns and duration_ns; outer slices come
+            before the slices that they enclose.
+        folder: A private folder.
+        tracks: The number of tracks.
+    """
+    columns = new_columns(str(folder))
+    for track in range(tracks):
+        columns.track(b"0", b"%d" % track)
+    ((slices,),) = database.run("SELECT count(*) FROM to_nest")
+    for first in range(0, slices, _CHUNK_ROWS):
+        found = database.columns(
+            "SELECT track, start_ns, duration_ns FROM to_nest "
+            f"WHERE place >= {first} AND place < {first + _CHUNK_ROWS} ORDER BY place"
+        )
+        columns.add_slices(*(values.astype("int64").tobytes() for values in found.values()))
+    columns.finish(array("q", [0] * tracks).tobytes(), b"")
+    path = folder / "nesting.parquet"
+    write_columns(database, columns, "events", path)
+    rows = rows_of("events", folder, [Part(path.name, 0, slices)])
+    database.run(f"CREATE TEMP TABLE nesting AS SELECT id AS place, depth, parent, self_ns FROM ({rows})")
+    path.unlink()
+
+
+def replaced(names: Collection[str], alias: str) -> str:
+    """Return the columns of events, in order: some of them those of the table ``n``, where that has a row."""
+    return ", ".join(
+        f"CASE WHEN n.id IS NULL THEN {alias}.{name} ELSE n.{name} END AS {name}"
+        if name in names
+        else f"{alias}.{name}"
+        for name in COLUMNS["events"]
+    )
 
 
 def extend_tables(
@@ -145,35 +181,35 @@ def _nest_again(
             f"o.phase = {_SLICE} AND o.start_ns < t.time_ns AND o.start_ns + o.duration_ns > t.time_ns GROUP BY o.track"
         )
     database.run(
-        # Of slices with equal times, the depths have the order of the begins.
-        "CREATE TEMP TABLE again AS SELECT row_number() OVER (ORDER BY start_ns, duration_ns DESC, depth, id) - 1 AS place, * "
-        f"FROM (SELECT o.id, o.track, phase, start_ns, duration_ns, depth FROM old o JOIN {source} t(track, time_ns) "
-        "ON t.track = o.track WHERE o.start_ns >= t.time_ns "
-        "UNION ALL SELECT id, track, phase, start_ns, duration_ns, depth FROM new)"
+        "CREATE TEMP TABLE again AS SELECT o.id, o.track, phase, start_ns, duration_ns, depth FROM old o "
+        f"JOIN {source} t(track, time_ns) ON t.track = o.track WHERE o.start_ns >= t.time_ns "
+        "UNION ALL SELECT id, track, phase, start_ns, duration_ns, depth FROM new"
     )
     if database.run(
         f"SELECT 1 FROM again WHERE phase = {_SLICE} AND duration_ns > 0 GROUP BY track, start_ns, duration_ns "
         f"HAVING min(id) < {base} AND max(id) >= {base} LIMIT 1"
     ):
         return None
-    columns = new_columns(str(folder))
-    for pid, tid in growth.tracks:
-        columns.track(pid.encode("utf-8", "surrogateescape"), tid.encode("utf-8", "surrogateescape"))
-    none = (NO_VALUE,) * 5
-    for track, phase, start_ns, duration_ns in database.iterate(
-        "SELECT track, phase, start_ns, duration_ns FROM again ORDER BY place"
-    ):
-        duration = NO_VALUE if duration_ns is None else duration_ns
-        columns.add_event(track, None, b"", phase, start_ns, duration, *none, None, None, phase == _SLICE, NO_BEGIN)
-    columns.finish(array("q", [0] * len(growth.tracks)).tobytes(), step_columns(facts.steps).tobytes())
-    late = folder / "late.parquet"
-    write_columns(database, columns, "events", late)
-    rows = rows_of("events", folder, [Part(late.name, 0, 1 << 62)])
     database.run(
-        f"CREATE TEMP TABLE nested AS SELECT a.id, l.depth, p.id AS parent, l.self_ns, l.step_index FROM ({rows}) l "
-        "JOIN again a ON a.place = l.id LEFT JOIN again p ON p.place = l.parent"
+        # Of slices with equal times, the depths have the order of the begins.
+        "CREATE TEMP TABLE to_nest AS SELECT row_number() OVER (ORDER BY start_ns, duration_ns DESC, depth, id) - 1 AS place, "
+        f"id, track, start_ns, duration_ns FROM again WHERE phase = {_SLICE}"
     )
-    late.unlink()
+    nest_slices(database, folder, len(growth.tracks))
+    ((least_ns,),) = database.run("SELECT min(start_ns) FROM again")
+    spans = [
+        f"({step.start_ns}, {step.end_ns}, {index})"
+        for index, step in enumerate(facts.steps)
+        if least_ns is not None and step.end_ns > least_ns
+    ]
+    database.run(
+        "CREATE TEMP TABLE nested AS "
+        f"WITH step AS (SELECT * FROM (VALUES {', '.join(spans) or '(NULL, NULL, NULL)'}) s(first_ns, end_ns, step_index)) "
+        "SELECT a.id, n.depth, p.id AS parent, n.self_ns, "
+        "CASE WHEN a.start_ns < s.end_ns THEN s.step_index END AS step_index FROM again a "
+        "ASOF LEFT JOIN step s ON a.start_ns >= s.first_ns LEFT JOIN to_nest own ON own.id = a.id "
+        "LEFT JOIN nesting n ON n.place = own.place LEFT JOIN to_nest p ON p.place = n.parent"
+    )
     first: int | None = database.run("SELECT min(id) FROM again")[0][0]
     return base if first is None else min(first, base)
 
@@ -189,16 +225,11 @@ def _first_change_ns(database: Database, previous: Path, facts: FileFacts) -> in
 
 def _write_part(database: Database, table: str, first: int, path: Path) -> None:
     number = "row_number" if table == "flows" else "id"
-    values = [f"u.{name}" for name in COLUMNS[table]]
-    join = ""
+    values, join = ", ".join(f"u.{name}" for name in COLUMNS[table]), ""
     if table == "events":
-        join = " LEFT JOIN nested n ON n.id = u.id"
-        values = [
-            f"CASE WHEN n.id IS NULL THEN u.{name} ELSE n.{name} END AS {name}" if name in _NESTED else f"u.{name}"
-            for name in COLUMNS[table]
-        ]
+        values, join = replaced(_NESTED, "u"), " LEFT JOIN nested n ON n.id = u.id"
     database.write_parquet(
-        f"SELECT {', '.join(values)} FROM (SELECT * FROM old WHERE {number} >= {first} UNION ALL BY NAME "
+        f"SELECT {values} FROM (SELECT * FROM old WHERE {number} >= {first} UNION ALL BY NAME "
         f"SELECT * FROM new) u{join} ORDER BY u.{number}",
         path,
     )

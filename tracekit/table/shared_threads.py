@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tracekit.table.build import FACTS, LIMITS
-from tracekit.table.columns import new_columns
 from tracekit.table.database import Database
-from tracekit.table.extend import rows_of, write_columns
+from tracekit.table.extend import nest_slices, replaced, rows_of
 from tracekit.table.growth import Part
-from tracekit.table.plain_columns import COLUMNS
 from tracekit.table.schema import VERSION
 
 if TYPE_CHECKING:
@@ -23,7 +20,6 @@ if TYPE_CHECKING:
 PARENT_MEMBER: Final = "parent_member"
 """The column of nested events with the number of the member that holds the parent."""
 
-_CHUNK_ROWS: Final = 1_000_000
 _NESTED: Final = ("depth", "parent", "self_ns")
 
 # Threads with slices of two files at one time.
@@ -41,15 +37,15 @@ SELECT t.member, t.track, t.base_ns, dense_rank() OVER (ORDER BY pid, tid) - 1 A
 FROM member_track t SEMI JOIN shared USING (pid, tid)"""
 
 _SLICES: Final = """
-CREATE TEMP TABLE shared_slice AS
+CREATE TEMP TABLE to_nest AS
 SELECT row_number() OVER (ORDER BY s.start_ns + t.base_ns, s.duration_ns DESC, s.member, s.depth, s.id) - 1 AS place,
-    s.member, s.id, t.thread, s.start_ns + t.base_ns AS start_ns, s.duration_ns
+    s.member, s.id, t.thread AS track, s.start_ns + t.base_ns AS start_ns, s.duration_ns
 FROM member_slice s JOIN shared_track t USING (member, track)"""
 
 _NESTED_SLICES: Final = """
 CREATE TEMP TABLE nested_slice AS
 SELECT s.member, s.id, n.depth, p.id AS parent, p.member AS parent_member, n.self_ns
-FROM shared_slice s JOIN ({nested}) n ON n.id = s.place LEFT JOIN shared_slice p ON p.place = n.parent"""
+FROM to_nest s JOIN nesting n USING (place) LEFT JOIN to_nest p ON p.place = n.parent"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +101,10 @@ class SharedThreads:
             database.run(_SHARED)
             shared = [member for (member,) in database.run("SELECT DISTINCT member FROM shared_track ORDER BY member")]
             if shared:
-                _nest(database, folder)
+                database.run(_SLICES)
+                ((threads,),) = database.run("SELECT max(track) + 1 FROM to_nest")
+                nest_slices(database, folder, threads)
+                database.run(_NESTED_SLICES)
             for member in shared:
                 _write_events(database, member, folder / _events_name(member))
         (folder / FACTS).write_text(json.dumps({"members": shared}), encoding="ascii")
@@ -137,34 +136,9 @@ def _events_name(member: int) -> str:
     return f"events-{member}.parquet"
 
 
-def _nest(database: Database, folder: Path) -> None:
-    """Nest the slices of the shared threads into the table ``nested_slice``."""
-    database.run(_SLICES)
-    ((slices, threads),) = database.run("SELECT count(*), max(thread) + 1 FROM shared_slice")
-    columns = new_columns(str(folder))
-    for thread in range(threads):
-        columns.track(b"0", b"%d" % thread)
-    for first in range(0, slices, _CHUNK_ROWS):
-        found = database.columns(
-            "SELECT thread, start_ns, duration_ns FROM shared_slice "
-            f"WHERE place >= {first} AND place < {first + _CHUNK_ROWS} ORDER BY place"
-        )
-        columns.add_slices(*(values.astype("int64").tobytes() for values in found.values()))
-    columns.finish(array("q", [0] * threads).tobytes(), b"")
-    nested = folder / "nested.parquet"
-    write_columns(database, columns, "events", nested)
-    rows = rows_of("events", folder, [Part(nested.name, 0, slices)])
-    database.run(_NESTED_SLICES.format(nested=rows))
-    nested.unlink()
-
-
 def _write_events(database: Database, member: int, path: Path) -> None:
-    values = [
-        f"CASE WHEN n.id IS NULL THEN e.{name} ELSE n.{name} END AS {name}" if name in _NESTED else f"e.{name}"
-        for name in COLUMNS["events"]
-    ]
     database.write_parquet(
-        f"SELECT {', '.join(values)}, n.{PARENT_MEMBER} FROM events_{member} e "
+        f"SELECT {replaced(_NESTED, 'e')}, n.{PARENT_MEMBER} FROM events_{member} e "
         f"LEFT JOIN (SELECT * FROM nested_slice WHERE member = {member}) n ON n.id = e.id ORDER BY e.id",
         path,
     )

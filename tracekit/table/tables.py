@@ -56,8 +56,7 @@ class _Entry:
         """Return the file name, first row and number of rows of each part of a table."""
         if table == "events" and self.nested is not None:
             return [(str(self.nested), 0, 1 << 62)]
-        found = self.facts["parts"].get(table)
-        return [tuple(part) for part in found] if found else [(f"{table}.parquet", 0, 1 << 62)]
+        return [tuple(part) for part in self.facts["parts"].get(table, [(f"{table}.parquet", 0, 1 << 62)])]
 
     def member(self) -> Member:
         """Return the file for `SharedThreads`."""

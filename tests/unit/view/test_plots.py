@@ -323,18 +323,12 @@ def test_steps_are_told_rank_by_rank() -> None:
 @given(
     st.lists(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 99)), max_size=40), max_size=5),
     st.integers(1, 10),
-    st.integers(1, 40),
 )
-def test_no_peak_is_lost_however_steps_are_put_together(
-    ranks: list[list[tuple[int, int]]], most: int, at_once: int
-) -> None:
+def test_no_peak_is_lost_however_steps_are_put_together(ranks: list[list[tuple[int, int]]], most: int) -> None:
     columns = [
         StepSeries(rank, [number for number, _ in own], [time for _, time in own]) for rank, own in enumerate(ranks)
     ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tracekit.explain.step_times._MOST_AT_ONCE", at_once)
-        points = step_points(columns)
-    reduced, grid = reduced_steps(points, most), step_grid(columns, most)
+    reduced, grid = reduced_steps(step_points(columns), most), step_grid(columns, most)
     longest = max((time for own in ranks for _, time in own), default=0)
     assert len(reduced) <= most
     assert max((one.slowest_ns for one in reduced), default=0) == longest
