@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import add_inputs, keeps_cache
+from tracekit.cli.arguments import add_inputs, add_output, keeps_cache
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import OK, PROBLEMS, USAGE, print_json, print_lines
 from tracekit.errors import CommandError
@@ -20,14 +19,7 @@ if TYPE_CHECKING:
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit report``."""
     add_inputs(parser)
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=resolve_path,
-        default="report.html",
-        help="the file or URL to write (default: %(default)s)",
-    )
-    parser.add_argument("-f", "--force", action="store_true", help="replace the output if it exists")
+    add_output(parser, "the file or URL to write (default: %(default)s)", default="report.html")
     parser.add_argument("--title", help="heading of the page (default: the name of the run)")
     parser.epilog = (
         "The page runs no script and loads nothing. Exit code: 0 written, 1 failed and nothing written, 2 wrong usage, "

@@ -18,7 +18,7 @@ from tracekit.auto import bootstrap
 from tracekit.auto.notes import OPTIONS_VARIABLE, read_notes
 from tracekit.auto.options import RunOptions
 from tracekit.auto.start import AUTO_VARIABLE
-from tracekit.cli.arguments import seconds
+from tracekit.cli.arguments import add_output, seconds
 from tracekit.cli.configuration import overlay, read_environment, read_file
 from tracekit.cli.run_process import end_like, run_command
 from tracekit.cli.run_result import RecordedRun, merge_run, summary_sentences
@@ -65,14 +65,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="the command that starts the training, behind --: python, torchrun, accelerate, deepspeed, mpirun, srun ...",
     )
     output = parser.add_argument_group("where to")
-    output.add_argument(
-        "-o",
-        "--output",
-        type=resolve_path,
-        metavar="FILE",
-        help="the merged trace (default: merged.json.gz in the folder)",
-    )
-    output.add_argument("-f", "--force", action="store_true", help="replace the merged trace if it exists")
+    add_output(output, "the merged trace (default: merged.json.gz in the folder)")
     output.add_argument(
         "--folder",
         type=resolve_path,

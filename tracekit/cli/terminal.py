@@ -13,6 +13,8 @@ from tracekit.wording import escape_surrogates, without_controls
 if TYPE_CHECKING:
     from typing import TextIO
 
+    from tracekit.merge import MergeReport
+
 OK: Final = 0
 FAILED: Final = 1
 USAGE: Final = 2
@@ -66,6 +68,17 @@ def print_json(document: Any, *, indent: int | None = 2) -> None:
         sys.stdout.write(_LONE_SURROGATE.sub(_escaped_again, piece) if "\\ud" in piece else piece)
     sys.stdout.write("\n")
     sys.stdout.flush()
+
+
+def print_merge(
+    report: MergeReport, *, as_json: bool, quiet: bool, action: str = "merged", verbose: bool = False
+) -> int:
+    """Print a report as text or JSON. Return its exit code. See `MergeReport.lines` for ``action`` and ``verbose``."""
+    if as_json:
+        print_json(report.to_json())
+    elif not quiet or not report.complete:
+        print_lines(*report.lines(action, verbose=verbose), stream=sys.stderr if quiet else None)
+    return OK if report.complete else PROBLEMS
 
 
 def _escaped_again(match: re.Match[str]) -> str:
