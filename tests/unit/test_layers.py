@@ -95,7 +95,7 @@ DOORS = {
     "isal": {"tracekit.formats.gzip_codec"},
     "jax": {"tracekit.integrations.jax.annotations"},
     # Each for its own templates.
-    "jinja2": {"tracekit.view.report.page", "tracekit.view.serve.pages"},
+    "jinja2": {"tracekit.view.pages"},
     "jsonschema": {"tracekit.formats.schema"},
     "lightning": {"tracekit.integrations.lightning.framework"},
     "mcp": {"tracekit.view.mcp_server"},

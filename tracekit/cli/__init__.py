@@ -18,7 +18,7 @@ from tracekit.arguments import is_set
 from tracekit.cli.arguments import suggestion
 from tracekit.cli.named_runs import with_named_runs
 from tracekit.cli.piped_inputs import copied_pipes
-from tracekit.cli.terminal import message_of, printable
+from tracekit.cli.terminal import FAILED, USAGE, complain, message_of
 from tracekit.errors import CommandError, ConfigError, TracekitError
 from tracekit.version import __version__
 
@@ -60,8 +60,6 @@ VERBS: Final = {
 }
 """The summary of each verb, and the arguments of its example."""
 
-_FAILURE: Final = 1
-_USAGE: Final = 2
 _INTERRUPTED: Final = 130
 _BROKEN_PIPE: Final = 141
 
@@ -87,16 +85,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(arguments)
     except SystemExit as stop:
         # argparse raises it after --help and after a usage error.
-        return stop.code if isinstance(stop.code, int) else _USAGE
+        return stop.code if isinstance(stop.code, int) else USAGE
     except CommandError as error:
         _complain(message_of(error))
         return error.exit_code
     except ConfigError as error:
         _complain(message_of(error))
-        return _USAGE
+        return USAGE
     except TracekitError as error:
         _complain(message_of(error))
-        return _FAILURE
+        return FAILED
     except KeyboardInterrupt:
         _complain("interrupted; nothing was left half done")
         return _INTERRUPTED
@@ -111,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"unexpected {type(error).__name__}: {error}. This is a fault of tracekit: please report it, "
             "with what TRACEKIT_DEBUG=1 prints"
         )
-        return _FAILURE
+        return FAILED
 
 
 def entry_point() -> None:
@@ -186,4 +184,4 @@ def _load(verb: str) -> Verb:
 
 def _complain(message: str) -> None:
     # Always one line, because names from a trace or a path may contain line breaks.
-    print(printable(f"tracekit: {' '.join(message.split())}", sys.stderr), file=sys.stderr)
+    complain(" ".join(message.split()))

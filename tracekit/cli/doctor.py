@@ -17,7 +17,7 @@ from tracekit.check.doctor import (
     examine_rank,
 )
 from tracekit.check.validation import validate_file
-from tracekit.cli.terminal import print_json, printable
+from tracekit.cli.terminal import OK, PROBLEMS, print_json, print_lines
 from tracekit.errors import TracekitError
 from tracekit.formats.trace_files import trace_files
 from tracekit.outbox.spool import default_root
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-OK: Final = 0
-PROBLEMS: Final = 3
 _COUNTED: Final = ("kind", "form", "events", "errors", "warnings", "counts", "not_checked")
 
 
@@ -76,16 +74,14 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         print_json(document)
         return PROBLEMS if problems else OK
     for section in [] if args.quiet else sections:
-        print(printable(section.title))
+        print_lines(section.title)
         width = max(map(len, section.facts), default=0)
         for name, value in section.facts.items():
-            print(printable(f"  {name.ljust(width)}  {_words(value)}"))
-        for note in section.notes:
-            print(printable(f"  note: {note}"))
-    for problem in problems:
-        print(printable(f"WRONG: {problem}"))
+            print_lines(f"  {name.ljust(width)}  {_words(value)}")
+        print_lines(*(f"  note: {note}" for note in section.notes))
+    print_lines(*(f"WRONG: {problem}" for problem in problems))
     if args.bundle is not None and not args.quiet:
-        print(printable(f"wrote {args.bundle}: attach it to the bug report"))
+        print_lines(f"wrote {args.bundle}: attach it to the bug report")
     if not args.quiet:
         print(f"{counted(len(problems), 'problem')} found" if problems else "no problems found")
     return PROBLEMS if problems else OK

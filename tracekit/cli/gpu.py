@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import positive
+from tracekit.cli.arguments import add_no_cache, add_traces, positive
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import print_json, printable
+from tracekit.cli.terminal import OK, print_json, print_lines
 
 if TYPE_CHECKING:
     import argparse
@@ -15,13 +14,7 @@ if TYPE_CHECKING:
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit gpu``."""
-    parser.add_argument(
-        "inputs",
-        type=resolve_path,
-        nargs="+",
-        metavar="INPUT",
-        help="traces of torch.profiler or tracekit, merged or of single ranks: files, folders, globs or URLs",
-    )
+    add_traces(parser, "traces of torch.profiler or tracekit, merged or of single ranks: files, folders, globs or URLs")
     parser.add_argument(
         "--top",
         type=positive,
@@ -30,7 +23,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="number of kernels and collectives to show (default: %(default)s)",
     )
     parser.add_argument("--per-rank", action="store_true", help="show each GPU and stream")
-    parser.add_argument("--no-cache", action="store_true", help="read the traces, and keep nothing of them")
+    add_no_cache(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.epilog = "Exit code: 0 done, 1 failed, 2 wrong usage."
 
@@ -51,6 +44,5 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.json:
         print_json(report.as_dict())
     else:
-        for line in gpu_lines(report, args.top, per_rank=args.per_rank):
-            print(printable(line))
-    return 0
+        print_lines(*gpu_lines(report, args.top, per_rank=args.per_rank))
+    return OK

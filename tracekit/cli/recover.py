@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from tracekit.arguments import resolve_path
 from tracekit.check.recovery import SUFFIXES, recover_trace
-from tracekit.cli.terminal import message_of, print_json, printable
+from tracekit.cli.arguments import add_output, add_traces
+from tracekit.cli.terminal import FAILED, OK, PROBLEMS, USAGE, complain, message_of, print_json, print_lines
 from tracekit.errors import CommandError, StorageError, TraceFormatError
 from tracekit.formats.trace_files import is_other_json, trace_files
 from tracekit.storage import same_file, without_secrets
@@ -17,34 +16,24 @@ if TYPE_CHECKING:
 
     from tracekit.check.recovery import RecoveryReport
 
-OK: Final = 0
-FAILED: Final = 1
-LOSSES: Final = 3
-
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit recover``."""
-    parser.add_argument(
-        "inputs",
-        type=resolve_path,
-        nargs="+",
-        metavar="INPUT",
-        help="traces: files, folders, globs or URLs, .json, .json.gz or .json.zst; "
-        "whole ones are passed over; - for standard input, with -o",
+    add_traces(
+        parser,
+        "traces: files, folders, globs or URLs, .json, .json.gz or .json.zst; whole ones are passed over; "
+        "- for standard input, with -o",
     )
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=resolve_path,
-        metavar="FILE",
-        help="where to write, for a single input (default: NAME.recovered.json, or .json.gz, beside the input)",
+    add_output(
+        parser,
+        "where to write, for a single input (default: NAME.recovered.json, or .json.gz, beside the input)",
+        force="replace files that exist",
     )
     parser.add_argument(
         "--in-place",
         action="store_true",
         help="replace the input when the recovered trace is complete, and keep it as NAME.broken",
     )
-    parser.add_argument("-f", "--force", action="store_true", help="replace files that exist")
     parser.add_argument(
         "--close-open-slices",
         action="store_true",
@@ -65,10 +54,12 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run ``tracekit recover``; return its exit code."""
     del parser
     if args.piped and args.output is None:
-        raise CommandError(f"{args.piped[0]}: name the recovered trace with -o", 2)
+        raise CommandError(f"{args.piped[0]}: name the recovered trace with -o", USAGE)
     files = _files(args.inputs)
     if args.output is not None and len(files) != 1:
-        raise CommandError(f"-o names one file, and there are {len(files)} inputs; leave it out, or name one input", 2)
+        raise CommandError(
+            f"-o names one file, and there are {len(files)} inputs; leave it out, or name one input", USAGE
+        )
     reports: list[RecoveryReport] = []
     others: list[str] = []
     failed: list[tuple[str, str]] = []
@@ -85,15 +76,14 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             if not named and isinstance(error, TraceFormatError) and is_other_json(path):
                 others.append(without_secrets(path))
                 if not (args.json or args.quiet):
-                    print(printable(f"{without_secrets(path)}: no trace, passed over"))
+                    print_lines(f"{without_secrets(path)}: no trace, passed over")
                 continue
             failed.append((without_secrets(path), message_of(error)))
-            print(printable(f"tracekit recover: {message_of(error)}", sys.stderr), file=sys.stderr)
+            complain(message_of(error), "recover")
             continue
         reports.append(report)
         if not args.json and not (args.quiet and report.complete):
-            for line in report.lines():
-                print(printable(line))
+            print_lines(*report.lines())
     if args.json:
         document: dict[str, Any] = {
             "files": [report.to_json() for report in reports],
@@ -106,7 +96,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         print(f"{len(files)} files: {len(reports) - whole} recovered, {whole} whole, {len(failed)} failed")
     if failed:
         return FAILED
-    return OK if all(report.complete for report in reports) else LOSSES
+    return OK if all(report.complete for report in reports) else PROBLEMS
 
 
 def _files(inputs: list[str]) -> list[tuple[str, bool]]:

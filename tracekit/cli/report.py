@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import add_inputs, keeps_cache
+from tracekit.cli.arguments import add_inputs, add_output, keeps_cache
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import print_json, printable
+from tracekit.cli.terminal import OK, PROBLEMS, USAGE, print_json, print_lines
 from tracekit.errors import CommandError
 from tracekit.storage import atomic_write, refuse_existing, same_file, without_secrets
 from tracekit.traces.inputs import find_traces
@@ -16,21 +15,11 @@ from tracekit.wording import size_words
 if TYPE_CHECKING:
     import argparse
 
-_USAGE: Final = 2
-_INCOMPLETE: Final = 3
-
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit report``."""
     add_inputs(parser)
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=resolve_path,
-        default="report.html",
-        help="the file or URL to write (default: %(default)s)",
-    )
-    parser.add_argument("-f", "--force", action="store_true", help="replace the output if it exists")
+    add_output(parser, "the file or URL to write (default: %(default)s)", default="report.html")
     parser.add_argument("--title", help="heading of the page (default: the name of the run)")
     parser.epilog = (
         "The page runs no script and loads nothing. Exit code: 0 written, 1 failed and nothing written, 2 wrong usage, "
@@ -48,7 +37,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if not args.force:
         refuse_existing(args.output)
     if any(same_file(path, args.output) for path, _ in find_traces(args.inputs)):
-        raise CommandError(f"{shown} is one of the traces; choose another name for the report", _USAGE)
+        raise CommandError(f"{shown} is one of the traces; choose another name for the report", USAGE)
     with ProgressBar(enabled=True) as bar:
         report = report_run(args.inputs, inside=args.inside, cache=keeps_cache(args), progress=bar.update)
     page = report_page(report, args.title).encode()
@@ -57,5 +46,5 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.json:
         print_json(WrittenReport.of(report, shown, len(page)).as_dict())
     else:
-        print(printable(f"wrote {shown} ({size_words(len(page))}); open it in any browser, or send it as it is"))
-    return _INCOMPLETE if report.summary.incomplete else 0
+        print_lines(f"wrote {shown} ({size_words(len(page))}); open it in any browser, or send it as it is")
+    return PROBLEMS if report.summary.incomplete else OK

@@ -7,22 +7,22 @@ import contextlib
 import functools
 import os
 import re
-import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from tracekit import storage
-from tracekit.arguments import resolve_path
+from tracekit.arguments import parse_ranks, resolve_path
 from tracekit.auto import bootstrap
 from tracekit.auto.notes import OPTIONS_VARIABLE, read_notes
 from tracekit.auto.options import RunOptions
 from tracekit.auto.start import AUTO_VARIABLE
-from tracekit.cli.arguments import seconds
+from tracekit.cli.arguments import add_output, seconds
 from tracekit.cli.configuration import overlay, read_environment, read_file
 from tracekit.cli.run_process import end_like, run_command
 from tracekit.cli.run_result import RecordedRun, merge_run, summary_sentences
-from tracekit.cli.terminal import message_of, printable
+from tracekit.cli.terminal import USAGE, complain, message_of
 from tracekit.distributed import RUN_ID_VARIABLE, detect_process
 from tracekit.errors import CommandError, ConfigError, TracekitError
 from tracekit.merge.selection.selection import Selection
@@ -35,26 +35,21 @@ if TYPE_CHECKING:
 
     from tracekit.cli import Parser
 
-_USAGE: Final = 2
 _SIZE: Final = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)(MB|GB|TB)")
 _UNIT_BYTES: Final = {"MB": 10**6, "GB": 10**9, "TB": 10**12}
 _MIN_BYTES: Final = 10**6
 _Flag: Final = argparse.BooleanOptionalAction
 _FLAGS: Final = ("private", "record_batches")
-_DEFAULTS: Final[dict[str, Any]] = {
-    "folder": "traces/{run_id}",
+_DEFAULT_OPTIONS: Final = asdict(RunOptions())
+_FIELDS: Final = {  # of `RunOptions`, by the names of the options, which have no units
+    name.removesuffix("_s").removesuffix("_bytes"): name
+    for name in _DEFAULT_OPTIONS
+    if name not in ("notes", "merged", "profiler")
+}
+DEFAULTS: Final[dict[str, Any]] = {
     "merge": True,
     "timeout": 60.0,
-    "limit": 2 * 10**9,
-    "steps": None,
-    "ranks": None,
-    "with_stack": False,
-    "memory": False,
-    "shapes": False,
-    "on_demand": False,
-    "flight_recorder": 0.0,
-    "handlers": (),
-    "sources": (),
+    **{option: _DEFAULT_OPTIONS[name] for option, name in _FIELDS.items()},
 }
 """Options that the environment and a file can give as well, beside those of the Profiler."""
 
@@ -70,14 +65,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="the command that starts the training, behind --: python, torchrun, accelerate, deepspeed, mpirun, srun ...",
     )
     output = parser.add_argument_group("where to")
-    output.add_argument(
-        "-o",
-        "--output",
-        type=resolve_path,
-        metavar="FILE",
-        help="the merged trace (default: merged.json.gz in the folder)",
-    )
-    output.add_argument("-f", "--force", action="store_true", help="replace the merged trace if it exists")
+    add_output(output, "the merged trace (default: merged.json.gz in the folder)")
     output.add_argument(
         "--folder",
         type=resolve_path,
@@ -162,47 +150,47 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     run_id = args.run_id or detect_process(rank=0, world_size=1).run_id
     folder = _absolute(args.folder.replace("{run_id}", safe_text(run_id)))
     if "{" in args.folder.replace("{run_id}", ""):
-        raise CommandError(f"--folder {args.folder}: {{run_id}} is the only field it can have", _USAGE)
+        raise CommandError(f"--folder {args.folder}: {{run_id}} is the only field it can have", USAGE)
     output = args.output or f"{folder}/merged.json.gz"
     if args.merge and not args.force:
         storage.refuse_existing(output)
     with tempfile.TemporaryDirectory(prefix="tracekit-run-") as notes:
         options = _options(args, given, _escaped(folder), notes)
         if file is not None:
-            _say(f"options of {_short(os.fspath(file))}")
+            complain(f"options of {_short(os.fspath(file))}")
         if args.on_demand:
-            _say(f"recording starts with: tracekit capture {storage.shell_word(folder)}/control --steps 5")
+            complain(f"recording starts with: tracekit capture {storage.shell_word(folder)}/control --steps 5")
         code = run_command(command, _environment(options, run_id))
         recorded = RecordedRun(read_notes(Path(notes)))
     try:
         _conclude(args, recorded, folder, output, command)
     except KeyboardInterrupt:
-        _say(f"interrupted; the rank traces are in {folder}")
+        complain(f"interrupted; the rank traces are in {folder}")
     except (TracekitError, OSError) as error:
-        _say(f"{message_of(error)}. The rank traces are in {folder}.")
+        complain(f"{message_of(error)}. The rank traces are in {folder}.")
     return end_like(code)
 
 
 def _conclude(args: argparse.Namespace, recorded: RecordedRun, folder: str, output: str, command: list[str]) -> None:
     ranks = recorded.ranks
     if not ranks:
-        _say(f"no process of this run was recorded: {recorded.why_nothing(command)}.")
+        complain(f"no process of this run was recorded: {recorded.why_nothing(command)}.")
         return
     for line in recorded.losses():
-        _say(line)
+        complain(line)
     where = storage.without_secrets(folder)
     merge_command = f"tracekit merge -o {storage.shell_word(output)} {storage.shell_word(where)}"
     if not args.merge:
-        _say(f"recorded {rank_spans(ranks)} of {recorded.world_size} in {where}. Next: {merge_command}")
+        complain(f"recorded {rank_spans(ranks)} of {recorded.world_size} in {where}. Next: {merge_command}")
         return
     if 0 not in ranks:
-        _say(f"recorded {rank_spans(ranks)} of {recorded.world_size} in {where}; the node of rank 0 merges them.")
+        complain(f"recorded {rank_spans(ranks)} of {recorded.world_size} in {where}; the node of rank 0 merges them.")
         return
     for line in merge_run(recorded, folder, output, args.timeout, overwrite=args.force):
-        _say(line)
+        complain(line)
     for sentence in summary_sentences(output):
-        _say(sentence)
-    _say(f"Next: tracekit open {storage.shell_word(_short(output))}")
+        complain(sentence)
+    complain(f"Next: tracekit open {storage.shell_word(_short(output))}")
 
 
 def _fill_in(args: argparse.Namespace, given: Mapping[str, Any], parser: argparse.ArgumentParser) -> Path | None:
@@ -211,11 +199,11 @@ def _fill_in(args: argparse.Namespace, given: Mapping[str, Any], parser: argpars
     Returns:
         The file; None without one.
     """
-    names = {**_DEFAULTS, **SETTINGS}
+    names = {**DEFAULTS, **SETTINGS}
     actions = {action.dest: action for action in cast("Parser", parser).actions if action.dest in names}
     of_file, path = read_file(actions, Path.cwd())
     chosen = overlay(overlay(of_file, read_environment(actions, os.environ)), given)
-    for name, value in {**_DEFAULTS, **chosen}.items():
+    for name, value in {**DEFAULTS, **chosen}.items():
         setattr(args, name, value)
     return path
 
@@ -225,23 +213,11 @@ def _options(args: argparse.Namespace, given: Mapping[str, Any], folder: str, no
         for name in ("ranks", "with_stack", "memory", "shapes"):
             if given.get(name):
                 option = f"--{name.replace('_', '-')}"
-                raise CommandError(f"{option} is for torch.profiler; add --steps A:B or --on-demand", _USAGE)
+                raise CommandError(f"{option} is for torch.profiler; add --steps A:B or --on-demand", USAGE)
     settings = {name: getattr(args, name) for name in SETTINGS}
-    return RunOptions(
-        folder=folder,
-        notes=notes,
-        steps=args.steps,
-        ranks=args.ranks,
-        with_stack=args.with_stack,
-        memory=args.memory,
-        shapes=args.shapes,
-        on_demand=args.on_demand,
-        flight_recorder_s=args.flight_recorder,
-        limit_bytes=args.limit,
-        handlers=args.handlers,
-        sources=args.sources,
-        profiler={name: value for name, value in settings.items() if value is not None},
-    )
+    values = {name: getattr(args, option) for option, name in _FIELDS.items()}
+    profiler = {name: value for name, value in settings.items() if value is not None}
+    return RunOptions(**{**values, "folder": folder, "notes": notes, "profiler": profiler})
 
 
 def _environment(options: RunOptions, run_id: str) -> Mapping[str, str]:
@@ -297,7 +273,7 @@ def _steps(text: str) -> tuple[int, int]:
 
 def _ranks(text: str) -> tuple[int, ...]:
     try:
-        return tuple(sorted(Selection.parse(ranks=text).ranks or ()))
+        return parse_ranks("--ranks", text)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error).removeprefix("--ranks ")) from None
 
@@ -320,7 +296,3 @@ def _profiler_option(name: str, text: str) -> Any:
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return value
-
-
-def _say(line: str) -> None:
-    print(printable(f"tracekit: {line}", sys.stderr), file=sys.stderr, flush=True)

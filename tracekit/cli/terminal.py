@@ -13,6 +13,14 @@ from tracekit.wording import escape_surrogates, without_controls
 if TYPE_CHECKING:
     from typing import TextIO
 
+    from tracekit.merge import MergeReport
+
+OK: Final = 0
+FAILED: Final = 1
+USAGE: Final = 2
+PROBLEMS: Final = 3
+"""The exit codes of all verbs: done, failed, wrong usage, and done with problems or findings."""
+
 # In JSON: an escaped backslash, a pair of surrogates, or (group 1) a lone surrogate, which many readers reject.
 _LONE_SURROGATE: Final = re.compile(r"\\\\|\\ud[89ab]..\\ud[c-f]..|\\u(d[89a-f]..)")
 
@@ -29,6 +37,18 @@ def printable(text: str, stream: TextIO | None = None) -> str:
     """
     encoding = (stream or sys.stdout).encoding or "utf-8"
     return escape_surrogates(without_controls(text)).encode(encoding, "replace").decode(encoding, "replace")
+
+
+def print_lines(*lines: str, stream: TextIO | None = None) -> None:
+    """Print lines as in `printable`, and flush the stream; None means standard output."""
+    for line in lines:
+        print(printable(line, stream), file=stream)
+    (stream or sys.stdout).flush()
+
+
+def complain(what: str, verb: str = "") -> None:
+    """Print a line to standard error, after the name of the program and the verb."""
+    print_lines(f"tracekit {verb}: {what}" if verb else f"tracekit: {what}", stream=sys.stderr)
 
 
 def message_of(error: Exception) -> str:
@@ -48,6 +68,17 @@ def print_json(document: Any, *, indent: int | None = 2) -> None:
         sys.stdout.write(_LONE_SURROGATE.sub(_escaped_again, piece) if "\\ud" in piece else piece)
     sys.stdout.write("\n")
     sys.stdout.flush()
+
+
+def print_merge(
+    report: MergeReport, *, as_json: bool, quiet: bool, action: str = "merged", verbose: bool = False
+) -> int:
+    """Print a report as text or JSON. Return its exit code. See `MergeReport.lines` for ``action`` and ``verbose``."""
+    if as_json:
+        print_json(report.to_json())
+    elif not quiet or not report.complete:
+        print_lines(*report.lines(action, verbose=verbose), stream=sys.stderr if quiet else None)
+    return OK if report.complete else PROBLEMS
 
 
 def _escaped_again(match: re.Match[str]) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import add_inside
-from tracekit.cli.terminal import print_json, printable
+from tracekit.cli.terminal import OK, PROBLEMS, print_json, print_lines, printable
 from tracekit.errors import ConfigError, StorageError
 from tracekit.explain.text import table
 from tracekit.storage import without_secrets
@@ -24,7 +24,6 @@ from tracekit.view.live.states import CUT_AFTER_NS, look_document
 if TYPE_CHECKING:
     from tracekit.view.live import RunState
 
-_UNHEALTHY: Final = 3
 _MIN_WIDTH: Final = 40
 _MIN_INTERVAL_S: Final = 0.1
 _MAX_NAMED: Final = 5
@@ -83,10 +82,10 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         if shown is None:
             raise StorageError(f"{without_secrets(args.root)}: no rank trace is there (yet)")
         _print(args, look, shown)
-        return _UNHEALTHY if shown.unhealthy else 0
+        return PROBLEMS if shown.unhealthy else OK
     with contextlib.suppress(KeyboardInterrupt):
         _watch(args, watcher)
-    return 0
+    return OK
 
 
 def _watch(args: argparse.Namespace, watcher: _Watcher) -> None:
@@ -182,9 +181,7 @@ def _print_table(found: RunTable) -> None:
         width = max(map(len, numbers))
         texts = [found.head[-1], *(row[-1] for row in found.rows)]
         lines += [f"{line.ljust(width)}  {text}".rstrip() for line, text in zip(numbers, texts, strict=True)]
-    for line in (*lines, *found.below, ""):
-        print(printable(line))
-    sys.stdout.flush()
+    print_lines(*lines, *found.below, "")
 
 
 def _interval(text: str) -> float:

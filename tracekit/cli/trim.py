@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from tracekit.arguments import resolve_path
+from tracekit.cli.arguments import add_output, add_traces
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.report_of_merge import INCOMPLETE, show
 from tracekit.cli.selecting import add_args_option, add_selection, selection_of
+from tracekit.cli.terminal import PROBLEMS, USAGE, print_merge
 from tracekit.errors import CommandError
 from tracekit.merge import Selection, merge_traces
 from tracekit.merge.execute.executor import fitting_pool
@@ -19,21 +19,12 @@ if TYPE_CHECKING:
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit trim``."""
-    parser.add_argument(
-        "inputs",
-        type=resolve_path,
-        nargs="+",
-        metavar="INPUT",
-        help="a trace; or several, which are merged; - for standard input",
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=resolve_path,
+    add_traces(parser, "a trace; or several, which are merged; - for standard input")
+    add_output(
+        parser,
+        "the file or URL to write: .json or .pftrace, with .gz packed (default: %(default)s)",
         default="trimmed.json.gz",
-        help="the file or URL to write: .json or .pftrace, with .gz packed (default: %(default)s)",
     )
-    parser.add_argument("-f", "--force", action="store_true", help="replace the output if it exists")
     add_selection(parser, names=True)
     add_args_option(parser)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -49,9 +40,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     del parser
     select = selection_of(args)
     if select == Selection() and args.event_args == "all":
-        raise CommandError(
-            "say what to take: --steps, --time-window, --ranks, --categories, --name or --args", exit_code=2
-        )
+        raise CommandError("say what to take: --steps, --time-window, --ranks, --categories, --name or --args", USAGE)
     with fitting_pool(args.output, args.inputs) as executor, ProgressBar(enabled=not (args.json or args.quiet)) as bar:
         report = merge_traces(
             args.output,
@@ -62,9 +51,9 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             progress=bar.update,
             executor=executor,
         )
-    code = show(report, as_json=args.json, quiet=args.quiet, action="trimmed")
+    code = print_merge(report, as_json=args.json, quiet=args.quiet, action="trimmed")
     if any(count for phase, count in report.events_out.items() if phase != "M"):
         return code
     if args.quiet and report.complete:
         print("nothing that happened is selected: the trace holds names only", file=sys.stderr)
-    return INCOMPLETE
+    return PROBLEMS

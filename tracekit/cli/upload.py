@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from tracekit.arguments import resolve_path
-from tracekit.cli.terminal import print_json, printable
+from tracekit.cli.arguments import positive
+from tracekit.cli.terminal import FAILED, OK, PROBLEMS, USAGE, complain, print_json, print_lines
 from tracekit.errors import CommandError, StorageError
 from tracekit.outbox.finish import Finished, finish_spool
 from tracekit.outbox.spool import JOURNAL, BusyError, default_root, default_spools
 
 if TYPE_CHECKING:
     import argparse
-
-OK: Final = 0
-FAILED: Final = 1
-BUSY: Final = 3
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +26,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help=f"spool folders named in the log of a recording, or a folder of them (default: {default_root()})",
     )
     parser.add_argument(
-        "--tries", type=_positive, default=4, metavar="N", help="number of attempts for each file (default: 4)"
+        "--tries", type=positive, default=4, metavar="N", help="number of attempts for each file (default: 4)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document with all reports")
     parser.add_argument("-q", "--quiet", action="store_true", help="print nothing unless something is left")
@@ -38,13 +34,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "Uploading twice gives the same objects, and never replaces one that somebody else has written. Exit code: 0 everything "
         "is uploaded, 1 something could not be, 2 wrong usage, 3 a spool is in use by another process."
     )
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -58,16 +47,15 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             report = finish_spool(folder, tries=args.tries)
         except BusyError as error:
             busy.append(str(folder))
-            print(printable(f"tracekit upload: {error}"), file=sys.stderr)
+            complain(str(error), "upload")
             continue
         except StorageError as error:
             failed.append((str(folder), str(error)))
-            print(printable(f"tracekit upload: {error}"), file=sys.stderr)
+            complain(str(error), "upload")
             continue
         done.append(report)
         if not args.json and not (args.quiet and report.complete):
-            for line in report.lines():
-                print(printable(line))
+            print_lines(*report.lines())
     if args.json:
         document: dict[str, Any] = {
             "spools": [report.to_json() for report in done],
@@ -79,7 +67,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         print("nothing is left to upload")
     if failed or not all(report.complete for report in done):
         return FAILED
-    return BUSY if busy else OK
+    return PROBLEMS if busy else OK
 
 
 def _spools(folders: list[Path]) -> list[Path]:
@@ -93,5 +81,5 @@ def _spools(folders: list[Path]) -> list[Path]:
         elif folder.is_dir():
             found += sorted(path.parent for path in folder.glob(f"*/{JOURNAL}"))
         else:
-            raise CommandError(f"{folder}: no such folder; name one that a recording has named as its spool", 2)
+            raise CommandError(f"{folder}: no such folder; name one that a recording has named as its spool", USAGE)
     return found

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Final
 
-from tracekit.arguments import resolve_path
 from tracekit.check.validation import validate_file
-from tracekit.cli.terminal import print_json, printable
+from tracekit.cli.arguments import add_traces
+from tracekit.cli.terminal import FAILED, OK, PROBLEMS, complain, print_json, print_lines
 from tracekit.errors import StorageError, TraceFormatError
 from tracekit.storage import without_secrets
 
@@ -17,20 +17,16 @@ if TYPE_CHECKING:
     from tracekit.check.validation import ValidationReport
 
 _COUNTED: Final = {"archive": "trace", "manifest": "file"}
-OK: Final = 0
-UNREADABLE: Final = 1
-PROBLEMS: Final = 3
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit validate``."""
-    parser.add_argument(
-        "files",
-        type=resolve_path,
-        nargs="+",
-        metavar="FILE",
-        help="trace: a file or URL, .json or .json.gz; or an archive of traces, .tar or .zip, or its perfetto_manifest.json; "
+    add_traces(
+        parser,
+        "trace: a file or URL, .json or .json.gz; or an archive of traces, .tar or .zip, or its perfetto_manifest.json; "
         "- for standard input",
+        name="files",
+        metavar="FILE",
     )
     parser.add_argument("--strict", action="store_true", help="take warnings for problems too")
     parser.add_argument("--no-schema", action="store_true", help="do not apply the JSON Schemas")
@@ -49,7 +45,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             found = validate_file(path, schema=not args.no_schema)
         except (StorageError, TraceFormatError, ValueError) as error:
             unreadable.append((without_secrets(path), str(error)))
-            print(printable(f"tracekit validate: {error}"), file=sys.stderr)
+            complain(str(error), "validate")
             continue
         reports += found
         for report in [] if args.json else found:
@@ -63,7 +59,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     elif len(args.files) > 1 and not (args.quiet and _all_fine(reports, strict=args.strict)):
         print(_summary(reports, len(unreadable)))
     if unreadable:
-        return UNREADABLE
+        return FAILED
     return OK if _all_fine(reports, strict=args.strict) else PROBLEMS
 
 
@@ -77,18 +73,18 @@ def _print(report: ValidationReport, *, quiet: bool, strict: bool) -> None:
     shown: dict[str, int] = {}
     for problem in report.problems:
         shown[problem.rule] = shown.get(problem.rule, 0) + problem.count
-        print(printable(str(problem)))
+        print_lines(str(problem))
     for rule, count in report.counts.items():
         if count > shown.get(rule, 0):
-            print(printable(f"{report.file}: [{rule}] {count - shown.get(rule, 0)} more"))
-    verdict = "ok" if not report.errors and not (strict and report.warnings) else "problems"
+            print_lines(f"{report.file}: [{rule}] {count - shown.get(rule, 0)} more")
+    verdict = "ok" if _all_fine([report], strict=strict) else "problems"
     found = [
         _count(number, word) for number, word in ((report.errors, "error"), (report.warnings, "warning")) if number
     ]
     line = f"{report.file}: {verdict}: {_count(report.events, _COUNTED.get(report.form, 'event'))}"
-    print(printable(", ".join([line, *found])))
+    print_lines(", ".join([line, *found]))
     if report.not_checked:
-        print(printable(f"{report.file}: the schemas were not applied: {report.not_checked}"), file=sys.stderr)
+        print_lines(f"{report.file}: the schemas were not applied: {report.not_checked}", stream=sys.stderr)
 
 
 def _summary(reports: list[ValidationReport], unreadable: int) -> str:

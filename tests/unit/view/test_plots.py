@@ -246,6 +246,7 @@ def test_any_steps_can_be_drawn(steps: list[tuple[int, list[int]]]) -> None:
     st.booleans(),
     st.integers(0, 2**32),
 )
+@example(65, 26, 1e300, False, 1)  # numbers of 300 digits in each tooltip
 def test_any_heat_map_can_be_drawn(rows: int, columns: int, size: float, diverging: bool, seed: int) -> None:
     random = Random(seed)
     values = [[random.choice([None, size * random.random(), -size]) for _ in range(columns)] for _ in range(rows)]

@@ -9,6 +9,7 @@ from typing import Final
 _LOG_TICKS: Final = 5
 _TICKS: Final = 4
 _LEAST: Final = 1e-200
+_MAX_PLAIN: Final = 1e12  # larger numbers have an exponent
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def words(value: float, units: Units) -> str:
     factor, unit = units.best(value * 1.0005)
     number = value / factor
     size = abs(number)
-    if size < 0.1:
+    if size < 0.1 or size >= _MAX_PLAIN:
         return f"{number:.2g}{_space(unit)}{unit}".replace("-", "−")
     digits = 0 if size >= 99.95 or (units is NUMBERS and number.is_integer()) else 1 if size >= 9.995 else 2
     return f"{number:,.{digits}f}{_space(unit)}{unit}".replace("-", "−")

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import importlib
 from datetime import datetime, timezone
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from tracekit.errors import MissingExtraError
 from tracekit.explain.text import shortened
-from tracekit.markup import visible
 from tracekit.version import __version__
+from tracekit.view.pages import Pages
 from tracekit.view.report.answers import answers
 from tracekit.view.report.content import Name
 from tracekit.view.report.detail_sections import counter_section, device_section, marker_section
@@ -38,13 +36,8 @@ def report_page(report: RunReport, title: str | None = None) -> str:
     Raises:
         MissingExtraError: Jinja2 is not installed.
     """
-    jinja2 = _jinja2()
-    environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, finalize=_clean
-    )
-    own = files("tracekit.view.report")
-    style = own.joinpath("report.css").read_text(encoding="utf-8") + PLOT_CSS
-    template = environment.from_string(own.joinpath("report.html.j2").read_text(encoding="utf-8"))
+    pages = Pages("report", "A report")
+    style = files("tracekit.view.report").joinpath("report.css").read_text(encoding="utf-8") + PLOT_CSS
     sections = [
         part(report)
         for part in (
@@ -60,41 +53,17 @@ def report_page(report: RunReport, title: str | None = None) -> str:
             file_section,
         )
     ]
-    page = template.render(
-        title=shortened(title or _title(report), _MOST_CHARACTERS),
-        about=_about(report),
-        style=_Safe(style),
-        style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
-        answers=answers(report),
-        sections=sections,
-        titles={section.key: section.title for section in sections},
-        version=__version__,
-        is_name=lambda item: isinstance(item, Name),
-        svg=_Safe,
-    )
-    assert isinstance(page, str)
-    return page
-
-
-class _Safe(str):
-    """Markup with escaped names."""
-
-    __slots__ = ()
-
-    def __html__(self) -> str:
-        return self
-
-
-def _clean(value: object) -> object:
-    """Remove characters that HTML cannot hold, and those that change the direction of text."""
-    return visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
-
-
-def _jinja2() -> Any:
-    try:
-        return importlib.import_module("jinja2")
-    except ImportError as error:
-        raise MissingExtraError("Jinja2", "report", "A report") from error
+    values = {
+        "title": shortened(title or _title(report), _MOST_CHARACTERS),
+        "about": _about(report),
+        "style": style,
+        "style_hash": base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
+        "answers": answers(report),
+        "sections": sections,
+        "titles": {section.key: section.title for section in sections},
+        "version": __version__,
+    }
+    return pages.render("report.html", values)
 
 
 def _title(report: RunReport) -> str:

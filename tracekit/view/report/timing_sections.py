@@ -84,6 +84,11 @@ def rank_section(report: RunReport) -> Section:
     ]
     if len(timed) > 1 and any(rank.stages for rank in timed):
         figures.append(_stages_of_ranks(timed))
+    return Section("ranks", title, [], figures, [rank_table(report)])
+
+
+def rank_table(report: RunReport) -> Table:
+    """Return the step times of the ranks with the longest steps."""
     rows = [
         (
             str(rank.rank),
@@ -94,11 +99,8 @@ def rank_section(report: RunReport) -> Section:
         for rank in report.summary.longest_timed(_MOST_RANK_ROWS)
     ]
     head = ("rank", "steps", "mean", "p50", "p95", "p99", "longest", "waiting for data", "in no marker")
-    left = bounded(timed, _MOST_RANK_ROWS, "rank")
-    table = Table(
-        "Step times of each rank", head, rows, left and f"{left}. These are the ranks with the longest steps."
-    )
-    return Section("ranks", title, [], figures, [table])
+    left = bounded(report.summary.timed, _MOST_RANK_ROWS, "rank")
+    return Table("Step times of each rank", head, rows, left and f"{left}. These are the ranks with the longest steps.")
 
 
 def _stages_of_ranks(timed: list[RankSummary]) -> Figure:
@@ -155,17 +157,18 @@ def stage_section(report: RunReport) -> Section:
         return Section("stages", title, [words])
     names = list(means)
     unrecorded = fmean(rank.unrecorded_ns / rank.steps.count for rank in timed)
-    bars = [rank_bar(rank, names) for rank in report.summary.longest_timed(_MOST_BARS)]
+    bars = [_bar(rank, names) for rank in report.summary.longest_timed(_MOST_BARS)]
     if len(timed) > 1:
         bars.insert(0, Bar("all ranks", list(means.values()), unrecorded))
     whole = fmean(rank.steps.mean_ns for rank in timed)
-    exposed = {stage.name: stage.exposed_ns for stage in report.stragglers.stages}
+    compared = {stage.name: stage for stage in report.stragglers.stages}
     each = [(rank.stage_means_ns, rank.rank) for rank in timed]
     kept = set(sorted(names, key=lambda name: -means[name])[: 2 * _MOST_STAGES])
     rows: list[tuple[str | Name, ...]] = []
     for name in names:
         if name in kept:
             slowest_ns, minus_rank = max((own.get(name, 0.0), -rank) for own, rank in each)
+            stage = compared.get(name)
             rows.append(
                 (
                     Name(name),
@@ -173,14 +176,17 @@ def stage_section(report: RunReport) -> Section:
                     share(means[name] / whole if whole else None),
                     duration(slowest_ns),
                     str(-minus_rank),
-                    duration(exposed[name]) if name in exposed else "–",
+                    "–" if stage is None else duration(stage.exposed_ns),
+                    "–" if stage is None else share(stage.exposed_ns / (report.stragglers.step_ns or 1)),
+                    f"{max(stage.led, key=lambda rank: (stage.led[rank], -rank))}" if stage and stage.led else "–",
                 )
             )
-    rows.append(("in no marker", duration(unrecorded), share(unrecorded / whole if whole else None), "–", "–", "–"))
+    in_none = ("in no marker", duration(unrecorded), share(unrecorded / whole if whole else None))
+    rows.append((*in_none, *("–",) * 5))
     words = "What the training thread does in a step, one after the other; the mean of all steps."
     if len(timed) > _MOST_BARS:
         words += f" Drawn are the mean of all ranks, and the {_MOST_BARS} ranks with the longest steps."
-    head = ("stage", "mean", "of step", "longest", "on rank", "exposed")
+    head = ("stage", "mean", "of step", "longest", "on rank", "exposed", "of step", "furthest at its end: rank")
     table = Table(
         "Stages of a step; exposed is what a stage adds to the step of all, waiting adds nothing",
         head,
@@ -191,7 +197,7 @@ def stage_section(report: RunReport) -> Section:
     return Section("stages", title, [words], [Figure("What a step consists of", svg)], [table])
 
 
-def rank_bar(rank: RankSummary, stages: Sequence[str]) -> Bar:
+def _bar(rank: RankSummary, stages: Sequence[str]) -> Bar:
     """Return the bar of a step of a rank: these stages, in this order, and the rest."""
     means = rank.stage_means_ns
     rest_ns = rank.unrecorded_ns / rank.steps.count

@@ -23,8 +23,8 @@ from tracekit.errors import TracekitError
 from tracekit.view.open.server import STATIC_FOLDER
 from tracekit.view.open.size import BROWSER_LIMIT_BYTES
 from tracekit.view.open.ui import fragment
+from tracekit.view.pages import Pages
 from tracekit.view.report.plot_style import PLOT_CSS
-from tracekit.view.serve.pages import Pages
 from tracekit.view.serve.run_list import ORDERS, RunQuery, list_runs
 from tracekit.view.serve.security import MAX_FORM_BYTES, ClientTimeoutError, SecurityMiddleware
 
@@ -64,7 +64,14 @@ class _Application:
     def __init__(self, service: Service, access: Access) -> None:
         self._service = service
         self._access = access
-        self._pages = Pages(root=service.catalog.name, symbols=_SYMBOLS, may_capture=service.may_capture, ui=service.ui)
+        self._pages = Pages(
+            "serve",
+            "tracekit serve",
+            root=service.catalog.name,
+            symbols=_SYMBOLS,
+            may_capture=service.may_capture,
+            ui=service.ui,
+        )
         self._style = (STATIC_FOLDER / "style.css").read_bytes()
 
     def secured(self) -> SecurityMiddleware:

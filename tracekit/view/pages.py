@@ -1,4 +1,4 @@
-"""Render pages from the templates of this folder: the only module that imports ``jinja2``."""
+"""Render pages from templates: the only module that imports ``jinja2``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tracekit.errors import MissingExtraError
 from tracekit.explain.text import duration
 from tracekit.markup import visible
+from tracekit.view.report.content import Name
 from tracekit.wording import counted, size_words
 
 if TYPE_CHECKING:
@@ -18,19 +19,21 @@ class Pages:
     """Renders templates and escapes all values. Any thread may use it.
 
     Args:
+        extra: The extra of this package that has jinja2.
+        what: The feature that needs it.
         **common: Values for every template.
 
     Raises:
         MissingExtraError: jinja2 is not installed.
     """
 
-    def __init__(self, **common: Any) -> None:
+    def __init__(self, extra: str, what: str, **common: Any) -> None:
         try:
             import jinja2
         except ImportError as error:
-            raise MissingExtraError("jinja2", "serve", "tracekit serve") from error
+            raise MissingExtraError("Jinja2", extra, what) from error
         self._environment = jinja2.Environment(
-            loader=jinja2.PackageLoader("tracekit.view.serve"),
+            loader=jinja2.PackageLoader("tracekit.view"),
             autoescape=True,
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,
@@ -47,11 +50,14 @@ class Pages:
             iso=_iso,
             number="{:,}".format,
         )
+        self._environment.tests["name"] = lambda value: isinstance(value, Name)
         self._environment.globals.update(common)
 
     def render(self, template: str, values: Mapping[str, Any]) -> str:
         """Return a page."""
-        return self._environment.get_template(template).render(**values)
+        page = self._environment.get_template(template).render(**values)
+        assert isinstance(page, str)
+        return page
 
 
 def _ago(seconds: float) -> str:
