@@ -44,8 +44,9 @@ class MarkerState(IntEnum):
         SHARED TAKEN      | TAKEN              | TAKEN, STACKED, FREE | TAKEN                   | TAKEN
         SHARED STACKED    | STACKED            | STACKED, FREE        | STACKED                 | STACKED
 
-    A marker that its profiler releases becomes IDLE FREE, and its open slices count as not recorded. A marker that a
-    profiler adopts becomes IDLE or ON, and STACKED instead of FREE if it records and has open slices.
+    A marker that its profiler releases becomes IDLE FREE, and its open slices count as not recorded; so does a marker in a
+    forked child. A marker that a profiler adopts becomes IDLE or ON, and STACKED instead of FREE if it records and has
+    open slices.
 
     The tests play all short sequences of events against this table.
     """
