@@ -152,7 +152,7 @@ class RecordBuffer(BufferBase):
         if number is None:
             number = self.new_track(_thread_name(ident), threading.get_native_id())
             # Install the exit hook first: Ctrl-C may come in between.
-            self._local.farewell = _Farewell(self.track_of_thread, ident)
+            self._local.exit_hook = _ThreadExitHook(self.track_of_thread, ident)
             self.track_of_thread[ident] = number
         return number
 
@@ -284,7 +284,7 @@ DETACHED: Final = RecordBuffer()
 DETACHED.due_ns = 0
 
 
-class _Farewell:
+class _ThreadExitHook:
     """A thread-local value that forgets the track of its thread when the thread ends and drops it."""
 
     __slots__ = ("_ident", "_tracks")
