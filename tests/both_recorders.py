@@ -124,7 +124,7 @@ class _Events(TraceHandler):
             self.found.append((event.wall_clock_time_ns, kind, label.name, dict(label.args), track, values))
 
 
-class _Worker:
+class Worker:
     """Does what it is given on a thread of its own, one step after the other."""
 
     def __init__(self, name: str) -> None:
@@ -158,7 +158,7 @@ def played(steps: list[Step], clock: Clock) -> tuple[Any, ...]:
     profiler = Profiler(
         handler, schedule=lambda _: action[0], record_batches=False, flush_interval=3600, clock=clock, rank=0
     )
-    workers = [_Worker(f"thread {number}") for number in range(3)]
+    workers = [Worker(f"thread {number}") for number in range(3)]
     late: list[str] = []
 
     def look_after(_now_ns: int) -> None:

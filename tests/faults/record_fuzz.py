@@ -120,11 +120,11 @@ def fail_memory(source: random.Random, left: Any) -> None:
     from tests.both_recorders import encoded, odd_batches
     from tracekit import core
     from tracekit.recording.lanes import Lanes
-    from tracekit.recording.recording_marker import marker_states
+    from tracekit.recording.recording_marker import marker_classes
 
     compiled: Any = core.record
     assert compiled is not None
-    assert marker_states(time.perf_counter_ns)
+    assert marker_classes(time.perf_counter_ns)
     batches = odd_batches(source)
 
     def use() -> None:

@@ -1,7 +1,7 @@
 """The hot path of recording, in C: see record.c."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 class Records:
     """A sequence with the interface of the flat list of records (see `tracekit.events`). It keeps each record in 32 bytes.
@@ -132,8 +132,8 @@ def give_lookup(profilers: type[ProfilerBase], /) -> None:
     It passes unknown calls to the Python method, which becomes ``_marker_in_python``.
     """
 
-def give_methods(state: Literal["idle", "recording", "shared"], markers: type[MarkerBase], /) -> None:
-    """Put methods for a state into a class of markers. The class for "recording" is also used behind shared markers."""
+def give_methods(state: int, markers: type[MarkerBase], /) -> None:
+    """Put methods into a class of markers for its `MarkerState`: IDLE, RECORDING (also behind shared markers) or SHARED."""
 
 def forget_threads() -> None:
     """Make every thread look up its track again."""

@@ -1,5 +1,5 @@
-/* The hot path of every slice, instant and counter: the frequent methods of `Marker`, `RecordingMarker` and `SharedMarker`. The
-   classes in tracekit.recording explain them, and handle rare cases.
+/* The hot path of every slice, instant and counter: the frequent methods of a marker that is IDLE, RECORDING or SHARED. The
+   classes in tracekit.recording handle rare cases. tracekit/recording/marker_state.py has the table of states and transitions.
 
    No Python code runs between a test and the following store. So each method is one step for other threads and signal handlers,
    except where it calls a Python method. */
@@ -11,6 +11,10 @@
 
 #include "records.h"
 #include "types.h"
+
+/* As in marker_state.py: the states with methods here, and the values of a slot (`start`) that are not the start of a slice. */
+enum { IDLE = 1, RECORDING = 2, SHARED = 4 };
+enum { FREE = 0, STACKED = 2 };
 
 /* The members of a RecordBuffer that each event needs. */
 typedef struct {
@@ -181,7 +185,7 @@ static PyObject *idle_enter(PyObject *object, PyObject *none)
 {
     (void)none;
     MarkerBase *self = (MarkerBase *)object;
-    if (self->start)
+    if (self->start != FREE)
         return itself_unless(done(PyObject_CallMethod(object, "_push", "ii", 0, 0)), object);
     self->skipped++;
     return itself_unless(0, object);
@@ -192,7 +196,7 @@ static PyObject *idle_exit(PyObject *object, PyObject *const *args, Py_ssize_t c
     MarkerBase *self = (MarkerBase *)object;
     if (check_exit(count) < 0)
         return NULL;
-    if (!self->start) {
+    if (self->start == FREE) {
         self->skipped--;
         Py_RETURN_NONE;
     }
@@ -220,11 +224,11 @@ static PyObject *recording_enter(PyObject *object, PyObject *none)
         failed = done(PyObject_CallMethod(object, "__enter__", NULL));
     } else if (!failed) {
         int64_t start = now_ns();
-        if (!self->start) {
+        if (self->start == FREE) {
             self->track = track;
             self->start = start;
         } else {
-            if (self->start > 2 && self->track != track)
+            if (self->start > STACKED && self->track != track)
                 failed = done(PyObject_CallMethod(object, "_share", NULL));
             failed = failed || push(object, start, track);
         }
@@ -250,9 +254,9 @@ static PyObject *recording_exit(PyObject *object, PyObject *const *args, Py_ssiz
         return NULL;
     PyObject *result;
     /* No start: the slice began for another profiler, or while nothing was recorded. */
-    if (args[0] == Py_None && self->start && !self->contended && end < buffer->due_ns) {
+    if (args[0] == Py_None && self->start != FREE && !self->contended && end < buffer->due_ns) {
         int64_t start = self->start;
-        self->start = 0;
+        self->start = FREE;
         int failed = append(buffer, self->label, start, end, self->track);
         if (failed == MUST_WAIT) {
             self->start = start; /* it is open while it waits */
@@ -384,9 +388,9 @@ static PyObject *shared_exit(PyObject *object, PyObject *const *args, Py_ssize_t
     MarkerBase *clone = (MarkerBase *)found;
     if (found == NULL) {
         result = PyErr_Occurred() ? NULL : exit_slow(object, args[0], end);
-    } else if (args[0] == Py_None && clone->start > 2 && !clone->contended && end < buffer->due_ns) {
+    } else if (args[0] == Py_None && clone->start > STACKED && !clone->contended && end < buffer->due_ns) {
         int64_t start = clone->start;
-        clone->start = 0;
+        clone->start = FREE;
         int failed = append(buffer, clone->label, start, end, clone->track);
         if (failed == MUST_WAIT) {
             clone->start = start;
@@ -431,15 +435,15 @@ static PyMethodDef shared_methods[] = {
 PyObject *give_methods(PyObject *module, PyObject *args)
 {
     (void)module;
-    const char *state;
+    int state;
     PyObject *class;
-    if (!PyArg_ParseTuple(args, "sO!", &state, &PyType_Type, &class))
+    if (!PyArg_ParseTuple(args, "iO!", &state, &PyType_Type, &class))
         return NULL;
     if (!PyType_IsSubtype((PyTypeObject *)class, marker_type)) {
         PyErr_SetString(PyExc_TypeError, "a class of markers is wanted");
         return NULL;
     }
-    PyMethodDef *methods = state[0] == 'i' ? idle_methods : state[0] == 'r' ? recording_methods : shared_methods;
+    PyMethodDef *methods = state == IDLE ? idle_methods : state == RECORDING ? recording_methods : shared_methods;
     for (; methods->ml_name != NULL; methods++) {
         PyObject *method = PyDescr_NewMethod(marker_type, methods);
         int failed = method == NULL || PyObject_SetAttrString(class, methods->ml_name, method) < 0;
@@ -447,7 +451,7 @@ PyObject *give_methods(PyObject *module, PyObject *args)
         if (failed)
             return NULL;
     }
-    if (state[0] == 'r') {
+    if (state == RECORDING) {
         PyTypeObject *before = recording_class;
         Py_INCREF(class);
         recording_class = (PyTypeObject *)class;

@@ -13,11 +13,11 @@ from tracekit import storage
 from tracekit.arguments import check_path
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import ConfigError, StorageError
-from tracekit.events import WIDTH, earliest
+from tracekit.events import earliest
 from tracekit.formats.rank_trace import COMPANION_EVENT
 from tracekit.handlers.base import Recording, Summary, TraceHandler
 from tracekit.handlers.end_merge import DEFAULT_TIMEOUT_S, EndMerge
-from tracekit.handlers.gap import Gap, count_events, span_ns
+from tracekit.handlers.gap import Gap, count_events, newest_ns, span_ns
 from tracekit.handlers.live_file import PRIVATE_MODE, make_folder
 from tracekit.handlers.merge_process import report_merges
 from tracekit.handlers.open_slices import OpenSlices
@@ -274,7 +274,10 @@ class JSONTraceHandler(TraceHandler):
         if not batch:
             return
         self._restart_if_truncated()
-        newest = None if self._rotation is None else _newest(batch)
+        newest = None
+        if self._rotation is not None:
+            last_ns = newest_ns(batch.records)
+            newest = last_ns, batch.timestamps.at(last_ns)
         if self._file is None or (newest is not None and self._is_full(self._file, *newest)):
             # The first batch names its file; it began when this batch's first event happened.
             self._begin_file(batch.timestamps.at(earliest(batch.records)), batch)
@@ -384,12 +387,12 @@ class JSONTraceHandler(TraceHandler):
 
     # ---- files --------------------------------------------------------------------------------------------------------
 
-    def _is_full(self, file: RankFile, newest_ns: int, now: Timestamp) -> bool:
+    def _is_full(self, file: RankFile, last_ns: int, now: Timestamp) -> bool:
         """Return True if a batch that ends at this time goes to a new file."""
         if self._rotation is None or self._since is None:
             return False
         since_ns, since = self._since
-        return self._rotation.due(file.size_bytes, newest_ns - since_ns, since, now)
+        return self._rotation.due(file.size_bytes, last_ns - since_ns, since, now)
 
     def _is_old(self) -> bool:
         """Return True if a segment has waited long enough for more events: a crash of this machine would lose it."""
@@ -531,10 +534,3 @@ def _child_handler(
     kind: type[JSONTraceHandler], template: str, options: Mapping[str, Any], child: str
 ) -> JSONTraceHandler:
     return kind(child_file_name(template, child), **options)
-
-
-def _newest(batch: EventBatch) -> tuple[int, Timestamp]:
-    """Return the time of the last event of a batch, and the training time then."""
-    starts, ends = batch.records[1::WIDTH], batch.records[2::WIDTH]
-    newest_ns = max(max(starts), max(ends))  # noqa: PLW3301 - not flattened: a call with 10,000 arguments
-    return newest_ns, batch.timestamps.at(newest_ns)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.events import COUNTER, WIDTH, EventBatch, Timestamps
+from tracekit.handlers.gap import newest_ns
 from tracekit.handlers.open_slices import OpenSlices
 
 if TYPE_CHECKING:
@@ -124,7 +125,6 @@ class EventRing:
 
 def _pack(records: Sequence[Any], timestamps: Timestamps) -> _Chunk:
     kinds = records[2::WIDTH]
-    starts = records[1::WIDTH]
     values: list[Mapping[str, float]] = []
     size_bytes = _CHUNK_BYTES + len(kinds) * _RECORD_BYTES
     if COUNTER in kinds:
@@ -134,11 +134,10 @@ def _pack(records: Sequence[Any], timestamps: Timestamps) -> _Chunk:
                 values.append(records[index * WIDTH + 3])
                 size_bytes += _COUNTER_BYTES + _SERIES_BYTES * len(values[-1])
                 records[index * WIDTH + 3] = len(values) - 1
-    changes = timestamps.since(min(starts))
+    changes = timestamps.since(min(records[1::WIDTH]))
     # The first one is shared with the previous chunk.
     size_bytes += _TIMESTAMP_BYTES * (len(changes) - 1)
-    newest_ns = max(max(starts), max(kinds))  # noqa: PLW3301 - not flattened: a call with 10,000 arguments
-    return _Chunk(array("q", records), values, changes, newest_ns, size_bytes)
+    return _Chunk(array("q", records), values, changes, newest_ns(records), size_bytes)
 
 
 def _unpack(chunk: _Chunk, position: int) -> list[Any]:

@@ -9,6 +9,8 @@ from tracekit.formats.chrome_writer import encode_value
 from tracekit.formats.rank_trace import GAP_EVENT
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tracekit.events import EventBatch
 
 
@@ -103,6 +105,10 @@ def count_events(batch: EventBatch) -> int:
 
 def span_ns(batch: EventBatch) -> tuple[int, int]:
     """Return the start and end of the events of a batch, ns since the epoch."""
-    starts, ends = batch.records[1::WIDTH], batch.records[2::WIDTH]
-    newest_ns = max(max(starts), max(ends))  # noqa: PLW3301 - not flattened: a call with 10,000 arguments
-    return min(starts) + batch.offset_ns, newest_ns + batch.offset_ns
+    return min(batch.records[1::WIDTH]) + batch.offset_ns, newest_ns(batch.records) + batch.offset_ns
+
+
+def newest_ns(records: Sequence[Any]) -> int:
+    """Return the monotonic time of the last start or end in the records of a batch."""
+    last_ns: int = max(max(records[1::WIDTH]), max(records[2::WIDTH]))  # noqa: PLW3301 - a call with 10,000 arguments
+    return last_ns

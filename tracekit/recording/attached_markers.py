@@ -11,7 +11,8 @@ from types import AsyncGeneratorType, BuiltinMethodType, CoroutineType, Generato
 from typing import TYPE_CHECKING, Final
 
 from tracekit.recording.marker import Marker
-from tracekit.recording.recording_marker import AsleepMarker, marker_states
+from tracekit.recording.marker_state import MarkerState
+from tracekit.recording.recording_marker import AsleepMarker, marker_classes
 from tracekit.recording.tasks import TaskTracks
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class AttachedMarkers:
     def __init__(self, buffer: RecordBuffer, clock: Callable[[], int]) -> None:
         self.observer: MarkerObserver | None = None
         self._buffer = buffer
-        self._states = marker_states(clock)
+        self._classes = marker_classes(clock)
         self._task_tracks = TaskTracks(buffer)
         self._markers: dict[int, Marker] = {}  # by id(): two threads may add the same marker
         self._awake: dict[int, Marker] = {}
@@ -68,7 +69,7 @@ class AttachedMarkers:
     def add(self, marker: Marker) -> None:
         """Attach a marker to the buffer."""
         with self._buffer.lock:
-            marker.attach(self._buffer, self._states, self._task_tracks)
+            marker.attach(self._buffer, self._classes, self._task_tracks)
             self._markers[id(marker)] = marker
             self._put(marker)
 
@@ -145,12 +146,12 @@ class AttachedMarkers:
 
     def _wake(self, marker: Marker) -> None:
         with self._buffer.lock:
-            if marker.__class__ is AsleepMarker:  # no other thread has woken it in between
+            if marker.state is MarkerState.ASLEEP:  # no other thread has woken it in between
                 # The class changes in one step. Until then, threads and signal handlers that use the marker come here.
                 if id(marker) in self._markers:
                     self._put(marker)
                 else:
-                    marker.__class__ = Marker  # type: ignore[assignment] # narrowed by the test
+                    marker.__class__ = Marker
 
     def _send_to_sleep(self, marker: Marker) -> bool:
         """Send a marker to sleep unless a slice is open in it or several threads use it. Return True if it sleeps."""

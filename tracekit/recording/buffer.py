@@ -152,7 +152,7 @@ class RecordBuffer(BufferBase):
         if number is None:
             number = self.new_track(_thread_name(ident), threading.get_native_id())
             # Install the exit hook first: Ctrl-C may come in between.
-            self._local.farewell = _Farewell(self.track_of_thread, ident)
+            self._local.exit_hook = _ThreadExitHook(self.track_of_thread, ident)
             self.track_of_thread[ident] = number
         return number
 
@@ -232,8 +232,9 @@ class RecordBuffer(BufferBase):
         except MemoryError:
             self.lost_events += 1
         else:
-            if kind == COUNTER:
-                self.count_values(what)
+            if kind == COUNTER:  # the compiled core does not use these
+                self.entries_by_bytes -= _COUNTER_ENTRIES + _SERIES_ENTRIES * len(what)
+                self.max_entries = min(self.max_entries, self.entries_by_bytes)
 
     def add_edge(self, label: int, time_ns: int, kind: int, what: Any) -> bool:
         """Append the start or the end of a slice that is recorded as two events.
@@ -251,11 +252,6 @@ class RecordBuffer(BufferBase):
             self.lost_events += 1
             return False
         return True
-
-    def count_values(self, values: Mapping[str, Any]) -> None:
-        """Count the memory of a counter's values. The compiled core counts by itself."""
-        self.entries_by_bytes -= _COUNTER_ENTRIES + _SERIES_ENTRIES * len(values)
-        self.max_entries = min(self.max_entries, self.entries_by_bytes)
 
     def take(self, count: int) -> list[Any]:
         """Remove and return the first ``count`` entries. Markers may append at the same time."""
@@ -288,7 +284,7 @@ DETACHED: Final = RecordBuffer()
 DETACHED.due_ns = 0
 
 
-class _Farewell:
+class _ThreadExitHook:
     """A thread-local value that forgets the track of its thread when the thread ends and drops it."""
 
     __slots__ = ("_ident", "_tracks")

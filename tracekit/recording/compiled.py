@@ -1,7 +1,7 @@
 """The connection between the recording classes and the compiled core.
 
 `MarkerBase`, `BufferBase` and `ProfilerBase` hold the attributes that every event needs. With the core they are C
-structs. `compiled` and `compiled_lookup` replace the frequent methods by C functions. The Python methods are the
+structs. `in_state` and `compiled_lookup` replace the frequent methods by C functions. The Python methods are the
 reference. They are used without the core, and with another clock.
 """
 
@@ -17,6 +17,8 @@ from tracekit import core
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tracekit.recording.marker_state import MarkerState
 
     C = TypeVar("C", bound=type[Any])
 
@@ -62,17 +64,18 @@ def is_core_clock(clock: Callable[[], int]) -> bool:
     )
 
 
-def compiled(state: str, *, wanted: bool = True) -> Callable[[C], C]:
-    """Return a class decorator that installs the core's methods for a state of a marker, if the core is available.
+def in_state(state: MarkerState, *, in_c: bool = True) -> Callable[[C], C]:
+    """Return a class decorator that makes a class of markers that of a state.
 
     Args:
-        state: "idle", "recording" or "shared".
-        wanted: False to leave the class unchanged.
+        state: The state.
+        in_c: True to install the core's methods for this state, if the core is available.
     """
 
     def put(markers: C) -> C:
+        markers.state = state
         # The core uses the system's thread ident. gevent and others replace `threading.get_ident` by a different ident.
-        if wanted and core.record is not None and threading.get_ident is _thread.get_ident:
+        if in_c and core.record is not None and threading.get_ident is _thread.get_ident:
             core.record.give_methods(state, markers)
         return markers
 

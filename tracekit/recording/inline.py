@@ -21,7 +21,7 @@ def observer_of(
     handlers: list[TraceHandler], timestamps: Timestamps, timeline: Timeline, failures: Failures
 ) -> InlineHandlers | None:
     """Return the observer that calls open inline handlers, or None if all of them are inactive."""
-    telling = [handler for handler in handlers if not (isinstance(handler, Mirror) and handler.is_deaf)]
+    telling = [handler for handler in handlers if not (isinstance(handler, Mirror) and handler.is_inactive)]
     return InlineHandlers(telling, timestamps, timeline, failures) if telling else None
 
 

@@ -135,7 +135,7 @@ class Lanes:
         return left
 
     def _look(self, records: list[Any], opened: Sequence[OpenSlice]) -> set[int]:
-        """Return the tracks with overlapping slices. This runs for every recorded slice, so it must be fast.
+        """Return the tracks with overlapping slices.
 
         Slices are sorted by their ends. A slice nests if every earlier slice that it does not contain ended before its
         start.
@@ -146,32 +146,18 @@ class Lanes:
                 [entry for _, start, track in still_open for entry in (0, start, _STILL_OPEN, track)]
             )
         tangled: set[int] = set()
-        # By track: starts and ends of the slices that no slice contains yet, without the last one, which is in
-        # `last_...`.
-        stacks: dict[int, tuple[list[int], list[int]]] = {}
-        around_starts, around_ends = [], []  # the stacks of the last slice's track
-        last_track = last_start = last_end = -1
+        outermost: dict[int, list[tuple[int, int]]] = {}  # by track: (start, end) of the slices that none contains yet
         columns = records[1::WIDTH], records[2::WIDTH], records[3::WIDTH]
-        slices: Iterable[tuple[int, int, Any]] = zip(*columns, strict=True)
-        if opened:
-            slices = chain(slices, ((start, _STILL_OPEN, track) for _, start, track in still_open))
+        slices = chain(zip(*columns, strict=True), ((start, _STILL_OPEN, track) for _, start, track in still_open))
         for start, end, track in slices:
             if end < 0:
                 continue  # not a slice
-            if track != last_track:
-                around_starts.append(last_start)
-                around_ends.append(last_end)
-                last_track = track
-                around_starts, around_ends = stacks.setdefault(track, ([-1], [-1]))
-                last_start, last_end = around_starts.pop(), around_ends.pop()
-            if start < last_end:
-                while last_start >= start:
-                    last_start, last_end = around_starts.pop(), around_ends.pop()
-                if last_end > start:
-                    tangled.add(track)
-            around_starts.append(last_start)
-            around_ends.append(last_end)
-            last_start, last_end = start, end
+            before = outermost.setdefault(track, [])
+            while before and before[-1][0] >= start:
+                before.pop()
+            if before and before[-1][1] > start:
+                tangled.add(track)
+            before.append((start, end))
         return tangled
 
     def _untangle(self, track: int, records: list[Any], opened: Sequence[OpenSlice]) -> list[Any]:

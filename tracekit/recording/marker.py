@@ -2,9 +2,8 @@
 
 The recording path takes nanoseconds. Three design decisions make that possible:
 
-* A marker has a class per state: `Marker` while nothing is recorded, otherwise a class of `MarkerStates`. The profiler
-  sets ``__class__`` when the action of the schedule changes. So neither the enter nor the exit of a slice tests the
-  state.
+* A marker has a class for each `MarkerState`. The profiler sets ``__class__`` when the action of the schedule changes.
+  So neither the enter nor the exit of a slice tests the state.
 * The marker's slots hold the start of the one open slice. Only recursion, a second thread or a second task takes the
   slow path, with a stack per thread and task.
 * Markers use no lock. CPython switches threads and runs signal handlers only at the start of Python functions, after
@@ -21,12 +20,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar, cast, overload
 
 from tracekit.events import BEGIN, END, INSTANT
 from tracekit.recording.buffer import DETACHED
-from tracekit.recording.compiled import MarkerBase, compiled
+from tracekit.recording.compiled import MarkerBase, in_state
 from tracekit.recording.decorate import decorate
+from tracekit.recording.marker_state import FREE, STACKED, MarkerState
 from tracekit.recording.tasks import TaskTracks, current_owner, current_task
 
 if TYPE_CHECKING:
@@ -63,14 +63,14 @@ class MarkerObserver:
         """Handle the values of a counter."""
 
 
-class MarkerStates(NamedTuple):
-    """The classes of a marker while it records. `tracekit.recording.recording_marker` makes them.
+class MarkerClasses(NamedTuple):
+    """The classes of a marker in the states in which it records. `tracekit.recording.recording_marker` makes them.
 
     Attributes:
         clock: Monotonic clock of the markers, in ns.
-        recording: Class of a marker that records.
-        observed: Class of a marker that records, and has an observer or records instants at the edges of its slices.
-        shared: Class of a marker that several threads use at the same time.
+        recording: Class of the state RECORDING; see `MarkerState`.
+        observed: Class of the state OBSERVED.
+        shared: Class of the state SHARED.
     """
 
     clock: Callable[[], int]
@@ -79,7 +79,7 @@ class MarkerStates(NamedTuple):
     shared: type[Marker]
 
 
-@compiled("idle")
+@in_state(MarkerState.IDLE)
 class Marker(MarkerBase):
     """Records slices, instants and counters under one name. Made by `Profiler.marker` or `tracekit.marker`.
 
@@ -105,16 +105,16 @@ class Marker(MarkerBase):
         by_hand: True if `start` or a timer has opened slices of it. None of its slices is then treated as abandoned.
     """
 
-    # This class is the idle state. `_skipped` counts open slices that are not recorded. Their finish may come when the
+    # This class is the state IDLE. `_skipped` counts open slices that are not recorded. Their finish may come when the
     # marker records again, and must not end a recorded slice.
     __slots__ = (
         "__weakref__",
         "_carried",
+        "_classes",
         "_clock",
         "_observer",
         "_recording",
         "_stacks",
-        "_states",
         "_task_tracks",
         "actions",
         "by_hand",
@@ -123,6 +123,7 @@ class Marker(MarkerBase):
         "record_instant_on_finish",
         "record_instant_on_start",
     )
+    state: ClassVar[MarkerState]
 
     def __init__(
         self,
@@ -141,9 +142,7 @@ class Marker(MarkerBase):
         self.by_hand = False
         self._skipped = 0
         self._carried = 0  # number of skipped slices that were open when recording began
-        # The slot: start and track of its slice. A start of 0 means free. A start of 2 reserves it while the stacks
-        # have slices.
-        self._start = 0
+        self._start: int = FREE  # the slot: start and track of its slice
         self._track = 0
         self._contended = 0  # number of slices on the stacks, plus _carried
         self._stacks: dict[Hashable, list[tuple[int, int]]] = {}  # (start, track) by ident of the thread, or by task
@@ -151,7 +150,7 @@ class Marker(MarkerBase):
         self._observer: MarkerObserver | None = None
         self._recording = True  # for a shared marker: True if its clones record
         self._buffer: RecordBuffer = DETACHED
-        self._states: MarkerStates | None = None
+        self._classes: MarkerClasses | None = None
         self._clones: dict[int, Marker] = {}  # for a shared marker: its clone for each thread, by track
         self._clock: Callable[[], int] = time.perf_counter_ns
         self._task_tracks = _NO_TASKS
@@ -234,7 +233,7 @@ class Marker(MarkerBase):
         owner = current_owner()
         self._contended += 1
         if not self._start:
-            self._start = 2  # atomic with the lines above and below: from now on every start takes the slow path
+            self._start = STACKED  # atomic with the lines above and below: from now on every start takes the slow path
         try:
             self._stacks[owner].append((start, track))
         except KeyError:
@@ -262,7 +261,7 @@ class Marker(MarkerBase):
         has_room = buffer.has_room()
         owner = current_owner()
         stack = self._stacks.get(owner)
-        mine = not stack and self._start > 2 and self._track == buffer.track_of_thread.get(_get_ident())
+        mine = not stack and self._start > STACKED and self._track == buffer.track_of_thread.get(_get_ident())
         if not stack and not mine:
             owner, stack = self._left_behind()
         start = track = 0
@@ -277,7 +276,7 @@ class Marker(MarkerBase):
                 self._contended -= 1
             elif mine:
                 start, track = self._start, self._track
-                self._start = 2
+                self._start = STACKED
             else:  # an unrecorded slice, or a finish without a start
                 if self._carried:
                     self._carried -= 1
@@ -286,8 +285,8 @@ class Marker(MarkerBase):
                     self._skipped -= 1
                 elif self._start:
                     is_foreign = True
-            if self._start == 2 and not self._contended:
-                self._start = 0
+            if self._start == STACKED and not self._contended:
+                self._start = FREE
             if not start:
                 if is_foreign and self.open_slices():
                     self._report_foreign_finish()
@@ -328,23 +327,23 @@ class Marker(MarkerBase):
     def _share(self) -> None:
         """Change to the state of a marker that several threads use at the same time."""
         with self._buffer.lock:  # the profiler may change the state in between
-            if self._states is not None and self.__class__ is self._states.recording:
+            if self._classes is not None and self.state is MarkerState.RECORDING:
                 self._recording = True
-                self.__class__ = self._states.shared
+                self.__class__ = self._classes.shared
 
     def open_slices(self) -> list[tuple[int, int, int]]:
         """Return (label, start, track) of every open recorded slice. Called by the writer."""
         stacks = list(self._stacks.values())
         found = [(self._label, start, track) for stack in stacks for start, track in list(stack) if start]
         start, track = self._start, self._track
-        if start > 2:
+        if start > STACKED:
             found.append((self._label, start, track))
         return found
 
     def forget_slice(self, start: int, track: int) -> bool:
         """Forget an abandoned slice. Return True if it was still open. Called by the writer."""
         if self._start == start and self._track == track:
-            self._start = 2 if self._contended else 0  # atomic
+            self._start = STACKED if self._contended else FREE  # atomic
             return True
         for stack in list(self._stacks.values()):
             try:
@@ -352,8 +351,8 @@ class Marker(MarkerBase):
             except ValueError:
                 continue
             self._contended -= 1
-            if self._start == 2 and not self._contended:
-                self._start = 0
+            if self._start == STACKED and not self._contended:
+                self._start = FREE
             return True
         return False
 
@@ -400,12 +399,12 @@ class Marker(MarkerBase):
         """True if a profiler has adopted the marker."""
         return self._buffer is not DETACHED
 
-    def attach(self, buffer: RecordBuffer, states: MarkerStates, task_tracks: TaskTracks) -> None:
+    def attach(self, buffer: RecordBuffer, classes: MarkerClasses, task_tracks: TaskTracks) -> None:
         """Set the buffer to record into. The marker stays idle until `set_recording`."""
         self._buffer = buffer
-        self._states = states
+        self._classes = classes
         self._label = buffer.label(self.name, self.categories)
-        self._clock = states.clock
+        self._clock = classes.clock
         self._task_tracks = task_tracks
 
     def set_recording(self, recording: bool, observer: MarkerObserver | None = None) -> None:
@@ -415,17 +414,17 @@ class Marker(MarkerBase):
             self.__class__ = Marker
             self._contended -= self._carried
             self._carried = 0
-            if self._start == 2 and not self._contended:
-                self._start = 0
+            if self._start == STACKED and not self._contended:
+                self._start = FREE
             return
-        if self.__class__ is Marker and self._skipped:
+        if self.state is MarkerState.IDLE and self._skipped:
             # Route finishes through the slow path, so that those of unrecorded slices do not end recorded ones.
             self._carried = self._skipped
             self._contended += self._carried
-            self._start = self._start or 2
+            self._start = self._start or STACKED
         observed = observer is not None or self.record_instant_on_start or self.record_instant_on_finish
-        assert self._states is not None, "only an attached marker can record"
-        self.__class__ = self._states.observed if observed else self._states.recording
+        assert self._classes is not None, "only an attached marker can record"
+        self.__class__ = self._classes.observed if observed else self._classes.recording
 
     def forget_track(self) -> bool:
         """Forget the last slice's track if no slice is open. Return True if there was a slice since the last call."""
@@ -437,10 +436,10 @@ class Marker(MarkerBase):
     def detach(self) -> None:
         """Forget the profiler. Open slices become unrecorded. Called after the profiler's last records are taken."""
         self.set_recording(recording=False)
-        self._skipped += sum(map(len, self._stacks.values())) + (self._start > 2)
+        self._skipped += sum(map(len, self._stacks.values())) + (self._start > STACKED)
         self._buffer = DETACHED
         self._task_tracks = _NO_TASKS  # so that a module-level marker does not keep the profiler alive
-        self._start = self._contended = 0
+        self._start = self._contended = FREE
         self._stacks.clear()
 
     def abandon_in_child(self) -> None:
@@ -448,7 +447,7 @@ class Marker(MarkerBase):
         ident = _get_ident()
         # Count all tasks for the current thread, because the running task is one of its tasks.
         mine = sum(len(stack) for owner, stack in self._stacks.items() if owner == ident or not isinstance(owner, int))
-        mine += self._start > 2 and self._track == self._buffer.track_of_thread.get(ident)
+        mine += self._start > STACKED and self._track == self._buffer.track_of_thread.get(ident)
         open_here = self._skipped + mine
         self.detach()
         self._skipped = open_here

@@ -9,7 +9,7 @@ from tracekit.arguments import check_choice, check_seconds, check_whole
 from tracekit.clock import SYSTEM_CLOCK, Clock
 from tracekit.errors import ConfigError
 from tracekit.handlers.base import COUNTS, TraceHandler
-from tracekit.recording.outlet import ON_FULL
+from tracekit.recording.handler_thread import ON_FULL
 from tracekit.recording.source import Source
 from tracekit.timestamp import Timestamp
 

@@ -10,9 +10,10 @@ import time
 from typing import TYPE_CHECKING, Final, cast
 
 from tracekit.events import COUNTER, INSTANT
-from tracekit.recording.compiled import compiled, is_core_clock
+from tracekit.recording.compiled import in_state, is_core_clock
 from tracekit.recording.counter_values import finite_numbers
-from tracekit.recording.marker import Marker, MarkerObserver, MarkerStates, SliceHandle
+from tracekit.recording.marker import Marker, MarkerClasses, MarkerObserver, SliceHandle
+from tracekit.recording.marker_state import FREE, STACKED, MarkerState
 from tracekit.recording.tasks import current_task
 
 if TYPE_CHECKING:
@@ -33,6 +34,20 @@ class _Shared(Marker):
     """
 
     __slots__ = ()
+
+    def __enter__(self) -> Marker:
+        self._mine().__enter__()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        end = self._clock()
+        clone = self._clones.get(self._buffer.track_of_thread.get(_get_ident(), 0))
+        if clone is not None and (clone._start or clone._skipped):
+            clone.__exit__(exc_type, exc, traceback)
+        else:
+            self._exit_slow(exc_type, end)  # the slice began before the marker was shared
 
     async def __aenter__(self) -> Marker:
         await self._mine().__aenter__()
@@ -112,7 +127,7 @@ class _Shared(Marker):
         """Make the clone of this thread. Return the marker itself if it is no longer shared."""
         buffer = self._buffer
         with buffer.lock:  # the profiler may detach it in between
-            if self._states is None or buffer is not self._buffer or not isinstance(self, _Shared):
+            if self._classes is None or buffer is not self._buffer or self.state is not MarkerState.SHARED:
                 return self
             track = buffer.thread_track()
             if len(self._clones) >= _MANY_CLONES:
@@ -121,13 +136,14 @@ class _Shared(Marker):
                     if other not in alive and not (unused._start or unused._skipped):
                         self._clones.pop(other, None)
             clone = Marker(self.name, self.categories, self.actions)
-            clone.attach(buffer, self._states, self._task_tracks)
+            clone.attach(buffer, self._classes, self._task_tracks)
             clone._track = track
             clone.set_recording(self._recording, self._observer)
             # A signal handler may have made a clone in between, and have an open slice in it. Then keep that clone.
             return self._clones.setdefault(track, clone)
 
 
+@in_state(MarkerState.ASLEEP, in_c=False)
 class AsleepMarker(Marker):
     """A marker that has not been used since the schedule changed. Its first use wakes it and sets its current state.
 
@@ -144,7 +160,7 @@ class AsleepMarker(Marker):
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self.__class__ is AsleepMarker:
+        if self.state is MarkerState.ASLEEP:
             self._buffer.wake(self)
         self.__exit__(exc_type, exc, traceback)  # that of its new class: ``with`` looked up this one before it woke
 
@@ -169,14 +185,38 @@ class AsleepMarker(Marker):
 
 
 @functools.cache
-def marker_states(clock: Callable[[], int]) -> MarkerStates:
+def marker_classes(clock: Callable[[], int]) -> MarkerClasses:
     """Return the marker classes for a clock.
 
     The classes read the clock as a closure variable, which takes half the time of an attribute, twice per slice. All
     profilers except those of tests have the same clock, and share the classes.
     """
 
-    @compiled("recording", wanted=is_core_clock(clock))
+    def record_instant(marker: Marker) -> None:
+        now, buffer, label = clock(), marker._buffer, marker._label
+        track = buffer.thread_track()
+        buffer.add(label, now, INSTANT, track)
+        if marker._observer is not None:
+            marker._observer.instant(marker, track, now)
+        if now > buffer.due_ns:
+            buffer.look_after(now)
+
+    def record_counter(marker: Marker, values: Mapping[str, float]) -> None:
+        now, buffer, label = clock(), marker._buffer, marker._label
+        try:
+            kept = {**values}
+        except MemoryError:
+            buffer.lost_events += 1
+        except Exception:  # noqa: BLE001 - not a mapping, or its methods raise: must not disturb the training
+            marker._refuse(values)
+        else:
+            buffer.add(label, now, COUNTER, kept)
+            if marker._observer is not None:
+                marker._observer.counter(marker, now, finite_numbers(kept))
+        if now > buffer.due_ns:
+            buffer.look_after(now)
+
+    @in_state(MarkerState.RECORDING, in_c=is_core_clock(clock))
     class RecordingMarker(Marker):
         """A marker while it records."""
 
@@ -199,7 +239,7 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
                 self._track = track
                 self._start = start
             else:
-                if self._start > 2 and self._track != track:
+                if self._start > STACKED and self._track != track:
                     self._share()  # another thread has a slice in the slot; from the next slice on, each has a clone
                 self._push(start, track)
             if start > buffer.due_ns:
@@ -215,7 +255,7 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
             start = self._start
             # Without a start, the slice began for another profiler, or while nothing was recorded.
             if start and exc_type is None and not self._contended and not is_full and end < buffer.due_ns:
-                self._start = 0
+                self._start = FREE
                 try:
                     # Atomic with the test and the lines above: CPython switches threads after this call at the
                     # earliest.
@@ -232,39 +272,10 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
             self._enter_slow(self._task_tracks.track())
             return self
 
-        def instant(self) -> None:
-            now, buffer = clock(), self._buffer
-            if len(buffer.records) < buffer.max_entries:
-                try:
-                    buffer.records.extend((self._label, now, INSTANT, buffer.track_of_thread[_get_ident()]))
-                except KeyError:
-                    buffer.records.extend((self._label, now, INSTANT, buffer.thread_track()))
-                except MemoryError:
-                    buffer.lost_events += 1
-            else:
-                buffer.add(self._label, now, INSTANT, buffer.thread_track())
-            if now > buffer.due_ns:
-                buffer.look_after(now)
+        instant = record_instant
+        counter = record_counter
 
-        def counter(self, values: Mapping[str, float]) -> None:
-            now, buffer, label = clock(), self._buffer, self._label
-            try:
-                kept = values.copy() if type(values) is dict else {**values}
-                if len(buffer.records) < buffer.max_entries:
-                    buffer.records.extend((label, now, COUNTER, kept))
-                    entries = buffer.entries_by_bytes - 7 - 3 * len(kept)  # `RecordBuffer.count_values`, without a call
-                    buffer.entries_by_bytes = entries
-                    if entries < buffer.max_entries:  # noqa: PLR1730 - `min` is a call
-                        buffer.max_entries = entries
-                else:
-                    buffer.add(label, now, COUNTER, kept)
-            except MemoryError:
-                buffer.lost_events += 1
-            except Exception:  # noqa: BLE001 - not a mapping, or its methods raise: must not disturb the training
-                self._refuse(values)
-            if now > buffer.due_ns:
-                buffer.look_after(now)
-
+    @in_state(MarkerState.OBSERVED, in_c=False)
     class ObservedMarker(RecordingMarker):
         """A marker that also records instants at the edges of its slices, or that has an observer."""
 
@@ -285,73 +296,17 @@ def marker_states(clock: Callable[[], int]) -> MarkerStates:
             else:
                 RecordingMarker.__exit__(self, exc_type, exc, traceback)  # the slice began while the observer was idle
 
-        def instant(self) -> None:
-            now, buffer = clock(), self._buffer
-            track = buffer.thread_track()
-            buffer.add(self._label, now, INSTANT, track)
-            if self._observer is not None:
-                self._observer.instant(self, track, now)
-            if now > buffer.due_ns:
-                buffer.look_after(now)
+        instant = record_instant  # not those of C, which know no observer
+        counter = record_counter
 
-        def counter(self, values: Mapping[str, float]) -> None:
-            now, buffer = clock(), self._buffer
-            try:
-                values = {**values}
-            except Exception:  # noqa: BLE001 - see above
-                self._refuse(values)
-                return
-            buffer.add(self._label, now, COUNTER, values)
-            if self._observer is not None:
-                self._observer.counter(self, now, finite_numbers(values))
-            if now > buffer.due_ns:
-                buffer.look_after(now)
-
-    @compiled("shared", wanted=is_core_clock(clock))
+    @in_state(MarkerState.SHARED, in_c=is_core_clock(clock))
     class SharedMarker(_Shared):
-        """A marker that several threads use at the same time. Adds the code that runs for every slice."""
+        """A marker that several threads use at the same time. The core's methods read its own clock."""
 
         __slots__ = ()
 
-        def __enter__(self) -> Marker:
-            buffer = self._buffer
-            try:
-                clone = self._clones[buffer.track_of_thread[_get_ident()]]
-            except KeyError:
-                clone = self._clone()
-            if clone is self or clone._start or clone.__class__ is not RecordingMarker:
-                clone.__enter__()
-                return self
-            start = clone._start = clock()  # only this thread uses the clone, so this need not be atomic with the test
-            if start > buffer.due_ns:
-                buffer.look_after(start)
-            return self
-
-        def __exit__(
-            self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-        ) -> None:
-            end = clock()
-            buffer = self._buffer
-            try:
-                clone = self._clones[buffer.track_of_thread[_get_ident()]]
-            except KeyError:
-                self._exit_slow(exc_type, end)
-                return
-            is_full = len(buffer.records) >= buffer.max_entries
-            if exc_type is None and clone._start > 2 and not clone._contended and not is_full and end < buffer.due_ns:
-                start = clone._start
-                clone._start = 0
-                try:
-                    buffer.records.extend((clone._label, start, end, clone._track))
-                except MemoryError:
-                    buffer.lost_events += 1
-            elif clone._start or clone._skipped:
-                clone.__exit__(exc_type, exc, traceback)
-            else:
-                self._exit_slow(exc_type, end)  # the slice began before the marker was shared
-
-    return MarkerStates(clock, RecordingMarker, ObservedMarker, SharedMarker)
+    return MarkerClasses(clock, RecordingMarker, ObservedMarker, SharedMarker)
 
 
-MARKER_TYPES = (Marker, AsleepMarker, *marker_states(time.perf_counter_ns)[1:])
+MARKER_TYPES = (Marker, AsleepMarker, *marker_classes(time.perf_counter_ns)[1:])
 """All classes that a marker can have."""

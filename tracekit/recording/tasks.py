@@ -63,7 +63,4 @@ def current_task() -> Any:
 
 def current_owner() -> Hashable:
     """Return the owner of a slice that starts now: the running task, or the ident of the thread if no task runs."""
-    asyncio = sys.modules.get("asyncio")
-    if asyncio is None or asyncio._get_running_loop() is None:  # noqa: SLF001 - current_task() raises without a loop
-        return threading.get_ident()
-    return asyncio.current_task() or threading.get_ident()
+    return current_task() or threading.get_ident()

@@ -24,8 +24,8 @@ from tracekit.recording.buffer import NEVER_NS
 from tracekit.recording.clock_watch import ClockWatch
 from tracekit.recording.counter_values import CounterValues
 from tracekit.recording.event_order import GRACE_NS
+from tracekit.recording.handler_thread import BEYOND_BYTES, BEYOND_EVENTS, LEFT_BEHIND, HandlerThread
 from tracekit.recording.lanes import Lanes, OpenSlice
-from tracekit.recording.outlet import BEYOND_BYTES, BEYOND_EVENTS, LEFT_BEHIND, Outlet
 from tracekit.recording.signal import Signal
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class _Request:
     """A request of a waiting thread to deliver all recorded events.
 
     Attributes:
-        cut: Set when the outlets have received the events.
-        delivered: A signal for each outlet, set when it has delivered the events.
+        cut: Set when the handler threads have received the events.
+        delivered: A signal for each handler thread, set when it has delivered the events.
         everything: True to deliver events that are held for their order too.
     """
 
@@ -74,7 +74,7 @@ class _Request:
     def __init__(self, everything: bool) -> None:
         self.everything = everything
         self.cut = Signal()
-        self.delivered: dict[Outlet, Signal] = {}
+        self.delivered: dict[HandlerThread, Signal] = {}
 
 
 class Writer:
@@ -99,7 +99,7 @@ class Writer:
         limit_events: Maximum number of undelivered events. The buffer (with the records that the writer is processing)
             and each handler get an equal share, so that a handler that blocks does not use the share of another one.
         limit_bytes: Maximum memory of these events, approximate.
-        on_full: Policy for events beyond the limits; see `tracekit.recording.outlet.ON_FULL`.
+        on_full: Policy for events beyond the limits; see `tracekit.recording.handler_thread.ON_FULL`.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Writer:
         self._open_slices = open_slices
         self._running_batch = running_batch
         self._has_begun = False  # True if the running batch has begun and its slice is not recorded yet
-        self._told: OpenSlice | None = None  # the running batch that the outlets received last
+        self._told: OpenSlice | None = None  # the running batch that the handler threads received last
         self._failures = failures
         self._interval_s = interval_s
         self._interval_ns = int(interval_s * 1e9)
@@ -134,7 +134,9 @@ class Writer:
         limit_events, limit_bytes = max(1, limit_events // queues), max(1, limit_bytes // queues)
         self._backlog = min(_BACKLOG, limit_events)
         options = {"limit_events": limit_events, "limit_bytes": limit_bytes, "loop_track": loop_track}
-        self._outlets = [Outlet(handler, failures, self.summary, **options, on_full=on_full) for handler in handlers]
+        self._handler_threads = [
+            HandlerThread(handler, failures, self.summary, **options, on_full=on_full) for handler in handlers
+        ]
         buffer.limit(limit_events, limit_bytes, self.wait_for_room if on_full == "block" else None)
         self._lanes = Lanes(buffer)
         self._carry: list[Any] = []  # records after the last cut, taken from the buffer
@@ -156,7 +158,7 @@ class Writer:
         self._cut_apart_ns = self._interval_ns  # time between the last two cuts
         self._found = 0  # number of events of the last cut
         self._waiting_since_s = 0.0  # start of the unsuccessful waits of recording threads
-        self._in_hand = 0  # number of events that have left the buffer and not reached the outlets
+        self._in_hand = 0  # number of events that have left the buffer and not reached the handler threads
         self._is_counted = False  # True if `_slices` and the other totals include the events in hand
         self._lost_events = self._lost_uncounted = 0
         self._clock_watch = ClockWatch(timeline)
@@ -168,28 +170,28 @@ class Writer:
         Raises:
             TracekitError: A handler cannot be opened.
         """
-        opened: list[Outlet] = []
+        opened: list[HandlerThread] = []
         try:
-            for outlet in self._outlets:
-                opened.append(outlet)
-                outlet.open(recording)
-                for hook in outlet.handler.hooks:
+            for thread in self._handler_threads:
+                opened.append(thread)
+                thread.open(recording)
+                for hook in thread.handler.hooks:
                     hook.install()
         except BaseException:
-            for outlet in opened:
-                self._remove_hooks(outlet)
-                outlet.discard()
+            for thread in opened:
+                self._remove_hooks(thread)
+                thread.discard()
             deadline_s = time.monotonic() + _DISCARD_S
-            for outlet in opened:
-                outlet.join(deadline_s - time.monotonic())
+            for thread in opened:
+                thread.join(deadline_s - time.monotonic())
             raise
 
-    def _remove_hooks(self, outlet: Outlet) -> None:
-        for hook in outlet.handler.hooks:
+    def _remove_hooks(self, thread: HandlerThread) -> None:
+        for hook in thread.handler.hooks:
             try:
                 hook.remove()
             except Exception as error:  # noqa: BLE001 - a handler's failure must not reach training
-                self._failures.report(f"{type(outlet.handler).__name__}.hooks", error)
+                self._failures.report(f"{type(thread.handler).__name__}.hooks", error)
 
     def start(self) -> None:
         """Start the thread. Called when the handlers are open."""
@@ -273,54 +275,56 @@ class Writer:
         """
         if not self._thread.is_alive() or self._is_mine():
             return False
-        return not self._await_delivery(timeout_s, self._outlets, everything=True)
+        return not self._await_delivery(timeout_s, self._handler_threads, everything=True)
 
-    def _await_delivery(self, timeout_s: float, outlets: Sequence[Outlet], *, everything: bool = False) -> list[Outlet]:
-        """Wait for the delivery of all recorded events. Return the late outlets; all of them if there was no cut."""
+    def _await_delivery(
+        self, timeout_s: float, threads: Sequence[HandlerThread], *, everything: bool = False
+    ) -> list[HandlerThread]:
+        """Wait for the delivery of all recorded events. Return the late handler threads; all of them if there was no cut."""
         deadline_s = time.monotonic() + timeout_s
         request = _Request(everything)
         self._wanted.append(request)
         if self._ended:  # the writer sets it before it answers the last requests, so no request is missed
-            return list(outlets)
+            return list(threads)
         self._wake.set()
         if not request.cut.wait(timeout_s):
-            return list(outlets)
+            return list(threads)
         late = []
-        for outlet in outlets:
-            delivered = request.delivered.get(outlet)
+        for thread in threads:
+            delivered = request.delivered.get(thread)
             if delivered is None or not delivered.wait(deadline_s - time.monotonic()):
-                late.append(outlet)
+                late.append(thread)
         return late
 
     def _is_mine(self) -> bool:
         """Return True on the writer's thread and on the threads of handlers."""
-        return self._thread.ident == threading.get_ident() or any(outlet.is_mine for outlet in self._outlets)
+        return self._thread.ident == threading.get_ident() or any(thread.is_mine for thread in self._handler_threads)
 
     def stopping(self, error: BaseException | None) -> None:
         """Remove the handlers' hooks, and queue their ``stopping``. Called on the thread that stops the profiler."""
-        for outlet in self._outlets:
-            self._remove_hooks(outlet)
-            outlet.post("stopping", error)
+        for thread in self._handler_threads:
+            self._remove_hooks(thread)
+            thread.post("stopping", error)
 
     def close(self, timeout_s: float) -> bool:
         """Deliver the rest and the summary, close the handlers, and end the threads. Return True if done in time."""
         self._close_by_s = time.monotonic() + timeout_s
-        for outlet in self._outlets:
-            outlet.post_end(self._close_by_s)
+        for thread in self._handler_threads:
+            thread.post_end(self._close_by_s)
         self._closing = True
         self._wake.set()
         self._thread.join(timeout_s)
         self._buffer.due_ns = NEVER_NS
         if not self._thread.is_alive() and self._closed_in_time:
             return True
-        for outlet in self._outlets:
-            outlet.give_up()
+        for thread in self._handler_threads:
+            thread.give_up()
         return False
 
     def abandon(self) -> None:
         """Forget everything in a forked child. The records, the handlers and the threads belong to the parent."""
         self._buffer.due_ns = NEVER_NS
-        self._outlets = []
+        self._handler_threads = []
         self._posted.clear()
         self._carry = []
 
@@ -336,8 +340,8 @@ class Writer:
             return
         self._buffer.due_ns = now_ns + self._interval_ns  # one waiting thread is enough
         now_s = time.monotonic()
-        blocked = [outlet for outlet in self._outlets if 0 < outlet.busy_since_s < now_s - _BLOCKED_S]
-        late = self._await_delivery(_WAIT_S, [outlet for outlet in self._outlets if outlet not in blocked])
+        blocked = [thread for thread in self._handler_threads if 0 < thread.busy_since_s < now_s - _BLOCKED_S]
+        late = self._await_delivery(_WAIT_S, [thread for thread in self._handler_threads if thread not in blocked])
         self._waiting_since_s = (self._waiting_since_s or now_s) if late else 0.0
         if late and time.monotonic() - self._waiting_since_s < _BLOCKED_S:
             self._buffer.due_ns = self._timeline.clock.monotonic_ns() + _GIVE_WAY_NS
@@ -355,14 +359,14 @@ class Writer:
             self._await_delivery(_WAIT_S, ())
         return True
 
-    def summary(self, of: Outlet | None = None) -> Summary:
+    def summary(self, of: HandlerThread | None = None) -> Summary:
         """Return the counts of recorded events, lost events and failures.
 
         Args:
-            of: Report the losses of this outlet's handler. None reports the events missed by the handler that missed
+            of: Report the losses of this thread's handler. None reports the events missed by the handler that missed
                 most, and the losses that all handlers report.
         """
-        missed = [self._missed(outlet) for outlet in self._outlets if of in (None, outlet)]
+        missed = [self._missed(thread) for thread in self._handler_threads if of in (None, thread)]
         dropped = max(missed, key=lambda counts: counts.total(), default=Counter())
         recorded = self._slices + self._instants + self._counters
         # For events that the writer has not counted, only the total is known, not the kinds.
@@ -373,9 +377,9 @@ class Writer:
         dropped["events lost when the writer failed"] += self._lost_events
         recorded += beyond_events + beyond_bytes + behind + self._buffer.lost_events + self._lost_uncounted
         dropped["counter values that are not numbers"] += self._counter_values.refused + self._buffer.refused_values
-        for outlet in self._outlets:
-            if of in (None, outlet):
-                dropped.update(outlet.losses)
+        for thread in self._handler_threads:
+            if of in (None, thread):
+                dropped.update(thread.losses)
         return Summary(
             slices=self._slices,
             instants=self._instants,
@@ -385,16 +389,16 @@ class Writer:
             recorded=recorded,
         )
 
-    def _missed(self, outlet: Outlet) -> Counter[str]:
+    def _missed(self, thread: HandlerThread) -> Counter[str]:
         """Return the number of events that a handler missed, by reason. Undelivered events at the end count too."""
-        missed = outlet.dropped.copy()
-        if outlet.is_given_up:
-            missed[LEFT_BEHIND] += outlet.waiting_events + (self._in_hand if self._is_counted else 0)
+        missed = thread.dropped.copy()
+        if thread.is_given_up:
+            missed[LEFT_BEHIND] += thread.waiting_events + (self._in_hand if self._is_counted else 0)
         return missed
 
     def _left_behind_uncounted(self) -> int:
         """Return the number of events that are left behind at the end and that the writer has not counted."""
-        if not (self._ended or any(outlet.is_given_up for outlet in self._outlets)):
+        if not (self._ended or any(thread.is_given_up for thread in self._handler_threads)):
             return 0
         behind = (len(self._buffer.records) + len(self._carry)) // WIDTH
         return behind if self._is_counted else behind + self._in_hand
@@ -409,12 +413,12 @@ class Writer:
         self._post("clock_anchor", *self._clock_watch.read())
         self._post("summary")
         self._post("close")
-        for outlet in self._outlets:
-            outlet.finish()
+        for thread in self._handler_threads:
+            thread.finish()
         self._ended = True
         while self._wanted:
             self._wanted.popleft().cut.set()  # the request came too late
-        self._closed_in_time = all(outlet.join(self._close_by_s - time.monotonic()) for outlet in self._outlets)
+        self._closed_in_time = all(thread.join(self._close_by_s - time.monotonic()) for thread in self._handler_threads)
 
     def _next_pause_s(self) -> float:
         """Return the time to the next cut. A large cut shortens it, so that bursts stay short and memory flat."""
@@ -435,20 +439,20 @@ class Writer:
             self._hold_carry()
             self._failures.report("the writer thread", error)
         everything = is_last or any(request.everything for request in wanted)
-        for outlet in self._outlets:
+        for thread in self._handler_threads:
             if is_last:
-                outlet.post_end_running(self._cut_ns)
+                thread.post_end_running(self._cut_ns)
             # The last round is followed by the last readings of the clocks, the summary and `close`, so it needs no
             # flush.
-            outlet.post_round(None if everything else start_ns - GRACE_NS, flush=not is_last)
+            thread.post_round(None if everything else start_ns - GRACE_NS, flush=not is_last)
         for request in wanted:
-            for outlet in self._outlets:
-                outlet.post(request.delivered.setdefault(outlet, Signal()).set)
+            for thread in self._handler_threads:
+                thread.post(request.delivered.setdefault(thread, Signal()).set)
             request.cut.set()
 
     def _set_due(self, now_ns: int) -> None:
         behind = len(self._buffer.records) // WIDTH
-        behind += max((outlet.waiting_events for outlet in self._outlets), default=0)
+        behind += max((thread.waiting_events for thread in self._handler_threads), default=0)
         # Time until the backlog is too large at the recent rate. Other threads may keep the writer from the GIL until
         # then.
         too_many_ns = self._backlog * self._cut_apart_ns // max(1, self._found)
@@ -468,7 +472,7 @@ class Writer:
             ended_window = self._cut(None)
         while self._posted and self._posted[0][0] is None and (self._posted[0][1] or 0) <= self._cut_ns:
             self._hooks.append(self._posted.popleft()[1:])  # start hooks that this cut has posted
-        self._post_hooks()  # the events up to their times are with the outlets now
+        self._post_hooks()  # the events up to their times are with the handler threads now
         now_ns = self._timeline.clock.monotonic_ns()
         if self._clock_watch.due(now_ns):
             self._post("clock_anchor", *self._clock_watch.read())
@@ -476,16 +480,16 @@ class Writer:
 
     def _post_hooks(self) -> None:
         for hook in self._hooks:
-            for outlet in self._outlets:
-                outlet.post_hook(*hook)
+            for thread in self._handler_threads:
+                thread.post_hook(*hook)
         self._hooks.clear()
 
     def _post(self, method: str, *args: Any) -> None:
-        for outlet in self._outlets:
-            outlet.post(method, *args)
+        for thread in self._handler_threads:
+            thread.post(method, *args)
 
     def _cut(self, cut_ns: int | None) -> bool:
-        """Pass the events up to a moment to the outlets.
+        """Pass the events up to a moment to the handler threads.
 
         Args:
             cut_ns: The monotonic time. None means now, or the end of a window that was posted in the meantime.
@@ -529,8 +533,8 @@ class Writer:
             self._told = running
             tables = (self._buffer.labels, self._buffer.tracks, self._timestamps.copy())
             batch = EventBatch(records, *tables, offset_ns=self._timeline.offset_ns, cut_ns=cut, running=running)
-            for outlet in self._outlets:
-                outlet.post_events(batch)
+            for thread in self._handler_threads:
+                thread.post_events(batch)
         self._in_hand = 0
         self._hold_carry()
         self._cut_ns = max(self._cut_ns, cut)  # a window may end shortly before the last cut

@@ -113,16 +113,6 @@ def test_a_request_records_its_batches_and_the_files_are_named(job: Job, tmp_pat
     assert [int(begin.timestamp.batch) for begin, _ in job.handler.slices if begin.label.name == "forward"] == [4, 5]
 
 
-def test_captures_follow_one_another(job: Job) -> None:
-    for number in range(3):
-        job.step(1)
-        job.ask(steps=1)
-        job.step(3)
-        assert job.capture.state == CaptureState.DONE
-        assert len(job.trace.paths) == number + 1
-        assert job.capture.files == (job.trace.paths[-1],)
-
-
 def test_the_default_length_is_the_schedules(tmp_path: Path) -> None:
     with Job(tmp_path, steps=3) as job:
         job.ask()
@@ -184,13 +174,6 @@ def test_a_common_start_is_waited_for(job: Job) -> None:
     assert job.capture.state == CaptureState.WAITING
     assert job.step(6) == ["skip", "skip", "skip", "active", "active_and_save", "skip"]
     assert (job.capture.first_batch, job.capture.late_batches) == (6, 0)
-
-
-def test_a_rank_that_sees_the_start_too_late_begins_at_once_and_says_so(job: Job) -> None:
-    job.step(5)
-    job.ask(steps=1, start_batch=3)
-    job.step(3)
-    assert (job.capture.first_batch, job.capture.late_batches) == (6, 3)
 
 
 def test_a_start_that_nobody_tells_is_given_up(tmp_path: Path) -> None:

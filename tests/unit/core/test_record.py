@@ -24,7 +24,8 @@ from tracekit.formats.chrome_writer import ChromeEncoder
 from tracekit.recording.buffer import DETACHED, RecordBuffer
 from tracekit.recording.counter_values import finite_numbers
 from tracekit.recording.marker import Marker
-from tracekit.recording.recording_marker import marker_states
+from tracekit.recording.marker_state import MarkerState
+from tracekit.recording.recording_marker import marker_classes
 from tracekit.timestamp import Timestamp
 
 compiled: Any = core.record
@@ -36,11 +37,11 @@ pytestmark = pytest.mark.core
 
 def methods_of(states: Any) -> set[str]:
     kinds = (Marker, states.recording, states.shared)
-    return {type(vars(kind)[name]).__name__ for kind in kinds for name in ("__enter__", "__exit__")}
+    return {type(getattr(kind, name)).__name__ for kind in kinds for name in ("__enter__", "__exit__")}
 
 
 def test_markers_of_the_system_s_clock_are_compiled() -> None:
-    assert methods_of(marker_states(SYSTEM_CLOCK.monotonic_ns)) == {"method_descriptor"}
+    assert methods_of(marker_classes(SYSTEM_CLOCK.monotonic_ns)) == {"method_descriptor"}
 
 
 def test_markers_of_another_clock_are_python_s() -> None:
@@ -56,7 +57,7 @@ def test_markers_of_another_clock_are_python_s() -> None:
         pass
     assert len(found) == 4
     assert 1000 <= found[1] < found[2] < 2000
-    assert methods_of(marker_states(other_clock().monotonic_ns)) == {"function", "method_descriptor"}  # idle is idle
+    assert methods_of(marker_classes(other_clock().monotonic_ns)) == {"function", "method_descriptor"}  # idle is idle
 
 
 @pytest.mark.parametrize("value", ["1", "0", ""])
@@ -330,13 +331,13 @@ def test_fields_of_another_type_are_refused() -> None:
         with pytest.raises(TypeError):
             buffer.track_of_thread = []  # type: ignore[assignment]
         with pytest.raises(TypeError):
-            compiled.give_methods("recording", int)
+            compiled.give_methods(MarkerState.RECORDING, int)
         with pytest.raises(TypeError):
             compiled.give_lookup(int)
 
 
 def test_a_marker_that_was_never_made_raises_and_does_no_harm() -> None:
-    for kind in marker_states(time.perf_counter_ns)[1:]:
+    for kind in marker_classes(time.perf_counter_ns)[1:]:
         marker = kind.__new__(kind)
         for use in (
             marker.__enter__,

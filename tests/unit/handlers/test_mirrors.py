@@ -275,7 +275,7 @@ def test_a_mirror_that_raises_reaches_neither_training_nor_the_others(
 
 def test_markers_are_as_quick_as_without_a_mirror_that_nobody_can_listen_to() -> None:
     mirror = Noting()
-    mirror.is_deaf = True
+    mirror.is_inactive = True
     with profiler(mirror) as one:
         plain = one.marker("a")
         kind = type(plain)
@@ -417,7 +417,7 @@ def test_nvtx_without_a_tool_costs_nothing() -> None:
     mirror = NVTXMirror()
     with profiler(mirror) as one, one.marker("a"):
         one.marker("i").instant()
-    assert mirror.is_deaf
+    assert mirror.is_inactive
     assert one.stats.failures == {}
 
 

@@ -17,7 +17,6 @@ import tracekit
 from tracekit import Marker, MemoryTraceHandler, Profiler, ProfilerAction, TraceHandler
 from tracekit.recording import attached_markers, lifecycle
 from tracekit.recording.attached_markers import AttachedMarkers
-from tracekit.recording.buffer import DETACHED
 from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -86,44 +85,6 @@ def test_a_category_given_as_one_text_is_one_category(run: Run) -> None:
     assert run.profiler.marker("a", categories="abc").categories == ("abc",)
 
 
-def test_a_recursive_marker_nests(run: Run) -> None:
-    marker = run.profiler.marker("f")
-
-    def f(depth: int) -> None:
-        with marker:
-            run.time.advance(100)
-            if depth:
-                f(depth - 1)
-
-    f(3)
-    durations = sorted(duration_ns(pair) for pair in run.slices())
-    assert len(durations) == 4
-    assert durations == sorted(set(durations)), "the inner ones are shorter"
-
-
-def test_one_marker_in_many_threads_at_once_gives_every_thread_its_own_slices(run: Run) -> None:
-    marker = run.profiler.marker("work")
-    barrier = threading.Barrier(8)
-
-    def work() -> None:
-        barrier.wait()
-        for _ in range(200):
-            with marker, marker:
-                pass
-
-    threads = [threading.Thread(target=work, name=f"worker {number}") for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    by_track: dict[str, int] = {}
-    for start, end in run.slices():
-        assert start.track is end.track
-        assert end.wall_clock_time_ns > start.wall_clock_time_ns
-        by_track[start.track.name] = by_track.get(start.track.name, 0) + 1
-    assert by_track == {f"worker {number}": 400 for number in range(8)}
-
-
 def test_threads_that_change_at_every_chance_lose_nothing_and_leave_the_marker_free() -> None:
     memory = MemoryTraceHandler()
     before = sys.getswitchinterval()
@@ -162,29 +123,6 @@ def share(marker: Marker) -> None:
         thread = threading.Thread(target=lambda: marker.__enter__().__exit__(None, None, None))
         thread.start()
         thread.join()
-
-
-def test_a_marker_that_threads_share_follows_the_schedule_and_ends_what_was_open_before(run: Run) -> None:
-    marker = run.profiler.marker("a")
-    marker.start()  # not shared yet
-    share(marker)
-    marker.finish()
-    run.set_action(ProfilerAction.SKIP)
-    with marker:
-        run.set_action(ProfilerAction.ACTIVE)
-        marker.instant()
-        with marker:
-            run.set_action(ProfilerAction.SKIP)
-    marker.instant()
-    run.set_action(ProfilerAction.ACTIVE)
-    with pytest.raises(KeyError), marker:
-        raise KeyError
-    slices = run.slices()
-    assert len(slices) == 1 + 2 + 2, "before, while the threads met, and two of the three after"
-    assert sum(end.label.args == {"exception": "KeyError"} for _, end in slices) == 1
-    assert len(run.memory.instants) == 1
-    marker.finish()
-    assert len(run.slices()) == 5
 
 
 @pytest.mark.parametrize(
@@ -270,23 +208,6 @@ def test_a_thread_that_is_in_a_method_of_a_shared_marker_when_the_profiler_stops
     assert marker.attached is False
 
 
-@pytest.mark.parametrize("action", [ProfilerAction.SKIP, ProfilerAction.ACTIVE])
-def test_a_slice_that_began_for_another_profiler_is_none_of_the_next_ones(action: ProfilerAction) -> None:
-    """It became one from the beginning of time, on no track, which no handler could take."""
-    memory = MemoryTraceHandler()
-    first = Profiler(MemoryTraceHandler(), rank=0)
-    second = Profiler(memory, lambda timestamp: action, rank=0, record_batches=False)
-    first.start()
-    with tracekit.marker("from one to the next, test"):
-        first.stop()
-        second.start()
-    with tracekit.marker("from one to the next, test"):
-        pass
-    second.stop()
-    assert len(memory.slices) == (action is ProfilerAction.ACTIVE)
-    assert second.stats.failures == {}
-
-
 def test_profilers_that_threads_start_and_stop_at_once_raise_nothing(run: Run) -> None:
     marker = tracekit.marker("of many profilers, test")
     errors: list[BaseException] = []
@@ -316,21 +237,6 @@ def test_profilers_that_threads_start_and_stop_at_once_raise_nothing(run: Run) -
     assert run.names()[-1] == "of many profilers, test"
 
 
-def test_a_module_level_marker_that_was_shared_begins_anew_with_the_next_profiler() -> None:
-    marker = tracekit.marker("shared, test")
-    first, second = Run(), Run()
-    with first.profiler:
-        share(marker)
-        marker.start()
-    marker.finish()
-    with second.profiler:
-        marker.finish()
-        with marker:
-            pass
-    assert len(second.memory.slices) == 1
-    assert (marker._start, marker._contended, marker._skipped, marker._clones) == (0, 0, 0, {})
-
-
 def test_a_shared_marker_forgets_threads_that_have_ended(run: Run) -> None:
     marker = run.profiler.marker("a")
     share(marker)
@@ -340,64 +246,6 @@ def test_a_shared_marker_forgets_threads_that_have_ended(run: Run) -> None:
         thread.join()
     assert len(marker._clones) <= 70
     assert len(run.slices()) == 202
-
-
-def test_a_slice_that_is_open_when_its_profiler_stops_leaves_the_marker_free() -> None:
-    marker = tracekit.marker("open at the end, test")
-    first, second = Run(), Run()
-    with first.profiler:
-        marker.start()
-        marker.start()
-    marker.finish()
-    with second.profiler:
-        marker.finish()
-        with marker:
-            pass
-    assert [start.label.name for start, _ in second.memory.slices] == ["open at the end, test"]
-    assert (marker._start, marker._contended, marker._skipped) == (0, 0, 0)
-
-
-def test_a_thread_that_is_interrupted_inside_a_marker_keeps_its_own_start(run: Run) -> None:
-    marker = run.profiler.marker("work")
-    inside, leave = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with marker:
-            inside.set()
-            leave.wait()
-
-    thread = threading.Thread(target=hold, name="holder")
-    thread.start()
-    inside.wait()
-    with marker:
-        run.time.advance(1_000)
-    run.time.advance(1_000_000)
-    leave.set()
-    thread.join()
-    durations = {start.track.name: duration_ns((start, end)) for start, end in run.slices()}
-    assert durations["MainThread"] < 2_000
-    assert durations["holder"] > 1_000_000
-
-
-def test_threads_that_end_do_not_give_their_track_to_the_next_one(run: Run) -> None:
-    tids = set()
-    for number in range(20):  # one after the other, so that idents are used again
-        thread = threading.Thread(target=run.profiler.marker("short").__enter__, name=f"short {number}")
-        thread.start()
-        thread.join()
-        run.profiler.marker("short").finish()
-        with run.profiler.marker("other"):
-            tids.add(threading.get_native_id())
-    threads = [
-        threading.Thread(target=lambda: run.profiler.marker("named").instant(), name=f"thread {number}")
-        for number in range(20)
-    ]
-    for thread in threads:
-        thread.start()
-        thread.join()
-    run.profiler.flush()
-    assert [instant.track.name for instant in run.memory.instants] == [f"thread {number}" for number in range(20)]
-    assert tids == {threading.get_native_id()}
 
 
 def test_an_exception_passes_and_its_type_is_kept_with_the_slice(run: Run) -> None:
@@ -667,86 +515,6 @@ def test_instants_at_the_edges_of_a_slice_have_its_times(run: Run) -> None:
 # ---- whether a slice is recorded is decided at its start ----------------------------------------------------------------
 
 
-def test_nothing_is_recorded_while_the_schedule_says_skip(run: Run) -> None:
-    run.set_action(ProfilerAction.SKIP)
-    marker = run.profiler.marker("a")
-    with marker:
-        marker.instant()
-        marker.counter({"x": 1})
-    assert run.slices() == []
-    assert run.memory.events == []
-
-
-@pytest.mark.parametrize("use", ["with", "start and finish"])
-def test_a_slice_started_in_skip_is_not_recorded_though_it_finishes_in_active(run: Run, use: str) -> None:
-    run.set_action(ProfilerAction.SKIP)
-    marker = run.profiler.marker("a")
-    if use == "with":
-        with marker:
-            run.set_action(ProfilerAction.ACTIVE)
-    else:
-        marker.start()
-        run.set_action(ProfilerAction.ACTIVE)
-        marker.finish()
-    assert run.memory.events == []
-    with marker:
-        pass
-    assert run.names() == ["a"]
-
-
-def test_a_slice_started_in_active_is_recorded_though_it_finishes_in_skip(run: Run) -> None:
-    marker = run.profiler.marker("a")
-    with marker:
-        run.time.advance(7_000)
-        run.set_action(ProfilerAction.SKIP)
-    (pair,) = run.slices()
-    assert duration_ns(pair) >= 7_000
-
-
-def test_nested_uses_of_one_marker_across_changes_of_the_schedule_pair_up(run: Run) -> None:
-    marker = run.profiler.marker("a")
-    run.set_action(ProfilerAction.SKIP)
-    with marker:  # not recorded
-        run.set_action(ProfilerAction.ACTIVE)
-        with marker:  # recorded: 1000
-            run.time.advance(1_000)
-            run.set_action(ProfilerAction.SKIP)
-            with marker:  # not recorded
-                run.time.advance(50_000)
-                run.set_action(ProfilerAction.ACTIVE)
-            run.set_action(ProfilerAction.SKIP)
-        run.set_action(ProfilerAction.ACTIVE)
-        run.time.advance(1_000_000)
-    (pair,) = run.slices()
-    assert 51_000 <= duration_ns(pair) < 60_000
-    with marker:
-        pass
-    assert len(run.slices()) == 2
-
-
-def test_a_thread_inside_an_unrecorded_slice_does_not_close_the_slice_of_another(run: Run) -> None:
-    run.set_action(ProfilerAction.SKIP)
-    marker = run.profiler.marker("a")
-    inside, leave = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with marker:
-            inside.set()
-            leave.wait()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    inside.wait()
-    run.set_action(ProfilerAction.ACTIVE)
-    with marker:
-        leave.set()
-        thread.join()
-        run.time.advance(3_000)
-    (pair,) = run.slices()
-    assert pair[0].track.name == "MainThread"
-    assert duration_ns(pair) >= 3_000
-
-
 def test_a_marker_with_actions_of_its_own_records_in_those_only(run: Run) -> None:
     warm = run.profiler.marker("warm", actions=[ProfilerAction.WARMUP])
     always = run.profiler.marker("always", actions=list(ProfilerAction))
@@ -795,33 +563,18 @@ def test_a_change_of_the_schedule_costs_work_for_the_markers_in_use_only(
     assert (len(run.memory.instants), len(run.memory.counters)) == (1, 1)
 
 
-@pytest.mark.parametrize("use", ["with", "async with", "start", "decorator"])
-def test_a_marker_that_slept_through_a_change_records_every_use_again(run: Run, use: str) -> None:
+def test_a_task_records_again_with_a_marker_that_slept_through_a_change(run: Run) -> None:
     marker = run.profiler.marker("m")
 
     async def in_task() -> None:
         async with marker:
             run.time.advance(100)
 
-    def once() -> None:
-        if use == "with":
-            with marker:
-                run.time.advance(100)
-        elif use == "start":
-            marker.start()
-            run.time.advance(100)
-            marker.finish()
-        elif use == "decorator":
-            marker(lambda: run.time.advance(100))()
-        else:
-            asyncio.run(in_task())
-
     for _ in range(3):
-        run.set_action(ProfilerAction.SKIP)
-        once()
-        run.set_action(ProfilerAction.ACTIVE)
-        once()
-        once()
+        for action, times in ((ProfilerAction.SKIP, 1), (ProfilerAction.ACTIVE, 2)):
+            run.set_action(action)
+            for _ in range(times):
+                asyncio.run(in_task())
     assert [duration_ns(pair) >= 100 for pair in run.slices()] == [True] * 6
     assert not marker.open_slices()
 
@@ -1063,18 +816,6 @@ def test_the_innermost_profiler_has_the_module_level_markers_and_gives_them_back
     assert len(inner.memory.slices) == 2
 
 
-def test_a_marker_that_is_used_after_the_profiler_stopped_does_nothing() -> None:
-    run = Run()
-    with run.profiler:
-        marker = run.profiler.marker("a")
-    with marker:
-        marker.instant()
-        marker.counter({"a": 1})
-    marker.start()
-    marker.finish()
-    assert run.memory.events == []
-
-
 def test_recording_causes_no_garbage_collection(run: Run) -> None:
     marker = run.profiler.marker("a")
     collections: list[int] = []
@@ -1088,18 +829,3 @@ def test_recording_causes_no_garbage_collection(run: Run) -> None:
     finally:
         gc.callbacks.pop()
     assert collections == []
-
-
-@pytest.mark.parametrize("observed", [False, True])
-def test_a_slice_that_outlives_its_profiler_leaves_nothing_behind(observed: bool) -> None:
-    class Inline(TraceHandler):
-        inline = True
-
-    before = len(DETACHED.records)
-    one = Profiler([Inline()] if observed else [], rank=0)
-    one.start()
-    kept = one.marker("kept")
-    with kept:
-        one.stop()
-    assert len(DETACHED.records) == before
-    assert kept._skipped == 0

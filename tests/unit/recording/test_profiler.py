@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sqlite3
 import threading
@@ -31,7 +30,7 @@ from tracekit import (
 from tracekit.events import INSTANT, WIDTH, EventBatch, Instant, Label, Timestamps, Track
 from tracekit.recording.event_order import EventOrder
 from tracekit.recording.failures import Failures
-from tracekit.recording.outlet import BEYOND_EVENTS, Outlet
+from tracekit.recording.handler_thread import BEYOND_EVENTS, HandlerThread
 from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -719,24 +718,6 @@ def test_flush_from_inside_a_handler_does_not_deadlock() -> None:
     assert waited == [False], "a handler cannot wait for itself"
 
 
-def test_a_handler_that_fails_is_logged_once_counted_left_out_in_the_end_and_disturbs_nobody(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    class Broken(TraceHandler):
-        def process_events(self, batch: EventBatch) -> None:
-            raise RuntimeError("my disk")
-
-    memory = MemoryTraceHandler()
-    with caplog.at_level(logging.WARNING), profiler(Broken(), memory) as one:
-        for _ in range(15):
-            one.marker("a").instant()
-            one.flush()
-        assert one.stats.failures == {"Broken.process_events": 10}
-    assert len(memory.instants) == 15
-    assert caplog.text.count("RuntimeError: my disk") == 1
-    assert caplog.text.count("left out") == 1
-
-
 def test_under_strict_the_failure_of_a_handler_reaches_the_training_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(TraceHandler):
         def process_events(self, batch: EventBatch) -> None:
@@ -758,23 +739,6 @@ def wait_for(condition: Callable[[], object], seconds: float = 30) -> bool:
             return False
         time.sleep(0.001)
     return True
-
-
-def test_a_handler_that_hangs_does_not_keep_the_process_from_ending(caplog: pytest.LogCaptureFixture) -> None:
-    release = threading.Event()
-
-    class HangsAtClose(TraceHandler):
-        def close(self) -> None:
-            release.wait()
-
-    one = profiler(HangsAtClose(), shutdown_timeout=0.05)
-    one.start()
-    one.stop()  # or it would hang for ever
-    assert "did not finish within 0.05 s" in caplog.text
-    release.set()
-    for thread in threading.enumerate():
-        if thread.name.startswith("tracekit-writer"):
-            thread.join()
 
 
 def test_a_flush_while_the_handlers_are_closed_does_not_wait_for_what_comes_no_more() -> None:
@@ -876,11 +840,11 @@ def test_of_a_batch_that_does_not_fit_only_what_does_not_fit_is_dropped() -> Non
         for number in range(40):
             one.marker(str(number)).instant()
         one.flush(timeout=0.01)
-        assert wait_for(lambda: one._writer is not None and one._writer._outlets[0].waiting_events == 41)
+        assert wait_for(lambda: one._writer is not None and one._writer._handler_threads[0].waiting_events == 41)
         for number in range(40, 80):
             one.marker(str(number)).instant()
         one.flush(timeout=0.01)
-        assert wait_for(lambda: one._writer is not None and one._writer._outlets[0].dropped.total() == 31)
+        assert wait_for(lambda: one._writer is not None and one._writer._handler_threads[0].dropped.total() == 31)
         hangs.release.set()
     # The buffer and the handler have half of the limit each.
     assert [event.label.name for event in hangs.events] == ["first", *map(str, range(49))]
@@ -900,7 +864,7 @@ def test_with_on_full_block_recording_waits_for_the_handler_and_nothing_is_lost(
 
         thread = threading.Thread(target=record)
         thread.start()
-        assert wait_for(lambda: one._writer is not None and one._writer._outlets[0].waiting_events >= 40)
+        assert wait_for(lambda: one._writer is not None and one._writer._handler_threads[0].waiting_events >= 40)
         assert one.stats.instants < 1000, "it waits"
         hangs.release.set()
         thread.join()
@@ -921,7 +885,7 @@ def test_with_on_full_block_and_a_handler_that_never_returns_the_writer_ends_wit
     one._writer._thread.join(30)
     assert not one._writer._thread.is_alive(), "it looks for room no more"
     hangs.release.set()
-    assert one._writer._outlets[0].join(30)
+    assert one._writer._handler_threads[0].join(30)
 
 
 def test_what_there_was_no_memory_to_take_is_taken_the_next_time_and_not_counted_as_lost(
@@ -1138,7 +1102,9 @@ def test_hooks_are_set_and_removed_on_the_thread_that_starts_and_stops() -> None
 
 
 @pytest.mark.parametrize("method", ["stopping", "ending", "losses", "summary", "close"])
-def test_a_handler_that_blocks_at_the_end_does_not_hold_up_stop_or_the_others(method: str) -> None:
+def test_a_handler_that_blocks_at_the_end_does_not_hold_up_stop_or_the_others(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
     release = threading.Event()
 
     class Blocks(TraceHandler):
@@ -1155,14 +1121,15 @@ def test_a_handler_that_blocks_at_the_end_does_not_hold_up_stop_or_the_others(me
         one.marker("a").instant()
     # A `stop` that waited for the handler would come here only after the 60 s for which it blocks.
     assert not release.is_set()
+    assert "did not finish within 0.3 s" in caplog.text
     assert one._writer is not None
     one._writer._thread.join(30)
-    assert one._writer._outlets[1].join(30)
+    assert one._writer._handler_threads[1].join(30)
     assert [event.label.name for event in memory.instants] == ["a"]
     assert memory.stats is not None, "it was told the counts, and closed"
-    assert one._writer._outlets[0]._thread.is_alive(), "stop has not waited for it"
+    assert one._writer._handler_threads[0]._thread.is_alive(), "stop has not waited for it"
     release.set()
-    assert one._writer._outlets[0].join(30)
+    assert one._writer._handler_threads[0].join(30)
 
 
 @pytest.mark.parametrize("method", ["process_instant_event", "process_counter_event", "process_duration_event"])
@@ -1209,7 +1176,7 @@ def waiting_events(one: Profiler) -> int:
     """Count the events that wait anywhere."""
     assert one._writer is not None
     held = getattr(one._buffer.records, "held_rows", one._buffer._held_events)
-    queued = sum(outlet.waiting_events for outlet in one._writer._outlets)
+    queued = sum(thread.waiting_events for thread in one._writer._handler_threads)
     return len(one._buffer.records) // WIDTH + int(held) + queued
 
 
@@ -1244,28 +1211,28 @@ def test_no_more_events_wait_anywhere_than_the_limits_allow(on_full: str, limit:
 
 
 def test_a_call_posted_while_old_events_make_room_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    outlet = Outlet(
+    thread = HandlerThread(
         MemoryTraceHandler(),
         Failures(),
-        lambda outlet: Summary(slices=0, instants=0, counters=0, dropped={}, failures={}),
+        lambda thread: Summary(slices=0, instants=0, counters=0, dropped={}, failures={}),
         limit_events=100,
         limit_bytes=10**9,
         on_full="drop_oldest",
         loop_track=0,
     )
-    thin = outlet._thin
+    thin = thread._thin
 
     def thin_while_another_thread_posts(*args: Any) -> None:
-        outlet.post("flush")
+        thread.post("flush")
         thin(*args)
 
-    monkeypatch.setattr(outlet, "_thin", thin_while_another_thread_posts)
+    monkeypatch.setattr(thread, "_thin", thin_while_another_thread_posts)
     record = [0, 5, 1, INSTANT]
     tables = ([Label("a")], [Track(0, ""), Track(7, "t")], Timestamps(Timestamp()), 0)
     for _ in range(3):
-        outlet.post_events(EventBatch(record * 60, *tables))
-    assert outlet.waiting_events == 60
-    assert dict(outlet.dropped) == {BEYOND_EVENTS: 120}
+        thread.post_events(EventBatch(record * 60, *tables))
+    assert thread.waiting_events == 60
+    assert dict(thread.dropped) == {BEYOND_EVENTS: 120}
 
 
 def ends(events: Sequence[Any]) -> int:
@@ -1306,34 +1273,34 @@ def test_what_stop_leaves_behind_is_counted_as_dropped() -> None:
     assert stats.dropped == {"events left behind when the profiler stopped": 101}
     hangs.release.set()
     assert one._writer is not None
-    assert one._writer._outlets[0].join(30)
+    assert one._writer._handler_threads[0].join(30)
     # The batch in which it hung was taken after all; the others were not given to it any more.
     assert len(hangs.events) + one.stats.dropped["events left behind when the profiler stopped"] == 101
     assert hangs.summaries[0].dropped == one.stats.dropped
 
 
-def test_events_on_which_a_handler_fails_are_counted_for_it_alone() -> None:
+def test_a_handler_that_fails_is_logged_once_left_out_in_the_end_and_its_events_counted_for_it_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Fails(TraceHandler):
-        stats: Summary
-
         def process_events(self, batch: EventBatch) -> None:
-            raise OSError("no")
-
-        def flush(self) -> None:
-            pass
+            raise OSError("my disk")
 
     memory = MemoryTraceHandler()
-    one = profiler(Fails(), memory, record_batches=False)
-    with one:
+    with profiler(Fails(), memory) as one:
         for _ in range(12):
             one.marker("a").instant()
             one.flush()
+        assert one.stats.failures == {"Fails.process_events": 10}
     assert one.stats.dropped == {
         "events on which the trace handler failed": 10,
         "events after the trace handler was left out": 2,
     }
+    assert len(memory.instants) == 12
     assert memory.stats is not None
     assert memory.stats.dropped == {}
+    assert caplog.text.count("OSError: my disk") == 1
+    assert caplog.text.count("left out") == 1
 
 
 class InOrder(Calls):
@@ -1459,7 +1426,7 @@ def test_the_slice_of_a_batch_that_waits_for_its_data_starts_after_what_was_deli
 
 
 def test_hooks_for_a_handler_that_blocks_for_ever_are_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracekit.recording.outlet._MOST_CALLS", 50)
+    monkeypatch.setattr("tracekit.recording.handler_thread._MOST_CALLS", 50)
     entered, go_on = threading.Event(), threading.Event()
 
     class Blocks(Calls):
@@ -1477,7 +1444,7 @@ def test_hooks_for_a_handler_that_blocks_for_ever_are_bounded_and_counted(monkey
             one.step()
         assert one._writer is not None
         one._writer._await_delivery(60.0, ())  # what there is has been handed on
-        assert len(one._writer._outlets[0]._calls) < 100
+        assert len(one._writer._handler_threads[0]._calls) < 100
         go_on.set()
     assert 0 < one.stats.failures["Blocks: hooks left out"] < 1002
 

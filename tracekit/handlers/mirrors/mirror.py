@@ -48,7 +48,7 @@ class Mirror(TraceHandler):
 
     inline: ClassVar[bool] = True
 
-    is_deaf: bool = False
+    is_inactive: bool = False
     """True if no tool can listen during the recording; set by `open`. The mirror then adds no cost to markers."""
 
     def __init__(self) -> None:

@@ -49,7 +49,7 @@ class NVTXMirror(Mirror):
     def open(self, recording: Recording) -> None:
         """Determine if a tool listens."""
         self._domain = self._nvtx.get_domain(self._name)
-        self.is_deaf = self._domain.get_event_attributes(message="tracekit") is None
+        self.is_inactive = self._domain.get_event_attributes(message="tracekit") is None
 
     def begin(self, name: str, categories: Sequence[str], moment: Moment) -> _Pushed | _Started:
         """Begin a range."""

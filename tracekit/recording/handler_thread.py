@@ -1,4 +1,4 @@
-"""Outlet: one trace handler, its thread, and its queue of calls."""
+"""HandlerThread: calls one trace handler on a thread, from a queue."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ class _Call:
         self.size_bytes = size_bytes(batch.records)
 
 
-class Outlet:
+class HandlerThread:
     """Calls all methods of one handler, from `open` to `close`, on one thread and in the order of posting.
 
-    A handler that blocks delays neither the recording nor another handler. An outlet skips the events of an inline
+    A handler that blocks delays neither the recording nor another handler. A handler thread skips the events of an inline
     handler, which receives them on the recording threads.
 
     Args:
@@ -107,7 +107,7 @@ class Outlet:
         self,
         handler: TraceHandler,
         failures: Failures,
-        summary: Callable[[Outlet], Summary],
+        summary: Callable[[HandlerThread], Summary],
         *,
         limit_events: int,
         limit_bytes: int,
@@ -141,7 +141,7 @@ class Outlet:
         self._thread = threading.Thread(target=self._run, name=f"tracekit-writer {self._name}", daemon=True)
 
     def __repr__(self) -> str:
-        return f"<Outlet {self._name}>"
+        return f"<HandlerThread {self._name}>"
 
     def open(self, recording: Recording) -> None:
         """Start the thread, and open the handler on it. Return when the handler is open.
@@ -315,22 +315,25 @@ class Outlet:
 
     def _deliver(self, call: _Call) -> None:
         """Pass a batch to the handler, or count its events as missed."""
-        missed = FAILED
-        if self.is_given_up:
-            missed = LEFT_BEHIND
-        elif self._failure_limit.is_reached:
-            missed = LEFT_OUT
-        elif self._order is not None:
+        missed = self._reason_to_miss()
+        if not missed and self._order is not None:
             self._order.add_batch(call.batch)  # its events count as waiting until they are delivered
             return
-        elif self._call("process_events", call.args):
+        if not missed and self._call("process_events", call.args):
             self._failure_limit.succeeded()
-            missed = ""
+        elif not missed:
+            missed = FAILED
         with self._lock:
             self.waiting_events -= call.events
             self.waiting_bytes -= call.size_bytes
         if missed and call.events:
             self.dropped[missed] += call.events
+
+    def _reason_to_miss(self) -> str:
+        """Return the reason why the handler takes no more events, or no text."""
+        if self.is_given_up:
+            return LEFT_BEHIND
+        return LEFT_OUT if self._failure_limit.is_reached else ""
 
     def _end_round(self, until_ns: int | None, flush: bool) -> None:
         """Deliver the held events up to a monotonic time, and flush."""
@@ -345,19 +348,15 @@ class Outlet:
 
     def _give(self, _batch: EventBatch, event: Any, counts: bool) -> None:
         """Pass one event to the handler, or count it as missed."""
-        missed = FAILED
-        if self.is_given_up:
-            missed = LEFT_BEHIND
-        elif self._failure_limit.is_reached:
-            missed = LEFT_OUT
-        else:
+        missed = self._reason_to_miss()
+        if not missed:
             try:
                 process_event(self.handler, event)
             except BaseException as error:  # noqa: BLE001 - a handler's failure must not end this thread
                 self._failure_limit.failed("process_events", error)
+                missed = FAILED
             else:
                 self._failure_limit.succeeded()
-                missed = ""
         if counts:
             with self._lock:
                 self.waiting_bytes -= self.waiting_bytes // max(1, self.waiting_events)
