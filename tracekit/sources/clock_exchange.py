@@ -243,6 +243,11 @@ def reachable(store: Store) -> bool:
     return True
 
 
+def default_store(distributed: Any) -> Any:
+    """Return the store of the default process group; ``distributed`` is ``torch.distributed``."""
+    return distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - torch offers it under no other name
+
+
 def own_connection(store: Any) -> Store:
     """Return a store with the same content over a separate connection.
 

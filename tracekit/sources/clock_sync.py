@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.arguments import check_seconds
 from tracekit.clock import ClockOffset
+from tracekit.distributed import torch_process_group
 from tracekit.recording.source import Source
-from tracekit.sources.clock_exchange import Answering, Asking, Drift, own_connection, reachable
+from tracekit.sources.clock_exchange import Answering, Asking, Drift, default_store, own_connection, reachable
 
 if TYPE_CHECKING:
     from tracekit.recording.schedule import ProfilerAction
@@ -102,13 +102,13 @@ class ClockSync(Source):
             else:
                 self._ask(recorder, torch)
         except Exception as error:  # noqa: BLE001 - torch may raise any exception; training goes on
-            if not self._closing.is_set() and _initialised() is not None:
+            if not self._closing.is_set() and torch_process_group() is not None:
                 self._tell(f"clocks are not compared: {_first_line(error)}")
 
     def _process_group(self) -> Any:
         """Wait for the default process group; return ``torch.distributed``, or None if the recording ends before."""
         while True:
-            torch = _initialised()
+            torch = torch_process_group()
             if torch is not None:
                 return torch
             if self._closing.wait(LOOK_S):
@@ -117,7 +117,7 @@ class ClockSync(Source):
     def _answer(self, recorder: Recorder, torch: Any) -> None:
         """Answer the other ranks; runs on rank 0."""
         process, timeline = recorder.process, recorder.timeline
-        store = own_connection(_default_store(torch))
+        store = own_connection(default_store(torch))
         answering = Answering(
             store,
             rank=process.rank,
@@ -137,15 +137,15 @@ class ClockSync(Source):
         recorder.record_clock_offset(itself)
         world_size = torch.get_world_size()
         # The store ends with the process group. Asking it then is harmless, but torch logs long messages.
-        while not self._closing.wait(LOOK_S) and _initialised() is not None:
+        while not self._closing.wait(LOOK_S) and torch_process_group() is not None:
             while answering.waiting() and not self._closing.is_set():
                 try:
                     answering.answer()
                 except Exception as error:  # noqa: BLE001 - that rank is gone; the others go on
-                    if _initialised() is None or not reachable(store):
+                    if torch_process_group() is None or not reachable(store):
                         return
                     self._tell(f"a rank went away while its clock was compared: {_first_line(error)}")
-        if _initialised() is not None:
+        if torch_process_group() is not None:
             answering.leave()
         missing = sorted(set(range(1, world_size)) - answering.ranks)
         if missing:
@@ -155,7 +155,7 @@ class ClockSync(Source):
     def _ask(self, recorder: Recorder, torch: Any) -> None:
         """Ask rank 0 at intervals; runs on the other ranks."""
         timeline, rank = recorder.timeline, torch.get_rank()
-        store = own_connection(_default_store(torch))
+        store = own_connection(default_store(torch))
         asking = Asking(
             store,
             rank=rank,
@@ -168,17 +168,17 @@ class ClockSync(Source):
         unanswered = 0
         # Spread the first requests of a large run.
         pause_s = min(rank * RANK_SECONDS / 10, interval_s)
-        while not self._closing.wait(pause_s) and _initialised() is not None:
+        while not self._closing.wait(pause_s) and torch_process_group() is not None:
             offset, reason = None, "it has no ClockSync, or is not so far yet"
             try:
                 offset = asking.measure()
             except Exception as error:  # noqa: BLE001 - rank 0 is gone, or only slow
-                if self._closing.is_set() or _initialised() is None:
+                if self._closing.is_set() or torch_process_group() is None:
                     return
                 reason = _first_line(error)
                 if not reachable(store):
                     # At the end of a run, rank 0 may end a moment before this rank.
-                    if not self._closing.wait(PARTING_S) and _initialised() is not None:
+                    if not self._closing.wait(PARTING_S) and torch_process_group() is not None:
                         self._tell(f"rank 0 is gone, clocks are compared no more: {reason}")
                     return
             if offset is not None:
@@ -197,19 +197,6 @@ class ClockSync(Source):
         if not self._told:
             self._told = True
             logger.warning("tracekit: ClockSync: %s", message)
-
-
-def _initialised() -> Any:
-    """Return ``torch.distributed`` if there is a default process group. Never imports torch."""
-    module: Any = sys.modules.get("torch.distributed")
-    try:
-        return module if module is not None and module.is_available() and module.is_initialized() else None
-    except AttributeError:
-        return None  # half imported
-
-
-def _default_store(torch: Any) -> Any:
-    return torch.distributed_c10d._get_default_store()  # noqa: SLF001 - torch offers the store under no other name
 
 
 def _first_line(error: BaseException) -> str:

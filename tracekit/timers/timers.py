@@ -17,11 +17,12 @@ from tracekit.clock import SYSTEM_CLOCK
 from tracekit.distributed import detect_process
 from tracekit.errors import ConfigError, TimerError
 from tracekit.recording.lifecycle import marker as module_marker
+from tracekit.statistics import DurationStatistics
 from tracekit.timers.base import OffTimer
 from tracekit.timers.device import DEVICE_MODES, tensor
 from tracekit.timers.ranks import RankReports, ranks_text
 from tracekit.timers.sums_text import LOG_OPTIONS, min_max, names_of, sums_text
-from tracekit.timers.table import TimerTable, decode_timers, encode_timers
+from tracekit.timers.table import TimerTable
 from tracekit.timers.timer import MAX_LOG_LEVEL, Timer
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from tracekit.clock import Clock
     from tracekit.recording.profiler import Profiler
-    from tracekit.statistics import DurationStatistics
     from tracekit.timers.base import TimerBase
 
 logger = logging.getLogger("tracekit")
@@ -466,7 +466,8 @@ class Timers:
         """
         if timeout is not None:
             check_seconds("gather: timeout", timeout)
-        own = encode_timers(self._statistics(names, reset=reset, lifetime=lifetime))
+        statistics = self._statistics(names, reset=reset, lifetime=lifetime)
+        own = {name: found.to_dict() for name, found in statistics.items()}
         own_rank, world_size = self._ranks.place
         try:
             collected = self._ranks.collect(
@@ -487,8 +488,12 @@ class Timers:
                     timer.take_back_reset()
             raise
         if world_size == 1:
-            found = {self._own_rank(): own}
-        return TimerTable({number: decode_timers(text) for number, text in found.items()}, tuple(missing))
+            return TimerTable({self._own_rank(): statistics})
+        tables = {
+            number: {name: DurationStatistics.from_dict(stored) for name, stored in timers.items()}
+            for number, timers in found.items()
+        }
+        return TimerTable(tables, tuple(missing))
 
     def _statistics(
         self, names: Sequence[str] | None, *, reset: bool, lifetime: bool
