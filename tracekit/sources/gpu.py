@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tracekit.clock import SYSTEM_CLOCK, Clock
 from tracekit.errors import ConfigError, MissingExtraError
 from tracekit.sources.sampling import SampledCounter, SamplingSource
-from tracekit.sources.visible_devices import visible_devices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,6 +30,8 @@ _GONE: Final = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED", "NVML_ERR
 
 _ALL_LINKS: Final = 0xFFFFFFFF
 """Scope of a field: the sum over a device's NVLinks."""
+
+_INDEX: Final = re.compile(r"\s*\+?(\d+)")
 
 
 class GPUProfiler(SamplingSource):
@@ -247,6 +249,36 @@ def _traffic(nvml: Any, handle: Any, fields: Sequence[Any], unit_bytes: int) -> 
             raise nvml.NVMLError(value.nvmlReturn)
     received, sent = (value.value.ullVal * unit_bytes for value in values)
     return {("", "received_bytes_per_s"): received, ("", "sent_bytes_per_s"): sent}
+
+
+def visible_devices(value: str | None) -> list[int | str] | None:
+    """Return the devices that ``CUDA_VISIBLE_DEVICES`` shows a process, in CUDA's order; None if it shows all.
+
+    The rules are those of the CUDA programming guide, "CUDA Environment Variables". A number is an index, a string a UUID or
+    the beginning of one ("GPU-8932f937", "MIG-...", "MIG-GPU-.../1/0"). The first entry that is neither ends the list
+    ("0,-1,1" shows only device 0), as does a UUID among numbers or a number among UUIDs. A duplicate entry makes the list empty.
+
+    Args:
+        value: The value of the variable, or None if it is not set.
+    """
+    if value is None:
+        return None
+    found: list[int | str] = []
+    for entry in value.split(","):
+        text = entry.strip()
+        device: int | str
+        if text.startswith(("GPU-", "MIG-")):
+            device = text
+        elif match := _INDEX.match(entry):  # CUDA reads a number as strtoul does: "1x" is 1
+            device = int(match[1])
+        else:
+            break
+        if found and type(device) is not type(found[0]):
+            break
+        if device in found:
+            return []
+        found.append(device)
+    return found
 
 
 def _checked(devices: object) -> Sequence[int] | Literal["all"] | None:
