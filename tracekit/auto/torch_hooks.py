@@ -92,7 +92,7 @@ def _recorded(
     find_profiler: Callable[[], Profiler | None],
     categories: tuple[str, ...] = (),
 ) -> Callable[..., Any]:
-    """Return a function whose calls are slices where ``find_profiler`` returns a profiler."""
+    """Return a function with a slice for each call while ``find_profiler`` returns a profiler."""
 
     @functools.wraps(function)
     def recorded(*args: Any, **kwargs: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.arguments import check_seconds
 from tracekit.clock import ClockOffset
 from tracekit.distributed import torch_process_group
+from tracekit.notices import WarnOnce
 from tracekit.recording.source import Source
 from tracekit.sources.clock_exchange import Answering, Asking, Drift, default_store, own_connection, reachable
 
@@ -32,6 +33,9 @@ PARTING_S: Final = 5.0
 """A rank that ends within this time after rank 0 logs no warning: the ranks of a run do not end at the same moment."""
 
 JOIN_SECONDS: Final = 2.0
+
+_TROUBLE: Final = "trouble"
+"""Subject of all warnings of a recording's exchange, of which only the first is logged."""
 
 
 class ClockSync(Source):
@@ -68,13 +72,13 @@ class ClockSync(Source):
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
         self._pid = -1
-        self._told = False
+        self._warn = WarnOnce("tracekit: ClockSync: ")
 
     def open(self, recorder: Recorder, action: ProfilerAction) -> None:
         """Start the thread."""
         self._pid = os.getpid()
         self._closing.clear()
-        self._told = False
+        self._warn = WarnOnce("tracekit: ClockSync: ")
         self._thread = threading.Thread(target=self._run, args=(recorder,), name="tracekit-clock-sync", daemon=True)
         self._thread.start()
 
@@ -103,7 +107,7 @@ class ClockSync(Source):
                 self._ask(recorder, torch)
         except Exception as error:  # noqa: BLE001 - torch may raise any exception; training goes on
             if not self._closing.is_set() and torch_process_group() is not None:
-                self._tell(f"clocks are not compared: {_first_line(error)}")
+                self._warn(_TROUBLE, f"clocks are not compared: {_first_line(error)}")
 
     def _process_group(self) -> Any:
         """Wait for the default process group; return ``torch.distributed``, or None if the recording ends before."""
@@ -144,7 +148,7 @@ class ClockSync(Source):
                 except Exception as error:  # noqa: BLE001 - that rank is gone; the others go on
                     if torch_process_group() is None or not reachable(store):
                         return
-                    self._tell(f"a rank went away while its clock was compared: {_first_line(error)}")
+                    self._warn(_TROUBLE, f"a rank went away while its clock was compared: {_first_line(error)}")
         if torch_process_group() is not None:
             answering.leave()
         missing = sorted(set(range(1, world_size)) - answering.ranks)
@@ -179,7 +183,7 @@ class ClockSync(Source):
                 if not reachable(store):
                     # At the end of a run, rank 0 may end a moment before this rank.
                     if not self._closing.wait(PARTING_S) and torch_process_group() is not None:
-                        self._tell(f"rank 0 is gone, clocks are compared no more: {reason}")
+                        self._warn(_TROUBLE, f"rank 0 is gone, clocks are compared no more: {reason}")
                     return
             if offset is not None:
                 recorder.record_clock_offset(drift.add(offset))
@@ -190,13 +194,7 @@ class ClockSync(Source):
             unanswered += 1
             pause_s = min(FIRST_RETRY_S * 2 ** (unanswered - 1), interval_s)
             if unanswered == TELL_AFTER:
-                self._tell(f"rank 0 does not answer ({reason}); it is asked again every {pause_s:g} s")
-
-    def _tell(self, message: str) -> None:
-        """Log one warning, only once."""
-        if not self._told:
-            self._told = True
-            logger.warning("tracekit: ClockSync: %s", message)
+                self._warn(_TROUBLE, f"rank 0 does not answer ({reason}); it is asked again every {pause_s:g} s")
 
 
 def _first_line(error: BaseException) -> str:
