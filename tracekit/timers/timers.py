@@ -232,11 +232,7 @@ class Timers:
     ) -> str | None:
         """Return the report of all ranks as text, on every rank; None where there is nothing to report.
 
-        Args:
-            names: Timers to report; None is all.
-            normalizer: Divisor, such as the number of iterations; the text gives it with its unit.
-            reset: Start the next such text from here.
-            barrier: Wait for all ranks first.
+        The arguments are those of `log`; a reset starts the next such text from here.
 
         Raises:
             ConfigError: The normalizer is not above 0.
@@ -256,8 +252,8 @@ class Timers:
         Args:
             names: Timers to report; None is all.
             rank: Rank that prints; None is the last.
-            normalizer: Divisor.
-            reset: Start the next such report from here.
+            normalizer: Divisor, such as the number of iterations; the text gives it with its unit.
+            reset: Start the next report of this method from here.
             barrier: Wait for all ranks first.
 
         Raises:
@@ -284,15 +280,9 @@ class Timers:
     ) -> None:
         """Write the slowest rank's seconds of each timer, as ``<name>-time``; every rank has to call this.
 
-        Two writers get the same values if they are given the same iteration.
-
-        Args:
-            names: Timers to write; None is all.
-            writer: TensorBoard's ``SummaryWriter``, or ``wandb`` or a run of it; None on the ranks that do not write.
-            iteration: The training step; None is the writer's own, and then the reports are matched by their order.
-            normalizer: Divisor.
-            reset: Start the next such report from here.
-            barrier: Wait for all ranks first.
+        The writer is TensorBoard's ``SummaryWriter``, or ``wandb`` or a run of it; None on the ranks that do not write. Two
+        writers get the same values if they are given the same iteration, the training step. Without one (None) the writer
+        counts, and the reports are matched by their order. The other arguments are those of `log`.
 
         Raises:
             ConfigError: The normalizer is not above 0.
@@ -326,11 +316,7 @@ class Timers:
     ) -> dict[str, tuple[float, float]]:
         """Return the seconds of the fastest and of the slowest rank by name, on every rank; every rank has to call this.
 
-        Args:
-            names: Timers to report; None is all. Those that nobody has used are left out.
-            reset: Start the next such report from here.
-            barrier: Wait for all ranks first.
-            normalizer: Divisor.
+        The arguments are those of `log`. Timers that nobody has used are left out.
 
         Raises:
             ConfigError: The normalizer is not above 0.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import os
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 from tracekit import ConfigError, MemoryTraceHandler, Profiler, TimerError, Timers
 from tracekit.testing import FakeClock
-from tracekit.timers import DummyTimer, OffTimer, Timer
+from tracekit.timers import DummyTimer, OffTimer, Timer, TimerBase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -467,6 +468,8 @@ def test_a_body_that_raises_does_not_wait_for_the_other_ranks(run: Run) -> None:
 
 def test_a_timer_with_barriers_is_the_timer_in_everything_else(run: Run) -> None:
     timer = run.timers("x", barrier=True)
+    assert isinstance(timer, TimerBase)
+    assert repr(copy.copy(timer)) == "<Timer 'x' with barriers>"
     timer.set_barrier_group(None)
     timer.start()
     run.later(1)
