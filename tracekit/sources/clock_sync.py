@@ -50,12 +50,9 @@ class ClockSync(Source):
     that is missing, hangs or has died, which is logged once. If ``init_process_group`` is called later, the thread waits for
     it. It does nothing in a run of one rank.
 
-    It uses the store of torch's default process group (the store at ``MASTER_ADDR``), through a separate connection. A
-    separate process group would need a collective call of all ranks, and gloo opens listening sockets. If one rank had no
-    ClockSync, the process groups that the user makes later would get different numbers. Its round trips are not shorter
-    either: 122 to 136 µs between two processes on one 2-core machine (bound 61 to 68 µs), and 129 to 191 µs over the store
-    (bound 64 to 96 µs). If the training threads hold the interpreter lock all the time, both take 10 ms and more (bound
-    5 ms); then more round trips are tried.
+    It uses the store of torch's default process group (the store at ``MASTER_ADDR``), through a separate connection, and no
+    collectives. A round trip takes 129 to 191 µs between two processes on one 2-core machine (bound 64 to 96 µs). If the
+    training threads hold the interpreter lock all the time, it takes 10 ms and more (bound 5 ms); then more are tried.
 
     The ranks must all use it, but need no common arguments. Only one can run in a process, and none in a forked child.
 

@@ -12,7 +12,7 @@ from tracekit.errors import ConfigError, MissingExtraError
 from tracekit.sources.sampling import SampledCounter, SamplingSource
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tracekit.recording.source import Recorder
 
@@ -223,22 +223,19 @@ def _counters(nvml: Any, handle: Any, gpu: str) -> list[SampledCounter]:
         received, sent = nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX
         return _traffic(nvml, handle, ((received, _ALL_LINKS), (sent, _ALL_LINKS)), 1024)
 
-    plain_memory = SampledCounter(f"{gpu} memory", memory)
-    later_temperature = SampledCounter(f"{gpu} temperature", temperature_v)
-    sampled_pcie = SampledCounter(f"{gpu} pcie", pcie_now)
-    counters = [
-        SampledCounter(f"{gpu} utilization", utilization),
+    def counter(name: str, read: Callable[[], Mapping[tuple[str, str], float]], **options: Any) -> SampledCounter:
+        return SampledCounter(f"{gpu} {name}", read, device=gpu, **options)
+
+    return [
+        counter("utilization", utilization),
         # The second version counts the memory of processes; the first adds memory that the driver reserves.
-        SampledCounter(f"{gpu} memory", lambda: memory(nvml.nvmlMemory_v2), instead=plain_memory),
-        SampledCounter(f"{gpu} power", lambda: {("", "watts"): nvml.nvmlDeviceGetPowerUsage(handle) / 1000}),
-        SampledCounter(f"{gpu} clocks", clocks),
-        SampledCounter(f"{gpu} temperature", temperature, instead=later_temperature),  # NVML will drop the first
-        SampledCounter(f"{gpu} pcie", pcie, rate=True, instead=sampled_pcie),
-        SampledCounter(f"{gpu} nvlink", nvlink, rate=True),
+        counter("memory", lambda: memory(nvml.nvmlMemory_v2), instead=counter("memory", memory)),
+        counter("power", lambda: {("", "watts"): nvml.nvmlDeviceGetPowerUsage(handle) / 1000}),
+        counter("clocks", clocks),
+        counter("temperature", temperature, instead=counter("temperature", temperature_v)),  # NVML will drop the first
+        counter("pcie", pcie, rate=True, instead=counter("pcie", pcie_now)),
+        counter("nvlink", nvlink, rate=True),
     ]
-    for counter in (*counters, plain_memory, later_temperature, sampled_pcie):
-        counter.device = gpu
-    return counters
 
 
 def _traffic(nvml: Any, handle: Any, fields: Sequence[Any], unit_bytes: int) -> dict[tuple[str, str], float]:
