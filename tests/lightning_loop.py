@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from tracekit.integrations.lightning.framework import LightningModule
+from tracekit.integrations.lightning.framework import Callback, LightningModule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from lightning.pytorch import Trainer
@@ -68,9 +67,8 @@ class Net(LightningModule):
         self.layer = torch.nn.Linear(2, 1)
 
     def loss(self, batch: Any) -> Any:
-        x = batch["x"] if isinstance(batch, dict) else batch[0]
         self.clock.advance(SECOND)
-        return self.layer(x).square().mean()
+        return self.layer(batch[0]).square().mean()
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = self.loss(batch)
@@ -94,18 +92,24 @@ class Net(LightningModule):
         return SlowSGD(self.parameters(), self.clock)
 
 
-def loader(
-    clock: FakeClock,
-    batches: int,
-    seconds: float,
-    make: Callable[[Any, Any], Any] = lambda x, y: (x, y),
-    **options: Any,
-) -> Any:
+class Stops(Callback):
+    """Saves a checkpoint after so many batches, and fails."""
+
+    def __init__(self, after: int, path: Path) -> None:
+        self.after, self.path = after, path
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.fit_loop.total_batch_idx + 1 == self.after:
+            trainer.save_checkpoint(self.path)
+            raise ArithmeticError("the node is gone")
+
+
+def loader(clock: FakeClock, batches: int, seconds: float, **options: Any) -> Any:
     """Return a loader of batches of 8, each of which takes some seconds."""
 
     def collate(samples: Any) -> Any:
         clock.advance(round(seconds * SECOND))
-        return make(*map(torch.stack, zip(*samples, strict=True)))
+        return tuple(map(torch.stack, zip(*samples, strict=True)))
 
     data = TensorDataset(torch.ones(8 * batches, 2), torch.ones(8 * batches))
     return DataLoader(data, batch_size=8, collate_fn=collate, **options)

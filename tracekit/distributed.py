@@ -211,15 +211,22 @@ def _interactive(environ: Mapping[str, str]) -> bool:
     return environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
 
 
-def _torch_distributed() -> tuple[int, int] | None:
-    """Return (rank, world size) if torch.distributed is initialised in this process. Never imports torch."""
+def torch_process_group() -> Any:
+    """Return ``torch.distributed`` if there is a default process group in this process. Never imports torch."""
     module: Any = sys.modules.get("torch.distributed")
     try:
-        if module is not None and module.is_available() and module.is_initialized():
-            return int(module.get_rank()), int(module.get_world_size())
+        return module if module is not None and module.is_available() and module.is_initialized() else None
+    except AttributeError:
+        return None  # half imported
+
+
+def _torch_distributed() -> tuple[int, int] | None:
+    """Return (rank, world size) if torch.distributed is initialised in this process."""
+    distributed = torch_process_group()
+    try:
+        return None if distributed is None else (int(distributed.get_rank()), int(distributed.get_world_size()))
     except (AttributeError, RuntimeError, ValueError):
-        return None  # half imported, or a fake process group without ranks
-    return None
+        return None  # a fake process group without ranks
 
 
 def _jax_distributed() -> tuple[int, int] | None:

@@ -639,29 +639,3 @@ def test_r9_a_segment_whose_name_was_taken_meanwhile_takes_the_next(tmp_path: Pa
     assert store.get("run/rank0-part0000.json") == foreign
     assert slices(store.segments()["run/rank0-part0000-2.json"]) == 100
     assert [segment["name"] for segment in store.index()["segments"]] == ["rank0-part0000-2.json"]
-
-
-def test_a_forked_child_uploads_by_itself_beside_its_parent(tmp_path: Path, store: ObjectStore) -> None:
-    program = """
-    import tracekit
-    handler, profiler = recorder()
-    with profiler:
-        work(profiler, 100)
-        pid = os.fork()
-        if not pid:
-            # Whatever the parent's client of the storage was doing is not carried over.
-            child_handler, child = recorder()
-            child_handler = make_remote_writer("tracekit", "s3://bucket/{run_id}/child.json", spool="spool")
-            with Profiler(child_handler, rank=0, run_id="run", record_batches=False) as child:
-                work(child, 50)
-            os._exit(len(child_handler.kept))
-        _, status = os.waitpid(pid, 0)
-        work(profiler, 10)
-    say(f"status {status} {handler.kept}")
-    """
-    with recording(program, tmp_path, store) as child:
-        assert child.hear("status") == "0 []"
-        assert child.end() == 0
-    segments = store.segments("run/")
-    assert slices(segments.pop("run/child-part0000.json")) == 50
-    assert whole_slices(segments.values()) == 110

@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.lightning_loop import QUIET, SECOND, Net, SlowSGD, train_loader, trainer, val_loader
+from tests.lightning_loop import QUIET, SECOND, Net, SlowSGD, Stops, train_loader, trainer, val_loader
 from tests.scripts import run_script
 from tracekit import (
     ConfigError,
@@ -180,22 +180,6 @@ def test_the_profiler_records_into_whatever_profiler_runs_and_makes_a_table(cloc
     assert (tmp_path / "fit-report.txt").read_text("utf-8") == profiler.summary()
 
 
-def test_a_wrong_start_or_stop_raises_as_in_lightnings_simple_profiler(caplog: pytest.LogCaptureFixture) -> None:
-    profiler = TracekitProfiler()
-    with pytest.raises(ValueError, match="'a' was stopped, and it was never started"):
-        profiler.stop("a")
-    profiler.start("a")
-    with pytest.raises(ValueError, match="'a' was started, and it is open already"):
-        profiler.start("a")
-    profiler.start("b")
-    profiler.stop("a")
-    profiler.stop("b")
-    with pytest.raises(ValueError, match="never started"):
-        profiler.stop("b")
-    assert {name: len(found) for name, found in profiler.recorded_durations.items()} == {"a": 1, "b": 1}
-    assert caplog.messages == []
-
-
 def test_a_wrong_stop_hides_no_exception_and_another_thread_may_stop(caplog: pytest.LogCaptureFixture) -> None:
     profiler = TracekitProfiler()
 
@@ -285,21 +269,9 @@ def test_one_line_for_each_is_enough_and_loggers_are_heard_of(
     assert "log_metrics" not in vars(one.logger)
 
 
-def test_the_profiler_without_a_recording_has_its_table(clock: FakeClock, tmp_path: Path) -> None:
-    profiler = TracekitProfiler()
-    assert profiler.summary() == ""
-    trainer(tmp_path, profiler=profiler).fit(Net(clock), train_loader(clock), val_loader(clock))
-    with profiler.profile("an action of the user's own"):
-        pass
-    assert "an action of the user's own" in profiler.summary()
-
-
 @pytest.mark.slow
 def test_both_can_be_sent_to_the_processes_that_lightning_spawns(tmp_path: Path) -> None:
-    profiler = TracekitProfiler()
-    profiler.start("a")
-    profiler.stop("a")
-    assert pickle.loads(pickle.dumps(profiler)).durations() == {}
+    assert pickle.loads(pickle.dumps(TracekitProfiler())).durations() == {}
     sent = pickle.loads(pickle.dumps(TracekitCallback(tmp_path / "rank{rank}.json", cyclic_schedule())))
     assert sent.profiler is None
     assert sent.state_key == "tracekit.TracekitCallback"
@@ -384,18 +356,6 @@ def test_neither_setup_nor_validation_is_part_of_a_batch(clock: FakeClock, tmp_p
         if begin.label.name == "batch"
     ]
     assert durations == pytest.approx([4.0] * 8)
-
-
-class Stops(Callback):
-    """Saves a checkpoint after so many batches, and fails."""
-
-    def __init__(self, after: int, path: Path) -> None:
-        self.after, self.path = after, path
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.fit_loop.total_batch_idx + 1 == self.after:
-            trainer.save_checkpoint(self.path)
-            raise ArithmeticError("the node is gone")
 
 
 @pytest.mark.parametrize(("after", "left"), [(2, [(0, 3, 24, 0), (0, 4, 32, 0)]), (6, [(1, 7, 56, 0), (1, 8, 64, 0)])])

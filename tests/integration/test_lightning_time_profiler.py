@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
-from tests.lightning_loop import QUIET, SECOND, Net, SlowSGD, train_loader, trainer, val_loader
+from tests.lightning_loop import QUIET, SECOND, Net, SlowSGD, Stops, train_loader, trainer, val_loader
 from tracekit import MemoryTraceHandler, Profiler
 from tracekit.integrations.lightning import TimeProfiler
 from tracekit.integrations.lightning.actions import PARTS
@@ -83,17 +83,6 @@ def test_all_values_come_to_the_logger(clock: FakeClock, tmp_path: Path) -> None
     assert "train batch" in timed.summary()
 
 
-@pytest.mark.parametrize(
-    "make",
-    [lambda x, y: {"x": x, "y": y}, lambda x, y: (x, y), lambda x, y: [x, y], lambda x, y: [x]],
-    ids=["dict", "tuple", "list", "list of one"],
-)
-def test_batches_of_any_kind_have_their_samples_counted(make: Any, clock: FakeClock, tmp_path: Path) -> None:
-    timed = TimeProfiler(clock=clock.clock)
-    trainer(tmp_path, timed).fit(Net(clock), train_loader(clock, make=make), val_loader(clock))
-    assert timed.values["avg train downtime"] == 0.0625
-
-
 class Takes(Callback):
     """Takes a second after every batch."""
 
@@ -131,18 +120,6 @@ def test_downtime_is_told_by_what_it_was(clock: FakeClock, tmp_path: Path) -> No
     }
     assert timed.values["train downtime per step"] == sum(parts.values()) / 4
     assert timed.values["val downtime transfer"] == 2 * 0.25
-
-
-class Stops(Callback):
-    """Saves a checkpoint after so many batches, and fails."""
-
-    def __init__(self, after: int, path: Path) -> None:
-        self.after, self.path = after, path
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx + 1 == self.after:
-            trainer.save_checkpoint(self.path)
-            raise ArithmeticError("the node is gone")
 
 
 def test_a_run_that_is_resumed_in_the_middle_of_an_epoch_goes_on_with_its_times(

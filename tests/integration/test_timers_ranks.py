@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,19 +12,18 @@ from typing import Any
 import pytest
 
 from tests.faults.object_store import free_port
+from tracekit.statistics import DurationStatistics
 from tracekit.timers import read_timers
-from tracekit.timers.table import decode_timers
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 # Each rank has a clock of its own that only it moves, so that what it measures is known to the nanosecond.
 SCRIPT = """
-import logging, sys
+import json, logging, sys
 import torch.distributed as dist
 from tracekit import JSONTraceHandler, Profiler, Timers
 from tracekit.testing import FakeClock
-from tracekit.timers.table import encode_timers
 
 MS = 1_000_000
 logging.basicConfig(format="%(message)s", stream=sys.stderr)
@@ -69,7 +69,7 @@ for _ in range(2):
     with hasty("off on 1", 2, barrier=True):
         pass
 for other, found in table.ranks.items():
-    open(f"table-{rank}-{other}.json", "wb").write(encode_timers(found))
+    json.dump({name: stats.to_dict() for name, stats in found.items()}, open(f"table-{rank}-{other}.json", "w"))
 open(f"said-{rank}.txt", "w").write("\\n".join([*said, text]))
 dist.destroy_process_group()
 """
@@ -91,10 +91,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def test_the_store_and_the_traces_give_the_same_table(run: tuple[Path, str]) -> None:
     folder, _ = run
-    tables = [
-        {rank: decode_timers((folder / f"table-{reader}-{rank}.json").read_bytes()) for rank in (0, 1)}
-        for reader in (0, 1)
-    ]
+
+    def table(reader: int, rank: int) -> dict[str, DurationStatistics]:
+        stored = json.loads((folder / f"table-{reader}-{rank}.json").read_text())
+        return {name: DurationStatistics.from_dict(found) for name, found in stored.items()}
+
+    tables = [{rank: table(reader, rank) for rank in (0, 1)} for reader in (0, 1)]
     assert tables[0] == tables[1]
     found = read_timers(folder / "traces")
     assert found.ranks == tables[0]

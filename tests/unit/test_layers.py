@@ -134,7 +134,6 @@ DOORS = {
 RETURNED = {
     ("tracekit.recording.lifecycle", "tracekit.recording.profiler"),  # active_profiler()
     ("tracekit.recording.children", "tracekit.recording.profiler"),  # ChildRecording.start()
-    ("tracekit.integrations.jax.config", "tracekit.integrations.jax.profiler"),  # JaxProfilerConfig.create()
 }
 
 # What `import tracekit` must not cost anybody.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from tracekit.imports import when_imported
@@ -17,48 +18,42 @@ if TYPE_CHECKING:
 
 def hook_frameworks(recorder: AutoRecorder) -> None:
     """Add a callback to each Trainer while it works."""
-    when_imported("transformers.trainer", functools.partial(_hook_transformers, recorder))
+
+    def hook_transformers(module: ModuleType) -> None:
+        make = functools.partial(_transformers_callback, recorder)
+        _hook(recorder, module.Trainer, "train", make, attrgetter("callback_handler.callbacks"))
+
+    def hook_lightning(module: ModuleType) -> None:
+        make = functools.partial(_lightning_callback, recorder)
+        for name in ("fit", "validate", "test", "predict"):
+            _hook(recorder, module.Trainer, name, make, attrgetter("callbacks"))
+
+    when_imported("transformers.trainer", hook_transformers)
     for name in ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"):
-        when_imported(name, functools.partial(_hook_lightning, recorder))
+        when_imported(name, hook_lightning)
 
 
-def _hook_transformers(recorder: AutoRecorder, module: ModuleType) -> None:
-    train = module.Trainer.train
-
-    @functools.wraps(train)
-    def trained(self: Any, *args: Any, **kwargs: Any) -> Any:
-        callback = _in_framework(recorder, lambda: _transformers_callback(recorder), self.callback_handler.callbacks)
-        if callback is None:
-            return train(self, *args, **kwargs)
-        try:
-            return train(self, *args, **kwargs)
-        finally:
-            recorder.framework -= 1
-            if callback in self.callback_handler.callbacks:
-                self.callback_handler.callbacks.remove(callback)
-
-    module.Trainer.train = trained
-
-
-def _hook_lightning(recorder: AutoRecorder, module: ModuleType) -> None:
-    for name in ("fit", "validate", "test", "predict"):
-        _hook_lightning_method(recorder, module.Trainer, name)
-
-
-def _hook_lightning_method(recorder: AutoRecorder, trainer: Any, name: str) -> None:
+def _hook(
+    recorder: AutoRecorder,
+    trainer: Any,
+    name: str,
+    make: Callable[[], Any],
+    callbacks_of: Callable[[Any], list[Any]],
+) -> None:
+    """Replace a method of a Trainer's class by one that runs with a callback; the list of callbacks may be replaced in it."""
     original = getattr(trainer, name)
 
     @functools.wraps(original)
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
-        callback = _in_framework(recorder, lambda: _lightning_callback(recorder), self.callbacks)
+        callback = _in_framework(recorder, make, callbacks_of(self))
         if callback is None:
             return original(self, *args, **kwargs)
         try:
             return original(self, *args, **kwargs)
         finally:
             recorder.framework -= 1
-            if callback in self.callbacks:
-                self.callbacks.remove(callback)
+            if callback in callbacks_of(self):
+                callbacks_of(self).remove(callback)
 
     setattr(trainer, name, called)
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
+    from tracekit.recording.profiler import Profiler
+
 _COLLECTIVES: Final = (
     "all_gather",
     "all_gather_coalesced",
@@ -54,49 +56,59 @@ def instrument(torch: ModuleType) -> None:
     """Install the hooks. Called once, at the end of the import of torch."""
     recorder = auto_recorder()
     _hook_optimizers(torch, recorder)
-    _hook_backward(torch, recorder)
+    backward = _recorded(torch.autograd.backward, "backward", lambda: recorder.of_loop(start=True))
+    torch.autograd.backward = _untraced(torch, backward)  # Tensor.backward looks it up there
     _hook_loaders(torch, recorder)
     is_compiling = torch.compiler.is_compiling
-    _wrap([torch, torch.serialization], "save", "save checkpoint", recorder, is_compiling)
+
+    def find_profiler() -> Profiler | None:
+        return None if is_compiling() else recorder.running()
+
+    def replace(modules: list[ModuleType], name: str, slices: str, categories: tuple[str, ...] = ()) -> None:
+        original = getattr(modules[0], name, None)
+        if original is None:
+            return
+        recorded = _recorded(original, slices, find_profiler, categories)
+        for module in modules:
+            if getattr(module, name, None) is original:
+                setattr(module, name, recorded)
+
+    replace([torch, torch.serialization], "save", "save checkpoint")
     if torch.distributed.is_available():
-        group = torch.distributed.distributed_c10d
         for name in _COLLECTIVES:
-            _wrap([torch.distributed, group], name, name, recorder, is_compiling, ("collective",))
+            replace([torch.distributed, torch.distributed.distributed_c10d], name, name, ("collective",))
 
     def hook_checkpoints(dcp: Any) -> None:
         for name in ("save", "async_save"):
-            _wrap([dcp, dcp.state_dict_saver], name, "save checkpoint", recorder, is_compiling)
+            replace([dcp, dcp.state_dict_saver], name, "save checkpoint")
 
     when_imported("torch.distributed.checkpoint", hook_checkpoints)
     hook_frameworks(recorder)
 
 
-def _wrap(
-    modules: list[ModuleType],
+def _recorded(
+    function: Callable[..., Any],
     name: str,
-    slices: str,
-    recorder: AutoRecorder,
-    is_compiling: Callable[[], bool],
+    find_profiler: Callable[[], Profiler | None],
     categories: tuple[str, ...] = (),
-) -> None:
-    """Record the calls of a function once this process records."""
-    original = getattr(modules[0], name, None)
-    if original is None:
-        return
+) -> Callable[..., Any]:
+    """Return a function with a slice for each call while ``find_profiler`` returns a profiler."""
 
-    @functools.wraps(original)
+    @functools.wraps(function)
     def recorded(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
-            return original(*args, **kwargs)
-        profiler = recorder.running()
+        profiler = find_profiler()
         if profiler is None:
-            return original(*args, **kwargs)
-        with profiler.marker(slices, categories):
-            return original(*args, **kwargs)
+            return function(*args, **kwargs)
+        with profiler.marker(name, categories):
+            return function(*args, **kwargs)
 
-    for module in modules:
-        if getattr(module, name, None) is original:
-            setattr(module, name, recorded)
+    return recorded
+
+
+def _untraced(torch: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep Dynamo from tracing a function, as torch does for its own."""
+    found: Callable[..., Any] = torch._disable_dynamo(function, recursive=False)  # noqa: SLF001
+    return found
 
 
 def _hook_optimizers(torch: ModuleType, recorder: AutoRecorder) -> None:
@@ -130,34 +142,9 @@ def _hook_optimizers(torch: ModuleType, recorder: AutoRecorder) -> None:
     optimizers.register_optimizer_step_post_hook(after)
 
     kind = optimizers.Optimizer
-    zero_grad = kind.zero_grad
     after_init(kind, roots.follow)
 
-    @torch._disable_dynamo(recursive=False)  # type: ignore[untyped-decorator] # noqa: SLF001 - as torch's own
-    @functools.wraps(zero_grad)
-    def zeroed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        profiler = recorder.of_loop()
-        if profiler is None:
-            return zero_grad(self, *args, **kwargs)
-        with profiler.marker("zero_grad"):
-            return zero_grad(self, *args, **kwargs)
-
-    kind.zero_grad = zeroed
-
-
-def _hook_backward(torch: ModuleType, recorder: AutoRecorder) -> None:
-    original = torch.autograd.backward
-
-    @torch._disable_dynamo(recursive=False)  # type: ignore[untyped-decorator] # noqa: SLF001
-    @functools.wraps(original)
-    def backward(*args: Any, **kwargs: Any) -> Any:
-        profiler = recorder.of_loop(start=True)
-        if profiler is None:
-            return original(*args, **kwargs)
-        with profiler.marker("backward"):
-            return original(*args, **kwargs)
-
-    torch.autograd.backward = backward  # Tensor.backward looks it up there
+    kind.zero_grad = _untraced(torch, _recorded(kind.zero_grad, "zero_grad", recorder.of_loop))
 
 
 def _hook_loaders(torch: ModuleType, recorder: AutoRecorder) -> None:

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import queue
 import threading
+from concurrent.futures import Future, InvalidStateError, wait
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tracekit.storage import TooSlowError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeAlias
+
+    _Calls: TypeAlias = queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
 
 T = TypeVar("T")
 _MOST_HANGING: Final = 8
-
-
-class _Call:
-    __slots__ = ("done", "error", "function", "value")
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self.function = function
-        self.done = threading.Event()
-        self.value: Any = None
-        self.error: BaseException | None = None
 
 
 class Caller:
@@ -39,7 +34,7 @@ class Caller:
     def __init__(self, name: str) -> None:
         self._name = name
         self._left_behind: list[threading.Thread] = []
-        self._current: _Call | None = None
+        self._current: Future[Any] | None = None
         self._start()
 
     def call(self, function: Callable[[], T], timeout_s: float) -> T:
@@ -53,29 +48,27 @@ class Caller:
             raise TooSlowError(f"the storage hangs: {_MOST_HANGING} calls have not returned")
         if self._thread is None:
             self._start()
-        call = self._current = _Call(function)
-        self._calls.put(call)
-        if not call.done.wait(timeout_s):
+        answer: Future[T] = Future()
+        self._current = answer
+        self._calls.put((function, answer))
+        if not wait([answer], timeout_s).done:
             self._abandon()
             raise TooSlowError(f"the storage gave no answer within {timeout_s:g} s")
-        if call.error is not None:
-            raise call.error
-        value: T = call.value
-        return value
+        return answer.result()
 
     def close(self) -> None:
         """End a pending call with `TooSlowError`, and end the thread as soon as possible."""
-        call, self._left_behind = self._current, []
+        answer, self._left_behind = self._current, []
         self._calls.put(None)
-        if call is not None and not call.done.is_set():
-            call.error = TooSlowError("it was not waited for any longer")
-            call.done.set()
+        if answer is not None and not answer.done():
+            with suppress(InvalidStateError):  # it has come just now
+                answer.set_exception(TooSlowError("it was not waited for any longer"))
         elif self._thread is not None:
             self._thread.join(1.0)  # it is idle
 
     def _start(self) -> None:
         self._thread: threading.Thread | None = None
-        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._calls: _Calls = queue.SimpleQueue()
         thread = threading.Thread(target=_serve, args=(self._calls,), name=self._name, daemon=True)
         try:
             thread.start()
@@ -90,11 +83,12 @@ class Caller:
         self._thread = None
 
 
-def _serve(calls: queue.SimpleQueue[_Call | None]) -> None:
+def _serve(calls: _Calls) -> None:
     while (call := calls.get()) is not None:
-        try:
-            call.value = call.function()
-        except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
-            call.error = call.error or error
-        call.done.set()
-        del call
+        function, answer = call
+        with suppress(InvalidStateError):  # `Caller.close` has answered for it
+            try:
+                answer.set_result(function())
+            except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
+                answer.set_exception(error)
+        del call, function, answer

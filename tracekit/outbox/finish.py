@@ -98,11 +98,9 @@ def _finish(spool: Spool, uploader: Uploader, tries: _Tries) -> Finished:
         str(spool.folder),
         there=[without_secrets(segment.url) for segment in spool.segments.values() if segment.state == "delivered"],
     )
+    spool.drop_unmade()  # the process died before these were made
     for segment in spool.waiting:
         path = spool.path(segment)
-        if not path.exists() and segment.state == "open":
-            spool.drop(segment)  # the process died before the file was made
-            continue
         try:
             tries.make(partial(uploader.deliver, segment))
         except GoneError:

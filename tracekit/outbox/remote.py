@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import threading
-from collections import Counter, deque
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.clock import SYSTEM_CLOCK
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from tracekit.formats.segment_index import Segment
 
 logger = logging.getLogger("tracekit")
 
@@ -56,8 +55,6 @@ class UploadingOutbox(BackgroundOutbox):
         self._pace = Pace(self._retry)
         self._spool_bytes = spool_bytes
         self._url = without_secrets(header["index"])
-        self._writing: dict[Path, Segment] = {}
-        self._waiting: deque[Segment] = deque()
         self._notices = Notices()
         self._lost: Counter[str] = Counter()
         self._kept: list[Path] = []
@@ -96,22 +93,18 @@ class UploadingOutbox(BackgroundOutbox):
 
     def place(self, name: str) -> Path:
         """Return a place in the spool."""
-        segment = self._spool.begin(name)
-        path = self._spool.folder / segment.file
-        self._writing[path] = segment
-        return path
+        return self._spool.folder / self._spool.begin(name).file
 
     def discard(self, path: Path) -> None:
         """Forget a place after its file was removed or could not be made."""
-        self._spool.drop(self._writing.pop(path))
+        self._spool.drop(self._spool.segment_of(path))
 
     def send(self, path: Path, name: str, *, events: int, start_ns: int, end_ns: int) -> Path | None:
         """Queue the file for upload, or drop it if the spool is full."""
         del name
-        segment = self._writing.pop(path)
-        self._spool.finish(segment, events, start_ns, end_ns)
-        if self._spool.bytes_waiting > self._spool_bytes:
-            self._spool.drop(segment)
+        if self._spool.finish(self._spool.segment_of(path), events, start_ns, end_ns, self._spool_bytes):
+            self._wake.set()
+        else:
             self._lost[FULL] += events
             self._notices.warn(
                 "full",
@@ -121,16 +114,11 @@ class UploadingOutbox(BackgroundOutbox):
                 self._spool_bytes,
                 self._lost[FULL],
             )
-        else:
-            self._waiting.append(segment)
-            self._wake.set()
         return None
 
     def close(self, timeout_s: float) -> None:
         """Upload the rest within that time; log the remaining files, and the command that uploads them."""
-        for path, segment in list(self._writing.items()):  # unfinished files: the recording did not start
-            if not path.exists():
-                self._spool.drop(segment)
+        self._spool.drop_unmade()  # the recording did not start
         self._spool.end()
         super().close(timeout_s)
         left = self._spool.waiting
@@ -158,12 +146,12 @@ class UploadingOutbox(BackgroundOutbox):
     def _step(self) -> float | None:
         if self._refusal is not None:
             return None
+        finished = self._spool.finished
         try:
             if not self._claimed.is_set():
                 self._claim()
-            elif self._waiting:
-                self._uploader.deliver(self._waiting[0], self._pace.answer_s, self._stop.is_set)
-                self._waiting.popleft()
+            elif finished:
+                self._uploader.deliver(finished[0], self._pace.answer_s, self._stop.is_set)
             elif self._index_is_due():
                 self._uploader.deliver_index(self._pace.answer_s)
                 self._index_after_ns = self._next_index_ns()
@@ -172,9 +160,8 @@ class UploadingOutbox(BackgroundOutbox):
         except StoppedError:
             return None
         except GoneError as error:
-            segment = self._waiting.popleft()
-            self._spool.drop(segment)
-            self._lost[GONE] += segment.events
+            self._spool.drop(finished[0])
+            self._lost[GONE] += finished[0].events
             self._notices.warn("gone", "tracekit: %s", error)
         except RefusedError as error:
             self._refusal = error

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import stat
 import tempfile
@@ -157,9 +158,14 @@ class Spool:
         return [segment for segment in list(self.segments.values()) if segment.state in ("open", "waiting")]
 
     @property
+    def finished(self) -> list[Segment]:
+        """The finished files among those to upload, oldest first."""
+        return [segment for segment in self.waiting if segment.state == "waiting"]
+
+    @property
     def bytes_waiting(self) -> int:
         """Size of the finished files that are not uploaded yet."""
-        return sum(segment.size_bytes for segment in list(self.segments.values()) if segment.state == "waiting")
+        return sum(segment.size_bytes for segment in self.finished)
 
     @property
     def done(self) -> bool:
@@ -172,6 +178,10 @@ class Spool:
         packed = plain.with_name(plain.name + ".gz")
         return packed if segment.url.endswith(".gz") and packed.exists() else plain
 
+    def segment_of(self, path: Path) -> Segment:
+        """Return the segment that is written to a path."""
+        return self.segments[int(path.name.partition("-")[0])]
+
     def begin(self, url: str) -> Segment:
         """Note a file that will be written."""
         number = len(self.segments)
@@ -180,19 +190,29 @@ class Spool:
         self._append({"begin": number, "file": segment.file, "url": url})
         return segment
 
-    def finish(self, segment: Segment, events: int, start_ns: int, end_ns: int) -> None:
-        """Note that a file is complete."""
+    def finish(self, segment: Segment, events: int, start_ns: int, end_ns: int, max_bytes: float = math.inf) -> bool:
+        """Note that a file is complete. Drop it, and return False, if the files to upload would be larger than a limit."""
         segment.events, segment.start_ns, segment.end_ns = events, start_ns, end_ns
         with contextlib.suppress(OSError):
             segment.size_bytes = self.path(segment).stat().st_size
-        segment.state = "waiting"
         self._append({"finish": segment.number, "events": events, "start_ns": start_ns, "end_ns": end_ns})
+        if self.bytes_waiting + segment.size_bytes > max_bytes:
+            self.drop(segment)
+            return False
+        segment.state = "waiting"  # from here on the uploader may take it
+        return True
 
     def drop(self, segment: Segment) -> None:
         """Remove a file that will never be uploaded."""
         segment.state = "dropped"
         self._remove(segment)
         self._append({"drop": segment.number})
+
+    def drop_unmade(self) -> None:
+        """Drop the files that were to be written, and were not made before the recording ended."""
+        for segment in self.waiting:
+            if segment.state == "open" and not self.path(segment).exists():
+                self.drop(segment)
 
     def delivered(self, segment: Segment, url: str, size_bytes: int, sha256: str) -> None:
         """Note that a file was uploaded, and remove it from the spool. Do nothing after `close`."""

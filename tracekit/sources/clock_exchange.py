@@ -1,7 +1,7 @@
 """Comparison of the clocks of two ranks by ping-pong through a store.
 
-A store is a table of short values that every rank can reach. torch.distributed keeps one for its process groups; `Store` lists
-the methods used here. Rank 0 answers, one rank at a time; the others ask::
+A store is a table of short values that every rank can reach; torch.distributed keeps one for its process groups. Rank 0
+answers, one rank at a time; the others ask::
 
     rank r                               rank 0
     asked += 1, request/N = r       ->   sees the request, answers ready/N = its identity
@@ -17,9 +17,9 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.clock import ClockOffset
 
@@ -43,48 +43,17 @@ _NOBODY: Final = "-"
 """Replaces the number of a rank that has stopped waiting."""
 
 
-class Store(Protocol):
-    """The methods of torch's ``Store`` that are used."""
-
-    def set(self, key: str, value: str, /) -> None:
-        """Set a value."""
-
-    def get(self, key: str, /) -> bytes:
-        """Return a value; wait until there is one, or raise after the store's timeout."""
-
-    def check(self, keys: list[str], /) -> bool:
-        """Return True if all of these keys have values."""
-
-    def add(self, key: str, amount: int, /) -> int:
-        """Add to a number, and return the sum."""
-
-    def delete_key(self, key: str, /) -> bool:
-        """Delete a value."""
-
-    def set_timeout(self, timeout: timedelta, /) -> None:
-        """Set the timeout of `get`."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Reference:
-    """The answering rank, with the values that turn its readings into offsets."""
-
-    rank: int
-    boot_id: str | None
-    timeline_offset_ns: int
-
-
 class Answering:
     """Rank 0's side.
 
     Args:
-        store: The store, over a connection that nothing else uses: `get` blocks other calls.
+        store: torch's ``Store``, over a connection that nothing else uses: `get` blocks other calls.
         rank, boot_id, timeline_offset_ns: Identity of this rank; see `ClockOffset` and `tracekit.clock.Timeline`.
         monotonic_ns: This rank's clock.
     """
 
     def __init__(
-        self, store: Store, *, rank: int, boot_id: str | None, timeline_offset_ns: int, monotonic_ns: Callable[[], int]
+        self, store: Any, *, rank: int, boot_id: str | None, timeline_offset_ns: int, monotonic_ns: Callable[[], int]
     ) -> None:
         store.set_timeout(timedelta(seconds=ANSWER_S))
         self._store = store
@@ -92,7 +61,7 @@ class Answering:
         self._hello = json.dumps([rank, boot_id, timeline_offset_ns])
         store.set(PREFIX + "here", "1")
         # Continue the count of an earlier recording, of this process or of an earlier one.
-        self._answered = store.add(PREFIX + "answered", 0)
+        self._answered: int = store.add(PREFIX + "answered", 0)
         self.ranks: set[int] = set()
         """The ranks that have been answered."""
 
@@ -102,7 +71,8 @@ class Answering:
 
     def waiting(self) -> bool:
         """Return True if a rank has asked; takes one access to the store."""
-        return self._store.add(PREFIX + "asked", 0) > self._answered
+        asked: int = self._store.add(PREFIX + "asked", 0)
+        return asked > self._answered
 
     def answer(self) -> None:
         """Answer the rank that has asked first.
@@ -140,7 +110,7 @@ class Asking:
 
     def __init__(
         self,
-        store: Store,
+        store: Any,
         *,
         rank: int,
         timeline_offset_ns: int,
@@ -168,9 +138,19 @@ class Asking:
         if not self._ready(request):
             store.set(request + "request", _NOBODY)
             return None
-        reference = _Reference(*json.loads(store.get(request + "ready")))
+        reference_rank, reference_boot_id, reference_offset_ns = json.loads(store.get(request + "ready"))
         store.delete_key(request + "ready")
-        return self._exchange(request, reference)
+        readings = self._exchange(request)
+        round_trip_ns, middle_ns, monotonic_offset_ns = min(readings)
+        return ClockOffset(
+            monotonic_ns=middle_ns,
+            offset_ns=monotonic_offset_ns + reference_offset_ns - self._timeline_offset_ns,
+            monotonic_offset_ns=monotonic_offset_ns,
+            error_ns=round_trip_ns // 2 + 1,
+            round_trips=len(readings),
+            reference_rank=reference_rank,
+            reference_boot_id=reference_boot_id,
+        )
 
     def _ready(self, request: str) -> bool:
         until_s = time.monotonic() + PATIENCE_S
@@ -179,32 +159,22 @@ class Asking:
                 return False
         return True
 
-    def _exchange(self, request: str, reference: _Reference) -> ClockOffset:
+    def _exchange(self, request: str) -> list[tuple[int, int, int]]:
+        """Return of each round trip its length, the own time of its middle, and the offset of rank 0 then, in ns."""
         store, read = self._store, self._monotonic_ns
-        best: tuple[int, int, int] | None = None  # round trip, middle, offset
-        ping, go_on = 0, True
+        readings: list[tuple[int, int, int]] = []
+        go_on = True
         while go_on:
-            go_on = ping + 1 < LEAST_PINGS or (ping + 1 < MOST_PINGS and (best is None or best[0] > GOOD_NS))
+            ping = len(readings)
+            go_on = ping + 1 < LEAST_PINGS or (ping + 1 < MOST_PINGS and min(readings)[0] > GOOD_NS)
             sent_ns = read()
             store.set(f"{request}ping{ping}", "1" if go_on else "0")
             answer = store.get(f"{request}pong{ping}")
             woken_ns = read()
             store.delete_key(f"{request}pong{ping}")
             middle_ns = (sent_ns + woken_ns) // 2
-            if best is None or woken_ns - sent_ns < best[0]:
-                best = woken_ns - sent_ns, middle_ns, int(answer) - middle_ns
-            ping += 1
-        assert best is not None
-        round_trip_ns, middle_ns, monotonic_offset_ns = best
-        return ClockOffset(
-            monotonic_ns=middle_ns,
-            offset_ns=monotonic_offset_ns + reference.timeline_offset_ns - self._timeline_offset_ns,
-            monotonic_offset_ns=monotonic_offset_ns,
-            error_ns=round_trip_ns // 2 + 1,
-            round_trips=ping,
-            reference_rank=reference.rank,
-            reference_boot_id=reference.boot_id,
-        )
+            readings.append((woken_ns - sent_ns, middle_ns, int(answer) - middle_ns))
+        return readings
 
 
 class Drift:
@@ -234,7 +204,7 @@ class Drift:
         return newest if best is None else replace(newest, drift_ppb=best[1], drift_error_ppb=best[0])
 
 
-def reachable(store: Store) -> bool:
+def reachable(store: Any) -> bool:
     """Return True if the store still answers; it ends with the process that keeps it."""
     try:
         store.add(PREFIX + "asked", 0)
@@ -243,12 +213,16 @@ def reachable(store: Store) -> bool:
     return True
 
 
-def own_connection(store: Any) -> Store:
+def default_store(distributed: Any) -> Any:
+    """Return the store of the default process group; ``distributed`` is ``torch.distributed``."""
+    return distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - torch offers it under no other name
+
+
+def own_connection(store: Any) -> Any:
     """Return a store with the same content over a separate connection.
 
     torch holds a lock while a thread waits for a value. On the connection that training uses, that would block training.
     """
     if hasattr(store, "clone"):
-        cloned: Store = store.clone()
-        return cloned
+        return store.clone()
     raise NotImplementedError("needs a torch whose stores can be cloned (2.6 or later)")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.arguments import check_seconds
 from tracekit.clock import ClockOffset
+from tracekit.distributed import torch_process_group
+from tracekit.notices import WarnOnce
 from tracekit.recording.source import Source
-from tracekit.sources.clock_exchange import Answering, Asking, Drift, own_connection, reachable
+from tracekit.sources.clock_exchange import Answering, Asking, Drift, default_store, own_connection, reachable
 
 if TYPE_CHECKING:
     from tracekit.recording.schedule import ProfilerAction
@@ -33,6 +34,9 @@ PARTING_S: Final = 5.0
 
 JOIN_SECONDS: Final = 2.0
 
+_TROUBLE: Final = "trouble"
+"""Subject of all warnings of a recording's exchange, of which only the first is logged."""
+
 
 class ClockSync(Source):
     """Measures the offset of this rank's clock to rank 0's, at the start and at intervals.
@@ -46,12 +50,9 @@ class ClockSync(Source):
     that is missing, hangs or has died, which is logged once. If ``init_process_group`` is called later, the thread waits for
     it. It does nothing in a run of one rank.
 
-    It uses the store of torch's default process group (the store at ``MASTER_ADDR``), through a separate connection. A
-    separate process group would need a collective call of all ranks, and gloo opens listening sockets. If one rank had no
-    ClockSync, the process groups that the user makes later would get different numbers. Its round trips are not shorter
-    either: 122 to 136 µs between two processes on one 2-core machine (bound 61 to 68 µs), and 129 to 191 µs over the store
-    (bound 64 to 96 µs). If the training threads hold the interpreter lock all the time, both take 10 ms and more (bound
-    5 ms); then more round trips are tried.
+    It uses the store of torch's default process group (the store at ``MASTER_ADDR``), through a separate connection, and no
+    collectives. A round trip takes 129 to 191 µs between two processes on one 2-core machine (bound 64 to 96 µs). If the
+    training threads hold the interpreter lock all the time, it takes 10 ms and more (bound 5 ms); then more are tried.
 
     The ranks must all use it, but need no common arguments. Only one can run in a process, and none in a forked child.
 
@@ -68,13 +69,13 @@ class ClockSync(Source):
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
         self._pid = -1
-        self._told = False
+        self._warn = WarnOnce("tracekit: ClockSync: ")
 
     def open(self, recorder: Recorder, action: ProfilerAction) -> None:
         """Start the thread."""
         self._pid = os.getpid()
         self._closing.clear()
-        self._told = False
+        self._warn = WarnOnce("tracekit: ClockSync: ")
         self._thread = threading.Thread(target=self._run, args=(recorder,), name="tracekit-clock-sync", daemon=True)
         self._thread.start()
 
@@ -102,13 +103,13 @@ class ClockSync(Source):
             else:
                 self._ask(recorder, torch)
         except Exception as error:  # noqa: BLE001 - torch may raise any exception; training goes on
-            if not self._closing.is_set() and _initialised() is not None:
-                self._tell(f"clocks are not compared: {_first_line(error)}")
+            if not self._closing.is_set() and torch_process_group() is not None:
+                self._warn(_TROUBLE, f"clocks are not compared: {_first_line(error)}")
 
     def _process_group(self) -> Any:
         """Wait for the default process group; return ``torch.distributed``, or None if the recording ends before."""
         while True:
-            torch = _initialised()
+            torch = torch_process_group()
             if torch is not None:
                 return torch
             if self._closing.wait(LOOK_S):
@@ -117,7 +118,7 @@ class ClockSync(Source):
     def _answer(self, recorder: Recorder, torch: Any) -> None:
         """Answer the other ranks; runs on rank 0."""
         process, timeline = recorder.process, recorder.timeline
-        store = own_connection(_default_store(torch))
+        store = own_connection(default_store(torch))
         answering = Answering(
             store,
             rank=process.rank,
@@ -137,15 +138,15 @@ class ClockSync(Source):
         recorder.record_clock_offset(itself)
         world_size = torch.get_world_size()
         # The store ends with the process group. Asking it then is harmless, but torch logs long messages.
-        while not self._closing.wait(LOOK_S) and _initialised() is not None:
+        while not self._closing.wait(LOOK_S) and torch_process_group() is not None:
             while answering.waiting() and not self._closing.is_set():
                 try:
                     answering.answer()
                 except Exception as error:  # noqa: BLE001 - that rank is gone; the others go on
-                    if _initialised() is None or not reachable(store):
+                    if torch_process_group() is None or not reachable(store):
                         return
-                    self._tell(f"a rank went away while its clock was compared: {_first_line(error)}")
-        if _initialised() is not None:
+                    self._warn(_TROUBLE, f"a rank went away while its clock was compared: {_first_line(error)}")
+        if torch_process_group() is not None:
             answering.leave()
         missing = sorted(set(range(1, world_size)) - answering.ranks)
         if missing:
@@ -155,7 +156,7 @@ class ClockSync(Source):
     def _ask(self, recorder: Recorder, torch: Any) -> None:
         """Ask rank 0 at intervals; runs on the other ranks."""
         timeline, rank = recorder.timeline, torch.get_rank()
-        store = own_connection(_default_store(torch))
+        store = own_connection(default_store(torch))
         asking = Asking(
             store,
             rank=rank,
@@ -168,18 +169,18 @@ class ClockSync(Source):
         unanswered = 0
         # Spread the first requests of a large run.
         pause_s = min(rank * RANK_SECONDS / 10, interval_s)
-        while not self._closing.wait(pause_s) and _initialised() is not None:
+        while not self._closing.wait(pause_s) and torch_process_group() is not None:
             offset, reason = None, "it has no ClockSync, or is not so far yet"
             try:
                 offset = asking.measure()
             except Exception as error:  # noqa: BLE001 - rank 0 is gone, or only slow
-                if self._closing.is_set() or _initialised() is None:
+                if self._closing.is_set() or torch_process_group() is None:
                     return
                 reason = _first_line(error)
                 if not reachable(store):
                     # At the end of a run, rank 0 may end a moment before this rank.
-                    if not self._closing.wait(PARTING_S) and _initialised() is not None:
-                        self._tell(f"rank 0 is gone, clocks are compared no more: {reason}")
+                    if not self._closing.wait(PARTING_S) and torch_process_group() is not None:
+                        self._warn(_TROUBLE, f"rank 0 is gone, clocks are compared no more: {reason}")
                     return
             if offset is not None:
                 recorder.record_clock_offset(drift.add(offset))
@@ -190,26 +191,7 @@ class ClockSync(Source):
             unanswered += 1
             pause_s = min(FIRST_RETRY_S * 2 ** (unanswered - 1), interval_s)
             if unanswered == TELL_AFTER:
-                self._tell(f"rank 0 does not answer ({reason}); it is asked again every {pause_s:g} s")
-
-    def _tell(self, message: str) -> None:
-        """Log one warning, only once."""
-        if not self._told:
-            self._told = True
-            logger.warning("tracekit: ClockSync: %s", message)
-
-
-def _initialised() -> Any:
-    """Return ``torch.distributed`` if there is a default process group. Never imports torch."""
-    module: Any = sys.modules.get("torch.distributed")
-    try:
-        return module if module is not None and module.is_available() and module.is_initialized() else None
-    except AttributeError:
-        return None  # half imported
-
-
-def _default_store(torch: Any) -> Any:
-    return torch.distributed_c10d._get_default_store()  # noqa: SLF001 - torch offers the store under no other name
+                self._warn(_TROUBLE, f"rank 0 does not answer ({reason}); it is asked again every {pause_s:g} s")
 
 
 def _first_line(error: BaseException) -> str:

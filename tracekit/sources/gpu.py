@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tracekit.clock import SYSTEM_CLOCK, Clock
 from tracekit.errors import ConfigError, MissingExtraError
 from tracekit.sources.sampling import SampledCounter, SamplingSource
-from tracekit.sources.visible_devices import visible_devices
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tracekit.recording.source import Recorder
 
@@ -30,6 +30,8 @@ _GONE: Final = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED", "NVML_ERR
 
 _ALL_LINKS: Final = 0xFFFFFFFF
 """Scope of a field: the sum over a device's NVLinks."""
+
+_INDEX: Final = re.compile(r"\s*\+?(\d+)")
 
 
 class GPUProfiler(SamplingSource):
@@ -221,22 +223,19 @@ def _counters(nvml: Any, handle: Any, gpu: str) -> list[SampledCounter]:
         received, sent = nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX
         return _traffic(nvml, handle, ((received, _ALL_LINKS), (sent, _ALL_LINKS)), 1024)
 
-    plain_memory = SampledCounter(f"{gpu} memory", memory)
-    later_temperature = SampledCounter(f"{gpu} temperature", temperature_v)
-    sampled_pcie = SampledCounter(f"{gpu} pcie", pcie_now)
-    counters = [
-        SampledCounter(f"{gpu} utilization", utilization),
+    def counter(name: str, read: Callable[[], Mapping[tuple[str, str], float]], **options: Any) -> SampledCounter:
+        return SampledCounter(f"{gpu} {name}", read, device=gpu, **options)
+
+    return [
+        counter("utilization", utilization),
         # The second version counts the memory of processes; the first adds memory that the driver reserves.
-        SampledCounter(f"{gpu} memory", lambda: memory(nvml.nvmlMemory_v2), instead=plain_memory),
-        SampledCounter(f"{gpu} power", lambda: {("", "watts"): nvml.nvmlDeviceGetPowerUsage(handle) / 1000}),
-        SampledCounter(f"{gpu} clocks", clocks),
-        SampledCounter(f"{gpu} temperature", temperature, instead=later_temperature),  # NVML will drop the first
-        SampledCounter(f"{gpu} pcie", pcie, rate=True, instead=sampled_pcie),
-        SampledCounter(f"{gpu} nvlink", nvlink, rate=True),
+        counter("memory", lambda: memory(nvml.nvmlMemory_v2), instead=counter("memory", memory)),
+        counter("power", lambda: {("", "watts"): nvml.nvmlDeviceGetPowerUsage(handle) / 1000}),
+        counter("clocks", clocks),
+        counter("temperature", temperature, instead=counter("temperature", temperature_v)),  # NVML will drop the first
+        counter("pcie", pcie, rate=True, instead=counter("pcie", pcie_now)),
+        counter("nvlink", nvlink, rate=True),
     ]
-    for counter in (*counters, plain_memory, later_temperature, sampled_pcie):
-        counter.device = gpu
-    return counters
 
 
 def _traffic(nvml: Any, handle: Any, fields: Sequence[Any], unit_bytes: int) -> dict[tuple[str, str], float]:
@@ -247,6 +246,36 @@ def _traffic(nvml: Any, handle: Any, fields: Sequence[Any], unit_bytes: int) -> 
             raise nvml.NVMLError(value.nvmlReturn)
     received, sent = (value.value.ullVal * unit_bytes for value in values)
     return {("", "received_bytes_per_s"): received, ("", "sent_bytes_per_s"): sent}
+
+
+def visible_devices(value: str | None) -> list[int | str] | None:
+    """Return the devices that ``CUDA_VISIBLE_DEVICES`` shows a process, in CUDA's order; None if it shows all.
+
+    The rules are those of the CUDA programming guide, "CUDA Environment Variables". A number is an index, a string a UUID or
+    the beginning of one ("GPU-8932f937", "MIG-...", "MIG-GPU-.../1/0"). The first entry that is neither ends the list
+    ("0,-1,1" shows only device 0), as does a UUID among numbers or a number among UUIDs. A duplicate entry makes the list empty.
+
+    Args:
+        value: The value of the variable, or None if it is not set.
+    """
+    if value is None:
+        return None
+    found: list[int | str] = []
+    for entry in value.split(","):
+        text = entry.strip()
+        device: int | str
+        if text.startswith(("GPU-", "MIG-")):
+            device = text
+        elif match := _INDEX.match(entry):  # CUDA reads a number as strtoul does: "1x" is 1
+            device = int(match[1])
+        else:
+            break
+        if found and type(device) is not type(found[0]):
+            break
+        if device in found:
+            return []
+        found.append(device)
+    return found
 
 
 def _checked(devices: object) -> Sequence[int] | Literal["all"] | None:

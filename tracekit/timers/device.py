@@ -5,7 +5,6 @@ Timing never imports torch: where nobody has imported it, nothing runs on a GPU.
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from collections import deque
@@ -13,11 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.arguments import check_choice
 from tracekit.errors import MissingExtraError
+from tracekit.notices import WarnOnce
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-logger = logging.getLogger("tracekit")
 
 DEVICE_MODES: Final = ("host", "synchronize", "events")
 
@@ -92,15 +90,14 @@ class DeviceEvents:
     between them. Calls during the capture of a CUDA graph are not measured, since they do not run then. Thread-safe.
     """
 
-    __slots__ = ("_cuda", "_free", "_lock", "_name", "_pending", "_warned")
+    __slots__ = ("_cuda", "_free", "_lock", "_pending", "_warn")
 
     def __init__(self, name: str, cuda: Any) -> None:
-        self._name = name
         self._cuda = cuda
         self._pending: deque[tuple[Any, Any]] = deque()
         self._free: deque[Any] = deque(maxlen=64)
         self._lock = threading.Lock()
-        self._warned = False
+        self._warn = WarnOnce(f"tracekit: timer {name!r} does not measure some calls on the device: ")
 
     def begin(self) -> Any:
         """Put an event on the stream and return it, or None if this call cannot be measured."""
@@ -153,10 +150,4 @@ class DeviceEvents:
         return event
 
     def _skip(self, reason: str) -> None:
-        if not self._warned:
-            self._warned = True
-            logger.warning(
-                "tracekit: timer %r does not measure some calls on the device: %s",
-                self._name,
-                reason.partition("\n")[0],
-            )
+        self._warn("skipped", reason.partition("\n")[0])

@@ -8,11 +8,14 @@ is started, so nothing can get out of step with those of the training.
 
 from __future__ import annotations
 
+import json
 import os
-import sys
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.distributed import torch_process_group
+from tracekit.sources.clock_exchange import default_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,18 +38,11 @@ _MAX_PAUSE_S: Final = 0.05
 
 def process_group() -> Any:
     """Return ``torch.distributed`` if there is a default process group of more than one rank. Never imports torch."""
-    module: Any = sys.modules.get("torch.distributed")
+    distributed = torch_process_group()
     try:
-        if module is not None and module.is_available() and module.is_initialized() and module.get_world_size() > 1:
-            return module
+        return distributed if distributed is not None and distributed.get_world_size() > 1 else None
     except (AttributeError, RuntimeError, ValueError):
-        pass  # half imported, or a fake process group without ranks
-    return None
-
-
-def default_store(distributed: Any) -> Any:
-    """Return the store of the default process group; ``distributed`` is ``torch.distributed``."""
-    return distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - torch offers it under no other name
+        return None  # a fake process group without ranks
 
 
 class Exchange:
@@ -94,17 +90,17 @@ class Exchange:
             del self._step_counts[next(iter(self._step_counts))]
         return f"{key}/{number}", self._calls if step is None else 0
 
-    def put(self, topic: str, value: bytes, *, reads: bool, lasting: bool = False) -> None:
+    def put(self, topic: str, value: object, *, reads: bool, lasting: bool = False) -> None:
         """Put this rank's value of a topic into the store. Does not wait.
 
         Args:
             topic: Name of the value; the same on all ranks, and different each time.
-            value: The value.
+            value: A JSON value.
             reads: True if this rank will `read` the others' values.
             lasting: Keep it in the store.
         """
         key = self._key(topic, self.rank)
-        self._store.set(key, (b"+" if reads else b"-") + value)
+        self._store.set(key, json.dumps([reads, value]))
         if lasting or key in self._kept:
             return
         self._kept.append(key)
@@ -113,12 +109,12 @@ class Exchange:
             self._store.delete_key(old)
             self._store.delete_key(old + _READ)
 
-    def read(self, topic: str, timeout_s: float, ranks: Iterable[int] | None = None) -> dict[int, bytes]:
+    def read(self, topic: str, timeout_s: float, ranks: Iterable[int] | None = None) -> dict[int, Any]:
         """Return the values of a topic by rank, those that arrive within a time.
 
         The timeout of a rank that was missing the last time is much shorter, until it is there again.
         """
-        return {rank: value[1:] for rank, value in self._collect(topic, timeout_s, ranks).items()}
+        return {rank: value for rank, (_, value) in self._collect(topic, timeout_s, ranks).items()}
 
     def acknowledge(self, topic: str) -> None:
         """Tell the rank that hosts the store that this rank has read."""
@@ -130,23 +126,23 @@ class Exchange:
             return
         until_s = self._monotonic_s() + timeout_s
         found = self._collect(topic, timeout_s)
-        readers = [rank for rank, value in found.items() if value[:1] == b"+" and rank != self.rank]
+        readers = [rank for rank, (reads, _) in found.items() if reads and rank != self.rank]
         self._wait([self._key(topic, rank) + _READ for rank in readers], until_s)
 
     def announce(self, log_level: int) -> None:
         """Put the level of this rank's timers into the store, once."""
         if not self._is_announced:
-            self.put(_LEVEL_TOPIC, b"%d" % log_level, reads=True, lasting=True)
+            self.put(_LEVEL_TOPIC, log_level, reads=True, lasting=True)
             self._is_announced = True
 
     def levels(self, ranks: list[int], timeout_s: float) -> dict[int, int]:
         """Return the levels of ranks, those that are announced within a time."""
         if unknown := [rank for rank in ranks if rank not in self._levels]:
-            found = self.read(_LEVEL_TOPIC, timeout_s, unknown)
-            self._levels.update({rank: int(level) for rank, level in found.items()})
+            self._levels |= self.read(_LEVEL_TOPIC, timeout_s, unknown)
         return {rank: self._levels[rank] for rank in ranks if rank in self._levels}
 
-    def _collect(self, topic: str, timeout_s: float, ranks: Iterable[int] | None = None) -> dict[int, bytes]:
+    def _collect(self, topic: str, timeout_s: float, ranks: Iterable[int] | None = None) -> dict[int, tuple[bool, Any]]:
+        """Return by rank whether it reads the values of the others, and its value."""
         keys = {rank: self._key(topic, rank) for rank in sorted(range(self.world_size) if ranks is None else ranks)}
         until_s = self._monotonic_s() + timeout_s
         are_present = self._wait([key for rank, key in keys.items() if rank not in self._absent], until_s)
@@ -158,7 +154,7 @@ class Exchange:
             values = self._store.multi_get(list(present.values()))
         else:
             values = [self._store.get(key) for key in present.values()]
-        return dict(zip(present, values, strict=True))
+        return dict(zip(present, map(json.loads, values), strict=True))
 
     def _wait(self, keys: list[str], until_s: float) -> bool:
         """Wait until all keys are there. Polls, because torch's own wait cannot be interrupted."""

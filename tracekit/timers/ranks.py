@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import TimerError
 from tracekit.notices import WarnOnce
-from tracekit.timers.exchange import Exchange, default_store, open_exchange, process_group
+from tracekit.sources.clock_exchange import default_store
+from tracekit.timers.exchange import Exchange, open_exchange, process_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,13 +53,13 @@ class RankReports:
     # ---- reports ----------------------------------------------------------------------------------------------------
 
     def collect(
-        self, report: str, own: bytes, *, reads: bool | None = None, step: object = None, timeout_s: float | None = None
-    ) -> tuple[dict[int, bytes], list[int]] | None:
+        self, report: str, own: Any, *, reads: bool | None = None, step: object = None, timeout_s: float | None = None
+    ) -> tuple[dict[int, Any], list[int]] | None:
         """Send this rank's values for a report, and return those of all ranks if this rank reads them.
 
         Args:
             report: Name of the report; all ranks make the same ones in the same order.
-            own: This rank's values, as JSON.
+            own: This rank's values, a JSON value.
             reads: True if this rank reads them. None: all ranks do. Then rank 0 reads, and forwards the values, since the
                 store would have to answer the square of the number of ranks otherwise.
             step: The training step of the report: it matches the ranks' reports better than their order.
@@ -77,18 +77,21 @@ class RankReports:
             return None if reads is False else ({0: own}, [])
         rank, world_size = self.place
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        found: dict[int, bytes] = {}
+        found: dict[int, Any] = {}
         try:
             exchange = self._current(distributed)
             topic, number = exchange.next_topic(report, step)
-            exchange.put(topic, b"%d %b" % (number, own), reads=reads is not False)
+            exchange.put(topic, [number, own], reads=reads is not False)
             if reads is None and rank != 0:
                 forwarded = exchange.read(f"{topic}/all", timeout_s + _FORWARDING_S, [0])
-                found = self._with_own(report, rank, own, _split(forwarded[0])) if forwarded else {rank: own}
+                found = dict(forwarded[0]) if forwarded else {rank: own}
+                if rank not in found:  # rank 0 had this rank's earlier values, so those that it forwards are old
+                    self._warn_of_order(report, [*found])
+                    found = {rank: own}
             elif reads is not False:
                 found = self._current_values(report, number, exchange.read(topic, timeout_s))
                 if reads is None:
-                    exchange.put(f"{topic}/all", _join(found), reads=False)
+                    exchange.put(f"{topic}/all", list(found.items()), reads=False)
             if reads is not False:
                 exchange.acknowledge(topic)
             exchange.wait_for_readers(topic, timeout_s)
@@ -102,7 +105,7 @@ class RankReports:
     ) -> dict[int, dict[str, int]] | None:
         """Do `collect` for sums in ns by name. Never raises: missing ranks are logged once and left out."""
         try:
-            collected = self.collect(report, json.dumps(own).encode(), reads=reads, step=step)
+            collected = self.collect(report, own, reads=reads, step=step)
         except TimerError as error:
             self.warn("store", f"{error}; the reports are of this rank alone")
             return None if reads is False else {self.place[0]: own}
@@ -118,26 +121,18 @@ class RankReports:
                 ranks_text(missing),
                 self._timeout_s,
             )
-        return {rank: json.loads(text) for rank, text in found.items()}
+        return found
 
-    def _current_values(self, report: str, number: int, values: dict[int, bytes]) -> dict[int, bytes]:
+    def _current_values(self, report: str, number: int, values: dict[int, Any]) -> dict[int, Any]:
         """Leave out the values of a rank that had made fewer reports than this one has now: they may be old.
 
         A call that only another rank has made leaves its values behind, and the next call here would find them. A rank that
         has made more reports is not behind. This works only if the ranks also make other reports.
         """
-        parts = {rank: value.split(b" ", 1) for rank, value in values.items()}
-        old = [rank for rank, (calls, _) in parts.items() if int(calls) < number]
+        old = [rank for rank, (calls, _) in values.items() if calls < number]
         if old:
             self._warn_of_order(report, old)
-        return {rank: text for rank, (_, text) in parts.items() if rank not in old}
-
-    def _with_own(self, report: str, rank: int, own: bytes, found: dict[int, bytes]) -> dict[int, bytes]:
-        """Return the values that rank 0 has forwarded, or this rank's alone if they lack it: then they are old."""
-        if rank in found:
-            return found
-        self._warn_of_order(report, [*found])
-        return {rank: own}
+        return {rank: value for rank, (_, value) in values.items() if rank not in old}
 
     def _warn_of_order(self, report: str, ranks: list[int]) -> None:
         self._missing.update(ranks)  # they have reported, so no other warning is to name them
@@ -214,13 +209,3 @@ def ranks_text(ranks: Sequence[int]) -> str:
     """Return the numbers of ranks as text; of many, the first ones."""
     shown = ", ".join(map(str, ranks[:10]))
     return shown if len(ranks) <= 10 else f"{shown} and {len(ranks) - 10} more"
-
-
-def _join(found: dict[int, bytes]) -> bytes:
-    return b"\n".join(b"%d %b" % (rank, text) for rank, text in found.items())
-
-
-def _split(joined: bytes) -> dict[int, bytes]:
-    """Return the values that `_join` has put together: JSON contains no newlines."""
-    pairs = (line.split(b" ", 1) for line in joined.split(b"\n"))
-    return {int(rank): text for rank, text in pairs}

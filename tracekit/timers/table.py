@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tracekit.statistics import DurationStatistics
 from tracekit.timers.sums_text import names_of
@@ -112,17 +111,6 @@ class TimerTable:
                     own[name] = DurationStatistics.merged([own.get(name, DurationStatistics()), statistics])
         missing = (set(self.missing) | set(other.missing)) - set(ranks)
         return TimerTable(ranks, tuple(sorted(missing)))
-
-
-def encode_timers(timers: Mapping[str, DurationStatistics]) -> bytes:
-    """Return one rank's timers as bytes that `decode_timers` reads."""
-    return json.dumps({name: statistics.to_dict() for name, statistics in timers.items()}).encode()
-
-
-def decode_timers(text: bytes) -> dict[str, DurationStatistics]:
-    """Return what `encode_timers` has written."""
-    stored: dict[str, Any] = json.loads(text)
-    return {name: DurationStatistics.from_dict(found) for name, found in stored.items()}
 
 
 def numbers(statistics: DurationStatistics) -> dict[str, float]:

@@ -11,7 +11,7 @@ import os
 import threading
 import weakref
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import TimerError
@@ -256,7 +256,7 @@ class Timer(TimerBase):
 
     def with_barrier(self, barrier: bool = True) -> TimerBase:
         """Return this timer for a ``with`` that begins and ends with a barrier. No other ``with`` gets a barrier by this."""
-        return _TimerWithBarrier(self) if barrier else self
+        return cast("TimerBase", _TimerWithBarrier(self)) if barrier else self
 
     def wait_for_ranks(self) -> None:
         """Wait for the other ranks of the barrier group."""
@@ -365,8 +365,8 @@ class Timer(TimerBase):
         self._statistics.add_all(calls)
 
 
-class _TimerWithBarrier(TimerBase):
-    """A timer whose ``with`` begins and ends with a barrier; in everything else it is the timer itself.
+class _TimerWithBarrier:
+    """A timer with a barrier at the beginning and the end of its ``with``; in everything else it is the timer itself.
 
     A body that raises does not end with a barrier: the other ranks may never come, and the error must get out.
     """
@@ -374,8 +374,12 @@ class _TimerWithBarrier(TimerBase):
     __slots__ = ("_timer",)
 
     def __init__(self, timer: Timer) -> None:
-        super().__init__(timer.name)
         self._timer = timer
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # copy asks for these before there is a timer
+            raise AttributeError(name)
+        return getattr(self._timer, name)
 
     def __repr__(self) -> str:
         return f"<Timer {self.name!r} with barriers>"
@@ -392,29 +396,8 @@ class _TimerWithBarrier(TimerBase):
             self._timer.wait_for_ranks()
         self._timer.__exit__(exc_type, exc, traceback)
 
-    def start(self, barrier: bool = False) -> None:
-        self._timer.start(barrier)
 
-    def stop(self, barrier: bool = False) -> None:
-        self._timer.stop(barrier)
-
-    def reset(self) -> None:
-        self._timer.reset()
-
-    def elapsed(self, reset: bool = True, barrier: bool = False) -> float:
-        return self._timer.elapsed(reset, barrier)
-
-    def active_time(self) -> float:
-        return self._timer.active_time()
-
-    def set_elapsed(self, value: float) -> None:
-        self._timer.set_elapsed(value)
-
-    def set_barrier_group(self, barrier_group: Any) -> None:
-        self._timer.set_barrier_group(barrier_group)
-
-    def with_barrier(self, barrier: bool = True) -> TimerBase:
-        return self._timer.with_barrier(barrier)
+TimerBase.register(_TimerWithBarrier)
 
 
 def _after_fork_in_child() -> None:

@@ -17,11 +17,12 @@ from tracekit.clock import SYSTEM_CLOCK
 from tracekit.distributed import detect_process
 from tracekit.errors import ConfigError, TimerError
 from tracekit.recording.lifecycle import marker as module_marker
+from tracekit.statistics import DurationStatistics
 from tracekit.timers.base import OffTimer
 from tracekit.timers.device import DEVICE_MODES, tensor
 from tracekit.timers.ranks import RankReports, ranks_text
 from tracekit.timers.sums_text import LOG_OPTIONS, min_max, names_of, sums_text
-from tracekit.timers.table import TimerTable, decode_timers, encode_timers
+from tracekit.timers.table import TimerTable
 from tracekit.timers.timer import MAX_LOG_LEVEL, Timer
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from tracekit.clock import Clock
     from tracekit.recording.profiler import Profiler
-    from tracekit.statistics import DurationStatistics
     from tracekit.timers.base import TimerBase
 
 logger = logging.getLogger("tracekit")
@@ -232,11 +232,7 @@ class Timers:
     ) -> str | None:
         """Return the report of all ranks as text, on every rank; None where there is nothing to report.
 
-        Args:
-            names: Timers to report; None is all.
-            normalizer: Divisor, such as the number of iterations; the text gives it with its unit.
-            reset: Start the next such text from here.
-            barrier: Wait for all ranks first.
+        The arguments are those of `log`; a reset starts the next such text from here.
 
         Raises:
             ConfigError: The normalizer is not above 0.
@@ -256,8 +252,8 @@ class Timers:
         Args:
             names: Timers to report; None is all.
             rank: Rank that prints; None is the last.
-            normalizer: Divisor.
-            reset: Start the next such report from here.
+            normalizer: Divisor, such as the number of iterations; the text gives it with its unit.
+            reset: Start the next report of this method from here.
             barrier: Wait for all ranks first.
 
         Raises:
@@ -284,15 +280,9 @@ class Timers:
     ) -> None:
         """Write the slowest rank's seconds of each timer, as ``<name>-time``; every rank has to call this.
 
-        Two writers get the same values if they are given the same iteration.
-
-        Args:
-            names: Timers to write; None is all.
-            writer: TensorBoard's ``SummaryWriter``, or ``wandb`` or a run of it; None on the ranks that do not write.
-            iteration: The training step; None is the writer's own, and then the reports are matched by their order.
-            normalizer: Divisor.
-            reset: Start the next such report from here.
-            barrier: Wait for all ranks first.
+        The writer is TensorBoard's ``SummaryWriter``, or ``wandb`` or a run of it; None on the ranks that do not write. Two
+        writers get the same values if they are given the same iteration, the training step. Without one (None) the writer
+        counts, and the reports are matched by their order. The other arguments are those of `log`.
 
         Raises:
             ConfigError: The normalizer is not above 0.
@@ -326,11 +316,7 @@ class Timers:
     ) -> dict[str, tuple[float, float]]:
         """Return the seconds of the fastest and of the slowest rank by name, on every rank; every rank has to call this.
 
-        Args:
-            names: Timers to report; None is all. Those that nobody has used are left out.
-            reset: Start the next such report from here.
-            barrier: Wait for all ranks first.
-            normalizer: Divisor.
+        The arguments are those of `log`. Timers that nobody has used are left out.
 
         Raises:
             ConfigError: The normalizer is not above 0.
@@ -466,7 +452,8 @@ class Timers:
         """
         if timeout is not None:
             check_seconds("gather: timeout", timeout)
-        own = encode_timers(self._statistics(names, reset=reset, lifetime=lifetime))
+        statistics = self._statistics(names, reset=reset, lifetime=lifetime)
+        own = {name: found.to_dict() for name, found in statistics.items()}
         own_rank, world_size = self._ranks.place
         try:
             collected = self._ranks.collect(
@@ -487,8 +474,12 @@ class Timers:
                     timer.take_back_reset()
             raise
         if world_size == 1:
-            found = {self._own_rank(): own}
-        return TimerTable({number: decode_timers(text) for number, text in found.items()}, tuple(missing))
+            return TimerTable({self._own_rank(): statistics})
+        tables = {
+            number: {name: DurationStatistics.from_dict(stored) for name, stored in timers.items()}
+            for number, timers in found.items()
+        }
+        return TimerTable(tables, tuple(missing))
 
     def _statistics(
         self, names: Sequence[str] | None, *, reset: bool, lifetime: bool

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekit import ConfigError, MemoryTraceHandler, Profiler
+from tracekit import ConfigError
 from tracekit.integrations.lightning.actions import PARTS
 from tracekit.integrations.lightning.loop_timer import LoopTimer, StageTimes
 from tracekit.integrations.lightning.table import stages_table
@@ -23,9 +23,7 @@ from tracekit.integrations.lightning.time_values import (
     chosen_keys,
     encode_values,
     epoch_values,
-    keys_of_stage,
     reduce_ranks,
-    stage_values,
 )
 from tracekit.testing import FakeClock
 
@@ -92,60 +90,6 @@ def plain(loop: Loop) -> None:
     loop.validate()
 
 
-def without_validation(loop: Loop) -> None:
-    for _ in range(4):
-        loop.train()
-
-
-def validation_every_2_batches(loop: Loop) -> None:
-    for batch in range(4):
-        loop.train()
-        if batch % 2:
-            loop.validate()
-
-
-def accumulate_4_batches(loop: Loop) -> None:
-    for batch in range(4):
-        loop.train(optimizer=batch == 3)
-    loop.validate()
-
-
-def accumulate_2_of_3_batches(loop: Loop) -> None:
-    for batch in range(3):
-        loop.train(optimizer=batch == 1)
-    loop.validate()
-
-
-# What the reference prints in each of these cases, where that is right, and what is right where it is not.
-EXAMPLES = {
-    plain: (16.0, 3.5, 0.5, 2.0, 0.0625, 0.2, 0.0125),
-    without_validation: (16.0, 3.5, 0.5, 2.0, 0.0625, None, None),
-    validation_every_2_batches: (16.0, 3.5, 0.5, 2.0, 0.0625, 0.4, 0.0125),
-    accumulate_4_batches: (14.5, 3.125, 0.5, 2.0, 0.0625, 0.2, 0.0125),
-    accumulate_2_of_3_batches: (11.0, 9.5 / 3, 0.5, 1.5, 0.0625, 0.2, 0.0125),
-}
-EXAMPLE_KEYS = (
-    "train epoch",
-    "train batch",
-    "optimizer step",
-    "total train downtime",
-    "avg train downtime",
-    "total val downtime",
-    "avg val downtime",
-)
-
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.__name__)
-def test_the_worked_examples_have_the_right_answers(example: Callable[[Loop], None]) -> None:
-    values = Loop().epoch(example)
-    assert [values.get(key) for key in EXAMPLE_KEYS] == pytest.approx(list(EXAMPLES[example]))
-    assert values["backward"] == 2
-    if example is validation_every_2_batches:
-        assert values["validation epoch"] == pytest.approx(2.2)
-    assert values["train downtime per step"] == pytest.approx(0.5)
-    assert values["train downtime data loading"] == values["total train downtime"]
-
-
 def test_every_part_of_the_downtime_has_its_place_and_their_sum_is_the_total() -> None:
     loop = Loop()
 
@@ -181,23 +125,6 @@ def test_every_part_of_the_downtime_has_its_place_and_their_sum_is_the_total() -
     assert values["train epoch"] == values["total train downtime"] + 2 * values["train batch"]
 
 
-def test_what_lies_between_epochs_belongs_to_neither() -> None:
-    loop = Loop()
-    first = loop.epoch(plain)
-    loop.action("save_checkpoint", 4)
-    second = loop.epoch(plain)
-    assert "between epochs" not in first
-    assert second == {**first, "between epochs": 4.0}
-
-
-def test_an_epoch_without_batches_has_no_mean_of_them() -> None:
-    values = Loop().epoch(lambda loop: loop.pass_(3))
-    assert values["train epoch"] == values["total train downtime"] == values["train downtime other"] == 3
-    assert not {"train batch", "avg train downtime", "train downtime per step", "backward"} & values.keys()
-    nothing = Loop().epoch(lambda loop: None)
-    assert set(nothing.values()) == {0.0}
-
-
 def test_batches_whose_samples_cannot_be_told_have_no_downtime_for_each() -> None:
     values = Loop().epoch(lambda loop: loop.train(samples=0))
     assert "avg train downtime" not in values
@@ -212,32 +139,6 @@ def test_a_batch_that_never_ends_is_downtime() -> None:
 
     values = Loop().epoch(body)
     assert (values["train epoch"], values["train batch"], values["total train downtime"]) == (5, 3.5, 1.5)
-
-
-def test_the_loss_that_an_optimizer_asks_for_again_is_not_its_own_time() -> None:
-    def body(loop: Loop) -> None:
-        step, again = "[LightningModule]Net.optimizer_step", "[Strategy]SingleDeviceStrategy.training_step"
-        loop.times.begin_batch()
-        loop.times.start(step)
-        for _ in range(3):
-            loop.action(again, 5)
-            loop.times.begin("optimizer step")
-            loop.pass_(0.25)
-        loop.times.stop(step)
-        loop.times.end_batch(8)
-
-    assert Loop().epoch(body)["optimizer step"] == 0.75
-
-
-def test_ends_without_beginnings_do_nothing() -> None:
-    loop = Loop()
-    loop.times.end_batch(8)
-    loop.times.end("backward")
-    loop.times.end("optimizer step")
-    loop.times.stop(FETCH)
-    assert loop.times.end_epoch() is None
-    assert loop.times.end_stage("test") is None
-    assert loop.epoch(plain) == Loop().epoch(plain)
 
 
 def test_the_device_is_waited_for_where_the_clock_is_read_for_work_on_it() -> None:
@@ -272,65 +173,6 @@ def test_memory_does_not_grow_with_the_batches() -> None:
         return len(pickle.dumps(epoch))
 
     assert stored(3000) < stored(30) + 100, "numbers with more digits"
-
-
-def test_an_epoch_that_was_interrupted_goes_on_with_its_times_and_without_the_pause() -> None:
-    loop = Loop()
-    loop.times.begin_epoch()
-    loop.train()
-    loop.train()
-    until = loop.times.epoch_until_now()
-    assert until is not None
-    stored = {stage: times.to_dict() for stage, times in until.items()}
-
-    later = Loop()
-    later.pass_(3600)
-    later.times.resumed = {stage: StageTimes.from_dict(times) for stage, times in stored.items()}
-    later.times.start("run_training_epoch")
-    later.train()
-    later.train()
-    later.validate()
-    later.times.stop("run_training_epoch")
-    done = later.times.end_epoch()
-    assert done is not None
-    assert epoch_values(done) == Loop().epoch(plain)
-    assert done["train"].runs == 1
-
-
-def test_times_outlive_a_checkpoint() -> None:
-    loop = Loop()
-    loop.times.begin_epoch()
-    plain(loop)
-    epoch = loop.times.end_epoch()
-    assert epoch is not None
-    assert {stage: StageTimes.from_dict(times.to_dict()) for stage, times in epoch.items()} == epoch
-
-
-def test_everything_timed_is_a_slice_of_the_active_profiler() -> None:
-    memory = MemoryTraceHandler()
-    with Profiler(memory, rank=0):
-        loop = Loop()
-        loop.epoch(validation_every_2_batches)
-        loop.times.begin_epoch()
-        loop.times.begin_batch()
-        loop.times.close()
-    names = [start.label.name for start, _ in memory.slices]
-    assert {name: names.count(name) for name in names} == {
-        "train epoch": 2,
-        "train batch": 5,
-        "data loading": 8,
-        "backward": 4,
-        "optimizer step": 4,
-        "validation epoch": 2,
-        "validation batch": 4,
-    }
-
-
-def test_parts_have_no_slices_where_all_actions_have_some() -> None:
-    memory = MemoryTraceHandler()
-    with Profiler(memory, rank=0):
-        Loop(slices_of_parts=False).epoch(plain)
-    assert "data loading" not in {start.label.name for start, _ in memory.slices}
 
 
 ACTIONS = [
@@ -399,28 +241,6 @@ def test_an_unknown_key_is_an_error_that_names_the_known_ones(key: Any) -> None:
         chosen_keys(("backward", key), details=False)
     assert repr(key) in str(failure.value)
     assert isinstance(failure.value, ValueError)
-
-
-def test_every_key_has_a_value_where_there_was_something() -> None:
-    loop = Loop()
-    loop.epoch(plain)
-    loop.pass_(1)
-    assert loop.epoch(plain).keys() == set(ALL_KEYS)
-
-
-def test_a_test_has_the_keys_of_validation_under_its_own_name() -> None:
-    loop = Loop()
-    loop.times.begin_stage("test")
-    loop.action(VAL_FETCH, 0.5)
-    loop.times.begin_batch()
-    loop.pass_(2)
-    loop.times.end_batch(4)
-    times = loop.times.end_stage("test")
-    assert times is not None
-    values = stage_values("test", times)
-    assert values.keys() == set(keys_of_stage(ALL_KEYS, "test"))
-    assert (values["test batch"], values["test epoch"], values["avg test downtime"]) == (2, 2.5, 0.125)
-    assert not any("val" in key or "train" in key for key in values)
 
 
 def test_ranks_are_put_together_without_those_that_have_nothing() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tracekit import ConfigError, GPUProfiler, MissingExtraError, ProfilerAction
 from tracekit.clock import Clock
-from tracekit.sources.visible_devices import visible_devices
+from tracekit.sources.gpu import visible_devices
 
 SECOND_NS = 1_000_000_000
 LOST, NOT_SUPPORTED, NO_DRIVER, UNKNOWN = 15, 3, 9, 999
@@ -312,11 +312,6 @@ def test_gpus_of_several_kinds_whose_order_is_unsure_are_told_of(
 def test_devices_that_are_none_are_refused(devices: Any) -> None:
     with pytest.raises(ConfigError, match="GPUProfiler: devices must be"):
         GPUProfiler(devices=devices, provider=FakeNvml())
-
-
-def test_an_interval_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match="GPUProfiler: interval"):
-        GPUProfiler(0, provider=FakeNvml())
 
 
 def test_without_nvidia_ml_py_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

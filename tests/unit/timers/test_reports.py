@@ -53,39 +53,36 @@ def timed(timers: Timers, **seconds: float) -> Timers:
 
 # ---- the shapes of the text, byte for byte -----------------------------------------------------------------------------
 
-RANKS = {0: {"forward": 750 * MS, LONG: 375 * MS}, 1: {"forward": 1250 * MS}, 2: {"forward": 250 * MS, "late": 0}}
-NAMES = ["forward", LONG, "late", "nobody's"]
+RANKS = {
+    0: {"forward": 750 * MS, LONG: 375 * MS},
+    1: {"forward": 1250 * MS},
+    2: {"forward": 250 * MS, "late": 0},
+    100: {"forward": 97_000 * MS},
+}
 
 
-def test_the_shape_of_max() -> None:
-    assert sums_text(RANKS, NAMES, "max") == (
-        "max time across ranks (ms):\n"
-        "    forward ........................................: 1250.00\n"
-        "    backward-compute-with-a-very-long-timer-name-over-48-chars : 375.00"
-    )
+SHAPES = {
+    "max": """max time across ranks (ms):
+    forward ........................................: 97000.00
+    backward-compute-with-a-very-long-timer-name-over-48-chars : 375.00""",
+    "minmax": """(min, max) time across ranks (ms):
+    forward ........................................: (250.00, 97000.00)
+    backward-compute-with-a-very-long-timer-name-over-48-chars : (375.00, 375.00)""",
+    "all": """times across ranks (ms):
+  forward:
+     rank  0: 750.00
+     rank  1: 1250.00
+     rank  2: 250.00
+     rank 100: 97000.00
+  backward-compute-with-a-very-long-timer-name-over-48-chars:
+     rank  0: 375.00""",
+}
 
 
-def test_the_shape_of_minmax() -> None:
-    assert sums_text(RANKS, ["forward"], "minmax") == (
-        "(min, max) time across ranks (ms):\n    forward ........................................: (250.00, 1250.00)"
-    )
-
-
-def test_the_shape_of_all() -> None:
-    ranks = {**RANKS, 100: {"forward": 97_000 * MS}}
-    assert sums_text(ranks, ["late", "forward"], "all") == (
-        "times across ranks (ms):\n"
-        "  forward:\n"
-        "     rank  0: 750.00\n"
-        "     rank  1: 1250.00\n"
-        "     rank  2: 250.00\n"
-        "     rank 100: 97000.00"
-    )
-
-
-@pytest.mark.parametrize("option", ["max", "minmax", "all"])
-def test_where_there_is_nothing_to_report_there_is_no_text(option: str) -> None:
-    assert sums_text({0: {"x": 0}, 1: {}}, ["x", "y"], option) is None
+@pytest.mark.parametrize("option", SHAPES)
+def test_the_shape_of_an_option(option: str) -> None:
+    assert sums_text(RANKS, ["forward", LONG, "late", "nobody's"], option) == SHAPES[option]
+    assert sums_text({0: {"x": 0}, 1: {}}, ["x", "y"], option) is None, "nothing to report"
 
 
 def test_long_times_keep_their_digits() -> None:

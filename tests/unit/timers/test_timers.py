@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import os
 import subprocess
 import sys
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import tracekit
 from tracekit import ConfigError, MemoryTraceHandler, Profiler, TimerError, Timers
 from tracekit.testing import FakeClock
-from tracekit.timers import DummyTimer, OffTimer, Timer
+from tracekit.timers import DummyTimer, OffTimer, Timer, TimerBase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SECOND_NS = 1_000_000_000
 
@@ -334,28 +337,44 @@ def test_a_name_that_was_off_can_be_made_with_a_lower_level() -> None:
     assert isinstance(timers("x"), Timer), "from now on the name is known"
 
 
-@pytest.mark.parametrize("options", [("most",), ("Max",), (None,)])
-def test_other_log_options_are_refused(options: tuple[Any]) -> None:
-    with pytest.raises(ConfigError, match="'max', 'minmax', 'all'"):
-        Timers(2, *options)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"log_option": "Max"}, "'max', 'minmax', 'all'"),
+        ({"log_option": None}, "'max', 'minmax', 'all'"),
+        ({"log_level": "2"}, "Timers: log_level must be a whole number"),
+        ({"log_level": True}, "Timers: log_level must be a whole number"),
+        ({"device": "gpu"}, "Timers: device must be one of"),
+        ({"timeout": 0}, "Timers: timeout"),
+        ({"name": ""}, "name must be text"),
+        ({"name": 3}, "name must be text"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Timers(**{"log_level": 2, "log_option": "max", **arguments})
+
+
+def test_the_name_of_a_timer_is_text(run: Run) -> None:
+    with pytest.raises(ConfigError, match="must be text"):
+        run.timers(3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [{"log_level": "2"}, {"log_level": True}, {"device": "gpu"}, {"timeout": 0}],
+    ("make", "reason"),
+    [
+        (lambda: Timers(0, "max")("x", 1, barrier=True), r"'x' is off .* level is 1, and Timers has log_level 0"),
+        (DummyTimer, "dummy timer measures nothing"),
+    ],
+    ids=["of a level that is off", "dummy"],
 )
-def test_wrong_arguments_are_refused(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="Timers"):
-        Timers(**{"log_level": 2, "log_option": "max", **arguments})
-    with pytest.raises(ConfigError, match="must be text"):
-        Timers(2, "max")(3)  # type: ignore[arg-type]
-
-
-def test_a_timer_that_is_off_does_nothing_until_it_is_read() -> None:
-    run = Run(0)
-    timer = run.timers("x", 1, barrier=True)
-    with timer as entered:
+def test_a_timer_that_is_off_does_nothing_until_it_is_read(make: Callable[[], OffTimer], reason: str) -> None:
+    timer = make()
+    assert isinstance(timer, OffTimer)
+    handler = MemoryTraceHandler()
+    with Profiler([handler]), timer as entered:
         assert entered is timer
+    assert handler.slices == []
     timer.start(barrier=True)
     timer.start()
     timer.stop(barrier=True)
@@ -364,27 +383,15 @@ def test_a_timer_that_is_off_does_nothing_until_it_is_read() -> None:
     timer.set_barrier_group(None)
     assert timer.with_barrier() is timer
     for read in (timer.elapsed, timer.active_time):
-        with pytest.raises(TimerError, match=r"'x' is off .* level is 1, and Timers has log_level 0"):
+        with pytest.raises(TimerError, match=reason):
             read()
-    assert run.timers.get_all_timers_string() is None
-
-
-def test_a_timer_that_is_off_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    """T5: there it is silent. The default level surprises people, so it is a warning; a level that was given is not."""
-    timers = Run(1).timers
-    with caplog.at_level(logging.INFO, "tracekit"):
-        for _ in range(3):
-            timers("default")
-            timers("given", 2)
-    assert [(record.levelname, record.message.split("'")[1]) for record in caplog.records] == [
-        ("WARNING", "default"),
-        ("INFO", "given"),
-    ]
-    assert "Timers has log_level 1" in caplog.messages[0]
 
 
 def test_a_timer_that_is_off_is_logged_once_whether_or_not_its_level_is_given(caplog: pytest.LogCaptureFixture) -> None:
-    """Megatron's code gives the level at the start and leaves it out at the stop."""
+    """T5: there it is silent. The default level surprises people, so it is a warning; a level that was given is not.
+
+    Megatron's code gives the level at the start and leaves it out at the stop.
+    """
     timers = Run(0).timers
     with caplog.at_level(logging.INFO, "tracekit"):
         for name, first, second in (("a", 2, None), ("b", None, 2), ("c", 1, 2)):
@@ -396,6 +403,8 @@ def test_a_timer_that_is_off_is_logged_once_whether_or_not_its_level_is_given(ca
         ("WARNING", "b"),
         ("INFO", "c"),
     ]
+    assert "Timers has log_level 0" in caplog.messages[0]
+    assert timers.get_all_timers_string() is None
 
 
 # ---- timers without a Timers ----------------------------------------------------------------------------------------------
@@ -417,21 +426,6 @@ def test_a_timer_of_its_own_measures_and_is_in_the_trace() -> None:
     assert [begin.label.name for begin, _ in handler.slices] == ["load", "load"]
     with pytest.raises(ConfigError, match="device must be one of"):
         Timer("load", device="gpu")
-
-
-def test_a_dummy_timer_does_nothing_until_it_is_read() -> None:
-    timer = DummyTimer()
-    timer.start(barrier=True)
-    timer.stop(barrier=True)
-    timer.reset()
-    with timer:
-        pass
-    for read in (timer.elapsed, timer.active_time):
-        with pytest.raises(TimerError, match="dummy timer measures nothing"):
-            read()
-    assert timer.name == "dummy timer"
-    assert isinstance(Timers(1, "max")("x", log_level=2), DummyTimer)
-    assert DummyTimer is OffTimer
 
 
 # ---- barriers, in one process --------------------------------------------------------------------------------------------------
@@ -474,6 +468,8 @@ def test_a_body_that_raises_does_not_wait_for_the_other_ranks(run: Run) -> None:
 
 def test_a_timer_with_barriers_is_the_timer_in_everything_else(run: Run) -> None:
     timer = run.timers("x", barrier=True)
+    assert isinstance(timer, TimerBase)
+    assert repr(copy.copy(timer)) == "<Timer 'x' with barriers>"
     timer.set_barrier_group(None)
     timer.start()
     run.later(1)
@@ -513,13 +509,6 @@ def test_timers_record_into_the_profiler_that_they_are_given() -> None:
     assert active.slices == []
 
 
-def test_a_timer_that_is_off_is_not_in_the_trace() -> None:
-    handler = MemoryTraceHandler()
-    with Profiler([handler]), Timers(0, "max")("x", 1):
-        pass
-    assert handler.slices == []
-
-
 def test_a_slice_of_the_trace_is_as_long_as_the_timer_says() -> None:
     clock = FakeClock(tick_ns=10)
     handler = MemoryTraceHandler()
@@ -545,11 +534,6 @@ timers.log(["x"])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "times across ranks (ms):\n  x:\n     rank  0: 1250.00\n"
-
-
-def test_timers_are_public() -> None:
-    assert tracekit.Timers is Timers
-    assert issubclass(TimerError, tracekit.TracekitError)
 
 
 # ---- forked children ------------------------------------------------------------------------------------------------------

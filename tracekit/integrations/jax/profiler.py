@@ -6,10 +6,11 @@ import atexit
 import logging
 import os
 from collections import deque
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tracekit import privacy, storage
 from tracekit.clock import SYSTEM_CLOCK, Clock
@@ -17,7 +18,7 @@ from tracekit.distributed import detect_process
 from tracekit.errors import ConfigError
 from tracekit.integrations.jax.agreement import make_agreement
 from tracekit.integrations.jax.annotations import import_jax
-from tracekit.integrations.jax.config import JaxProfilerConfig, log_dir
+from tracekit.integrations.jax.config import TraceConfig, log_dir
 from tracekit.integrations.jax.recorder import TraceRecorder
 from tracekit.integrations.jax.windows import Decision, Windows
 from tracekit.integrations.slices import OpenSlices
@@ -362,7 +363,40 @@ class JaxProfiler:
                 self._phases.begin(name, self._profiler.marker(name))
 
 
-JaxProfilerConfig.callback_class = JaxProfiler
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JaxProfilerConfig(TraceConfig):
+    """When JAX traces are recorded, and where they go. Names and defaults are those of xLSTM-JAX's ``JaxProfilerConfig``.
+
+    Attributes:
+        every_n_epochs: Traces begin in epochs with a multiple of this number; -1 is every epoch.
+        every_n_steps: A further trace begins this number of steps after ``profile_first_step``, and so on; -1 is none.
+        main_process_only: Only process 0 records traces.
+        profile_every_n_minutes: A trace begins when that much time has passed since the last one, or since the training
+            started; negative is never, 0 is one after the other. With several recording processes, process 0 decides.
+        profile_first_step: A trace begins after this step, counted from 1; in a run that is resumed beyond it, after the
+            first step there is.
+        profile_n_steps: Number of steps in a trace.
+        profile_log_dir: Folder of the traces, below the log path; an absolute path or URL replaces that. A ``Path`` is kept as
+            text.
+        callback_class: The class that `create` makes.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    callback_class: ClassVar[type[JaxProfiler]] = JaxProfiler
+
+    def create(self, trainer: Any = None, data_module: Any = None) -> JaxProfiler:
+        """Return a `JaxProfiler` of this configuration, for trainers that make their callbacks by it.
+
+        Args:
+            trainer: The trainer.
+            data_module: Not used.
+
+        Raises:
+            ConfigError: As `JaxProfiler` says.
+        """
+        return self.callback_class(self, trainer, data_module)
 
 
 def _who(profiler: Profiler | None, index: int, count: int) -> ProcessInfo:

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from tracekit.integrations.jax.config import JaxProfilerConfig
+    from tracekit.integrations.jax.config import TraceConfig
 
 _MINUTE_NS: Final = 60_000_000_000
 
@@ -60,7 +60,7 @@ class Windows:
         missed: Number of traces that were announced too late.
     """
 
-    def __init__(self, config: JaxProfilerConfig) -> None:
+    def __init__(self, config: TraceConfig) -> None:
         self.agreed = False
         self.first_step: int | None = None
         self.last_ns = 0
