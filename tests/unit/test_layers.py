@@ -100,6 +100,7 @@ DOORS = {
     "lightning": {"tracekit.integrations.lightning.framework"},
     "mcp": {"tracekit.view.mcp_server"},
     "mcp_types": {"tracekit.view.mcp_server"},
+    "mlflow": {"tracekit.view.experiments"},
     "msgspec": {"tracekit.explain.results", "tracekit.formats.trace_event"},
     "numpy": {"tracekit.explain.arrays"},
     "nvtx": {"tracekit.handlers.mirrors.nvtx"},
@@ -127,6 +128,7 @@ DOORS = {
     },
     "transformers": {"tracekit.integrations.transformers"},
     "uvicorn": {"tracekit.view.serve.server"},
+    "wandb": {"tracekit.view.experiments"},
     "zstandard": {"tracekit.formats.unpacked_file"},
 }
 
@@ -151,6 +153,7 @@ HEAVY = [
     "lightning",
     "mcp",
     "mcp_types",
+    "mlflow",
     "msgspec",
     "numpy",
     "nvtx",
@@ -166,6 +169,7 @@ HEAVY = [
     "torch",
     "transformers",
     "uvicorn",
+    "wandb",
     "zstandard",
 ]
 

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracekit.arguments import resolve_path
+from tracekit.arguments import LOG_SERVICES, resolve_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +38,28 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 def keeps_cache(args: argparse.Namespace) -> bool:
     """Return True if the tables of the inputs can be cached. Copies of pipes disappear when the command ends."""
     return not args.no_cache and not args.piped
+
+
+def add_log_to(parser: argparse._ActionsContainer, what: str) -> None:
+    """Add the service that takes artifacts.
+
+    Args:
+        parser: The parser of the verb, or a group of it.
+        what: The files that are logged.
+    """
+    parser.add_argument(
+        "--log-to",
+        type=log_service,
+        metavar="SERVICE",
+        help=f"also log {what} as artifacts to wandb (Weights & Biases) or mlflow, as their environment variables say",
+    )
+
+
+def log_service(text: str) -> str:
+    """Parse the name of a service that takes artifacts."""
+    if text not in LOG_SERVICES:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(LOG_SERVICES)}")
+    return text
 
 
 def add_inside(parser: argparse.ArgumentParser) -> None:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from tracekit import storage
-from tracekit.arguments import resolve_path
+from tracekit.arguments import check_service, resolve_path
 from tracekit.auto import bootstrap
 from tracekit.auto.notes import OPTIONS_VARIABLE, read_notes
 from tracekit.auto.options import RunOptions
 from tracekit.auto.start import AUTO_VARIABLE
-from tracekit.cli.arguments import seconds
+from tracekit.cli.arguments import add_log_to, seconds
 from tracekit.cli.configuration import overlay, read_environment, read_file
 from tracekit.cli.run_process import end_like, run_command
 from tracekit.cli.run_result import RecordedRun, merge_run, summary_sentences
@@ -44,6 +44,7 @@ _FLAGS: Final = ("private", "record_batches")
 _DEFAULTS: Final[dict[str, Any]] = {
     "folder": "traces/{run_id}",
     "merge": True,
+    "log_to": None,
     "timeout": 60.0,
     "limit": 2 * 10**9,
     "steps": None,
@@ -92,6 +93,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--merge", action=_Flag, help="merge the ranks at the end; --no-merge leaves the rank traces as they are"
     )
+    add_log_to(output, "the merged trace and a report on it")
     output.add_argument(
         "--timeout",
         type=seconds,
@@ -164,6 +166,10 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if "{" in args.folder.replace("{run_id}", ""):
         raise CommandError(f"--folder {args.folder}: {{run_id}} is the only field it can have", _USAGE)
     output = args.output or f"{folder}/merged.json.gz"
+    if args.log_to is not None:
+        check_service(args.log_to, "--log-to ")
+        if not args.merge:
+            raise CommandError("--log-to logs the merged trace; leave --no-merge out", _USAGE)
     if args.merge and not args.force:
         storage.refuse_existing(output)
     with tempfile.TemporaryDirectory(prefix="tracekit-run-") as notes:
@@ -202,6 +208,14 @@ def _conclude(args: argparse.Namespace, recorded: RecordedRun, folder: str, outp
         _say(line)
     for sentence in summary_sentences(output):
         _say(sentence)
+    if args.log_to is not None:
+        from tracekit.view.experiments import log_trace
+
+        try:
+            for sentence in log_trace(args.log_to, output, run=recorded.run_id):
+                _say(sentence)
+        except TracekitError as error:
+            _say(f"{error}.")
     _say(f"Next: tracekit open {storage.shell_word(_short(output))}")
 
 
