@@ -143,6 +143,46 @@ def parse_ranks(name: str, text: str) -> tuple[int, ...]:
     return tuple(sorted(ranks))
 
 
+def parse_steps(name: str, text: str) -> tuple[int | None, int | None]:
+    """Return the first step and the one after the last of "10:20", "10:", ":20" or "10"; None for an open end.
+
+    Raises:
+        ConfigError: The text is not such a span. The message starts with ``name``.
+    """
+    low, colon, high = text.partition(":")
+    if not all(end.isdecimal() or (colon and not end) for end in (low, high or low)) or len(text) > 40:
+        raise ConfigError(f"{name} {text}: give the first step and the one after the last, for example {name} 10:20")
+    if not colon:
+        return int(low), int(low) + 1
+    return int(low) if low else None, int(high) if high else None
+
+
+def read_seconds(text: str) -> float:
+    """Return a number of seconds of 0 or more.
+
+    Raises:
+        ConfigError: The text is none.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < math.inf:
+        raise ConfigError(f"{text!r} is not a number of seconds from 0 on")
+    return value
+
+
+def read_log_service(text: str) -> str:
+    """Return the name of a service in `LOG_SERVICES`.
+
+    Raises:
+        ConfigError: There is no such service.
+    """
+    if text not in LOG_SERVICES:
+        raise ConfigError(f"{text!r} is none of {', '.join(LOG_SERVICES)}")
+    return text
+
+
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -115,8 +115,8 @@ DOORS = {
     "shtab": {"tracekit.cli.completion"},
     "starlette": {"tracekit.view.serve.app", "tracekit.view.serve.security"},
     # Part of Python from 3.11 on; tomli takes its place before.
-    "tomli": {"tracekit.cli.configuration"},
-    "tomllib": {"tracekit.cli.configuration"},
+    "tomli": {"tracekit.auto.configuration"},
+    "tomllib": {"tracekit.auto.configuration"},
     # Each for a part of torch of its own: record_function, waiting for the device, dynamo (only once somebody imported torch),
     # the profiler, the tensor that Megatron's users expect.
     "torch": {

@@ -230,7 +230,11 @@ def _handlers(options: RunOptions) -> list[TraceHandler]:
     if not storage.is_remote(options.folder):
         limits = {"rotate_bytes": min(_SEGMENT_BYTES, options.limit_bytes // 2), "max_total_bytes": options.limit_bytes}
     if options.merged:
-        limits["merged_filename"] = options.merged
+        limits |= {
+            "merged_filename": options.merged,
+            "merge_timeout": max(1.0, options.merge_timeout_s),  # of 0 a handler makes nothing
+            "log_to": options.log_to,
+        }
     return [JSONTraceHandler(f"{name}-part{{part:04d}}.json", **limits)]
 
 
