@@ -111,7 +111,7 @@ DOORS = {
     "pyarrow": {"tracekit.view.tables"},
     "pynvml": {"tracekit.sources.gpu"},
     "pytorch_lightning": {"tracekit.integrations.lightning.framework"},
-    "rich": {"tracekit.cli.progress", "tracekit.cli.top"},
+    "rich": {"tracekit.cli.progress", "tracekit.cli.terminal", "tracekit.cli.top"},
     "shtab": {"tracekit.cli.completion"},
     "starlette": {"tracekit.view.serve.app", "tracekit.view.serve.security"},
     # Part of Python from 3.11 on; tomli takes its place before.

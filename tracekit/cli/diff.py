@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import add_common, keeps_cache, percentage, positive
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import print_json, printable
+from tracekit.cli.terminal import print_json, print_lines, printable
 from tracekit.errors import CommandError
 from tracekit.explain import CONFIDENCE, MIN_SHARE
 
@@ -114,8 +114,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.json:
         print_json(diff.as_dict())
     else:
-        for line in diff_lines(diff, args.top):
-            print(printable(line))
+        print_lines(diff_lines(diff, args.top))
     code = 0
     for option, share, change in _gates(diff, args):
         failed = gate_line(option, change, share)

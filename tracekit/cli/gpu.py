@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import positive
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import print_json, printable
+from tracekit.cli.terminal import print_json, print_lines
 
 if TYPE_CHECKING:
     import argparse
@@ -51,6 +51,5 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.json:
         print_json(report.as_dict())
     else:
-        for line in gpu_lines(report, args.top, per_rank=args.per_rank):
-            print(printable(line))
+        print_lines(gpu_lines(report, args.top, per_rank=args.per_rank))
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Final
 
-from tracekit.cli.terminal import print_json, printable
+from tracekit.cli.terminal import print_json, print_lines, printable
 
 if TYPE_CHECKING:
     from tracekit.merge import MergeReport
@@ -19,7 +19,10 @@ def show(report: MergeReport, *, as_json: bool, quiet: bool, action: str = "merg
     if as_json:
         print_json(report.to_json())
     elif not quiet or not report.complete:
-        stream = sys.stderr if quiet else sys.stdout
-        for line in report.lines(action, verbose=verbose):
-            print(printable(line, stream), file=stream)
+        lines = report.lines(action, verbose=verbose)
+        if not quiet:
+            print_lines(lines, has_tables=False)
+            return OK if report.complete else INCOMPLETE
+        for line in lines:
+            print(printable(line, sys.stderr), file=sys.stderr)
     return OK if report.complete else INCOMPLETE

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from tracekit.cli.arguments import add_inputs, keeps_cache, percentage
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import print_json, printable
+from tracekit.cli.terminal import print_json, print_lines
 from tracekit.explain import CONFIDENCE, MIN_SHARE
 
 if TYPE_CHECKING:
@@ -56,6 +56,5 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.json:
         print_json(report.as_dict())
     else:
-        for line in straggler_lines(report):
-            print(printable(line))
+        print_lines(straggler_lines(report))
     return _FOUND if report.blames else 0

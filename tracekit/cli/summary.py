@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from tracekit.cli.arguments import add_inputs, keeps_cache, positive
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import print_json, printable
+from tracekit.cli.terminal import print_json, print_lines
 
 if TYPE_CHECKING:
     import argparse
@@ -41,6 +41,5 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.json:
         print_json(summary.as_dict())
     else:
-        for line in summary_lines(summary, args.top, per_rank=args.per_rank):
-            print(printable(line))
+        print_lines(summary_lines(summary, args.top, per_rank=args.per_rank))
     return _INCOMPLETE if summary.incomplete else 0
