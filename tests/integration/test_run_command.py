@@ -496,6 +496,25 @@ def test_on_demand_records_the_steps_that_a_capture_asks_for(tmp_path: Path) -> 
     assert sum(count for name, count in found.items() if name.startswith("ProfilerStep#")) == 3
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("steps", "numbers"), [("2:4", {2, 3}), ("0:1", set())])
+def test_the_steps_of_a_jax_script_have_a_trace_of_jax(tmp_path: Path, steps: str, numbers: set[int]) -> None:
+    pytest.importorskip("jax", reason="jax is not installed")
+    script = str(SCRIPTS / "jax_steps.py")
+    plain = execute(tmp_path / "plain", PYTHON, script)
+    done = recorded(tmp_path, PYTHON, script, options=("--steps", steps, "--folder", "here"))
+    assert (done.returncode, results(done.stdout)) == (0, results(plain.stdout)), done.stderr
+    (trace,) = (tmp_path / "here" / "jax").glob("plugins/profile/*/*.trace.json.gz")
+    found = [event for event in events(trace) if event.get("name") in ("train", "wait")]
+    # The first annotation is made before the trace begins, and is not in it.
+    assert {int(event["args"]["step_num"]) for event in found if event["name"] == "train"} == numbers
+    assert sum(event["name"] == "wait" for event in found) == len(numbers or {0})
+    merged = slices(tmp_path / "merged.json.gz")
+    assert (merged["batch"], merged["jax.profiler.start_trace"], found["jax.profiler.stop_trace"]) == (5, 1, 1)
+    assert merged["wait"] > 5  # also those of JAX
+    assert validate_trace(tmp_path / "merged.json.gz").errors == 0
+
+
 def test_the_variable_does_the_same_without_the_command(tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()
