@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import re
@@ -9,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import unquote
 
-from tracekit.errors import ConfigError
+from tracekit.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,6 +19,9 @@ StrPath: TypeAlias = "str | os.PathLike[str]"
 """A file, folder, glob or URL; a URL is a string."""
 Paths: TypeAlias = "StrPath | Iterable[StrPath]"
 """One path or URL, or several."""
+
+LOG_SERVICES: Final = ("wandb", "mlflow")
+"""Services that take traces as artifacts. Each name is that of its library, and of the extra that installs it."""
 
 _FILE_URL: Final = re.compile(r"file:(?://(?:localhost(?=/))?|(?=/))", re.IGNORECASE)
 _RANKS: Final = re.compile(r"([0-9]{1,9})(?: *- *([0-9]{1,9}))?")
@@ -38,6 +42,17 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """
     if not isinstance(value, str) or value not in choices:
         raise ConfigError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
+
+
+def check_service(service: str, option: str) -> None:
+    """Check that the library of a service in `LOG_SERVICES` is installed; import nothing.
+
+    Raises:
+        MissingExtraError: It is not. The message names the option.
+    """
+    spec = importlib.util.find_spec(service)
+    if spec is None or spec.origin is None:  # both libraries make a folder of their name where they run
+        raise MissingExtraError(service, service, f"{option}{service}")
 
 
 def check_whole(name: str, value: object, least: int = 1) -> int:
@@ -126,6 +141,46 @@ def parse_ranks(name: str, text: str) -> tuple[int, ...]:
             raise ConfigError(f"{name} {text[:100]}: give ranks and spans of ranks, for example 0,8-15")
         ranks.update(range(low, high + 1))
     return tuple(sorted(ranks))
+
+
+def parse_steps(name: str, text: str) -> tuple[int | None, int | None]:
+    """Return the first step and the one after the last of "10:20", "10:", ":20" or "10"; None for an open end.
+
+    Raises:
+        ConfigError: The text is not such a span. The message starts with ``name``.
+    """
+    low, colon, high = text.partition(":")
+    if not all(end.isdecimal() or (colon and not end) for end in (low, high or low)) or len(text) > 40:
+        raise ConfigError(f"{name} {text}: give the first step and the one after the last, for example {name} 10:20")
+    if not colon:
+        return int(low), int(low) + 1
+    return int(low) if low else None, int(high) if high else None
+
+
+def read_seconds(text: str) -> float:
+    """Return a number of seconds of 0 or more.
+
+    Raises:
+        ConfigError: The text is none.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < math.inf:
+        raise ConfigError(f"{text!r} is not a number of seconds from 0 on")
+    return value
+
+
+def read_log_service(text: str) -> str:
+    """Return the name of a service in `LOG_SERVICES`.
+
+    Raises:
+        ConfigError: There is no such service.
+    """
+    if text not in LOG_SERVICES:
+        raise ConfigError(f"{text!r} is none of {', '.join(LOG_SERVICES)}")
+    return text
 
 
 def _short(value: object) -> str:

@@ -172,12 +172,13 @@ def signed_url(url: str, life_s: int) -> str:
     for name, options in (("sign", {"expiration": life_s}), ("url", {})):
         call = getattr(filesystem, name, None)
         try:
-            if call is not None:
-                return str(call(inner, **options))
+            address = "" if call is None else str(call(inner, **options))
         except NotImplementedError:
             continue
         except Exception as error:
             raise explained(url, error, "be signed") from error
+        if address.startswith(("http://", "https://")):
+            return address
     raise StorageError(f"{without_secrets(url)}: the driver of this storage gives no address that a browser can read")
 
 

@@ -92,3 +92,11 @@ def one_line(text: str, most: int) -> str:
     # Look only at the beginning: an answer may have megabytes.
     line = without_controls(" ".join(text[: 10 * most].split()))
     return line if len(line) <= most and len(text) <= 10 * most else f"{line[: most - 3]}..."
+
+
+def suggestion(word: str, known: Sequence[str]) -> str:
+    """Return a question with the nearest known word, to end the message about an unknown one; empty if none is near."""
+    import difflib  # only a wrong command needs it
+
+    nearest = difflib.get_close_matches(word, known, 1)
+    return f"; did you mean {nearest[0]}?" if nearest else ""

@@ -19,7 +19,8 @@ const timeline = (dialog) => {
   const workspace = window.app?.trace?.workspace;
   if (workspace) workspace.children.forEach(visit);
   const error = document.querySelector(dialog)?.innerText.trim() || null;
-  return {tracks, pinned: workspace ? workspace.pinnedTracks.map((node) => node.name) : [], error};
+  const visible = window.app?.trace?.timeline?.visibleWindow?.toTimeSpan?.();
+  return {visible: visible ? [String(visible.start), String(visible.end)] : null, tracks, pinned: workspace ? workspace.pinnedTracks.map((node) => node.name) : [], error};
 };
 
 const looks = () => ({

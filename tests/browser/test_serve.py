@@ -167,6 +167,33 @@ def test_from_the_runs_to_the_timeline(browser: Browser, root: Path, tmp_path: P
     assert seen.pages["timeline"]["address"].endswith("/trace")
 
 
+def test_a_link_to_a_part_shows_its_time_and_track(browser: Browser, root: Path, tmp_path: Path) -> None:
+    with perfetto_ui() as ui, served(str(root), tmp_path / "cache", ui=PerfettoUI.at(ui)) as server:
+        seen = walk(
+            server.address,
+            tmp_path / "seen",
+            ("press", "good"),
+            ("press", "Open in Perfetto"),
+            ("perfetto",),
+            ("press", "What the merge says"),
+            ("type", "0.01", "From second"),
+            ("type", "0.02", "To second"),
+            ("type", "rank 1", "Track"),
+            ("press", "Link to this part"),
+            ("wait", "Perfetto opens with this part."),
+            ("shot", "part"),
+            ("press", "Open in Perfetto"),
+            ("perfetto",),
+        )
+
+    assert_good(seen, server)
+    assert seen.ui is not None
+    start_ns, end_ns = map(int, seen.ui["visible"])
+    assert end_ns - start_ns == 10_000_000
+    assert seen.ui["pinned"] == RANKS[1:]
+    assert seen.pages["part"]["address"].endswith("/trace?from=0.01&to=0.02&track=rank+1")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("phone", [False, True])
 def test_to_a_capture_of_a_live_run_and_its_timeline(browser: Browser, live: Path, tmp_path: Path, phone: bool) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import http.server
+import importlib
+import importlib.util
 import os
 import subprocess
 import sys
 import threading
 import urllib.request
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote
 
+import fsspec
 import orjson
 import pytest
 
@@ -96,3 +99,94 @@ def test_an_object_gets_a_signed_address_that_reads_it() -> None:
         assert ("aws s3api put-bucket-cors --bucket bucket" in done.stderr) == (done.returncode == 3)
     finally:
         store.stop()
+
+
+class Signed(fsspec.AbstractFileSystem):
+    """A driver that signs, as that of Google Cloud Storage."""
+
+    protocol = "gs"
+    address = ""
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        return {"name": path, "size": len(CONTENT), "type": "file"}
+
+    def sign(self, path: str, expiration: int = 100, **_: Any) -> str:
+        return f"{self.address}?path={path}&life={expiration}"
+
+
+class Public(Signed):
+    """A driver with addresses that do not expire, as that of Hugging Face."""
+
+    protocol = "hf"
+
+    def sign(self, path: str, expiration: int = 100, **_: Any) -> str:
+        raise NotImplementedError
+
+    def url(self, path: str) -> str:
+        return f"{self.address}?path={path}"
+
+
+class Unsigned(Signed):
+    """A driver without the key that a signature needs."""
+
+    def sign(self, path: str, expiration: int = 100, **_: Any) -> str:
+        raise AttributeError("you need a private key to sign credentials")
+
+
+class Local(Public):
+    """A driver with addresses that no browser reads."""
+
+    def url(self, path: str) -> str:
+        return f"file:///{path}"
+
+
+@contextmanager
+def driver(protocol: str, kind: type[Signed], monkeypatch: pytest.MonkeyPatch, allowed: str | None) -> Iterator[None]:
+    monkeypatch.setitem(importlib.import_module("fsspec.registry")._registry, protocol, kind)
+    with serving(allowed) as address:
+        monkeypatch.setattr(kind, "address", address)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("kind", "url", "end"),
+    [(Signed, "gs://bucket/merged.json", "&life=60"), (Public, "hf://datasets/team/runs/merged.json", "")],
+)
+def test_other_storages_link_by_their_drivers(
+    kind: type[Signed], url: str, end: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    protocol, _, inner = url.partition("://")
+    with driver(protocol, kind, monkeypatch, "*"):
+        assert main(["link", "--seconds", "60", url]) == 0
+    (address,) = parse_qs(capsys.readouterr().out.partition("?")[2])["url"]
+    assert address.endswith(f"/merged.json?path={inner}{end}")
+
+
+def test_a_bucket_of_google_that_perfetto_may_not_read_gets_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with driver("gs", Signed, monkeypatch, None):
+        assert main(["link", "gs://bucket/merged.json"]) == 3
+    assert "Allow it: gcloud storage buckets update gs://bucket --cors-file=FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Unsigned, "cannot be signed: you need a private key to sign credentials"),
+        (Local, "the driver of this storage gives no address that a browser can read"),
+    ],
+)
+def test_a_driver_that_cannot_sign_says_so(
+    kind: type[Signed], reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with driver("gs", kind, monkeypatch, "*"):
+        assert main(["link", "gs://bucket/merged.json"]) == 1
+    assert capsys.readouterr().err == f"tracekit: gs://bucket/merged.json: {reason}\n"
+
+
+def test_a_storage_without_its_driver_names_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    if importlib.util.find_spec("gcsfs") is not None:
+        pytest.skip("gcsfs is installed")
+    assert main(["link", "gs://bucket/merged.json"]) == 1
+    assert "gcsfs" in capsys.readouterr().err

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tracekit.cli.run import DEFAULTS
-from tracekit.recording.options import SETTINGS
+from tracekit.auto.configuration import OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -42,7 +41,7 @@ def test_the_environment_page_lists_every_variable() -> None:
     page = (DOCS / "environment.md").read_text("utf-8")
     sources = [path.read_text("utf-8") for path in (ROOT / "tracekit").rglob("*.py")]
     used = {name for text in sources for name in re.findall(r"\bTRACEKIT_[A-Z][A-Z_]*[A-Z]\b", text)}
-    used |= {f"TRACEKIT_{name.upper()}" for name in (*DEFAULTS, *SETTINGS)}
+    used |= {f"TRACEKIT_{name.upper()}" for name in OPTIONS}
     assert used == set(re.findall(r"\bTRACEKIT_[A-Z_]+", page))
 
 

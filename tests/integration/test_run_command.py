@@ -305,7 +305,7 @@ def test_a_command_that_cannot_be_started_is_an_error_of_one_line(tmp_path: Path
     [
         (("--shapes",), "--shapes is for torch.profiler; add --steps A:B or --on-demand"),
         (("--steps", "5:"), "--steps: 5:: name the end as well, such as 20:25"),
-        (("--folder", "a/{rank}"), "--folder a/{rank}: {run_id} is the only field it can have"),
+        (("--folder", "a/{rank}"), "folder a/{rank}: {run_id} is the only field it can have"),
         (("--limit", "3"), "'3' is not a size from 1MB on"),
     ],
 )
@@ -496,6 +496,25 @@ def test_on_demand_records_the_steps_that_a_capture_asks_for(tmp_path: Path) -> 
     assert sum(count for name, count in found.items() if name.startswith("ProfilerStep#")) == 3
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("steps", "numbers"), [("2:4", {2, 3}), ("0:1", set())])
+def test_the_steps_of_a_jax_script_have_a_trace_of_jax(tmp_path: Path, steps: str, numbers: set[int]) -> None:
+    pytest.importorskip("jax", reason="jax is not installed")
+    script = str(SCRIPTS / "jax_steps.py")
+    plain = execute(tmp_path / "plain", PYTHON, script)
+    done = recorded(tmp_path, PYTHON, script, options=("--steps", steps, "--folder", "here"))
+    assert (done.returncode, results(done.stdout)) == (0, results(plain.stdout)), done.stderr
+    (trace,) = (tmp_path / "here" / "jax").glob("plugins/profile/*/*.trace.json.gz")
+    found = [event for event in events(trace) if event.get("name") in ("train", "wait")]
+    # The first annotation is made before the trace begins, and is not in it.
+    assert {int(event["args"]["step_num"]) for event in found if event["name"] == "train"} == numbers
+    assert sum(event["name"] == "wait" for event in found) == len(numbers or {0})
+    merged = slices(tmp_path / "merged.json.gz")
+    assert (merged["batch"], merged["jax.profiler.start_trace"], found["jax.profiler.stop_trace"]) == (5, 1, 1)
+    assert merged["wait"] > 5  # also those of JAX
+    assert validate_trace(tmp_path / "merged.json.gz").errors == 0
+
+
 def test_the_variable_does_the_same_without_the_command(tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()
@@ -508,6 +527,21 @@ def test_the_variable_does_the_same_without_the_command(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "Next: tracekit open traces/run/merged-0.json.gz" in done.stderr
     assert slices(tmp_path / "on" / "traces" / "run" / "merged-0.json.gz")["batch"] == 3
+
+    (tmp_path / "tracekit.toml").write_text('folder = "of_file/{run_id}"\nrecord_batches = false\nsteps = "1:2"\n')
+    variables = {"TRACEKIT_AUTO": "1", "TRACEKIT_RUN_ID": "run", "TRACEKIT_STEPS": "0:1", "TRACEKIT_MERGE": "0"}
+    done = execute(tmp_path / "file", PYTHON, "-c", code, **variables)
+    assert done.returncode == 0, done.stderr
+    (trace,) = (tmp_path / "file" / "of_file" / "run").glob("rank0*")
+    assert b'"name":"optimizer"' in trace.read_bytes()
+    assert b'"name":"batch"' not in trace.read_bytes()
+    assert [path.name[-10:] for path in trace.parent.glob("torch-*")] == ["-0.json.gz"]
+    assert list(trace.parent.glob("merged*")) == []
+
+    (tmp_path / "tracekit.toml").write_text("folder = 'traces/{rank}'\n")
+    done = execute(tmp_path / "wrong", PYTHON, "-c", code, TRACEKIT_AUTO="1")
+    assert (done.returncode, list((tmp_path / "wrong").iterdir())) == (0, [])
+    assert "tracekit: this process is not recorded: folder traces/{rank}: {run_id} is the only field" in done.stderr
 
 
 def test_options_come_from_the_command_line_then_the_environment_then_the_file(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import socket
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
 
 import fsspec.config
 import pytest
@@ -153,6 +154,32 @@ def test_the_ranks_become_one_trace_on_demand_and_once(server: Served, engine: E
     server.post(f"{run}/trace")
     assert "What the merge says" in server.get(f"{run}/trace").text
     assert kept.stat().st_ino == first, "it is not merged again"
+
+
+def test_a_part_of_the_timeline_has_a_link(server: Served) -> None:
+    path = f"{run_of(server)}/trace"
+    server.post(path)
+    whole = server.wait_for(path, lambda answer: "What the merge says" in answer.text).text
+    assert "visStart" not in whole
+    assert "A link to it" not in whole
+    begin_ns = 1000 * min(
+        event["ts"]
+        for event in json.loads(gzip.decompress(server.get(f"{path}/merged.json.gz").body))["traceEvents"]
+        if event["ph"] in "XBiC"
+    )
+    page = server.get(f"{path}?from=0.01&to=0.02&track=rank+1").text
+    (link,) = re.findall(r'data-link="([^"]*)"', page)
+    given = parse_qs(html.unescape(link).partition("?")[2])
+    assert (given["visStart"], given["visEnd"]) == ([str(round(begin_ns) + 10**7)], [str(round(begin_ns) + 2 * 10**7)])
+    assert [command["args"] for command in json.loads(given["startupCommands"][0])] == [["rank 1\\b"]] * 2
+    assert f'href="{path}?from=0.01&amp;to=0.02&amp;track=rank+1">{server.origin}{path}?' in page
+
+    only_track = server.get(f"{path}?from=&to=&track=%22%3E%3Cb%3E(").text
+    assert "visStart" not in only_track
+    assert "<b>" not in only_track
+    for wrong in ("from=2&to=1", "from=-1", "from=x", "to=1e400", "from=1e9"):
+        answer = server.get(f"{path}?{wrong}")
+        assert (answer.status, "This cannot be shown" in answer.text) == (502, True)
 
 
 def test_a_run_that_has_gone_on_is_merged_again(server: Served, root: Path) -> None:

@@ -100,6 +100,7 @@ DOORS = {
     "lightning": {"tracekit.integrations.lightning.framework"},
     "mcp": {"tracekit.view.mcp_server"},
     "mcp_types": {"tracekit.view.mcp_server"},
+    "mlflow": {"tracekit.view.experiments"},
     "msgspec": {"tracekit.explain.results", "tracekit.formats.trace_event"},
     "numpy": {"tracekit.explain.arrays"},
     "nvtx": {"tracekit.handlers.mirrors.nvtx"},
@@ -110,12 +111,12 @@ DOORS = {
     "pyarrow": {"tracekit.view.tables"},
     "pynvml": {"tracekit.sources.gpu"},
     "pytorch_lightning": {"tracekit.integrations.lightning.framework"},
-    "rich": {"tracekit.cli.progress", "tracekit.cli.top"},
+    "rich": {"tracekit.cli.progress", "tracekit.cli.terminal", "tracekit.cli.top"},
     "shtab": {"tracekit.cli.completion"},
     "starlette": {"tracekit.view.serve.app", "tracekit.view.serve.security"},
     # Part of Python from 3.11 on; tomli takes its place before.
-    "tomli": {"tracekit.cli.configuration"},
-    "tomllib": {"tracekit.cli.configuration"},
+    "tomli": {"tracekit.auto.configuration"},
+    "tomllib": {"tracekit.auto.configuration"},
     # Each for a part of torch of its own: record_function, waiting for the device, dynamo (only once somebody imported torch),
     # the profiler, the tensor that Megatron's users expect.
     "torch": {
@@ -127,6 +128,7 @@ DOORS = {
     },
     "transformers": {"tracekit.integrations.transformers"},
     "uvicorn": {"tracekit.view.serve.server"},
+    "wandb": {"tracekit.view.experiments"},
     "zstandard": {"tracekit.formats.unpacked_file"},
 }
 
@@ -150,6 +152,7 @@ HEAVY = [
     "lightning",
     "mcp",
     "mcp_types",
+    "mlflow",
     "msgspec",
     "numpy",
     "nvtx",
@@ -165,6 +168,7 @@ HEAVY = [
     "torch",
     "transformers",
     "uvicorn",
+    "wandb",
     "zstandard",
 ]
 

@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from tracekit.auto.recorder import auto_recorder
+from tracekit.formats.xprof import ANCHOR_EVENT
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -28,9 +29,12 @@ def instrument(profiler_module: ModuleType) -> None:
 
     @functools.wraps(enter)
     def entered(self: Any) -> Any:
-        profiler = recorder.running(start=isinstance(self, step_annotation))
-        self._tracekit_slice = None if profiler is None else profiler.marker(self._tracekit_name)
-        if profiler is not None:
+        is_step = isinstance(self, step_annotation)
+        recorder.is_jax = recorder.is_jax or is_step
+        profiler = recorder.running(start=is_step)
+        self._tracekit_slice = None
+        if profiler is not None and self._tracekit_name != ANCHOR_EVENT:
+            self._tracekit_slice = profiler.marker(self._tracekit_name)
             self._tracekit_slice.__enter__()
         return enter(self)
 

@@ -52,11 +52,13 @@ class AutoRecorder:
     Attributes:
         framework: A callback of a framework records the loop: the hooks of torch leave it alone.
         thread: The thread that trains.
+        is_jax: The steps are those of JAX.
     """
 
     def __init__(self) -> None:
         self.framework = 0
         self.thread: int | None = None
+        self.is_jax = False
         self._profiler: Profiler | None = None
         self._off = False
         self._parent: ProcessInfo | None = None
@@ -134,7 +136,7 @@ class AutoRecorder:
         profiler = Profiler(
             [*_handlers(options), *load_handlers(options.handlers)],
             schedule,
-            sources=[*_sources(options, process), *load_sources(options.sources)],
+            sources=[*_sources(options, process, is_jax=self.is_jax), *load_sources(options.sources)],
             process=process,
             **settings,
         )
@@ -230,11 +232,15 @@ def _handlers(options: RunOptions) -> list[TraceHandler]:
     if not storage.is_remote(options.folder):
         limits = {"rotate_bytes": min(_SEGMENT_BYTES, options.limit_bytes // 2), "max_total_bytes": options.limit_bytes}
     if options.merged:
-        limits["merged_filename"] = options.merged
+        limits |= {
+            "merged_filename": options.merged,
+            "merge_timeout": max(1.0, options.merge_timeout_s),  # of 0 a handler makes nothing
+            "log_to": options.log_to,
+        }
     return [JSONTraceHandler(f"{name}-part{{part:04d}}.json", **limits)]
 
 
-def _sources(options: RunOptions, process: ProcessInfo) -> list[Source]:
+def _sources(options: RunOptions, process: ProcessInfo, *, is_jax: bool) -> list[Source]:
     sources: list[Source] = [_ImportWatch()]
     if importlib.util.find_spec("psutil") is not None:
         sources.append(SystemProfiler())
@@ -243,7 +249,11 @@ def _sources(options: RunOptions, process: ProcessInfo) -> list[Source]:
     if int(os.environ.get("LOCAL_WORLD_SIZE") or process.world_size) < process.world_size:  # several hosts
         sources.append(ClockSync())
     chosen = options.ranks is None or process.rank in options.ranks
-    if (options.steps or options.on_demand) and chosen and "torch" in sys.modules:
+    if options.steps and chosen and is_jax:
+        from tracekit.auto.jax_window import JaxWindow
+
+        sources.append(JaxWindow(f"{options.folder}/jax", *options.steps, with_stack=options.with_stack))
+    elif (options.steps or options.on_demand) and chosen and "torch" in sys.modules:
         torch_profiler = TorchProfiler(
             f"{options.folder}/torch-rank{{rank}}-pid{{pid}}-{{batch}}.json.gz",
             record_shapes=options.shapes,

@@ -15,12 +15,12 @@ import sys
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol, cast
 
 from tracekit.arguments import is_set
-from tracekit.cli.arguments import suggestion
 from tracekit.cli.named_runs import with_named_runs
 from tracekit.cli.piped_inputs import copied_pipes
 from tracekit.cli.terminal import FAILED, USAGE, complain, message_of
 from tracekit.errors import CommandError, ConfigError, TracekitError
 from tracekit.version import __version__
+from tracekit.wording import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

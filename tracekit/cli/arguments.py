@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from tracekit.arguments import resolve_path
+from tracekit.arguments import read_log_service, read_seconds, resolve_path
+from tracekit.errors import ConfigError
 from tracekit.view.open.ui import PERFETTO_UI, PerfettoUI, bundled_ui
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+
+T = TypeVar("T")
 
 _MAX_US = 1_000_000
 
@@ -89,6 +91,33 @@ def keeps_cache(args: argparse.Namespace) -> bool:
     return not args.no_cache and not args.piped
 
 
+def add_log_to(parser: argparse._ActionsContainer, what: str) -> None:
+    """Add the service that takes artifacts.
+
+    Args:
+        parser: The parser of the verb, or a group of it.
+        what: The files that are logged.
+    """
+    parser.add_argument(
+        "--log-to",
+        type=as_argument(read_log_service),
+        metavar="SERVICE",
+        help=f"also log {what} as artifacts to wandb (Weights & Biases) or mlflow, as their environment variables say",
+    )
+
+
+def as_argument(read: Callable[[str], T]) -> Callable[[str], T]:
+    """Return a reader of an option as argparse calls it: an error is a message about the argument."""
+
+    def argument(text: str) -> T:
+        try:
+            return read(text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return argument
+
+
 def add_inside(parser: argparse.ArgumentParser) -> None:
     """Add the names that stages are looked for within."""
     parser.add_argument(
@@ -144,21 +173,7 @@ def percentage(text: str) -> float:
 
 def seconds(text: str) -> float:
     """Parse a number of seconds of 0 or more."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 on")
-    return value
-
-
-def suggestion(word: str, known: Sequence[str]) -> str:
-    """Return a question with the nearest known word, to end the message about an unknown one; empty if none is near."""
-    import difflib  # only a wrong command needs it
-
-    nearest = difflib.get_close_matches(word, known, 1)
-    return f"; did you mean {nearest[0]}?" if nearest else ""
+    return as_argument(read_seconds)(text)
 
 
 def _whole(text: str, most: int, what: str) -> int:

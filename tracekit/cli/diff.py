@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import add_common, keeps_cache, or_zero, percentage, positive
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import OK, PROBLEMS, print_json, print_lines
+from tracekit.cli.terminal import OK, PROBLEMS, print_answer, print_json, print_lines
 from tracekit.errors import CommandError
 from tracekit.explain import CONFIDENCE, MIN_SHARE
 
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.json:
         print_json(diff.as_dict())
     else:
-        print_lines(*diff_lines(diff, args.top))
+        print_answer(diff_lines(diff, args.top))
     code = OK
     for option, share, change in _gates(diff, args):
         failed = gate_line(option, change, share)

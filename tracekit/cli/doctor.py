@@ -17,7 +17,7 @@ from tracekit.check.doctor import (
     examine_rank,
 )
 from tracekit.check.validation import validate_file
-from tracekit.cli.terminal import OK, PROBLEMS, print_json, print_lines
+from tracekit.cli.terminal import OK, PROBLEMS, print_answer, print_json, print_lines
 from tracekit.errors import TracekitError
 from tracekit.formats.trace_files import trace_files
 from tracekit.outbox.spool import default_root
@@ -73,13 +73,12 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.json:
         print_json(document)
         return PROBLEMS if problems else OK
+    lines = []
     for section in [] if args.quiet else sections:
-        print_lines(section.title)
         width = max(map(len, section.facts), default=0)
-        for name, value in section.facts.items():
-            print_lines(f"  {name.ljust(width)}  {_words(value)}")
-        print_lines(*(f"  note: {note}" for note in section.notes))
-    print_lines(*(f"WRONG: {problem}" for problem in problems))
+        lines += [section.title, *(f"  {name.ljust(width)}  {_words(value)}" for name, value in section.facts.items())]
+        lines += [f"  note: {note}" for note in section.notes]
+    print_answer([*lines, *(f"WRONG: {problem}" for problem in problems)], has_tables=False)
     if args.bundle is not None and not args.quiet:
         print_lines(f"wrote {args.bundle}: attach it to the bug report")
     if not args.quiet:

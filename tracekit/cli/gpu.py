@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tracekit.cli.arguments import add_no_cache, add_traces, positive
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import OK, print_json, print_lines
+from tracekit.cli.terminal import OK, print_answer, print_json
 
 if TYPE_CHECKING:
     import argparse
@@ -44,5 +44,5 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.json:
         print_json(report.as_dict())
     else:
-        print_lines(*gpu_lines(report, args.top, per_rank=args.per_rank))
+        print_answer(gpu_lines(report, args.top, per_rank=args.per_rank))
     return OK

@@ -6,16 +6,17 @@ import re
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
-from tracekit.cli.arguments import add_output, add_traces, microseconds, positive, seconds
+from tracekit.arguments import check_service, resolve_path
+from tracekit.cli.arguments import add_log_to, add_output, add_traces, microseconds, positive, seconds
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.selecting import add_args_option, add_selection, selection_of
 from tracekit.cli.terminal import PROBLEMS, USAGE, complain, print_merge
-from tracekit.errors import CommandError
+from tracekit.errors import CommandError, TracekitError
 from tracekit.merge import merge_traces
 from tracekit.merge.align.placement import ALIGN
 from tracekit.merge.execute.executor import fitting_pool
 from tracekit.merge.rank_order import GROUP_BY
-from tracekit.storage import refuse_existing
+from tracekit.storage import refuse_existing, without_secrets
 from tracekit.wording import rank_spans
 
 if TYPE_CHECKING:
@@ -121,6 +122,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="wait until the rank traces of one recording window are closed, instead of for end records",
     )
+    add_log_to(parser, "the merged trace and a report on it")
+    parser.add_argument(
+        "--log-folder",
+        type=resolve_path,
+        metavar="FOLDER",
+        help="folder in which the library of --log-to works (default: the current folder)",
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument(
         "-v",
@@ -132,7 +140,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Exit code: 0 everything is merged, 1 failed and nothing written, 2 wrong usage, "
         "3 merged, but events were lost, inputs left out, ranks not aligned by --align sync or collectives, or ranks missing "
-        "that were waited for."
+        "that were waited for, or the artifacts not logged."
     )
 
 
@@ -142,6 +150,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.dask is not None and args.workers is not None:
         raise CommandError("--workers and --dask exclude each other: a cluster has workers of its own", USAGE)
     ranks = dict(_rank(text) for text in args.rank)
+    if args.log_to is not None:
+        check_service(args.log_to, "--log-to ")
     select = selection_of(args)
     offsets_ns = dict(_offset(text) for text in args.offset)
     ends = _wait(args)
@@ -180,6 +190,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.json:
         report.warnings.extend(missing)
     code = print_merge(report, as_json=args.json, quiet=args.quiet, verbose=args.verbose)
+    if args.log_to is not None and not _log(args):
+        code = PROBLEMS
     if missing:
         complain(f"{'; '.join(missing)}; {report.output} holds what is there", "merge")
         return PROBLEMS
@@ -189,6 +201,21 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         complain(f"--align {args.align}: {rank_spans(unaligned)} {are} not aligned", "merge")
         return PROBLEMS
     return code
+
+
+def _log(args: argparse.Namespace) -> bool:
+    """Log the merged trace; return False if the service does not take it."""
+    from tracekit.view.experiments import log_trace
+
+    try:
+        sentences = log_trace(args.log_to, args.output, run=args.run, folder=args.log_folder)
+    except TracekitError as error:
+        complain(f"{error}. The merged trace is in {without_secrets(args.output)}.", "merge")
+        return False
+    if not args.quiet:
+        for sentence in sentences:
+            complain(sentence, "merge")
+    return True
 
 
 def _wait(args: argparse.Namespace) -> RankEnds | None:

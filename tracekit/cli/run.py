@@ -3,55 +3,41 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import functools
+import dataclasses
 import os
-import re
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
-from tracekit.arguments import parse_ranks, resolve_path
+from tracekit.arguments import check_service, resolve_path
 from tracekit.auto import bootstrap
+from tracekit.auto.configuration import (
+    FLAGS,
+    READERS,
+    read_names,
+    read_options,
+    read_ranks,
+    read_size,
+    read_steps,
+)
 from tracekit.auto.notes import OPTIONS_VARIABLE, read_notes
-from tracekit.auto.options import RunOptions
+from tracekit.auto.options import RunOptions, folder_template
 from tracekit.auto.start import AUTO_VARIABLE
-from tracekit.cli.arguments import add_output, seconds
-from tracekit.cli.configuration import overlay, read_environment, read_file
+from tracekit.cli.arguments import add_log_to, add_output, as_argument, seconds
 from tracekit.cli.run_process import end_like, run_command
 from tracekit.cli.run_result import RecordedRun, merge_run, summary_sentences
 from tracekit.cli.terminal import USAGE, complain, message_of
 from tracekit.distributed import RUN_ID_VARIABLE, detect_process
-from tracekit.errors import CommandError, ConfigError, TracekitError
-from tracekit.merge.selection.selection import Selection
+from tracekit.errors import CommandError, TracekitError
 from tracekit.naming import safe_text
-from tracekit.recording.options import SETTINGS, ProfilerOptions
+from tracekit.recording.options import SETTINGS
 from tracekit.wording import rank_spans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tracekit.cli import Parser
-
-_SIZE: Final = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)(MB|GB|TB)")
-_UNIT_BYTES: Final = {"MB": 10**6, "GB": 10**9, "TB": 10**12}
-_MIN_BYTES: Final = 10**6
 _Flag: Final = argparse.BooleanOptionalAction
-_FLAGS: Final = ("private", "record_batches")
-_DEFAULT_OPTIONS: Final = asdict(RunOptions())
-_FIELDS: Final = {  # of `RunOptions`, by the names of the options, which have no units
-    name.removesuffix("_s").removesuffix("_bytes"): name
-    for name in _DEFAULT_OPTIONS
-    if name not in ("notes", "merged", "profiler")
-}
-DEFAULTS: Final[dict[str, Any]] = {
-    "merge": True,
-    "timeout": 60.0,
-    **{option: _DEFAULT_OPTIONS[name] for option, name in _FIELDS.items()},
-}
-"""Options that the environment and a file can give as well, beside those of the Profiler."""
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -80,6 +66,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--merge", action=_Flag, help="merge the ranks at the end; --no-merge leaves the rank traces as they are"
     )
+    add_log_to(output, "the merged trace and a report on it")
     output.add_argument(
         "--timeout",
         type=seconds,
@@ -88,15 +75,20 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     output.add_argument(
         "--limit",
-        type=_size,
+        type=as_argument(read_size),
         metavar="SIZE",
         help="maximum size of the traces of a rank, such as 500MB; the oldest segments are removed (default: 2GB)",
     )
     window = parser.add_argument_group("torch.profiler")
     window.add_argument(
-        "--steps", type=_steps, metavar="A:B", help="run it in the steps from A up to B, B not included"
+        "--steps",
+        type=as_argument(read_steps),
+        metavar="A:B",
+        help="run it in the steps from A up to B, B not included",
     )
-    window.add_argument("--ranks", type=_ranks, metavar="LIST", help="on these ranks only, such as 0,1 (default: all)")
+    window.add_argument(
+        "--ranks", type=as_argument(read_ranks), metavar="LIST", help="on these ranks only, such as 0,1 (default: all)"
+    )
     window.add_argument("--with-stack", action=_Flag, help="record Python stacks")
     window.add_argument("--memory", action=_Flag, help="record allocations")
     window.add_argument("--shapes", action=_Flag, help="record the shapes of the inputs of operators")
@@ -113,18 +105,18 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         others.add_argument(
             f"--{option}",
             dest=f"{option}s",
-            type=_names,
+            type=as_argument(read_names),
             metavar="NAMES",
             help=f"{option}s of installed packages, by the names of their entry points {group}, such as a,b",
         )
     profiler = parser.add_argument_group("Profiler", "options of the Profiler in each process")
     for name, (default, summary) in SETTINGS.items():
         option = f"--{name.replace('_', '-')}"
-        if name in _FLAGS:
+        if name in FLAGS:
             profiler.add_argument(option, action=_Flag, help=summary)
         else:
             shown = "" if default is None else f" (default: {default})"
-            kind = functools.partial(_profiler_option, name)
+            kind = as_argument(READERS[name])
             metavar = {int: "N", str: "NAME"}.get(type(default), "S")
             profiler.add_argument(option, type=kind, metavar=metavar, help=f"{summary}{shown}")
     parser.epilog = (
@@ -146,12 +138,15 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             "name the command to run behind --, for example: tracekit run -- torchrun --nproc-per-node 8 train.py"
         )
     given = {name: value for name, value in vars(args).items() if value is not None}
-    file = _fill_in(args, given, parser)
+    chosen, file = read_options(Path.cwd(), os.environ, given)
+    vars(args).update(chosen)
     run_id = args.run_id or detect_process(rank=0, world_size=1).run_id
-    folder = _absolute(args.folder.replace("{run_id}", safe_text(run_id)))
-    if "{" in args.folder.replace("{run_id}", ""):
-        raise CommandError(f"--folder {args.folder}: {{run_id}} is the only field it can have", USAGE)
+    folder = _absolute(folder_template(args.folder).replace("{run_id}", safe_text(run_id)))
     output = args.output or f"{folder}/merged.json.gz"
+    if "log_to" in given and not args.merge:
+        raise CommandError("--log-to logs the merged trace; leave --no-merge out", USAGE)
+    if args.log_to is not None and args.merge:
+        check_service(args.log_to, "--log-to ")
     if args.merge and not args.force:
         storage.refuse_existing(output)
     with tempfile.TemporaryDirectory(prefix="tracekit-run-") as notes:
@@ -190,22 +185,15 @@ def _conclude(args: argparse.Namespace, recorded: RecordedRun, folder: str, outp
         complain(line)
     for sentence in summary_sentences(output):
         complain(sentence)
+    if args.log_to is not None:
+        from tracekit.view.experiments import log_trace
+
+        try:
+            for sentence in log_trace(args.log_to, output, run=recorded.run_id):
+                complain(sentence)
+        except TracekitError as error:
+            complain(f"{error}.")
     complain(f"Next: tracekit open {storage.shell_word(_short(output))}")
-
-
-def _fill_in(args: argparse.Namespace, given: Mapping[str, Any], parser: argparse.ArgumentParser) -> Path | None:
-    """Complete the options of the command line by those of the environment, of a file, and the defaults.
-
-    Returns:
-        The file; None without one.
-    """
-    names = {**DEFAULTS, **SETTINGS}
-    actions = {action.dest: action for action in cast("Parser", parser).actions if action.dest in names}
-    of_file, path = read_file(actions, Path.cwd())
-    chosen = overlay(overlay(of_file, read_environment(actions, os.environ)), given)
-    for name, value in {**DEFAULTS, **chosen}.items():
-        setattr(args, name, value)
-    return path
 
 
 def _options(args: argparse.Namespace, given: Mapping[str, Any], folder: str, notes: str) -> RunOptions:
@@ -214,10 +202,7 @@ def _options(args: argparse.Namespace, given: Mapping[str, Any], folder: str, no
             if given.get(name):
                 option = f"--{name.replace('_', '-')}"
                 raise CommandError(f"{option} is for torch.profiler; add --steps A:B or --on-demand", USAGE)
-    settings = {name: getattr(args, name) for name in SETTINGS}
-    values = {name: getattr(args, option) for option, name in _FIELDS.items()}
-    profiler = {name: value for name, value in settings.items() if value is not None}
-    return RunOptions(**{**values, "folder": folder, "notes": notes, "profiler": profiler})
+    return dataclasses.replace(RunOptions.of(vars(args)), folder=folder, notes=notes)
 
 
 def _environment(options: RunOptions, run_id: str) -> Mapping[str, str]:
@@ -249,50 +234,3 @@ def _short(path: str) -> str:
     if not storage.is_remote(path) and Path(path).is_relative_to(Path.cwd()):
         return os.fspath(Path(path).relative_to(Path.cwd()))
     return storage.without_secrets(path)
-
-
-def _size(text: str) -> int:
-    match = _SIZE.fullmatch(text)
-    size = round(float(match[1]) * _UNIT_BYTES[match[2]]) if match else 0
-    if size < _MIN_BYTES:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size from 1MB on, such as 500MB or 2GB")
-    return size
-
-
-def _steps(text: str) -> tuple[int, int]:
-    try:
-        span = Selection.parse(steps=text).steps
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error).removeprefix("--steps ")) from None
-    assert span is not None, "a text was given"
-    first, end = span
-    if end is None:
-        raise argparse.ArgumentTypeError(f"{text}: name the end as well, such as 20:25")
-    return first or 0, end
-
-
-def _ranks(text: str) -> tuple[int, ...]:
-    try:
-        return parse_ranks("--ranks", text)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error).removeprefix("--ranks ")) from None
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    if not all(names):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of names, such as a,b")
-    return names
-
-
-def _profiler_option(name: str, text: str) -> Any:
-    """Return a plain option of a Profiler."""
-    value: Any = text
-    for kind in (float, int):
-        with contextlib.suppress(ValueError):
-            value = kind(text)
-    try:
-        ProfilerOptions(**{name: value})
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return value

@@ -53,6 +53,11 @@ class RecordedRun:
         return max((int(content["world_size"]) for content in self.processes), default=0)
 
     @property
+    def run_id(self) -> str | None:
+        """The name of the run; None if nothing was recorded."""
+        return next((str(content["run_id"]) for content in self.processes), None)
+
+    @property
     def steps(self) -> int | None:
         """The largest number of steps of a rank; None if no rank has reported its end."""
         return max((int(content["steps"]) for content in self.processes if "steps" in content), default=None)
@@ -162,7 +167,7 @@ def merge_run(run: RecordedRun, folder: str, output: str, timeout_s: float, *, o
         inputs = [folder]
         files = storage.expand(folder, (".json", ".json.gz"))
     else:
-        ends = wait_for_ranks([folder], run.world_size, timeout_s, run_id=_run_id(run))
+        ends = wait_for_ranks([folder], run.world_size, timeout_s, run_id=run.run_id)
         inputs = files = ends.traces
         lines += [f"{sentence}." for sentence in ends.missing()]
     plan = plan_merge(files, run.steps)
@@ -172,10 +177,6 @@ def merge_run(run: RecordedRun, folder: str, output: str, timeout_s: float, *, o
     if not report.complete:
         lines += list(report.lines())
     return lines
-
-
-def _run_id(run: RecordedRun) -> str | None:
-    return next((str(content["run_id"]) for content in run.processes), None)
 
 
 def summary_sentences(trace: str) -> list[str]:

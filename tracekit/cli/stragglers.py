@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tracekit.cli.arguments import add_inputs, keeps_cache, percentage
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import OK, PROBLEMS, print_json, print_lines
+from tracekit.cli.terminal import OK, PROBLEMS, print_answer, print_json
 from tracekit.explain import CONFIDENCE, MIN_SHARE
 
 if TYPE_CHECKING:
@@ -54,5 +54,5 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.json:
         print_json(report.as_dict())
     else:
-        print_lines(*straggler_lines(report))
+        print_answer(straggler_lines(report))
     return PROBLEMS if report.blames else OK

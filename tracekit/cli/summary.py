@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tracekit.cli.arguments import add_inputs, keeps_cache, positive
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import OK, PROBLEMS, print_json, print_lines
+from tracekit.cli.terminal import OK, PROBLEMS, print_answer, print_json
 
 if TYPE_CHECKING:
     import argparse
@@ -39,5 +39,5 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.json:
         print_json(summary.as_dict())
     else:
-        print_lines(*summary_lines(summary, args.top, per_rank=args.per_rank))
+        print_answer(summary_lines(summary, args.top, per_rank=args.per_rank))
     return PROBLEMS if summary.incomplete else OK

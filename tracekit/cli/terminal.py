@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import re
 import sys
 from typing import TYPE_CHECKING, Any, Final
@@ -11,6 +13,7 @@ from tracekit.storage import ExistsError
 from tracekit.wording import escape_surrogates, without_controls
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import TextIO
 
     from tracekit.merge import MergeReport
@@ -20,6 +23,8 @@ FAILED: Final = 1
 USAGE: Final = 2
 PROBLEMS: Final = 3
 """The exit codes of all verbs: done, failed, wrong usage, and done with problems or findings."""
+_INDENT: Final = "  "
+_PROBLEM: Final = re.compile(r"\s*(?:WRONG|LOST|NOT MERGED|NOT ALIGNED)")
 
 # In JSON: an escaped backslash, a pair of surrogates, or (group 1) a lone surrogate, which many readers reject.
 _LONE_SURROGATE: Final = re.compile(r"\\\\|\\ud[89ab]..\\ud[c-f]..|\\u(d[89a-f]..)")
@@ -51,6 +56,53 @@ def complain(what: str, verb: str = "") -> None:
     print_lines(f"tracekit {verb}: {what}" if verb else f"tracekit: {what}", stream=sys.stderr)
 
 
+def print_answer(lines: Iterable[str], *, has_tables: bool = True) -> None:
+    """Print the lines of an answer.
+
+    In a terminal, headings and the heads of tables are bold and problems are red. That needs rich; ``NO_COLOR`` and a dumb
+    terminal switch it off. The text is the same everywhere.
+
+    Args:
+        lines: The lines. Those below a heading are indented.
+        has_tables: The first line below a heading is the head of a table.
+    """
+    styled = _styled_output()
+    before, pending = "", iter(lines)
+    line = next(pending, None)
+    while line is not None:
+        following = next(pending, None)
+        if styled is None:
+            print(printable(line))
+        else:
+            console, text = styled
+            console.print(
+                text(printable(line), style=_style(before, line, following or "", has_tables=has_tables)),
+                soft_wrap=True,
+            )
+        before, line = line, following
+
+
+def _styled_output() -> tuple[Any, Any] | None:
+    """Return rich's console and text; None where standard output is no terminal that shows styles."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return None
+    try:
+        console = importlib.import_module("rich.console").Console(highlight=False)
+    except ImportError:
+        return None
+    if console.color_system is None:
+        return None
+    return console, importlib.import_module("rich.text").Text
+
+
+def _style(before: str, line: str, following: str, *, has_tables: bool) -> str:
+    if _PROBLEM.match(line):
+        return "bold red"
+    if line.startswith(_INDENT):
+        return "bold" if has_tables and not before.startswith(_INDENT) else ""
+    return "bold" if line and following.startswith(_INDENT) else ""
+
+
 def message_of(error: Exception) -> str:
     """Return the message of an error in the words of the command line."""
     return error.message("--force") if isinstance(error, ExistsError) else str(error)
@@ -77,7 +129,11 @@ def print_merge(
     if as_json:
         print_json(report.to_json())
     elif not quiet or not report.complete:
-        print_lines(*report.lines(action, verbose=verbose), stream=sys.stderr if quiet else None)
+        lines = report.lines(action, verbose=verbose)
+        if quiet:
+            print_lines(*lines, stream=sys.stderr)
+        else:
+            print_answer(lines, has_tables=False)
     return OK if report.complete else PROBLEMS
 
 

@@ -99,9 +99,12 @@ class JSONTraceHandler(TraceHandler):
             and that the exit of rank 0 waits for this process.
         merge_wait: Wait for the merge at the exit of rank 0. The exit never waits after an exception, SIGTERM or SIGINT.
         merge_every_window: Merge the files of each recording window when it ends. Needs ``{epoch}`` or ``{batch}`` in both names.
+        log_to: Log the merged trace and a report on it as artifacts: ``"wandb"`` or ``"mlflow"``. The process that merges does
+            it, for 10 minutes at most; see `tracekit merge --log-to`. None uploads nothing.
 
     Raises:
         ConfigError: An argument is wrong; from `open`, also: the file exists already.
+        MissingExtraError: From `open` on rank 0: the library that ``log_to`` needs is not installed.
         StorageError: From `open`: the file or its folder cannot be made.
     """
 
@@ -121,6 +124,7 @@ class JSONTraceHandler(TraceHandler):
         merge_timeout: float = DEFAULT_TIMEOUT_S,
         merge_wait: bool = True,
         merge_every_window: bool = False,
+        log_to: str | None = None,
     ) -> None:
         self._rotation = Rotation.of(rotate_bytes, rotate_seconds, rotate_every)
         name = DEFAULT_PARTS_NAME if self._rotation and filename == DEFAULT_NAME else check_path("filename", filename)
@@ -156,14 +160,21 @@ class JSONTraceHandler(TraceHandler):
             "merge_timeout": merge_timeout,
             "merge_wait": merge_wait,
             "merge_every_window": merge_every_window,
+            "log_to": log_to,
         }
         self._merge: EndMerge | None = None
         if merged_filename is not None:
             self._merge = EndMerge(
-                self._name, merged_filename, timeout=merge_timeout, wait=merge_wait, every_window=merge_every_window
+                self._name,
+                merged_filename,
+                timeout=merge_timeout,
+                wait=merge_wait,
+                every_window=merge_every_window,
+                log_to=log_to,
             )
-        elif merge_every_window:
-            raise ConfigError("merge_every_window=True needs merged_filename=")
+        elif merge_every_window or log_to is not None:
+            option = "merge_every_window=True" if merge_every_window else "log_to="
+            raise ConfigError(f"{option} needs merged_filename=")
         self._mode = mode
         self._files = RankFiles(self._name, self._retention, spool=spool, spool_bytes=spool_bytes, mode=mode)
         self._recording: Recording | None = None

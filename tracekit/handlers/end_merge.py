@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tracekit import storage
-from tracekit.arguments import check_path, check_seconds
+from tracekit.arguments import LOG_SERVICES, check_choice, check_path, check_seconds, check_service
 from tracekit.distributed import ProcessInfo
 from tracekit.errors import ConfigError
 from tracekit.handlers.merge_process import MergeCommand, start_merge
@@ -35,6 +35,7 @@ class EndMerge:
         timeout: Maximum time in seconds that the merge waits for the other ranks, and the exit for the merge.
         wait: Wait for the merge at the exit.
         every_window: Merge the files of each recording window when it ends.
+        log_to: Log the merged trace to this service.
 
     Attributes:
         every_window: As given.
@@ -45,9 +46,19 @@ class EndMerge:
     """
 
     def __init__(
-        self, name: FileName, merged_filename: StrPath, *, timeout: float, wait: bool, every_window: bool
+        self,
+        name: FileName,
+        merged_filename: StrPath,
+        *,
+        timeout: float,
+        wait: bool,
+        every_window: bool,
+        log_to: str | None = None,
     ) -> None:
         check_seconds("merge_timeout", timeout)
+        if log_to is not None:
+            check_choice("log_to", log_to, LOG_SERVICES)
+        self._log_to = log_to
         self._name = name
         self._merged = FileName(check_path("merged_filename", merged_filename))
         self._timeout_s = timeout
@@ -98,6 +109,8 @@ class EndMerge:
                 "ranks; put {attempt} into it"
             )
         self._recording = recording if process.rank == 0 and process.parent_pid is None else None
+        if self._recording is not None and self._log_to is not None:
+            check_service(self._log_to, "log_to=")
         self._folder = f"{Path.cwd()}{os.sep}"
 
     def start(self, timestamp: Timestamp, *, failed: bool = False) -> None:
@@ -131,6 +144,9 @@ class EndMerge:
             options += ["--run", process.run_id]
         if self.every_window:
             options.append("--window")
+        if self._log_to is not None:
+            # Both libraries may keep their files in the folder of the training.
+            options += ["--log-to", self._log_to, "--log-folder", self._folder]
         output = self._merged.format(process, timestamp)
         if not storage.is_remote(output):
             path = os.fspath(Path(self._folder, output))

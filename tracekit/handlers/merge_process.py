@@ -182,7 +182,7 @@ def _started(command: MergeCommand, timeout_s: float) -> _Merge:
             stdout=descriptor,
             stderr=descriptor,
             cwd=os.sep,
-            env=_environment(),
+            env=child_environment(),
             start_new_session=True,
         )
     except BaseException:
@@ -195,7 +195,7 @@ def _started(command: MergeCommand, timeout_s: float) -> _Merge:
     return _Merge(command, process, log, timeout_s, os.getpid())
 
 
-def _environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """Return the environment without variables that start recordings, and with the folder of this package."""
     kept = {
         name: value

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
-from tracekit.arguments import check_names, parse_ranks
+from tracekit.arguments import check_names, parse_ranks, parse_steps
 from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Selection:
         """
         return cls(
             ranks=None if ranks is None else frozenset(parse_ranks("--ranks", ranks)),
-            steps=None if steps is None else _parse_steps(steps),
+            steps=None if steps is None else parse_steps("--steps", steps),
             time_window=None if time_window is None else _parse_window(time_window),
             categories=None if categories is None else _parse_names("--categories", categories),
             exclude_categories=()
@@ -151,15 +151,6 @@ def _check_span(name: str, span: tuple[Moment | None, Moment | None] | None) -> 
         raise ConfigError(f"{name} must not be negative, but is {low}:{high}")
     if low is not None and high is not None and (low < _EPOCH_NS) == (high < _EPOCH_NS) and low >= high:
         raise ConfigError(f"{name} {low}:{high} is empty: its end is not included and must lie behind its start")
-
-
-def _parse_steps(text: str) -> tuple[int | None, int | None]:
-    low, colon, high = text.partition(":")
-    if not all(end.isdecimal() or (colon and not end) for end in (low, high or low)) or len(text) > 40:
-        raise ConfigError(f"--steps {text}: give the first step and the one after the last, for example --steps 10:20")
-    if not colon:
-        return int(low), int(low) + 1
-    return int(low) if low else None, int(high) if high else None
 
 
 def _parse_window(text: str) -> tuple[Moment | None, Moment | None]:

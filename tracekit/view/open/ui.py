@@ -8,10 +8,13 @@ import mimetypes
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, urlsplit
 
 from tracekit.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 PERFETTO_UI: Final = "https://ui.perfetto.dev"
 
@@ -23,6 +26,7 @@ STARTUP_COMMANDS: Final = (
 )
 """Commands for a loaded trace. The ids are stable by Perfetto's commands-automation-reference."""
 
+_SPECIAL: Final = re.compile(r"[\\^$.*+?()[\]{}|/]")
 _PLAIN: Final = re.compile(r"[!-~]+")
 
 
@@ -56,14 +60,41 @@ class PerfettoUI:
         host = parts.netloc.rpartition(":")[0] if parts.port is not None and parts.port == usual else parts.netloc
         return f"{parts.scheme}://{host}"
 
-    def link(self, trace: str | None = None) -> str:
+    def link(self, trace: str | None = None, part: TimelinePart | None = None) -> str:
         """Return the address that opens the UI with the tracks of ranks pinned, and lets it fetch a trace or wait for one."""
-        return self.address + "/" + fragment(trace)
+        return self.address + "/" + fragment(trace, part)
 
 
-def fragment(trace: str | None) -> str:
-    """Return the end of a link into a UI: the trace to fetch, and commands to run then."""
-    given = {"startupCommands": json.dumps(STARTUP_COMMANDS, separators=(",", ":"))}
+@dataclass(frozen=True, slots=True)
+class TimelinePart:
+    """A part of the timeline.
+
+    Attributes:
+        start_ns, end_ns: The visible time, on the clock of the trace; None shows all of it.
+        track: Words in the names of the tracks to expand and pin; empty for the first ranks.
+    """
+
+    start_ns: int | None = None
+    end_ns: int | None = None
+    track: str = ""
+
+    def parameters(self) -> dict[str, str]:
+        """Return the parameters of a link that show this part."""
+        commands: Sequence[Mapping[str, object]] = STARTUP_COMMANDS
+        if self.track:
+            words = _SPECIAL.sub(r"\\\g<0>", self.track)  # for JavaScript, unlike re.escape
+            if self.track[-1].isalnum():
+                words += r"\b"  # rank 3 is not rank 30
+            commands = [{**command, "args": [words]} for command in STARTUP_COMMANDS]
+        given = {"startupCommands": json.dumps(commands, separators=(",", ":"))}
+        if self.start_ns is not None and self.end_ns is not None:
+            given |= {"visStart": str(self.start_ns), "visEnd": str(self.end_ns)}
+        return given
+
+
+def fragment(trace: str | None, part: TimelinePart | None = None) -> str:
+    """Return the end of a link into a UI: the trace to fetch, the part to show, and commands to run then."""
+    given = (part or TimelinePart()).parameters()
     if trace is not None:
         given = {"url": trace, **given}
     return "#!/?" + "&".join(f"{name}={quote(value, safe='')}" for name, value in given.items())

@@ -9,7 +9,7 @@ import logging
 import re
 import time
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qs, quote
+from urllib.parse import parse_qs, quote, urlencode
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -199,11 +199,22 @@ class _Application:
             made = await self._found(self._service.begin_merge, request)
             return RedirectResponse(made.link, 303)
         made = await self._found(self._service.merged, request)
-        offline_link = ""
+        chosen = {name: request.query_params.get(name, "") for name in ("from", "to", "track")}
+        part = None if made.ready is None else await asyncio.to_thread(self._service.part, made, chosen)
+        origin, offline_link = f"{request.url.scheme}://{request.headers['host']}", ""
         if self._service.ui.folder is not None:
-            origin = f"{request.url.scheme}://{request.headers['host']}"
-            offline_link = "/ui/" + fragment(f"{origin}{made.link}/merged.json.gz")
-        values = {"run": made.run, "made": made, "part": made.part, "offline_link": offline_link}
+            offline_link = "/ui/" + fragment(f"{origin}{made.link}/merged.json.gz", part)
+        given = urlencode({name: value for name, value in chosen.items() if value})
+        values = {
+            "run": made.run,
+            "made": made,
+            "part": made.part,
+            "offline_link": offline_link,
+            "ui_link": self._service.ui.link(None, part),
+            "chosen": chosen,
+            "shared_link": "" if part is None else f"{made.link}?{given}",
+            "origin": origin,
+        }
         return self._page(
             "trace.html", refresh_s=_WAIT_S if made.busy else 0, busy=made.busy, limit=BROWSER_LIMIT_BYTES, **values
         )

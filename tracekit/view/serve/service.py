@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.errors import TracekitError
 from tracekit.explain.step_times import StepSeries, step_points
 from tracekit.explain.text import duration, share
+from tracekit.table.tables import EventTables
+from tracekit.view.open.ui import TimelinePart
 from tracekit.view.report.plots import step_time_plot
 from tracekit.view.serve.captures import Captures
 from tracekit.view.serve.catalog import Catalog
@@ -37,6 +39,7 @@ _FRESH_NS: Final = 60_000_000_000
 _MAX_SUMMARIES: Final = 64
 _MAX_OTHERS: Final = 200
 _MAX_RANKS: Final = 256
+_MAX_TRACK: Final = 200
 _MIN_SLOWER: Final = 0.02
 
 
@@ -196,6 +199,33 @@ class Service:
         """Return the merged trace of a run, or of one of its captures; None where there is no such."""
         found = self._inputs_of(run, capture)
         return None if found is None else self._merged(*found, capture)
+
+    def part(self, made: MergedTrace, chosen: Mapping[str, str]) -> TimelinePart | None:
+        """Return the part of a merged trace that the fields of a page choose; None if they are empty.
+
+        Args:
+            made: The trace.
+            chosen: ``from`` and ``to`` in seconds after its start, and ``track``.
+
+        Raises:
+            TracekitError: The times are wrong, or the trace cannot be read.
+        """
+        first, last, track = (chosen.get(name, "").strip() for name in ("from", "to", "track"))
+        if not first and not last:
+            return TimelinePart(track=track[:_MAX_TRACK]) if track else None
+        with EventTables([str(made.path)]) as tables:
+            start_ns, end_ns = tables.facts[0]["span"]
+        if start_ns is None:
+            raise TracekitError("the trace has no event with a time")
+        try:
+            from_ns = start_ns + round(float(first or 0) * 1e9)
+            to_ns = min(end_ns, start_ns + round(float(last) * 1e9)) if last else end_ns
+        except (ValueError, OverflowError):
+            raise TracekitError("the times must be numbers of seconds") from None
+        if not start_ns <= from_ns < to_ns:
+            length_s = (end_ns - start_ns) / 1e9
+            raise TracekitError(f"from must be before to, and both within the {length_s:.6g} s of the trace")
+        return TimelinePart(from_ns, to_ns, track[:_MAX_TRACK])
 
     def _inputs_of(self, run: str, capture: str | None) -> tuple[Run, Inputs, str] | None:
         found = self.catalog.find(run)

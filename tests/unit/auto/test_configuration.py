@@ -7,37 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tracekit.cli import make_parser
-from tracekit.cli.configuration import overlay, read_environment, read_file
+from tracekit.auto.configuration import OPTIONS, overlay, read_environment, read_file
 from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
-    import argparse
     from pathlib import Path
 
-KEYS = (
-    "folder",
-    "limit",
-    "steps",
-    "ranks",
-    "memory",
-    "on_demand",
-    "flight_recorder",
-    "flush_interval",
-    "on_full",
-    "handlers",
-)
 
-
-@pytest.fixture
-def actions() -> dict[str, argparse.Action]:
-    _, parsers = make_parser({"run"})
-    return {action.dest: action for action in parsers["run"].actions if action.dest in KEYS}
-
-
-def test_the_nearest_file_with_options_is_read_as_the_command_line_would(
-    tmp_path: Path, actions: dict[str, argparse.Action]
-) -> None:
+def test_the_nearest_file_with_options_is_read_as_the_command_line_would(tmp_path: Path) -> None:
     inner = tmp_path / "project" / "src"
     inner.mkdir(parents=True)
     (tmp_path / "tracekit.toml").write_text("memory = false")
@@ -55,27 +32,23 @@ def test_the_nearest_file_with_options_is_read_as_the_command_line_would(
         "memory": True,
         "flush_interval": 1,
     }
-    assert read_file(actions, inner) == (expected, path)
+    assert read_file(inner) == (expected, path)
     # Of one folder, tracekit.toml wins; it has no table.
     (path.parent / "tracekit.toml").write_text('ranks = "1"')
-    assert read_file(actions, inner) == ({"ranks": (1,)}, path.parent / "tracekit.toml")
+    assert read_file(inner) == ({"ranks": (1,)}, path.parent / "tracekit.toml")
 
 
-def test_a_folder_below_is_not_searched_and_no_file_is_no_option(
-    tmp_path: Path, actions: dict[str, argparse.Action]
-) -> None:
+def test_a_folder_below_is_not_searched_and_no_file_is_no_option(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "tracekit.toml").write_text("memory = true")
     (tmp_path / "pyproject.toml").mkdir()
-    assert read_file(actions, tmp_path) == ({}, None)
+    assert read_file(tmp_path) == ({}, None)
 
 
-def test_a_project_that_does_not_name_tracekit_is_not_parsed(
-    tmp_path: Path, actions: dict[str, argparse.Action], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_project_that_does_not_name_tracekit_is_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tomllib", None)
     (tmp_path / "pyproject.toml").write_text("this is [ no TOML")
-    assert read_file(actions, tmp_path) == ({}, None)
+    assert read_file(tmp_path) == ({}, None)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +56,7 @@ def test_a_project_that_does_not_name_tracekit_is_not_parsed(
     [
         ("flush_intervall = 1", "[tool.tracekit] flush_intervall is not an option; did you mean flush_interval?"),
         ("on-demand = true", "[tool.tracekit] on-demand is not an option; did you mean on_demand?"),
-        ("xyz = 1", f"[tool.tracekit] xyz is not an option; known are {', '.join(sorted(KEYS))}"),
+        ("xyz = 1", f"[tool.tracekit] xyz is not an option; known are {', '.join(sorted(OPTIONS))}"),
         ("limit = 3", "[tool.tracekit] limit: '3' is not a size from 1MB on, such as 500MB or 2GB"),
         ('steps = "20:"', "[tool.tracekit] steps: 20:: name the end as well, such as 20:25"),
         (
@@ -109,29 +82,27 @@ def test_a_project_that_does_not_name_tracekit_is_not_parsed(
         ("memory = ", "this is not TOML: "),
     ],
 )
-def test_a_wrong_file_is_refused_with_file_key_and_remedy(
-    tmp_path: Path, actions: dict[str, argparse.Action], text: str, message: str
-) -> None:
+def test_a_wrong_file_is_refused_with_file_key_and_remedy(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "pyproject.toml"
     path.write_text(f"[tool.tracekit]\n{text}\n")
     with pytest.raises(ConfigError) as caught:
-        read_file(actions, tmp_path)
+        read_file(tmp_path)
     assert str(caught.value).startswith(f"{path}: {message}")
 
 
-def test_a_table_that_is_none_is_refused(tmp_path: Path, actions: dict[str, argparse.Action]) -> None:
+def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool]\ntracekit = 1")
     with pytest.raises(ConfigError, match=r"tool\.tracekit must be a table of options: \[tool\.tracekit\]"):
-        read_file(actions, tmp_path)
+        read_file(tmp_path)
 
 
-def test_the_environment_names_options_in_capitals(actions: dict[str, argparse.Action]) -> None:
+def test_the_environment_names_options_in_capitals() -> None:
     environ = {"TRACEKIT_LIMIT": "1GB", "TRACEKIT_MEMORY": "0", "TRACEKIT_STEPS": "", "LIMIT": "1"}
-    assert read_environment(actions, environ) == {"limit": 10**9, "memory": False}
+    assert read_environment(environ) == {"limit": 10**9, "memory": False}
     with pytest.raises(ConfigError, match=r"^TRACEKIT_LIMIT: '1' is not a size from 1MB on"):
-        read_environment(actions, {"TRACEKIT_LIMIT": "1"})
+        read_environment({"TRACEKIT_LIMIT": "1"})
     with pytest.raises(ConfigError, match=r"^TRACEKIT_ON_DEMAND and TRACEKIT_FLIGHT_RECORDER: .* keep one"):
-        read_environment(actions, {"TRACEKIT_ON_DEMAND": "1", "TRACEKIT_FLIGHT_RECORDER": "5"})
+        read_environment({"TRACEKIT_ON_DEMAND": "1", "TRACEKIT_FLIGHT_RECORDER": "5"})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,233 @@
+"""Options of ``tracekit run`` and ``TRACEKIT_AUTO=1`` from ``TRACEKIT_*`` variables and from ``[tool.tracekit]``.
+
+The command line is above the variables, and these above the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.arguments import parse_ranks, parse_steps, read_log_service, read_seconds, resolve_path
+from tracekit.errors import ConfigError
+from tracekit.recording.options import SETTINGS, ProfilerOptions
+from tracekit.wording import suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+_NAMES: Final = ("tracekit.toml", "pyproject.toml")
+_EXCLUSIVE: Final = ("on_demand", "flight_recorder")
+_SIZE: Final = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)(MB|GB|TB)")
+_UNIT_BYTES: Final = {"MB": 10**6, "GB": 10**9, "TB": 10**12}
+_MIN_BYTES: Final = 10**6
+
+
+def read_size(text: str) -> int:
+    """Return the bytes of a size such as ``500MB``."""
+    match = _SIZE.fullmatch(text)
+    size = round(float(match[1]) * _UNIT_BYTES[match[2]]) if match else 0
+    if size < _MIN_BYTES:
+        raise ConfigError(f"{text!r} is not a size from 1MB on, such as 500MB or 2GB")
+    return size
+
+
+def read_steps(text: str) -> tuple[int, int]:
+    """Return the first step, and the one after the last, of a text such as ``20:25``."""
+    try:
+        first, end = parse_steps("--steps", text)
+    except ConfigError as error:
+        raise ConfigError(str(error).removeprefix("--steps ")) from None
+    if end is None:
+        raise ConfigError(f"{text}: name the end as well, such as 20:25")
+    if (first or 0) >= end:
+        raise ConfigError(f"{text}: the end must be after the begin, such as 20:25")
+    return first or 0, end
+
+
+def read_ranks(text: str) -> tuple[int, ...]:
+    """Return the ranks of a list such as ``0,8-15``."""
+    try:
+        return parse_ranks("--ranks", text)
+    except ConfigError as error:
+        raise ConfigError(str(error).removeprefix("--ranks ")) from None
+
+
+def read_names(text: str) -> tuple[str, ...]:
+    """Return the names of a list such as ``a,b``."""
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise ConfigError(f"{text!r} is not a list of names, such as a,b")
+    return names
+
+
+def read_setting(name: str, text: str) -> Any:
+    """Return a plain option of a `Profiler`."""
+    value: Any = text
+    for kind in (float, int):
+        with contextlib.suppress(ValueError):
+            value = kind(text)
+    ProfilerOptions(**{name: value})
+    return value
+
+
+FLAGS: Final = ("merge", "with_stack", "memory", "shapes", "on_demand", "private", "record_batches")
+"""Options that are true or false."""
+
+READERS: Final[Mapping[str, Callable[[str], Any]]] = {
+    "folder": resolve_path,
+    "log_to": read_log_service,
+    "timeout": read_seconds,
+    "limit": read_size,
+    "steps": read_steps,
+    "ranks": read_ranks,
+    "flight_recorder": read_seconds,
+    "handlers": read_names,
+    "sources": read_names,
+    **{name: functools.partial(read_setting, name) for name in SETTINGS if name not in FLAGS},
+}
+"""The function that reads the text of each other option. It raises ConfigError for a wrong one."""
+
+DEFAULTS: Final[Mapping[str, Any]] = {
+    "folder": "traces/{run_id}",
+    "merge": True,
+    "log_to": None,
+    "timeout": 60.0,
+    "limit": 2 * 10**9,
+    "steps": None,
+    "ranks": None,
+    "with_stack": False,
+    "memory": False,
+    "shapes": False,
+    "on_demand": False,
+    "flight_recorder": 0.0,
+    "handlers": (),
+    "sources": (),
+}
+"""Values of the options that nobody gives. Those of the `Profiler` have their own."""
+
+OPTIONS: Final = (*DEFAULTS, *SETTINGS)
+
+
+def read_options(
+    folder: Path, environ: Mapping[str, str], given: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], Path | None]:
+    """Return all options: those given, of the environment, of the nearest file, and the defaults, and the path of the file.
+
+    Args:
+        folder: See `read_file`.
+        environ: The environment.
+        given: Options of the command line.
+
+    Raises:
+        ConfigError: See `read_file` and `read_environment`.
+    """
+    of_file, path = read_file(folder)
+    return {**DEFAULTS, **overlay(overlay(of_file, read_environment(environ)), given or {})}, path
+
+
+def read_file(folder: Path) -> tuple[dict[str, Any], Path | None]:
+    """Return the options of the nearest file that has some, and its path.
+
+    The file is a ``tracekit.toml``, or a ``pyproject.toml`` with the table ``[tool.tracekit]``, in the folder or above it.
+
+    Args:
+        folder: First folder of the search; an absolute path.
+
+    Raises:
+        ConfigError: A file cannot be read, or has an unknown key or a wrong value. The message names file and key.
+    """
+    for path in (parent / name for parent in (folder, *folder.parents) for name in _NAMES):
+        table = _table(path)
+        if table is not None:
+            return _checked(table, path), path
+    return {}, None
+
+
+def read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options of the environment: ``TRACEKIT_`` and the name of the option in capitals.
+
+    Raises:
+        ConfigError: A variable has a wrong value. The message names it.
+    """
+    names = {key: f"TRACEKIT_{key.upper()}" for key in OPTIONS}
+    texts = {key: environ[name] for key, name in names.items() if environ.get(name)}
+    values = {key: text != "0" if key in FLAGS else text for key, text in texts.items()}
+    chosen = {key: _converted(key, value, names[key]) for key, value in values.items()}
+    _refuse_both(chosen, " and ".join(names[key] for key in _EXCLUSIVE if key in names))
+    return chosen
+
+
+def overlay(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with those of higher precedence over them."""
+    excluded = {
+        other for key in _EXCLUSIVE if upper.get(key) for other in _EXCLUSIVE if other != key and other not in upper
+    }
+    return {**{key: value for key, value in lower.items() if key not in excluded}, **upper}
+
+
+def _table(path: Path) -> dict[str, Any] | None:
+    if not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises where a folder may not be searched
+        return None
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
+    is_project = path.name == "pyproject.toml"
+    if is_project and b"tracekit" not in data:
+        return None
+    toml = _toml()
+    try:
+        document: dict[str, Any] = toml.loads(data.decode())
+    except ValueError as error:
+        raise ConfigError(f"{path}: this is not TOML: {error}") from None
+    table = document.get("tool", {}).get("tracekit") if is_project else document
+    if table is not None and not isinstance(table, dict):
+        raise ConfigError(f"{path}: tool.tracekit must be a table of options: [tool.tracekit]")
+    return table
+
+
+def _toml() -> Any:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    return tomllib
+
+
+def _checked(table: dict[str, Any], path: Path) -> dict[str, Any]:
+    place = f"{path}: [tool.tracekit]" if path.name == "pyproject.toml" else f"{path}:"
+    chosen = {}
+    for key, value in table.items():
+        if key not in OPTIONS:
+            nearest = suggestion(key, OPTIONS) or f"; known are {', '.join(sorted(OPTIONS))}"
+            raise ConfigError(f"{place} {key} is not an option{nearest}")
+        chosen[key] = _converted(key, value, f"{place} {key}")
+    _refuse_both(chosen, place)
+    return chosen
+
+
+def _converted(key: str, value: Any, place: str) -> Any:
+    """Return a value as the command line would have it."""
+    if key in FLAGS:
+        if not isinstance(value, bool):
+            raise ConfigError(f"{place} must be true or false, not {value!r}")
+        return value
+    if isinstance(value, list) and all(type(item) in (int, str) for item in value):
+        value = ",".join(map(str, value))
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ConfigError(f"{place} must be one text or number, not {value!r}")
+    try:
+        return READERS[key](str(value))
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from None
+
+
+def _refuse_both(chosen: Mapping[str, Any], place: str) -> None:
+    if all(chosen.get(key) for key in _EXCLUSIVE):
+        raise ConfigError(f"{place}: on_demand and flight_recorder exclude each other; keep one")
