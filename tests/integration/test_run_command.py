@@ -510,7 +510,7 @@ def test_the_steps_of_a_jax_script_have_a_trace_of_jax(tmp_path: Path, steps: st
     assert {int(event["args"]["step_num"]) for event in found if event["name"] == "train"} == numbers
     assert sum(event["name"] == "wait" for event in found) == len(numbers or {0})
     merged = slices(tmp_path / "merged.json.gz")
-    assert (merged["batch"], merged["jax.profiler.start_trace"], found["jax.profiler.stop_trace"]) == (5, 1, 1)
+    assert (merged["batch"], merged["jax.profiler.start_trace"], merged["jax.profiler.stop_trace"]) == (5, 1, 1)
     assert merged["wait"] > 5  # also those of JAX
     assert validate_trace(tmp_path / "merged.json.gz").errors == 0
 

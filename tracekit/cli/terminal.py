@@ -83,7 +83,7 @@ def print_answer(lines: Iterable[str], *, has_tables: bool = True) -> None:
 
 
 def _styled_output() -> tuple[Any, Any] | None:
-    """Return rich's console and text; None where standard output is no terminal that shows styles."""
+    """Return rich's console and text; None if standard output is not a terminal that shows styles."""
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return None
     try:
