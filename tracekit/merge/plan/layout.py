@@ -36,12 +36,12 @@ class Layout:
     Attributes:
         stride: The distance between the pids of two ranks.
         ranks: The ranks, as (first, last) of each row of them.
-        places: How many namespaces of ids a rank has, by its number as text, where it is not one.
+        places: The number of namespaces of ids of each rank with more than one, by the rank as text.
         units: The inputs by number, together those that share a rank.
         namespaces: For each input the number of its namespace; -1 for one that keeps its ids.
-        moved_namespaces: For an earlier merge whose namespaces are taken, other numbers for them.
+        moved_namespaces: For an earlier merge, new numbers for the namespaces that others use.
         prefixes: For each input what is written before the ids of async events.
-        collective_flows: How many arrows between collectives there are, with those of earlier merges.
+        collective_flows: The number of arrows between collectives, with those of earlier merges.
     """
 
     stride: int

@@ -15,7 +15,7 @@ class FileStamp(NamedTuple):
     Attributes:
         size_bytes: Its size.
         modified_ns: When it was last written.
-        inode: Which file it is, where that can be told.
+        inode: Its inode; 0 for remote files.
     """
 
     size_bytes: int = 0
@@ -24,7 +24,7 @@ class FileStamp(NamedTuple):
 
     @property
     def limit_bytes(self) -> int | None:
-        """How much of the file is read: a trace that is still recorded grows meanwhile. None for all."""
+        """The size to read, since a trace that is still recorded grows meanwhile. None reads all."""
         return self.size_bytes or None
 
     def differs(self, now: FileStamp) -> bool:
@@ -37,7 +37,7 @@ class FileStamp(NamedTuple):
 
 
 def stamp_of(path: str) -> FileStamp:
-    """Return what a file is now."""
+    """Return the current stamp of a file."""
     if is_remote(path):
         return FileStamp(size_bytes(path) or 0, modified_ns(path) or 0)
     try:
@@ -54,8 +54,8 @@ class ProcessScan:
     Attributes:
         name: From ``process_name``.
         label: From ``process_labels``: "CPU", "GPU 3".
-        used: True if it has any event besides metadata.
-        category: That of its first event, as JSON.
+        used: True if it has events other than metadata.
+        category: The category of its first event, as JSON.
     """
 
     name: str | None = None

@@ -33,8 +33,8 @@ NOT_SELECTED: Final = "not selected: "
 class EventFilter(Criteria):
     """Leaves out the events of one input that are not selected, and counts why. Use `fresh` for each run over the file.
 
-    It can be pickled before its first use, and takes nothing of the input with it but what it needs. Further reasons than those
-    of `Criteria` are "rank" and "arrow".
+    It can be pickled before its first use, without the input. Further reasons than those of `Criteria` are "rank" and
+    "arrow".
 
     Args:
         selection, item, window, steps: See `Criteria`.
