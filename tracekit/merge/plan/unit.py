@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Part(Protocol):
-    """The form in which the events of a unit are written.
+    """The form of the events of a unit in the output.
 
     An output is a head, which describes the whole merge, then the events, then a tail. A part knows nothing of the others and
     can be pickled, so parts may be written anywhere and at any time, as long as they are joined in order.

@@ -54,7 +54,7 @@ class PftraceOutput:
         if (highest + 1) * layout.stride > _PIDS:
             most = _PIDS // layout.stride - 1
             raise MergeError(
-                f"rank {highest} does not fit into .pftrace, whose highest rank is {most} here; "
+                f"rank {highest} does not fit into .pftrace: the highest rank is {most} here; "
                 f"give lower ranks, or write .json"
             )
         self._base_ns = merged.placement.base_ns

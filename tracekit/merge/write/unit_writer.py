@@ -1,8 +1,8 @@
 """A unit is written: its events as they come, then the changes that only the last of them decides.
 
 Which slices must leave their tracks is known when the unit has been read. The output of a small unit is held in memory until
-then, and a plain file is patched in place. Where the output is packed or encoded, a large unit that needs patches is cut off and
-rewritten, with the patches laid over its text. The bytes are the same whichever way was taken.
+then, and a plain file is patched in place. A packed or encoded output cannot be patched: a large unit that needs patches is cut
+off and rewritten, with the patches laid over its text. The bytes are the same whichever way was taken.
 """
 
 from __future__ import annotations
