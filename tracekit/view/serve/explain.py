@@ -19,9 +19,10 @@ from tracekit.wording import counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from tracekit.explain.gpu import GPUTime
     from tracekit.explain.step_times import StepPoint
     from tracekit.explain.stragglers_results import StragglerReport
-    from tracekit.explain.summary_results import DeviceSummary, RankSummary, TraceSummary
+    from tracekit.explain.summary_results import RankSummary, TraceSummary
 
 _MOST_ROWS: Final = 20
 _MOST_STRAGGLERS: Final = 5
@@ -188,7 +189,7 @@ def _tables(summary: TraceSummary, report: StragglerReport, timed: list[RankSumm
         )
 
 
-def _device(rank: int, device: DeviceSummary) -> tuple[str, ...]:
+def _device(rank: int, device: GPUTime) -> tuple[str, ...]:
     _, busy, _, compute, communication, hidden, _ = device_cells(device)
     return f"{rank:,}", shortened(device.name, 24), busy, compute, communication, hidden
 
