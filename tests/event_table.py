@@ -13,6 +13,7 @@ _COLUMNS = {
     "rank": "INTEGER",
     "pid": "BIGINT",
     "tid": "BIGINT",
+    "process": "VARCHAR",
     "category": "VARCHAR",
     "name": "VARCHAR",
     "phase": "VARCHAR",

@@ -12,8 +12,19 @@ from tracekit.wording import counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tracekit.explain.gpu import GPUTime
     from tracekit.explain.stragglers_results import CollectiveReport, Member
-    from tracekit.explain.summary_results import DeviceSummary, MarkerSummary, RankSummary, TraceSummary
+    from tracekit.explain.summary_results import MarkerSummary, RankSummary, TraceSummary
+
+DEVICE_TIMES: Final = {
+    "compute": "compute_ns",
+    "communication": "communication_ns",
+    "  during compute": "hidden_ns",
+    "copies and fills": "memory_ns",
+    "idle": "idle_ns",
+    "  waiting for launches": "host_bound_ns",
+}
+"""The times of a device that tables show, by their names there."""
 
 
 def step_cells(rank: RankSummary) -> tuple[str, ...]:
@@ -23,7 +34,7 @@ def step_cells(rank: RankSummary) -> tuple[str, ...]:
     return (f"{steps.count:,}", *map(duration, times))
 
 
-def device_cells(device: DeviceSummary) -> tuple[str, ...]:
+def device_cells(device: GPUTime) -> tuple[str, ...]:
     """Return the span of a device and its shares: busy, idle, compute, communication, how much of that is hidden, copies."""
     whole = device.span_ns or 1
     parts = (device.busy_ns, device.idle_ns, device.compute_ns, device.communication_ns)

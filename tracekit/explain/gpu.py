@@ -1,4 +1,4 @@
-"""Where the time of the GPUs goes: idle time and its causes, kernels by type, launches, copies and memory.
+"""Split the time of the GPUs: idle time and its causes, kernels by type, launches, copies and memory.
 
 All figures come from the event table by SQL. They use the definitions of HolisticTraceAnalysis where it has one, and
 say so where they differ. A GPU is idle while none of its streams has an activity; an activity is a kernel, a copy or a fill.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from tracekit.explain.results import Result
+from tracekit.formats.kineto import GPU_ACTIVITIES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +19,7 @@ _Row = TypeVar("_Row", bound=Result)
 
 
 class Table(Protocol):
-    """What answers SQL about the event table."""
+    """Answers SQL about the event table."""
 
     def run(self, sql: str) -> Sequence[tuple[Any, ...]]:
         """Return the rows of a statement's result."""
@@ -32,6 +33,7 @@ class GPUTime(Result, frozen=True, kw_only=True):
     Attributes:
         rank: Its rank.
         device: Its index.
+        name: The name of its process in the trace, such as "GPU 0".
         span_ns: From the start of the first activity to the end of the last.
         busy_ns: Time with any activity.
         compute_ns: Time with a kernel that computes.
@@ -44,6 +46,7 @@ class GPUTime(Result, frozen=True, kw_only=True):
 
     rank: int | None
     device: int
+    name: str
     span_ns: int
     busy_ns: int
     compute_ns: int
@@ -63,13 +66,13 @@ class Stream(Result, frozen=True, kw_only=True):
         rank: The rank.
         device: The index of the GPU.
         stream: The number of the stream.
-        activities: How many kernels, copies and fills it ran.
+        activities: The number of its kernels, copies and fills.
         busy_ns: Time with an activity.
         host_bound_ns: Gaps before activities that the CPU launched after the one before had ended.
         dependency_ns: The part of the other gaps in which another stream of the GPU was busy.
         other_ns: The rest: short delays between activities, waits for another GPU, and activities without a known launch.
-        mean_queued: How many launched activities wait for their start, averaged over time.
-        max_queued: The most that wait at a time.
+        mean_queued: The number of launched activities that wait for their start, averaged over time.
+        max_queued: The largest number that waits at a time.
     """
 
     rank: int | None
@@ -90,8 +93,8 @@ class Kernel(Result, frozen=True, kw_only=True):
     Attributes:
         name: The name.
         type: "compute", "communication" or "memory".
-        ranks: On how many ranks it ran.
-        count: How often.
+        ranks: The number of ranks that ran it.
+        count: The number of its activities.
         total_ns: The sum of all durations.
         min_rank_ns: The sum of the rank with the least.
         max_rank_ns: The sum of the rank with the most.
@@ -111,17 +114,17 @@ class Kernel(Result, frozen=True, kw_only=True):
 
 
 class Launches(Result, frozen=True, kw_only=True):
-    """How the CPU of a rank launches activities on a GPU.
+    """The launches of a CPU on a GPU of its rank.
 
     Attributes:
         rank: The rank.
         device: The index of the GPU.
-        count: How many activities have a known launch.
+        count: The number of activities with a known launch.
         calls_ns: The time of the launching calls. One call that launches many activities, as a CUDA graph does, counts once.
         median_latency_ns: From the end of the call to the start of the activity; 0 where it starts earlier.
         p99_latency_ns: The same, 99th percentile.
         max_latency_ns: The same, the longest.
-        short: How many kernels take less time than the call that launches them.
+        short: The number of kernels that take less time than the call that launches them.
     """
 
     rank: int | None
@@ -141,8 +144,8 @@ class Copies(Result, frozen=True, kw_only=True):
         rank: The rank.
         device: The index of the GPU.
         direction: Such as "HtoD", or "fill".
-        count: How many.
-        size_bytes: What they moved, where the trace tells it.
+        count: The number of copies.
+        size_bytes: The sum of their sizes, as far as the trace states them.
         total_ns: The sum of their durations.
     """
 
@@ -160,11 +163,11 @@ class Memory(Result, frozen=True, kw_only=True):
     Attributes:
         rank: The rank.
         device: The index of the GPU; -1 for the memory of the CPU.
-        allocations: How often memory was allocated.
-        allocated_bytes: The sum of these.
+        allocations: The number of allocations.
+        allocated_bytes: The sum of their sizes.
         max_allocated_bytes: The most that was in use.
-        max_reserved_bytes: The most that was taken from the driver; None where the trace does not tell it.
-        max_at_ns: When the most was in use.
+        max_reserved_bytes: The most that was taken from the driver; None if the trace does not state it.
+        max_at_ns: The time with the most in use.
     """
 
     rank: int | None
@@ -181,13 +184,13 @@ class Collectives(Result, frozen=True, kw_only=True):
 
     Attributes:
         group: The name of the process group, and its description where it has one.
-        group_size: How many ranks it has.
+        group_size: The number of its ranks.
         name: Such as "allreduce".
         size_bytes: The size by NCCL's convention: of the larger buffer for all-gather and reduce-scatter, else of the input.
-        count: How many kernels of all ranks.
+        count: The number of kernels of all ranks.
         median_ns: The median of their durations, waiting included.
-        algbw_bytes_per_s: Size by duration. Where ranks and sequence numbers are known, the duration is that of the rank
-            that came last, which does not wait.
+        algbw_bytes_per_s: Size by duration. With known ranks and sequence numbers, the duration is that of the last
+            rank, which does not wait.
         busbw_bytes_per_s: The same, times NCCL's factor for what each link carries.
     """
 
@@ -244,7 +247,7 @@ def explain_gpu(table: Table) -> GPUReport:
 
 def gpu_times(table: Table) -> list[GPUTime]:
     """Return the time of each GPU. This creates the table of activities, which `gpu_gaps` asks."""
-    table.run(_ACTIVITIES)
+    table.run(_ACTIVITIES.format(categories=GPU_ACTIVITIES))
     return _structs(GPUTime, table, _GPU_TIME)
 
 
@@ -267,11 +270,9 @@ def _structs(kind: type[_Row], table: Table, sql: str) -> list[_Row]:
 # columns of the events.
 # An activity that several launches claim, as after a wrap of correlation ids, takes the last one before it.
 _ACTIVITIES: Final = """
+CREATE OR REPLACE TEMP VIEW device_event AS SELECT * FROM events WHERE phase = 'X' AND category IN {categories};
 CREATE OR REPLACE TEMP TABLE gpu_activity AS
-WITH device_event AS NOT MATERIALIZED (
-    SELECT * FROM events
-    WHERE phase = 'X' AND category IN ('kernel', 'Kernel', 'gpu_memcpy', 'Memcpy', 'gpu_memset', 'Memset', 'collective_comm')
-), device_name AS (
+WITH device_name AS (
     SELECT name, regexp_matches(name,
         'nccl|rccl|hccl|nvshmem|all_?reduce|reduce_?scatter|all_?gather|all_?to_?all', 'i') AS communicates
     FROM (SELECT DISTINCT name FROM device_event)
@@ -293,7 +294,9 @@ SELECT a.*, c.call_ns, c.called_ns FROM activity a
 LEFT JOIN call c ON a.file = c.file AND a.rank IS NOT DISTINCT FROM c.rank AND a.correlation = c.correlation"""
 
 _GPU_TIME: Final = """
-WITH ordered AS (
+WITH named AS (
+    SELECT rank, coalesce(device, pid, 0) AS device, any_value(process) AS name FROM device_event GROUP BY ALL
+), ordered AS (
     SELECT *, max(end_ns) OVER before AS busy_until_ns,
         max(end_ns) FILTER (type = 'compute') OVER before AS compute_until_ns,
         max(end_ns) FILTER (type = 'communication') OVER before AS communication_until_ns,
@@ -316,12 +319,13 @@ WITH ordered AS (
         coalesce(sum(start_ns - busy_until_ns) FILTER (start_ns > busy_until_ns AND call_ns > busy_until_ns), 0) AS host_bound_ns
     FROM ordered GROUP BY rank, device
 )
-SELECT rank, device, span_ns, busy_ns::BIGINT, compute_ns::BIGINT, communication_ns::BIGINT,
+SELECT a.rank, a.device, coalesce(nullif(n.name, ''), 'GPU ' || a.device), span_ns, busy_ns::BIGINT, compute_ns::BIGINT,
+    communication_ns::BIGINT,
     (compute_ns + communication_ns - kernel_ns)::BIGINT, memory_ns::BIGINT, (span_ns - busy_ns)::BIGINT, host_bound_ns::BIGINT
-FROM added ORDER BY rank, device"""
+FROM added a JOIN named n ON a.rank IS NOT DISTINCT FROM n.rank AND a.device = n.device ORDER BY a.rank, a.device"""
 
-# A table, so that the engine holds the few gaps and not all activities to join them. Names are joined last: windows copy all
-# that they carry.
+# A table, so that the engine holds the few gaps and not all activities to join them. Names are joined last, since windows copy
+# their columns.
 _LONGEST_GAPS: Final = """
 CREATE OR REPLACE TEMP TABLE gpu_gap AS
 WITH ordered AS (
@@ -425,7 +429,7 @@ SELECT rank, device, CASE WHEN name LIKE 'Memset%' THEN 'fill'
     count(*), coalesce(sum(bytes), 0)::BIGINT, sum(end_ns - start_ns)::BIGINT AS total_ns
 FROM gpu_activity WHERE type = 'memory' GROUP BY rank, device, direction ORDER BY rank, device, total_ns DESC, direction"""
 
-# The device types of torch: 0 is the CPU, whose allocator has no reserve.
+# The device types of torch: 0 is the CPU. Its allocator has no reserve.
 _MEMORY: Final = """
 WITH change AS (
     SELECT rank, start_ns, (args->>'Bytes')::BIGINT AS bytes, (args->>'Total Allocated')::BIGINT AS allocated_bytes,

@@ -6,6 +6,7 @@ import re
 from statistics import median_low
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from tracekit.explain.cells import DEVICE_TIMES
 from tracekit.explain.text import duration, share, shortened, table
 from tracekit.wording import counted, size_words
 
@@ -17,14 +18,6 @@ if TYPE_CHECKING:
 _Row = TypeVar("_Row")
 _NAME_WIDTH: Final = 34
 _NOISE: Final = re.compile(r"^void |at::native::|at::cuda::|\(anonymous namespace\)::|\((?!anonymous)[^(){}]*\)$")
-_TIMES: Final = {
-    "compute": "compute_ns",
-    "communication": "communication_ns",
-    "  during compute": "hidden_ns",
-    "copies and fills": "memory_ns",
-    "idle": "idle_ns",
-    "  waiting for launches": "host_bound_ns",
-}
 
 
 def gpu_lines(report: GPUReport, top: int = 10, *, per_rank: bool = False) -> Iterator[str]:
@@ -60,7 +53,7 @@ def _gpus(gpus: Sequence[GPUTime], *, per_rank: bool) -> Iterator[str]:
             (
                 _rank(gpu.rank),
                 str(gpu.device),
-                *(share(getattr(gpu, key) / (gpu.span_ns or 1)) for key in _TIMES.values()),
+                *(share(getattr(gpu, key) / (gpu.span_ns or 1)) for key in DEVICE_TIMES.values()),
             )
             for gpu in gpus
         ]
@@ -68,7 +61,7 @@ def _gpus(gpus: Sequence[GPUTime], *, per_rank: bool) -> Iterator[str]:
         yield "  (during: communication during compute; launch: idle, waiting for launches)"
         return
     rows = []
-    for name, key in _TIMES.items():
+    for name, key in DEVICE_TIMES.items():
         shares = sorted((getattr(gpu, key) / (gpu.span_ns or 1), _rank(gpu.rank)) for gpu in gpus)
         least, median, most = shares[0], median_low(shares), shares[-1]
         rows.append((name, share(median[0]), share(least[0]), share(most[0]), most[1]))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from tracekit.explain.inputs import check_copies, check_runs
 from tracekit.explain.steps import steps_of_ranks
-from tracekit.formats.kineto import COLLECTIVE_NAMES, LOADING_NAMES
+from tracekit.formats.kineto import COLLECTIVE_NAMES, GPU_ACTIVITIES, GPU_SHADOWS, LOADING_NAMES
 from tracekit.table.tables import EventTables
 from tracekit.wording import counted
 
@@ -24,13 +24,12 @@ OTHERS: Final = "(all other names)"
 MAX_NAMES: Final = 100_000
 _MAX_CHARACTERS: Final = 500
 _OPENING_SHARE: Final = 0.8
-_DEVICE: Final = "('kernel', 'Kernel', 'gpu_memcpy', 'Memcpy', 'gpu_memset', 'Memset', 'collective_comm')"
 
 # A frame encloses stages and is not one; a shadow is a copy of a CPU slice on the track of a device. Operators such as
 # aten::broadcast_tensors change shapes and exchange nothing.
 _KIND: Final = r"""
 CASE WHEN category IN {device} THEN 'device'
-    WHEN category IN ('gpu_user_annotation', 'cuda_sync', 'cuda_event', 'hardware_counters', 'mtia_ccp_events') THEN 'shadow'
+    WHEN category IN {shadow} THEN 'shadow'
     WHEN category = 'training loop' THEN CASE WHEN name = 'batch' THEN 'step' ELSE 'frame' END
     WHEN category IN ('user_annotation', 'cpu_op', 'Operator', '') AND regexp_full_match(name, 'ProfilerStep#\d{1,18}')
         THEN 'step'
@@ -90,7 +89,13 @@ class Run:
         check_runs(self.facts)
         self._notes += check_copies(self.facts)
         names = "(" + ", ".join(["''", *("'" + name.replace("'", "''") + "'" for name in inside)]) + ")"
-        patterns = {"device": _DEVICE, "inside": names, "loading": LOADING_NAMES, "collective": COLLECTIVE_NAMES}
+        patterns = {
+            "device": str(GPU_ACTIVITIES),
+            "shadow": str(GPU_SHADOWS),
+            "inside": names,
+            "loading": LOADING_NAMES,
+            "collective": COLLECTIVE_NAMES,
+        }
         kind = _KIND
         for place, text in patterns.items():
             kind = kind.replace(f"{{{place}}}", text)
@@ -192,8 +197,3 @@ def open_run(
 def shortened_name(name: str) -> str:
     """Return a name with at most 500 characters, as labels have it."""
     return name if len(name) <= _MAX_CHARACTERS else name[: _MAX_CHARACTERS - 1] + "…"
-
-
-def device_where() -> str:
-    """Return the condition on ``category`` that holds for activities of devices."""
-    return f"category IN {_DEVICE}"

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.explain.arrays import np
-from tracekit.explain.run import device_where
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ SELECT s.rank, s.pid AS process, hash(s.pid, s.tid) AS thread,
     s.kind = 'step' AS is_step, s.parent IS NULL OR p.id IS NOT NULL AS is_outer
 FROM slice s LEFT JOIN frame p ON s.parent_file = p.file AND s.parent = p.id
 ANTI JOIN around_steps a ON s.file = a.file AND s.id = a.id
-WHERE s.phase = 'X' AND s.category NOT IN ('python_function', 'Trace') AND NOT s.{device}
+WHERE s.phase = 'X'
     AND (s.kind IN ('loading', 'collective', 'step') OR s.kind = 'stage' AND (s.parent IS NULL OR p.id IS NOT NULL))"""
 
 _OF_RANK: Final = """
@@ -156,7 +155,7 @@ def training_stages(run: Run) -> dict[int, StageTimes]:
     """Return the stages on the training thread of each rank."""
     database = run.database
     database.run(_FRAMES)
-    database.run(_SLICES.format(device=device_where()))
+    database.run(_SLICES)
     names = dict(database.run(_THREADS))
     trains = {
         (rank, process)
@@ -169,7 +168,7 @@ def training_stages(run: Run) -> dict[int, StageTimes]:
     for rank in run.ranks:
         columns = database.columns(_OF_RANK.format(rank=rank))
         own = {name: np.asarray(values) for name, values in columns.items()}
-        steps = run.steps.ranks.get(rank)
+        steps = run.steps.of(rank)
         threads = []
         for key in np.unique(own["thread"]):
             thread = _thread({name: values[own["thread"] == key] for name, values in own.items()}, steps)
@@ -194,7 +193,7 @@ def cut_notes(stages: Iterable[StageTimes]) -> list[str]:
     return [f"{note}: the time that both share counts for the stage that ends first"]
 
 
-def _thread(own: dict[str, Any], steps: RankSteps | None) -> _Thread | None:
+def _thread(own: dict[str, Any], steps: RankSteps) -> _Thread | None:
     """Return the stages of a thread; None if nothing happened on it."""
     has_steps = bool(own["is_step"].any())
     keep = ~own["is_step"]
@@ -260,15 +259,14 @@ def _outermost(starts: Ints, ends: Ints) -> Bools:
     return (ends > until) | (starts >= until)
 
 
-def _gaps(starts: Ints, ends: Ints, until: Ints, label: Ints, steps: RankSteps | None) -> list[Gap]:
+def _gaps(starts: Ints, ends: Ints, until: Ints, label: Ints, steps: RankSteps) -> list[Gap]:
     """Return the longest gaps between slices, without the pauses of the recording."""
     at = np.flatnonzero(starts[1:] > until[1:]) + 1
     # The slice that ends last among those before.
     last = np.maximum.accumulate(np.where(ends > until, np.arange(len(ends)), 0))[at - 1]
     begins, lengths = until[at], starts[at] - until[at]
-    if steps is not None and len(steps):
-        keep = ~steps.is_pause(begins, starts[at])
-        at, last, begins, lengths = at[keep], last[keep], begins[keep], lengths[keep]
+    keep = ~steps.is_pause(begins, starts[at])
+    at, last, begins, lengths = at[keep], last[keep], begins[keep], lengths[keep]
     return [
         Gap(int(begins[one]), int(lengths[one]), int(label[last[one]]), int(label[at[one]]))
         for one in np.lexsort((begins, -lengths))[:_MAX_GAPS].tolist()
@@ -295,13 +293,8 @@ def _training_threads(threads: list[_Thread], trains: set[int]) -> list[_Thread]
     return list(found.values())
 
 
-def _stage_times(run: Run, steps: RankSteps | None, threads: list[_Thread], name: str) -> StageTimes:
+def _stage_times(run: Run, steps: RankSteps, threads: list[_Thread], name: str) -> StageTimes:
     """Add up the stages of the training threads of a rank."""
-    if steps is None:
-        empty = np.zeros(0, dtype=np.int64)
-        from tracekit.explain.steps import RankSteps
-
-        steps = RankSteps(empty, empty, empty, empty.astype(bool))
     labels = [label for label, _, _ in run.labels]
     number: dict[str, int] = {}
     sums: dict[str, Floats] = {}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from tracekit.explain.arrays import np
-from tracekit.explain.warm_up import count_warm_up, warm_up_note
+from tracekit.explain.arrays import np, robust_deviation
 from tracekit.wording import counted, number_spans
 
 if TYPE_CHECKING:
@@ -18,6 +17,11 @@ if TYPE_CHECKING:
 _ROUNDING_NS: Final = 1_000
 _MAX_SPANS: Final = 4
 _MIN_WINDOW: Final = 2
+_MIN_WARM_UP_STEPS: Final = 10
+_MAX_WARM_UP_SHARE: Final = 0.2
+_MAX_WARM_UP: Final = 200
+_LONGER_SHARE: Final = 0.1
+_DEVIATIONS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,9 @@ class RankSteps:
         return begins[at] < ends
 
 
+_NO_STEPS: Final = RankSteps(*(np.zeros(0, dtype=kind) for kind in (int, int, int, bool)))
+
+
 @dataclass(frozen=True, slots=True)
 class RunSteps:
     """The steps of all ranks.
@@ -77,6 +84,10 @@ class RunSteps:
     ranks: dict[int, RankSteps]
     warm_up: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def of(self, rank: int) -> RankSteps:
+        """Return the steps of a rank; none if it has none."""
+        return self.ranks.get(rank, _NO_STEPS)
 
     def common(self, ranks: Sequence[int]) -> list[int]:
         """Return the numbers of the steps that count on each of some ranks, and are there once, in order."""
@@ -173,3 +184,40 @@ def _without_warm_up(steps: RunSteps) -> RunSteps:
 def _durations(own: RankSteps, numbers: Sequence[int]) -> Ints:
     order = np.argsort(own.numbers, kind="stable")
     return own.durations[order[np.searchsorted(own.numbers[order], numbers)]]
+
+
+def count_warm_up(lengths: Floats) -> int:
+    """Return how many steps at the beginning are longer than the steps that follow them.
+
+    A step belongs to the warm-up if it is 10 % and 5 robust deviations longer than the median of the steps after the first
+    fifth; one shorter step may lie between two of them.
+
+    Args:
+        lengths: Step times in order, in any unit.
+    """
+    most = min(_MAX_WARM_UP, int(len(lengths) * _MAX_WARM_UP_SHARE))
+    if len(lengths) < _MIN_WARM_UP_STEPS:
+        return 0
+    after = lengths[most : most + max(3 * most, 50)]
+    usual = float(np.median(after))
+    is_long = lengths[: most + 1] > usual + max(_LONGER_SHARE * usual, _DEVIATIONS * float(robust_deviation(after)))
+    found = 0
+    for step in range(most):
+        if is_long[step]:
+            found = step + 1
+        elif not is_long[step + 1]:
+            break
+    return found
+
+
+def warm_up_note(numbers: Sequence[int], lengths: Floats, found: int) -> str:
+    """Return a note that names the warm-up steps.
+
+    Args:
+        numbers: Numbers of the steps.
+        lengths: Step times.
+        found: The result of `count_warm_up`, 1 or more.
+    """
+    which = f"step {numbers[0]} is" if found == 1 else f"steps {numbers[0]} to {numbers[found - 1]} are"
+    times = float(lengths[:found].max() / np.median(lengths[found:]))
+    return f"{which} warm-up (up to {times:.1f} x the usual step) and not counted: {counted(found, 'step')}"

@@ -8,11 +8,10 @@ from tracekit.arguments import check_names, check_paths
 from tracekit.explain.arrays import np
 from tracekit.explain.collectives import exposed_shares
 from tracekit.explain.gpu import gpu_gaps, gpu_times
-from tracekit.explain.run import MAX_NAMES, OTHERS, device_where, open_run, shortened_name
+from tracekit.explain.run import open_run, shortened_name
 from tracekit.explain.stages import cut_notes, training_stages
 from tracekit.explain.stragglers import compare_run
 from tracekit.explain.summary_results import (
-    DeviceSummary,
     FileSummary,
     GapSummary,
     LoadingSummary,
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     from tracekit.arguments import Paths
     from tracekit.explain.arrays import Ints
+    from tracekit.explain.gpu import GPUTime
     from tracekit.explain.run import Run
     from tracekit.explain.stages import StageTimes
     from tracekit.explain.steps import RankSteps
@@ -43,27 +43,10 @@ _LONG_STAGE: Final = 0.05
 _MAX_STEPS: Final = 20_000
 
 _MARKERS: Final = """
-WITH found AS (
-    SELECT coalesce(rank, -1) AS rank, name, coalesce(category, '') AS category, count(*) AS count, sum(duration_ns) AS total_ns,
-        sum(CASE WHEN phase = 'X' THEN self_ns ELSE duration_ns END) AS self_ns, avg(duration_ns) AS mean_ns,
-        quantile_disc(duration_ns, [0.5, 0.95, 0.99]) AS quantiles, sum(duration_ns) FILTER (step IS NOT NULL) AS in_steps_ns,
-        min(start_ns) AS start_ns, max(start_ns + duration_ns) AS end_ns
-    FROM {source} WHERE duration_ns IS NOT NULL GROUP BY ALL
-)
-SELECT f.rank, coalesce(l.name, f.name) AS shown, f.category, count, total_ns, self_ns, mean_ns, quantiles, in_steps_ns, start_ns,
-    end_ns, coalesce(l.kind, 'frame') IN ('frame', 'step') OR f.name LIKE 'ProfilerStep#%'
-FROM found f LEFT JOIN label l ON f.name = l.full_name AND f.category = l.category
-ORDER BY f.rank, total_ns DESC, shown, f.category, f.name"""
-
-# Names beyond the first 100,000 are one marker.
-_FEWER_NAMES: Final = """(
-    SELECT e.* REPLACE (CASE WHEN l.label IS NULL THEN '{others}' ELSE e.name END AS name,
-        CASE WHEN l.label IS NULL THEN '{others}' ELSE e.category END AS category)
-    FROM events e LEFT JOIN label l ON e.name = l.full_name AND coalesce(e.category, '') = l.category)"""
-
-_DEVICES: Final = """
-SELECT coalesce(rank, -1), coalesce(device, pid, 0), any_value(process) FROM events
-WHERE phase = 'X' AND {device} GROUP BY ALL"""
+SELECT rank, label, count(*), sum(duration_ns) AS total_ns, sum(self_ns), avg(duration_ns),
+    quantile_disc(duration_ns, [0.5, 0.95, 0.99]), sum(duration_ns) FILTER (step IS NOT NULL), min(start_ns),
+    max(start_ns + duration_ns)
+FROM slice GROUP BY rank, label ORDER BY rank, total_ns DESC, label"""
 
 
 def summarize_traces(
@@ -114,7 +97,7 @@ def summarize_run(run: Run, stages: dict[int, StageTimes]) -> TraceSummary:
     markers, spans = _markers(run)
     kept = min(_MAX_STEPS, max(_MIN_STEPS, _MAX_CELLS // (16 * max(1, len(run.steps.ranks)))))
     ranks = [
-        _rank(rank, spans[rank], run.steps.ranks.get(rank), stages.get(rank), devices.get(rank, []), kept)
+        _rank(rank, spans[rank], run.steps.of(rank), stages.get(rank), devices.get(rank, []), kept)
         for rank in run.ranks
         if rank in spans
     ]
@@ -149,10 +132,8 @@ def _markers(run: Run) -> tuple[list[MarkerSummary], dict[int, int]]:
     totals = {rank: int(steps.durations.astype(float).sum()) for rank, steps in run.steps.ranks.items()}
     found = []
     spans: dict[int, tuple[int, int]] = {}
-    source = _FEWER_NAMES.format(others=OTHERS) if len(run.labels) > MAX_NAMES else "events"
-    for rank, name, category, count, total, self_ns, mean, (p50, p95, p99), in_steps, *span, frame in run.database.run(
-        _MARKERS.format(source=source)
-    ):
+    for rank, label, count, total, self_ns, mean, (p50, p95, p99), in_steps, *span in run.database.run(_MARKERS):
+        name, category, kind = run.labels[label]
         first, last = spans.get(rank, span)
         spans[rank] = min(first, span[0]), max(last, span[1])
         found.append(
@@ -168,31 +149,27 @@ def _markers(run: Run) -> tuple[list[MarkerSummary], dict[int, int]]:
                 p95_ns=p95,
                 p99_ns=p99,
                 share_of_steps=int(in_steps or 0) / totals[rank] if totals.get(rank) else None,
-                frame=frame,
+                frame=kind in ("frame", "step") or name.startswith("ProfilerStep#"),
             )
         )
     return found, {rank: last - first for rank, (first, last) in spans.items()}
 
 
-def _devices(run: Run) -> tuple[dict[int, list[DeviceSummary]], list[GapSummary]]:
+def _devices(run: Run) -> tuple[dict[int, list[GPUTime]], list[GapSummary]]:
     """Return the devices of each rank, and their longest idle times."""
-    times = gpu_times(run.database)
-    if not times:
-        return {}, []
-    names = {
-        (rank, device): name or f"GPU {device}"
-        for rank, device, name in run.database.run(_DEVICES.format(device=device_where()))
-    }
-    found: dict[int, list[DeviceSummary]] = {}
-    for gpu in times:
+    names: dict[tuple[int, int], str] = {}
+    found: dict[int, list[GPUTime]] = {}
+    for gpu in gpu_times(run.database):
         rank = -1 if gpu.rank is None else gpu.rank
-        fields = {name: getattr(gpu, name) for name in DeviceSummary.fields() if name != "name"}
-        found.setdefault(rank, []).append(DeviceSummary(name=names[rank, gpu.device], **fields))
+        names[rank, gpu.device] = gpu.name
+        found.setdefault(rank, []).append(gpu)
+    if not found:
+        return {}, []
     gaps = []
     for rank, device, start, length, after, before in gpu_gaps(run.database, _MAX_GAPS_READ):
-        steps = run.steps.ranks.get(rank)
+        steps = run.steps.of(rank)
         moment = np.array([start])
-        if steps is None or not steps.is_pause(moment, moment + length)[0]:
+        if not steps.is_pause(moment, moment + length)[0]:
             gaps.append(_gap(steps, rank, names[rank, device], (start, length), after, before))
     return found, gaps
 
@@ -206,8 +183,8 @@ def _thread_gaps(run: Run, stages: dict[int, StageTimes]) -> list[GapSummary]:
     ]
 
 
-def _gap(steps: RankSteps | None, rank: int, where: str, span: tuple[int, int], after: str, before: str) -> GapSummary:
-    place = -1 if steps is None else int(steps.at(np.array(span[:1]))[0])
+def _gap(steps: RankSteps, rank: int, where: str, span: tuple[int, int], after: str, before: str) -> GapSummary:
+    place = int(steps.at(np.array(span[:1]))[0])
     return GapSummary(
         rank=rank,
         where=where,
@@ -215,14 +192,14 @@ def _gap(steps: RankSteps | None, rank: int, where: str, span: tuple[int, int], 
         length_ns=span[1],
         after=shortened_name(after),
         before=shortened_name(before),
-        step=None if steps is None or place < 0 else int(steps.numbers[place]),
+        step=None if place < 0 else int(steps.numbers[place]),
     )
 
 
 def _rank(
-    rank: int, span_ns: int, steps: RankSteps | None, own: StageTimes | None, devices: list[DeviceSummary], kept: int
+    rank: int, span_ns: int, steps: RankSteps, own: StageTimes | None, devices: list[GPUTime], kept: int
 ) -> RankSummary:
-    durations = np.zeros(0, dtype=np.int64) if steps is None else steps.counted
+    durations = steps.counted
     total = int(durations.astype(float).sum())
     loading = None
     if own is not None and own.loading is not None:
@@ -234,7 +211,7 @@ def _rank(
             share_of_steps=waits.in_steps_ns / total if total else None,
         )
     stages = []
-    if own is not None and steps is not None:
+    if own is not None:
         for name, stage_ns, meets in zip(own.names, own.totals_ns.tolist(), own.meets, strict=True):
             stage_share = stage_ns / total if total else 0.0
             stages.append(StageSummary(name=name, total_ns=int(stage_ns), share_of_steps=stage_share, collective=meets))
@@ -268,9 +245,7 @@ def _step_summary(durations: Ints, total: int) -> StepSummary:
     )
 
 
-def _step_table(steps: RankSteps | None, own: StageTimes | None, kept: int) -> StepTable:
-    if steps is None:
-        return StepTable(numbers=[], durations_ns=[], counted=[], stages_ns={})
+def _step_table(steps: RankSteps, own: StageTimes | None, kept: int) -> StepTable:
     cells: dict[str, Any] = {}
     if own is not None:
         cells = {name: own.times[:kept, at].astype(np.int64).tolist() for at, name in enumerate(own.names)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
+from tracekit.explain.gpu import GPUTime
 from tracekit.explain.results import Result
 from tracekit.explain.stragglers_results import StepOutlier, Straggler
 
@@ -119,32 +120,6 @@ class LoadingSummary(Result, frozen=True, kw_only=True):
     share_of_steps: float | None
 
 
-class DeviceSummary(Result, frozen=True, kw_only=True):
-    """The time of a device from its first activity to the end of its last; ``tracekit gpu`` has more.
-
-    Attributes:
-        name: The name of its process in the trace, such as "GPU 0".
-        span_ns: The whole time.
-        busy_ns: Time with a kernel, a copy or a fill.
-        idle_ns: The rest.
-        host_bound_ns: The part of ``idle_ns`` that ends with an activity launched after the device went idle.
-        compute_ns: Time with a kernel that computes.
-        communication_ns: Time with a kernel that communicates.
-        hidden_ns: Time with both.
-        memory_ns: Time with a copy or a fill.
-    """
-
-    name: str
-    span_ns: int
-    busy_ns: int
-    idle_ns: int
-    host_bound_ns: int
-    compute_ns: int
-    communication_ns: int
-    hidden_ns: int
-    memory_ns: int
-
-
 class GapSummary(Result, frozen=True, kw_only=True):
     """A time without slices on the training thread, or without activities on a device.
 
@@ -178,7 +153,7 @@ class RankSummary(Result, frozen=True, kw_only=True):
         stages: The stages of its steps, in the order within a step.
         unrecorded_ns: The time of the steps outside of all stages.
         loading: Waiting for data; null where no such marker was recorded.
-        devices: Its devices; empty where torch.profiler recorded none.
+        devices: Its devices; empty where torch.profiler recorded none. ``tracekit gpu`` has more.
         step_by_step: Its steps one by one.
     """
 
@@ -189,7 +164,7 @@ class RankSummary(Result, frozen=True, kw_only=True):
     stages: list[StageSummary]
     unrecorded_ns: int
     loading: LoadingSummary | None
-    devices: list[DeviceSummary]
+    devices: list[GPUTime]
     step_by_step: StepTable
 
     @property

@@ -5,27 +5,20 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
-from tracekit.explain.cells import NAME_HEAD, device_cells, name_rows, range_cells, step_cells
+from tracekit.explain.cells import DEVICE_TIMES, NAME_HEAD, device_cells, name_rows, range_cells, step_cells
 from tracekit.explain.text import duration, share, shortened, table
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tracekit.explain.summary_results import DeviceSummary, MarkerSummary, RankSummary, TraceSummary
+    from tracekit.explain.gpu import GPUTime
+    from tracekit.explain.summary_results import MarkerSummary, RankSummary, TraceSummary
 
 _MAX_RANKS: Final = 64
 _MAX_GAPS: Final = 5
 _ENDS: Final = ("least", "median", "most", "on rank")
-_DEVICE_SHARES: Final = {
-    "busy": "busy_ns",
-    "compute": "compute_ns",
-    "communication": "communication_ns",
-    "  during compute": "hidden_ns",
-    "copies and fills": "memory_ns",
-    "idle": "idle_ns",
-    "  waiting for launches": "host_bound_ns",
-}
+_DEVICE_SHARES: Final = {"busy": "busy_ns", **DEVICE_TIMES}
 
 
 def summary_lines(summary: TraceSummary, top: int, *, per_rank: bool = False) -> Iterator[str]:
@@ -160,7 +153,7 @@ def _devices(ranks: list[RankSummary], *, per_rank: bool) -> Iterator[str]:
         )
 
 
-def _part(device: DeviceSummary, key: str) -> float:
+def _part(device: GPUTime, key: str) -> float:
     return float(getattr(device, key)) / (device.span_ns or 1)
 
 

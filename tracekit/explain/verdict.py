@@ -11,8 +11,9 @@ from tracekit.explain.text import duration, share, shortened
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
+    from tracekit.explain.gpu import GPUTime
     from tracekit.explain.stragglers_results import StragglerReport
-    from tracekit.explain.summary_results import DeviceSummary, RankSummary
+    from tracekit.explain.summary_results import RankSummary
 
 _MUCH: Final = 0.1
 _TEXTS: Final = {
@@ -66,7 +67,7 @@ def _steps(timed: list[RankSummary]) -> str:
 
 
 def _bound(
-    timed: list[RankSummary], devices: list[tuple[int, DeviceSummary]], exposed: dict[int, dict[str, float]]
+    timed: list[RankSummary], devices: list[tuple[int, GPUTime]], exposed: dict[int, dict[str, float]]
 ) -> tuple[str, float | None, str]:
     """Return what limits the run, the share of the step that it explains, and the sentence."""
     loading = [

@@ -14,23 +14,13 @@ COLLECTIVE_NAMES: Final = "nccl:|gloo:|mpi:|ucc:|all_?reduce|reduce_?scatter|all
 LOADING_NAMES: Final = "data[ _-]?load|dataiter|next_batch|get_batch"
 """A case-insensitive pattern for slices that wait for data."""
 
-GPU_CATEGORIES: Final = frozenset(
-    f'"{name}"'.encode()
-    for name in (
-        "kernel",
-        "Kernel",
-        "gpu_memcpy",
-        "Memcpy",
-        "gpu_memset",
-        "Memset",
-        "gpu_user_annotation",
-        "cuda_sync",
-        "cuda_event",
-        "hardware_counters",
-        "mtia_ccp_events",
-        "collective_comm",
-    )
-)
+GPU_ACTIVITIES: Final = ("kernel", "Kernel", "gpu_memcpy", "Memcpy", "gpu_memset", "Memset", "collective_comm")
+"""Categories of the work of a device: kernels, copies and fills. Their text is a list in SQL."""
+
+GPU_SHADOWS: Final = ("gpu_user_annotation", "cuda_sync", "cuda_event", "hardware_counters", "mtia_ccp_events")
+"""Categories of other events on a device, such as copies of CPU slices."""
+
+GPU_CATEGORIES: Final = frozenset(f'"{name}"'.encode() for name in (*GPU_ACTIVITIES, *GPU_SHADOWS))
 """Categories (as JSON text) of events that happen on a device, not on a thread of the process."""
 
 _KINETO_KEYS: Final = frozenset({"schemaVersion", "deviceProperties", "distributedInfo", "traceName", "trace_id"})

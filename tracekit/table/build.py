@@ -37,7 +37,7 @@ def build_entry(
 
     Args:
         path: File or URL.
-        folder: A private folder, in which scratch files are created too.
+        folder: A private folder, also for scratch files.
         given_steps: Returns steps to use in place of those of the file; see `read_columns`.
         progress: Called with the number of unpacked bytes read so far.
 

@@ -215,7 +215,7 @@ def _nest_again(
 
 
 def _first_change_ns(database: Database, previous: Path, facts: FileFacts) -> int | None:
-    """Return the start of the first step that is new or has changed; None if there is none."""
+    """Return the start of the first step that is new or has changed; None without such a step."""
     source = database.read_parquet([previous / "steps.parquet"])
     old = database.run(f"SELECT start_ns, end_ns FROM {source} ORDER BY step_index")
     new = [(step.start_ns, step.end_ns) for step in facts.steps]

@@ -198,12 +198,7 @@ class EventTables:
         own = [pair for pair in found if pair[0] in heads and heads[pair[0]].is_rank_trace]
         others = [pair for pair in found if pair[0] in heads and not heads[pair[0]].is_rank_trace]
         left_out += self._take(own, heads, {})
-        steps: dict[int, list[tuple[int, ...]]] = {}
-        for entry in self._entries:
-            rank = heads[entry.path].rank
-            if entry.facts["has_batches"] and rank is not None and others:
-                steps.setdefault(rank, []).extend(self._steps(entry))
-        left_out += self._take(others, heads, steps)
+        left_out += self._take(others, heads, self._steps_of_ranks() if others and self._entries else {})
         if not self._entries:
             raise left_out[0] if left_out else ConfigError("the only traces there are results of a merge; name one")
         self.notes += [f"{error.path} is left out: {error.reason}" for error in left_out]
@@ -253,13 +248,18 @@ class EventTables:
                 errors.append(result)
         return errors
 
-    def _steps(self, entry: _Entry) -> list[tuple[int, ...]]:
-        """Return the steps of a file: number, start and end in ns since the epoch, evaluation, counts."""
-        base = entry.facts["base_ns"]
+    def _steps_of_ranks(self) -> dict[int, list[tuple[int, ...]]]:
+        """Return the batches of each rank: number, start and end in ns since the epoch, evaluation, counts."""
+        steps: dict[int, list[tuple[int, ...]]] = {}
         with self._scratch() as scratch, Database(scratch, Limits(threads=1)) as database:
-            source = database.read_parquet([entry.folder / "steps.parquet"])
-            columns = f"step, start_ns + {base}, end_ns + {base}, evaluation, {', '.join(COUNTS)}"
-            return database.run(f"SELECT {columns} FROM {source} ORDER BY step_index")
+            for entry in self._entries:
+                rank, base = entry.facts["rank"], entry.facts["base_ns"]
+                if entry.facts["has_batches"] and rank is not None:
+                    source = database.read_parquet([entry.folder / "steps.parquet"])
+                    columns = f"step, start_ns + {base}, end_ns + {base}, evaluation, {', '.join(COUNTS)}"
+                    found = database.run(f"SELECT {columns} FROM {source} ORDER BY step_index")
+                    steps.setdefault(rank, []).extend(found)
+        return steps
 
     @contextlib.contextmanager
     def _scratch(self) -> Iterator[Path]:

@@ -11,7 +11,7 @@ from tests.verdict_simulation import NOISES, STAGES, STEP_NS, WAIT, own_times, w
 from tracekit.explain.cycles import Cycles, find_cycles, stage_costs
 from tracekit.explain.outlier_steps import find_outlier_steps
 from tracekit.explain.slow_ranks import RankComparison, compare_ranks
-from tracekit.explain.warm_up import count_warm_up, warm_up_note
+from tracekit.explain.steps import count_warm_up, warm_up_note
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

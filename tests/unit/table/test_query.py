@@ -13,7 +13,7 @@ import pytest
 
 import tracekit
 from tests import both_cores
-from tracekit.errors import ConfigError, MissingExtraError, QueryError, StorageError, TraceFormatError
+from tracekit.errors import ConfigError, QueryError, StorageError, TraceFormatError
 from tracekit.table import jobs
 from tracekit.table.cache import TableCache, file_key, open_cache
 from tracekit.table.database import Limits
@@ -157,17 +157,6 @@ def test_slices_of_one_thread_in_several_files_nest_together(tmp_path: Path, cor
     ]
 
 
-def test_the_second_question_nests_no_shared_thread_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = [
-        write_rank_trace(tmp_path / "0.json", [x("forward", 0, 9)]),
-        write_torch(tmp_path / "1.json", [x("mm", 1, 2)]),
-    ]
-    sql = "SELECT name, depth, self_ns FROM events ORDER BY depth"
-    assert ask(paths, sql) == [("forward", 0, 7000), ("mm", 1, 2000)]
-    monkeypatch.setattr(SharedThreads, "build", None)
-    assert ask(paths, sql) == [("forward", 0, 7000), ("mm", 1, 2000)]
-
-
 @pytest.mark.parametrize("core", [True, False])
 def test_slices_with_equal_times_nest_in_the_order_of_their_begins(tmp_path: Path, core: bool) -> None:
     def event(phase: str, name: str, ts: int) -> dict[str, Any]:
@@ -293,11 +282,18 @@ def test_python_and_the_core_build_the_same_tables(tmp_path: Path, traces: RealT
 # The cache.
 
 
-def test_the_second_question_reads_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_torch(tmp_path / "t.json", STEPS)
-    first = ask(path, "SELECT * EXCLUDE (args) FROM events")
+def test_the_second_question_reads_no_trace_and_nests_no_shared_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [
+        write_rank_trace(tmp_path / "0.json", [x("forward", 0, 9)]),
+        write_torch(tmp_path / "1.json", [x("mm", 1, 2)]),
+    ]
+    sql = "SELECT name, depth, self_ns FROM events ORDER BY depth"
+    assert ask(paths, sql) == [("forward", 0, 7000), ("mm", 1, 2000)]
+    monkeypatch.setattr(SharedThreads, "build", None)
     monkeypatch.setattr(jobs, "build_entry", None)
-    assert ask(path, "SELECT * EXCLUDE (args) FROM events") == first
+    assert ask(paths, sql) == [("forward", 0, 7000), ("mm", 1, 2000)]
 
 
 def test_several_processes_build_the_same_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,13 +455,6 @@ def test_a_query_that_exceeds_a_limit_is_stopped(tmp_path: Path) -> None:
     assert len(ask(path, "SELECT name FROM events", limits=Limits(rows=5))) == 5
     with pytest.raises(QueryError, match=r"[Mm]emory"):
         ask(path, "SELECT list(range) FROM range(100000000)", limits=Limits(memory_bytes=50_000_000))
-
-
-def test_the_event_table_without_duckdb_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_torch(tmp_path / "t.json", STEPS)
-    monkeypatch.setitem(sys.modules, "duckdb", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'tracekit-ml\[explain\]'"):
-        ask(path, "SELECT 1")
 
 
 # Relations.
