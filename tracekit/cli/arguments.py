@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -115,15 +116,20 @@ def or_zero(parse: Callable[[str], int]) -> Callable[[str], int]:
     return lambda text: 0 if text == "0" else parse(text)
 
 
-def microseconds(text: str) -> int:
-    """Parse a number of microseconds of 0 or more. Return it in ns."""
+def number(text: str, least: float, most: float, what: str) -> float:
+    """Parse a number within limits; ``what`` describes it in the message about another one."""
     try:
         value = float(text)
     except ValueError:
-        value = -1.0
-    if not 0 <= value <= _MAX_US:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of microseconds from 0 to {_MAX_US:,}")
-    return round(value * 1000)
+        value = math.nan
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of {what}")
+    return value
+
+
+def microseconds(text: str) -> int:
+    """Parse a number of microseconds of 0 or more. Return it in ns."""
+    return round(1000 * number(text, 0, _MAX_US, f"microseconds from 0 to {_MAX_US:,}"))
 
 
 def port(text: str) -> int:
@@ -144,13 +150,7 @@ def percentage(text: str) -> float:
 
 def seconds(text: str) -> float:
     """Parse a number of seconds of 0 or more."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 on")
-    return value
+    return number(text, 0, sys.float_info.max, "seconds from 0 on")
 
 
 def suggestion(word: str, known: Sequence[str]) -> str:

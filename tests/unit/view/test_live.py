@@ -18,7 +18,7 @@ from tracekit.testing import FakeClock
 from tracekit.view.live import Watch, stages
 from tracekit.view.live import watch as watching
 from tracekit.view.live.processes import Machine
-from tracekit.view.live.states import CUT_AFTER_NS, RankSignals, classify
+from tracekit.view.live.states import CUT_AFTER_NS, classify
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -233,7 +233,7 @@ def test_the_rule(known: dict[str, Any], state: str) -> None:
         "quiet_ns": 0,
         **known,
     }
-    found, reason = classify(RankSignals(**evidence))
+    found, reason = classify(**evidence)
     assert found == state
     assert reason
 
