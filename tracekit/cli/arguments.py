@@ -112,7 +112,7 @@ def positive(text: str) -> int:
 
 
 def or_zero(parse: Callable[[str], int]) -> Callable[[str], int]:
-    """Return a function that parses as another one, and accepts 0 as well."""
+    """Return a function that also accepts 0."""
     return lambda text: 0 if text == "0" else parse(text)
 
 
