@@ -248,7 +248,7 @@ def test_without_scripts_everything_can_be_read_and_merged(browser: Browser, roo
             scripts=False,
         )
 
-    assert "Markers and operators, by the total times of the ranks" in seen.pages["run"]["text"]
+    assert "Markers with the longest total time, and the total times of the ranks" in seen.pages["run"]["text"]
     assert "Download the trace" in seen.pages["timeline"]["text"]
     assert "Open in Perfetto" not in seen.pages["timeline"]["text"], "a button that does nothing is not shown"
 

@@ -140,19 +140,24 @@ def positive(text: str) -> int:
 
 
 def or_zero(parse: Callable[[str], int]) -> Callable[[str], int]:
-    """Return a function that parses as another one, and accepts 0 as well."""
+    """Return a function that also accepts 0."""
     return lambda text: 0 if text == "0" else parse(text)
+
+
+def number(text: str, least: float, most: float, what: str) -> float:
+    """Parse a number within limits; ``what`` describes it in the message about another one."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of {what}")
+    return value
 
 
 def microseconds(text: str) -> int:
     """Parse a number of microseconds of 0 or more. Return it in ns."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= _MAX_US:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of microseconds from 0 to {_MAX_US:,}")
-    return round(value * 1000)
+    return round(1000 * number(text, 0, _MAX_US, f"microseconds from 0 to {_MAX_US:,}"))
 
 
 def port(text: str) -> int:

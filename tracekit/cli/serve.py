@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import socket
 import tempfile
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import add_uis, chosen_ui, local_path, or_zero, port
+from tracekit.cli.arguments import add_uis, chosen_ui, local_path, number, or_zero, port
 from tracekit.cli.terminal import OK, complain, print_json, print_lines
 from tracekit.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    import argparse
 
 _GB: Final = 1_000_000_000
 
@@ -129,10 +131,4 @@ def _announce(args: argparse.Namespace, listener: socket.socket, access: Any, se
 
 
 def _gigabytes(text: str) -> int:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of gigabytes above 0")
-    return round(number * _GB)
+    return round(_GB * number(text, 1 / _GB, 1e9, "gigabytes above 0"))

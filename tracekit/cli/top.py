@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import importlib
@@ -12,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import add_inside
+from tracekit.cli.arguments import add_inside, number
 from tracekit.cli.terminal import OK, PROBLEMS, print_json, print_lines, printable
 from tracekit.errors import ConfigError, StorageError
 from tracekit.explain.text import table
@@ -22,6 +21,8 @@ from tracekit.view.live.screen import ORDERS, RunTable, run_table
 from tracekit.view.live.states import CUT_AFTER_NS, look_document
 
 if TYPE_CHECKING:
+    import argparse
+
     from tracekit.view.live import RunState
 
 _MIN_WIDTH: Final = 40
@@ -185,13 +186,7 @@ def _print_table(found: RunTable) -> None:
 
 
 def _interval(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not _MIN_INTERVAL_S <= value <= 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from {_MIN_INTERVAL_S} on")
-    return value
+    return number(text, _MIN_INTERVAL_S, 1e6, f"seconds from {_MIN_INTERVAL_S} on")
 
 
 class Screen:

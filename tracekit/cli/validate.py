@@ -10,6 +10,7 @@ from tracekit.cli.arguments import add_traces
 from tracekit.cli.terminal import FAILED, OK, PROBLEMS, complain, print_json, print_lines
 from tracekit.errors import StorageError, TraceFormatError
 from tracekit.storage import without_secrets
+from tracekit.wording import counted
 
 if TYPE_CHECKING:
     import argparse
@@ -79,9 +80,9 @@ def _print(report: ValidationReport, *, quiet: bool, strict: bool) -> None:
             print_lines(f"{report.file}: [{rule}] {count - shown.get(rule, 0)} more")
     verdict = "ok" if _all_fine([report], strict=strict) else "problems"
     found = [
-        _count(number, word) for number, word in ((report.errors, "error"), (report.warnings, "warning")) if number
+        counted(number, word) for number, word in ((report.errors, "error"), (report.warnings, "warning")) if number
     ]
-    line = f"{report.file}: {verdict}: {_count(report.events, _COUNTED.get(report.form, 'event'))}"
+    line = f"{report.file}: {verdict}: {counted(report.events, _COUNTED.get(report.form, 'event'))}"
     print_lines(", ".join([line, *found]))
     if report.not_checked:
         print_lines(f"{report.file}: the schemas were not applied: {report.not_checked}", stream=sys.stderr)
@@ -89,14 +90,10 @@ def _print(report: ValidationReport, *, quiet: bool, strict: bool) -> None:
 
 def _summary(reports: list[ValidationReport], unreadable: int) -> str:
     parts = [
-        _count(len(reports) + unreadable, "file"),
-        _count(sum(report.errors for report in reports), "error"),
-        _count(sum(report.warnings for report in reports), "warning"),
+        counted(len(reports) + unreadable, "file"),
+        counted(sum(report.errors for report in reports), "error"),
+        counted(sum(report.warnings for report in reports), "warning"),
     ]
     if unreadable:
         parts.append(f"{unreadable} unreadable")
     return ", ".join(parts)
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"

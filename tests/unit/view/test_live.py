@@ -18,7 +18,7 @@ from tracekit.testing import FakeClock
 from tracekit.view.live import Watch, stages
 from tracekit.view.live import watch as watching
 from tracekit.view.live.processes import Machine
-from tracekit.view.live.states import CUT_AFTER_NS, RankSignals, classify
+from tracekit.view.live.states import CUT_AFTER_NS, classify
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -233,7 +233,7 @@ def test_the_rule(known: dict[str, Any], state: str) -> None:
         "quiet_ns": 0,
         **known,
     }
-    found, reason = classify(RankSignals(**evidence))
+    found, reason = classify(**evidence)
     assert found == state
     assert reason
 
@@ -263,31 +263,20 @@ def test_what_does_not_grow_is_cut_after_a_while_and_lives_again_when_it_does(tm
     assert (rank.state, rank.quiet_ns) == ("recording", 0)
 
 
-def test_the_first_look_goes_by_the_time_of_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("later_s", "cut_after_s", "state"),
+    [(85, 90, "recording"), (200, 90, "cut"), (4, 5, "recording"), (6, 5, "cut"), (-1000, 90, "recording")],
+)
+def test_the_first_look_goes_by_the_time_of_the_file(
+    tmp_path: Path, later_s: int, cut_after_s: float, state: str
+) -> None:
     now = Now(tmp_path)
     killed(tmp_path, FakeClock())
     os.utime(file_of(tmp_path), ns=(now.wall_ns, now.wall_ns))  # however long that took
-    now.advance(200 * S)
-    rank = only_rank(Watch(str(tmp_path), clock=now.clock))
-    assert rank.state == "cut"
-    assert 199 * S < rank.quiet_ns < 201 * S
-
-
-def test_a_storage_whose_clock_is_ahead_cuts_nothing(tmp_path: Path) -> None:
-    now = Now(tmp_path)
-    killed(tmp_path, FakeClock())
-    now.advance(-1000 * S)
-    rank = only_rank(Watch(str(tmp_path), clock=now.clock))
-    assert (rank.state, rank.quiet_ns) == ("recording", 0)
-
-
-def test_how_long_may_be_said(tmp_path: Path) -> None:
-    now = Now(tmp_path)
-    killed(tmp_path, FakeClock())
-    watch = Watch(str(tmp_path), clock=now.clock, cut_after_s=5)
-    assert only_rank(watch).state == "recording"
-    now.advance(6 * S)
-    assert only_rank(watch).state == "cut"
+    now.advance(later_s * S)
+    rank = only_rank(Watch(str(tmp_path), clock=now.clock, cut_after_s=cut_after_s))
+    assert rank.state == state
+    assert abs(rank.quiet_ns - max(0, later_s) * S) < S, "a clock of the storage that is ahead counts as now"
 
 
 def test_a_process_that_runs_is_not_cut_and_one_that_is_gone_is_at_once(

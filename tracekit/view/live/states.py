@@ -27,32 +27,17 @@ late.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class RankSignals:
-    """The facts about a recording that `classify` uses.
-
-    Attributes:
-        there: It has a file.
-        read: The file was read to its end; large ones take several looks.
-        ended: It has its summary, or the index of an object store says "complete".
-        closed: Its newest file has the end of the array; files of a rotation have it too.
-        remote: It is on an object store, where every file is closed.
-        alive: Its process runs; None if that is unknown.
-        quiet_ns: Time since the last growth.
-        cut_after_ns: Limit of that time.
-    """
-
-    there: bool
-    read: bool
-    ended: bool
-    closed: bool
-    remote: bool
-    alive: bool | None
-    quiet_ns: int
-    cut_after_ns: int = CUT_AFTER_NS
-
-
-def classify(signals: RankSignals) -> tuple[State, str]:
+def classify(
+    *,
+    there: bool,
+    read: bool,
+    ended: bool,
+    closed: bool,
+    remote: bool,
+    alive: bool | None,
+    quiet_ns: int,
+    cut_after_ns: int = CUT_AFTER_NS,
+) -> tuple[State, str]:
     """Return the state of a rank, and the reason in words.
 
     The first that holds:
@@ -64,20 +49,30 @@ def classify(signals: RankSignals) -> tuple[State, str]:
        handlers that write a file for each window have no summary when they end between two; else *cut*. On an object store
        every file is closed: *cut*.
     5. Else *recording*.
+
+    Args:
+        there: It has a file.
+        read: The file was read to its end; large ones take several looks.
+        ended: It has its summary, or the index of an object store says "complete".
+        closed: Its newest file has the end of the array; files of a rotation have it too.
+        remote: It is on an object store, where every file is closed.
+        alive: Its process runs; None if that is unknown.
+        quiet_ns: Time since the last growth.
+        cut_after_ns: Limit of that time.
     """
-    if not signals.there:
+    if not there:
         return "lost", "its file was removed"
-    if signals.ended:
+    if ended:
         return "finished", "the recording has ended"
-    if signals.alive:
+    if alive:
         return "recording", "its process runs"
-    if not signals.read:
+    if not read:
         return "recording", "it has not been read to its end yet"
-    gone = signals.alive is False
-    if gone or signals.quiet_ns > signals.cut_after_ns:
-        if signals.closed and not signals.remote:
+    gone = alive is False
+    if gone or quiet_ns > cut_after_ns:
+        if closed and not remote:
             return "finished", "its file is complete, and no other came"
-        return "cut", "its process is gone" if gone else f"nothing came for {signals.quiet_ns / 1e9:,.0f} s"
+        return "cut", "its process is gone" if gone else f"nothing came for {quiet_ns / 1e9:,.0f} s"
     return "recording", "it was written to lately"
 
 

@@ -15,7 +15,7 @@ from tracekit.view.live.processes import Machine
 from tracekit.view.live.progress import ProgressTracker
 from tracekit.view.live.runs import RunFiles, group_runs, run_state
 from tracekit.view.live.stages import Labels
-from tracekit.view.live.states import CUT_AFTER_NS, Look, RankSignals, RankState, RunState, classify
+from tracekit.view.live.states import CUT_AFTER_NS, Look, RankState, RunState, classify
 from tracekit.view.live.tail import PIECE_BYTES, ChangedError
 
 if TYPE_CHECKING:
@@ -190,16 +190,14 @@ class Watch:
         quiet_ns = max(0, now_ns - process.changed_ns)
         ended = process.has_ended or (head.run_id, head.rank, head.attempt, head.pid) in self._complete
         state, reason = classify(
-            RankSignals(
-                there=not process.vanished,
-                read=not process.unread_bytes,
-                ended=ended,
-                closed=newest.closed,
-                remote=self._store.remote,
-                alive=None if ended else self._is_alive(process, quiet_ns),
-                quiet_ns=quiet_ns,
-                cut_after_ns=max(self._cut_after_ns, 3 * process.pace_ns if self._store.remote else 0),
-            )
+            there=not process.vanished,
+            read=not process.unread_bytes,
+            ended=ended,
+            closed=newest.closed,
+            remote=self._store.remote,
+            alive=None if ended else self._is_alive(process, quiet_ns),
+            quiet_ns=quiet_ns,
+            cut_after_ns=max(self._cut_after_ns, 3 * process.pace_ns if self._store.remote else 0),
         )
         progress = process.result()
         if state == "finished":

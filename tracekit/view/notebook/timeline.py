@@ -11,6 +11,7 @@ from tracekit.markup import plain
 from tracekit.traces.pairs import OpenSlices
 from tracekit.view.report.axes import TIMES, axis
 from tracekit.view.report.drawing import cut
+from tracekit.view.report.plot_style import CATEGORIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,8 +26,6 @@ _MAX_SPANS: Final = 2000
 _MAX_DEPTH: Final = 12
 _MAX_TRACKS: Final = 24
 _CHARACTER: Final = 6.6  # the width of a letter at 11 px, about
-# Light enough for dark text; the most distinguishable ones first (after Okabe and Ito).
-_COLOURS: Final = ("#8ecae6", "#ffd166", "#a8dadc", "#f4a261", "#b5e48c", "#cdb4db", "#ffafcc", "#d4d4aa")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ def timeline_svg(spans: Sequence[Span], title: str) -> str:
     scale = (_WIDTH - _LABEL_WIDTH) / length
     # The longest have different colours.
     names = [total.name for total in totals(spans)]
-    colours = {name: _COLOURS[number % len(_COLOURS)] for number, name in enumerate(names)}
+    colours = {name: CATEGORIES[number % len(CATEGORIES)] for number, name in enumerate(names)}
     parts: list[str] = []
     top = _AXIS
     for row in rows:
