@@ -18,7 +18,7 @@ from tracekit.formats.rank_trace import COMPANION_EVENT
 from tracekit.handlers.base import Recording, Summary, TraceHandler
 from tracekit.handlers.end_merge import DEFAULT_TIMEOUT_S, EndMerge
 from tracekit.handlers.gap import Gap, count_events, newest_ns, span_ns
-from tracekit.handlers.live_file import PRIVATE_MODE, make_folder
+from tracekit.handlers.live_file import PRIVATE_MODE
 from tracekit.handlers.merge_process import report_merges
 from tracekit.handlers.open_slices import OpenSlices
 from tracekit.handlers.rank_file import RankFile, clock_metadata, offset_metadata
@@ -175,7 +175,6 @@ class JSONTraceHandler(TraceHandler):
         elif merge_every_window or log_to is not None:
             option = "merge_every_window=True" if merge_every_window else "log_to="
             raise ConfigError(f"{option} needs merged_filename=")
-        self._mode = mode
         self._files = RankFiles(self._name, self._retention, spool=spool, spool_bytes=spool_bytes, mode=mode)
         self._recording: Recording | None = None
         self._file: RankFile | None = None
@@ -265,7 +264,6 @@ class JSONTraceHandler(TraceHandler):
 
     def open(self, recording: Recording) -> None:
         """Make the file, so that a wrong name or folder shows before training starts."""
-        self._name.check(recording.process)
         if self._merge is not None:
             self._merge.open(recording)
         self._recording = recording
@@ -275,10 +273,6 @@ class JSONTraceHandler(TraceHandler):
         if not self._name.per_window and recording.process.parent_pid is None:
             self._file = self._files.begin(recording, recording.timestamp, first=True)
             self._begun_at.append((self._file.name, int(recording.timestamp.batch)))
-        else:
-            path = self._name.format(recording.process, recording.timestamp)
-            if not storage.is_remote(path):
-                make_folder(Path(path).parent, path, self._mode)
 
     def process_events(self, batch: EventBatch) -> None:
         """Write a batch, to a new file where one is due."""

@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 from collections import deque
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
@@ -16,7 +15,7 @@ from tracekit.errors import ConfigError, StorageError
 from tracekit.formats.rank_trace import COMPANION_EVENT, DUMP_EVENT
 from tracekit.handlers.base import Recording, TraceHandler
 from tracekit.handlers.event_ring import EventRing
-from tracekit.handlers.live_file import PRIVATE_MODE, make_folder
+from tracekit.handlers.live_file import PRIVATE_MODE
 from tracekit.handlers.rank_file import clock_metadata, offset_metadata
 from tracekit.handlers.rank_files import RankFiles, trace_name
 from tracekit.handlers.rotation import Retention
@@ -92,11 +91,9 @@ class FlightRecorder(TraceHandler):
         num_traces_to_keep: int | None = None,
         mode: int = PRIVATE_MODE,
     ) -> None:
-        self._name = trace_name(filename, "dump")
-        if not self._name.numbered and "batch" not in self._name.fields:
-            raise ConfigError(
-                f"file name {shown(self._name.template)} is the same for every dump; put {{dump}} into it"
-            )
+        name = trace_name(filename, "dump")
+        if not name.numbered and "batch" not in name.fields:
+            raise ConfigError(f"file name {shown(name.template)} is the same for every dump; put {{dump}} into it")
         check_seconds("seconds", seconds)
         check_whole("max_bytes", max_bytes)
         if max_bytes < _LEAST_BYTES:
@@ -105,8 +102,7 @@ class FlightRecorder(TraceHandler):
         self._exceptions = ExceptionTrigger(self._uncaught) if excepthooks else None
         self.hooks = [hook for hook in (self._signal, self._exceptions) if hook is not None]
         self._slow_steps = None if slow_step is None else SlowSteps(slow_step)
-        self._files = RankFiles(self._name, Retention(num_traces_to_keep), mode=mode)
-        self._mode = mode
+        self._files = RankFiles(name, Retention(num_traces_to_keep), mode=mode)
         self._on_exception = on_exception
         self._on_close = on_close
         self._ring = EventRing(round(seconds * 1e9), max_bytes)
@@ -139,13 +135,9 @@ class FlightRecorder(TraceHandler):
 
     def open(self, recording: Recording) -> None:
         """Make the folder, so that a wrong one shows before training starts."""
-        self._name.check(recording.process)
+        self._files.open(recording)
         self._recording = recording
         self._timestamp = recording.timestamp
-        path = self._name.format(recording.process, recording.timestamp)
-        if not storage.is_remote(path):
-            make_folder(Path(path).parent, path, self._mode)
-        self._files.open(recording)
 
     def stopping(self, error: BaseException | None) -> None:
         """Note the exception that ends the recording."""

@@ -11,7 +11,7 @@ from tracekit.arguments import check_path, check_whole
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import ConfigError, StorageError
 from tracekit.formats.segment_index import index_name
-from tracekit.handlers.live_file import PRIVATE_MODE, NameTakenError, check_mode, name_taken
+from tracekit.handlers.live_file import PRIVATE_MODE, NameTakenError, check_mode, make_folder, name_taken
 from tracekit.handlers.rank_file import RankFile
 from tracekit.naming import FileName, shown
 from tracekit.outbox.outbox import Outbox, PackingOutbox
@@ -72,13 +72,17 @@ class RankFiles:
         self._name_at: dict[Path, str] = {}  # names of the finished files on this machine
 
     def open(self, recording: Recording) -> None:
-        """Get ready for files; start a thread for packing and uploading, if they are needed.
+        """Make the folder of local files; start a thread for packing and uploading, if they are needed.
 
         Raises:
-            ConfigError: Another recording has this name.
+            ConfigError: Two ranks or attempts would have the same name.
             StorageError: Nothing can be written there.
         """
         name, process = self._name.template, recording.process
+        self._name.check(process)
+        path = self._name.format(process, recording.timestamp)
+        if not is_remote(path):
+            make_folder(Path(path).parent, path, self._mode)
         if is_remote(name):
             from tracekit.outbox.remote import UploadingOutbox  # here: local files need none
 

@@ -73,7 +73,7 @@ class Play:
         self.use = use
         self.threads = threads
         self.is_recording = self.is_attached = True
-        self.left = 0  # slices that are not recorded, and whose threads do not exist in the child
+        self.left = 0  # unrecorded slices of threads that do not exist in the child
         # By thread: the call that ends each open slice, and (start, track) of a recorded one.
         self.open: list[list[tuple[Callable[[], object], tuple[int, int] | None]]] = [[] for _ in threads]
 
