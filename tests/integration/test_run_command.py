@@ -544,6 +544,19 @@ def test_the_variable_does_the_same_without_the_command(tmp_path: Path) -> None:
     assert "tracekit: this process is not recorded: folder traces/{rank}: {run_id} is the only field" in done.stderr
 
 
+def test_the_variable_records_without_the_library_of_a_service(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    shutil.copy(ROOT / "tracekit" / "auto" / "tracekit-auto.pth", site)
+    script = write(tmp_path, LOOP + "train(3)")
+    code = f"import runpy, site, sys; sys.modules['wandb'] = None; site.addsitedir({str(site)!r}); runpy.run_path({script!r})"
+    variables = {"TRACEKIT_AUTO": "1", "TRACEKIT_RUN_ID": "run", "TRACEKIT_LOG_TO": "wandb"}
+    done = execute(tmp_path / "on", PYTHON, "-c", code, **variables)
+    assert done.returncode == 0, done.stderr
+    assert "the merged trace will not be logged: log_to=wandb needs wandb: pip install" in done.stderr
+    assert slices(tmp_path / "on" / "traces" / "run" / "merged-0.json.gz")["batch"] == 3
+
+
 def test_options_come_from_the_command_line_then_the_environment_then_the_file(tmp_path: Path) -> None:
     script = write(tmp_path, LOOP + "train(6)")
     (tmp_path / "pyproject.toml").write_text(

@@ -16,11 +16,13 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
+from tracekit.arguments import check_service
 from tracekit.auto.extensions import load_handlers, load_sources
 from tracekit.auto.notes import note
 from tracekit.auto.options import RunOptions
 from tracekit.auto.step_window import StepWindow
 from tracekit.distributed import ProcessInfo, detect_process
+from tracekit.errors import MissingExtraError
 from tracekit.handlers.chrome_json import JSONTraceHandler
 from tracekit.handlers.flight_recorder import FlightRecorder
 from tracekit.imports import act_on_imported
@@ -235,9 +237,20 @@ def _handlers(options: RunOptions) -> list[TraceHandler]:
         limits |= {
             "merged_filename": options.merged,
             "merge_timeout": max(1.0, options.merge_timeout_s),  # of 0 a handler makes nothing
-            "log_to": options.log_to,
+            "log_to": _available_service(options.log_to),
         }
     return [JSONTraceHandler(f"{name}-part{{part:04d}}.json", **limits)]
+
+
+def _available_service(service: str | None) -> str | None:
+    """Return the service if its library is installed. Otherwise log a warning; the recording goes on without it."""
+    if service is not None:
+        try:
+            check_service(service, "log_to=")
+        except MissingExtraError as error:
+            logger.warning("tracekit: the merged trace will not be logged: %s", error)
+            return None
+    return service
 
 
 def _sources(options: RunOptions, process: ProcessInfo, *, is_jax: bool) -> list[Source]:
