@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from statistics import median_low
+from statistics import median
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tracekit.explain.cells import DEVICE_TIMES
@@ -63,10 +63,10 @@ def _gpus(gpus: Sequence[GPUTime], *, per_rank: bool) -> Iterator[str]:
     rows = []
     for name, key in DEVICE_TIMES.items():
         shares = sorted((getattr(gpu, key) / (gpu.span_ns or 1), _rank(gpu.rank)) for gpu in gpus)
-        least, median, most = shares[0], median_low(shares), shares[-1]
-        rows.append((name, share(median[0]), share(least[0]), share(most[0]), most[1]))
+        most, rank = shares[-1]
+        rows.append((name, share(shares[0][0]), share(median(value for value, _ in shares)), share(most), rank))
     if len(gpus) > 1:
-        yield from table(("", "median", "least", "most", "on rank"), rows)
+        yield from table(("", "least", "median", "most", "on rank"), rows)
     else:
         yield from table(("", ""), [row[:2] for row in rows])
 
