@@ -26,7 +26,7 @@ from tracekit.explain.summary_results import (
 from tracekit.explain.verdict import verdict_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from tracekit.arguments import Paths
     from tracekit.explain.arrays import Ints
@@ -46,7 +46,10 @@ _MARKERS: Final = """
 SELECT rank, label, count(*), sum(duration_ns) AS total_ns, sum(self_ns), avg(duration_ns),
     quantile_disc(duration_ns, [0.5, 0.95, 0.99]), sum(duration_ns) FILTER (step IS NOT NULL), min(start_ns),
     max(start_ns + duration_ns)
-FROM slice GROUP BY rank, label ORDER BY rank, total_ns DESC, label"""
+FROM slice WHERE {ranks} GROUP BY rank, label ORDER BY rank, total_ns DESC, label"""
+
+_MAX_COUNTED: Final = 20_000_000
+"""Slices in one statement: exact percentiles keep all durations in memory."""
 
 
 def summarize_traces(
@@ -132,7 +135,8 @@ def _markers(run: Run) -> tuple[list[MarkerSummary], dict[int, int]]:
     totals = {rank: int(steps.durations.astype(float).sum()) for rank, steps in run.steps.ranks.items()}
     found = []
     spans: dict[int, tuple[int, int]] = {}
-    for rank, label, count, total, self_ns, mean, (p50, p95, p99), in_steps, *span in run.database.run(_MARKERS):
+    rows = (row for ranks in _rank_groups(run) for row in run.database.run(_MARKERS.format(ranks=ranks)))
+    for rank, label, count, total, self_ns, mean, (p50, p95, p99), in_steps, *span in rows:
         name, category, kind = run.labels[label]
         first, last = spans.get(rank, span)
         spans[rank] = min(first, span[0]), max(last, span[1])
@@ -153,6 +157,26 @@ def _markers(run: Run) -> tuple[list[MarkerSummary], dict[int, int]]:
             )
         )
     return found, {rank: last - first for rank, (first, last) in spans.items()}
+
+
+def _rank_groups(run: Run) -> Iterator[str]:
+    """Yield conditions on ``rank``: one for a run, or for each group of ranks of a large run."""
+    if sum(events for _, events in run.files) <= _MAX_COUNTED:
+        yield "true"
+        return
+    group: list[int] = []
+    size = 0
+    for rank, events in run.database.run("SELECT coalesce(rank, -1), count(*) FROM events GROUP BY 1 ORDER BY 1"):
+        if group and size + events > _MAX_COUNTED:
+            yield _one_of(group)
+            group, size = [], 0
+        group.append(rank)
+        size += events
+    yield _one_of(group)
+
+
+def _one_of(ranks: list[int]) -> str:
+    return f"rank IN ({', '.join(map(str, ranks))})"
 
 
 def _devices(run: Run) -> tuple[dict[int, list[GPUTime]], list[GapSummary]]:

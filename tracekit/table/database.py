@@ -7,18 +7,23 @@ import json
 import re
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tracekit.errors import MissingExtraError, QueryError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
+
+T = TypeVar("T")
 
 # No comments: what follows must be the statement that the engine explains.
 _EXPLAIN: Final = re.compile(r"\s*explain\b(?:\s+analyze\b)?(?:\s*\([\w\s,]*\))?", re.IGNORECASE)
 _ALLOWED: Final = frozenset({"SELECT", "EXPLAIN"})
+_FIRST_MEMORY_BYTES: Final = 350 * 10**6
+"""Memory that tracekit's own statements get at first. They all use the disk beyond it, except aggregates that keep values."""
+
 _TYPES: Final = {int: "BIGINT", float: "DOUBLE", str: "VARCHAR", bool: "BOOLEAN"}
 
 
@@ -67,9 +72,11 @@ class Database:
         import duckdb
 
         self._limits = limits
+        self._memory_bytes = min(limits.memory_bytes, _FIRST_MEMORY_BYTES)
         self._errors: tuple[type[Exception], ...] = (duckdb.Error,)
+        self._out_of_memory: type[Exception] = duckdb.OutOfMemoryException
         config: dict[str, Any] = {
-            "memory_limit": f"{limits.memory_bytes // 10**6}MB",
+            "memory_limit": _memory(self._memory_bytes),
             "temp_directory": str(scratch),
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
@@ -100,8 +107,7 @@ class Database:
         Raises:
             QueryError: The engine has failed.
         """
-        with self._raising():
-            return list(self._connection.execute(sql).fetchall())
+        return list(self._ask(lambda: self._connection.execute(sql).fetchall()))
 
     def columns(self, sql: str) -> dict[str, Any]:
         """Run a statement and return its columns by name, as arrays of numpy, which must be installed.
@@ -109,15 +115,24 @@ class Database:
         Raises:
             QueryError: The engine has failed.
         """
-        with self._raising():
-            return dict(self._connection.execute(sql).fetchnumpy())
+        return dict(self._ask(lambda: self._connection.execute(sql).fetchnumpy()))
 
-    @contextlib.contextmanager
-    def _raising(self) -> Iterator[None]:
+    def _ask(self, ask: Callable[[], T]) -> T:
+        """Return an answer; ask again with all memory of the limits if the engine runs out of its first share."""
         try:
-            yield
+            try:
+                return ask()
+            except self._out_of_memory:
+                if self._memory_bytes == self._limits.memory_bytes:
+                    raise
+                self._allow_all_memory()
+                return ask()
         except self._errors as error:
             raise QueryError(f"the event table cannot be used: {_first_line(error)}") from error
+
+    def _allow_all_memory(self) -> None:
+        self._memory_bytes = self._limits.memory_bytes
+        self._connection.execute(f"SET memory_limit='{_memory(self._memory_bytes)}'")
 
     def write_parquet(self, sql: str, path: Path) -> None:
         """Write the rows of a query as Parquet, in their order.
@@ -172,6 +187,7 @@ class Database:
 
     def lock(self, paths: Sequence[Path]) -> None:
         """Refuse, from now on and for good, to open other files than some, to load extensions and to change settings."""
+        self._allow_all_memory()  # a statement of a user is run once
         self.run(f"SET allowed_paths=[{', '.join(map(_quoted, paths))}]")
         self.run("SET enable_external_access=false")
         self.run("SET lock_configuration=true")
@@ -294,6 +310,10 @@ _PARQUET: Final = "COMPRESSION snappy, PARQUET_VERSION v2"
 
 def _quoted(path: Path) -> str:
     return "'" + str(path).replace("'", "''") + "'"
+
+
+def _memory(size_bytes: int) -> str:
+    return f"{size_bytes // 10**6}MB"
 
 
 def _first_line(error: Exception) -> str:
