@@ -101,7 +101,7 @@ def read_collectives(run: Run) -> dict[int, list[Collective]]:
     if not count:
         return {}
     found: dict[tuple[int, int], CollectiveCollector] = {}
-    for rank, file, pid, tid, category, name, start_ns, duration_ns, args in run.with_args.run(
+    for rank, file, pid, tid, category, name, start_ns, duration_ns, args in run.with_args.iterate(
         _EVENTS.format(named=_NAMED, most=4 * _MAX_EVENTS)
     ):
         event = Event(

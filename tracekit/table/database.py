@@ -21,6 +21,7 @@ T = TypeVar("T")
 # No comments: what follows must be the statement that the engine explains.
 _EXPLAIN: Final = re.compile(r"\s*explain\b(?:\s+analyze\b)?(?:\s*\([\w\s,]*\))?", re.IGNORECASE)
 _ALLOWED: Final = frozenset({"SELECT", "EXPLAIN"})
+_BATCH_ROWS: Final = 10_000
 _FIRST_MEMORY_BYTES: Final = 350 * 10**6
 """Memory that tracekit's own statements get at first. They all use the disk beyond it, except aggregates that keep values."""
 
@@ -116,6 +117,20 @@ class Database:
             QueryError: The engine has failed.
         """
         return dict(self._ask(lambda: self._connection.execute(sql).fetchnumpy()))
+
+    def iterate(self, sql: str) -> Iterator[tuple[Any, ...]]:
+        """Run a statement and yield its rows; only some of them are in memory.
+
+        Raises:
+            QueryError: The engine has failed.
+        """
+        self._allow_all_memory()  # rows that were yielded cannot be asked for again
+        try:
+            result = self._connection.execute(sql)
+            while rows := result.fetchmany(_BATCH_ROWS):
+                yield from rows
+        except self._errors as error:
+            raise QueryError(f"the event table cannot be used: {_first_line(error)}") from error
 
     def _ask(self, ask: Callable[[], T]) -> T:
         """Return an answer; ask again with all memory of the limits if the engine runs out of its first share."""
