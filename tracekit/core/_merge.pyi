@@ -142,6 +142,9 @@ class Rewriter:
     def noted(self) -> bytes:
         """Return the events since the last call, with commas between, whose names begin with ``noted_name``."""
 
+    def overlaps(self) -> bool:
+        """Return True if two slices of a track are known to overlap, so that `finish` will find patches."""
+
     def counts(self) -> dict[str, int]:
         """Return how many events of this input were written, by phase; without those of `append`."""
 

@@ -42,6 +42,7 @@ static enum outcome follow_slice(LaneLog *log, int64_t start, int64_t end, uint6
     int overlaps = top != NULL && end != OPEN_END && (end > top->end || (top->end == OPEN_END && top->start == start));
     if (overlaps || count >= MAX_DEPTH) {
         log->tangled = 1;
+        log->overlaps = overlaps && top->end != OPEN_END && top->start < start;
         return DONE;
     }
     OpenSlice slice = {start, end, label};

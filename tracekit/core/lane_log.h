@@ -36,6 +36,7 @@ typedef struct {
     size_t count;                 /* entries */
     uint32_t lanes;               /* found by `assign_lanes`: 1 for those of a track that nests */
     unsigned char tangled, pairs; /* not known to nest; has B or E */
+    unsigned char overlaps;       /* two X are known to overlap */
     unsigned char durations, snaps; /* places of durations are noted; small overlaps are snapped */
     Buffer tids;                  /* of the lanes from 1 on */
 } LaneLog;

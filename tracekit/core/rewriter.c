@@ -308,6 +308,16 @@ static PyObject *Rewriter_noted(PyObject *object, PyObject *unused)
     return take_texts((Rewriter *)object, &((Rewriter *)object)->noted);
 }
 
+static PyObject *Rewriter_overlaps(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    Rewriter *self = (Rewriter *)object;
+    for (size_t i = 0; i < LOG_COUNT(self); i++)
+        if (LOGS(self)[i].overlaps)
+            Py_RETURN_TRUE;
+    Py_RETURN_FALSE;
+}
+
 static PyObject *Rewriter_counts(PyObject *object, PyObject *unused)
 {
     (void)unused;
@@ -553,6 +563,7 @@ static PyMethodDef methods[] = {
     {"take", Rewriter_take, METH_NOARGS, "See _merge.pyi."},
     {"metadata", Rewriter_metadata, METH_NOARGS, "See _merge.pyi."},
     {"noted", Rewriter_noted, METH_NOARGS, "See _merge.pyi."},
+    {"overlaps", Rewriter_overlaps, METH_NOARGS, "See _merge.pyi."},
     {"counts", Rewriter_counts, METH_NOARGS, "See _merge.pyi."},
     {"work", Rewriter_work, METH_NOARGS, "See _merge.pyi."},
     {"label", Rewriter_label, METH_VARARGS | METH_STATIC, "See _merge.pyi."},

@@ -291,7 +291,23 @@ def test_rewriter_assigns_the_lanes_that_python_does(
     unit = Unit(log_bytes=log_bytes, snap_ns=snap_ns).add([array(events)])
     counts = unit.finish()
     assert (unit.patched(), counts) == in_python(events, snap_ns)
+    moved, _, shortened, _ = counts
+    assert moved or shortened or not unit.rewriter.overlaps()
     assert unit.lanes == sorted(unit.lanes)
+
+
+@pytest.mark.parametrize(
+    ("slices", "known"),
+    [
+        ([(10, 30), (10, 20), (20, 30)], False),
+        ([(10, 20), (15, 25)], True),
+        ([(10, 20), (10, 30)], False),  # in the order of starts, the longer one comes first and encloses the other
+        ([(15, 25), (10, 20)], False),  # only `finish` puts them in order
+    ],
+)
+def test_rewriter_knows_early_that_slices_in_order_overlap(slices: list[tuple[int, int]], known: bool) -> None:
+    unit = Unit().add([array([slice_of(start, end) for start, end in slices])])
+    assert unit.rewriter.overlaps() == known
 
 
 def test_rewriter_needs_n_log_n_steps_for_many_lanes() -> None:

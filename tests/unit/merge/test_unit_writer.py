@@ -17,6 +17,7 @@ from tracekit.errors import MergeError
 from tracekit.merge import merge_traces
 from tracekit.merge.scan.head import FileStamp
 from tracekit.merge.write import unit_writer
+from tracekit.merge.write.pftrace_output import PacketEncoder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,6 +81,25 @@ def test_output_is_the_same_whether_it_is_held_or_patched_or_rewritten(
         merge_traces(tmp_path / "plain.json", inputs)
         if compiled:
             assert (tmp_path / "plain.json").read_bytes() == gzip.decompress(held)
+
+
+@pytest.mark.core
+def test_slices_known_to_overlap_are_encoded_once(tmp_path: Path) -> None:
+    (tmp_path / "rank0.json").write_text(json.dumps(rank_trace(*(event(f"s{n}", 10 * n, 15) for n in range(400)))))
+    sizes: list[int] = []
+    encode = PacketEncoder.encode
+
+    def counted(self: PacketEncoder, events: bytes) -> bytes:
+        sizes.append(len(events))
+        return encode(self, events)
+
+    with mock.patch.object(PacketEncoder, "encode", counted):
+        merge_traces(tmp_path / "held.pftrace", [tmp_path / "rank0.json"])
+        held = sum(sizes)
+        sizes.clear()
+        with mock.patch.object(unit_writer, "_HELD_BYTES", 0):
+            assert merge_traces(tmp_path / "streamed.pftrace", [tmp_path / "rank0.json"]).written_twice == [0]
+    assert sum(sizes) == held > 30_000
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,10 @@ class Rewriter:
         self._out.clear()
         return text
 
+    def overlaps(self) -> bool:
+        """Return False: before `finish`, no slices are known to overlap."""
+        return False
+
     def finish(
         self, allot: Callable[[int, int], int], snaps: Callable[[int], bool] | None = None
     ) -> tuple[int, int, int, int]:

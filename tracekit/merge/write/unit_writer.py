@@ -2,7 +2,8 @@
 
 Which slices must leave their tracks is known when the unit has been read. The output of a small unit is held in memory until
 then, and a plain file is patched in place. A packed or encoded output cannot be patched: a large unit that needs patches is cut
-off and rewritten, with the patches laid over its text. The bytes are the same whichever way was taken.
+off and rewritten, with the patches laid over its text. Encoding and packing stop as soon as that is known, usually within the
+first events. The bytes are the same whichever way was taken.
 """
 
 from __future__ import annotations
@@ -47,16 +48,18 @@ def write_unit(
     start = file.tell()
     encoder, held, size_bytes = job.part.encoder(folder), [], 0
     with packed(job.output, file, behind=pack_behind) as sink:
+        is_patchable = sink is file and job.part.is_text
         for _ in unit.steps():
             held.append(unit.rewriter.take())
             size_bytes += len(held[-1])
             if size_bytes > _HELD_BYTES:
-                sink.write(encoder.encode(b"".join(held)))
+                if is_patchable or not unit.rewriter.overlaps():
+                    sink.write(encoder.encode(b"".join(held)))
                 held.clear()
-        needs_patches = unit.finish() > 0
+        needs_patches = unit.finish() > 0 or unit.rewriter.overlaps()
         if size_bytes <= _HELD_BYTES:
             sink.write(encoder.encode(unit.rewriter.lay(b"".join(held), 0)))
-        elif needs_patches and sink is file and job.part.is_text:
+        elif needs_patches and is_patchable:
             file.flush()
             unit.rewriter.write_patches(file.fileno(), start)
         elif needs_patches:
