@@ -511,13 +511,13 @@ static PyObject *Columns_new(PyTypeObject *type, PyObject *args, PyObject *keywo
 {
     static char *names[] = {"", "", "", "", NULL};
     PyObject *categories;
-    const char *folder;
+    char folder[MAX_FOLDER];
     unsigned long long max_bytes;
     int keeps_args;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!sKp", names, &PyTuple_Type, &categories, &folder, &max_bytes, &keeps_args))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!O&Kp", names, &PyTuple_Type, &categories, convert_folder, folder, &max_bytes, &keeps_args))
         return NULL;
-    if (strlen(folder) >= MAX_FOLDER || PyTuple_Size(categories) > MAX_CATEGORIES) {
-        PyErr_SetString(PyExc_ValueError, "too many categories, or the name of the folder is too long");
+    if (PyTuple_Size(categories) > MAX_CATEGORIES) {
+        PyErr_SetString(PyExc_ValueError, "too many categories");
         return NULL;
     }
     if (number_locale == (locale_t)0 && (number_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0)) == (locale_t)0)

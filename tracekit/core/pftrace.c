@@ -790,13 +790,9 @@ static int Encoder_init(PyObject *object, PyObject *args, PyObject *kwargs)
     unsigned int sequence, max_texts;
     long long base_ns;
     unsigned long long flow_offset, memory_bytes;
-    const char *folder;
-    if (kwargs != NULL || !PyArg_ParseTuple(args, "ILKIKs", &sequence, &base_ns, &flow_offset, &max_texts, &memory_bytes, &folder))
+    char folder[MAX_FOLDER];
+    if (kwargs != NULL || !PyArg_ParseTuple(args, "ILKIKO&", &sequence, &base_ns, &flow_offset, &max_texts, &memory_bytes, convert_folder, folder))
         return -1;
-    if (strlen(folder) >= MAX_FOLDER) {
-        PyErr_SetString(PyExc_ValueError, "the folder has too long a path");
-        return -1;
-    }
     if (sequence == 0 || base_ns < 0 || base_ns > LAST_NS || self->store.sequence) {
         PyErr_SetString(PyExc_ValueError, "a sequence or time that there cannot be");
         return -1;

@@ -41,17 +41,14 @@ static void keep_freed_memory(void)
 static int Rewriter_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     Rewriter *self = (Rewriter *)object;
-    PyObject *folder;
+    char folder[MAX_FOLDER];
     const char *noted_name;
     Py_ssize_t size;
     long long snap_ns = 0, log_bytes = 32 << 20;
-    if (kwargs != NULL || !PyArg_ParseTuple(args, "y#O&|LL", &noted_name, &size, PyUnicode_FSConverter, &folder, &snap_ns, &log_bytes))
+    if (kwargs != NULL || !PyArg_ParseTuple(args, "y#O&|LL", &noted_name, &size, convert_folder, folder, &snap_ns, &log_bytes))
         return -1;
     const char *why = NULL;
-    char *path = PyBytes_AsString(folder);
-    if (path == NULL || strlen(path) >= sizeof self->scratch.folder)
-        why = "the folder has too long a path";
-    else if (snap_ns < 0 || log_bytes < 0)
+    if (snap_ns < 0 || log_bytes < 0)
         why = "a size or time is negative";
     else if (size < 2 || size > MAX_NOTED_NAME)
         why = "the beginning of a name has 2 to 32 bytes";
@@ -59,7 +56,7 @@ static int Rewriter_init(PyObject *object, PyObject *args, PyObject *kwargs)
         why = "it is in use";
     if (why == NULL) {
         keep_freed_memory();
-        strcpy(self->scratch.folder, path);
+        strcpy(self->scratch.folder, folder);
         memcpy(self->noted_name, noted_name, (size_t)size);
         self->noted_name_size = (size_t)size;
         self->snap_ns = snap_ns;
@@ -67,7 +64,6 @@ static int Rewriter_init(PyObject *object, PyObject *args, PyObject *kwargs)
     } else {
         PyErr_SetString(PyExc_ValueError, why);
     }
-    Py_DECREF(folder);
     return why == NULL ? 0 : -1;
 }
 
