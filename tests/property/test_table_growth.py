@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests import both_cores
@@ -82,6 +82,7 @@ def grow(path: Path, data: bytes, cuts: list[int], scratch: Path) -> Path:
 
 @MANY
 @given(seed=st.integers(0, 2**64), steps=st.integers(1, 6), is_pure=st.booleans())
+@example(seed=1652, steps=5, is_pure=False)  # a step without a length
 def test_a_file_that_grows_has_the_same_rows_as_the_whole_file(
     tmp_path_factory: pytest.TempPathFactory, seed: int, steps: int, is_pure: bool
 ) -> None:

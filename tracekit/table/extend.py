@@ -200,7 +200,8 @@ def _nest_again(
     spans = [
         f"({step.start_ns}, {step.end_ns}, {index})"
         for index, step in enumerate(facts.steps)
-        if least_ns is not None and step.end_ns > least_ns
+        # A step without a length starts with the next one; the join would take either.
+        if least_ns is not None and step.end_ns > max(least_ns, step.start_ns)
     ]
     database.run(
         "CREATE TEMP TABLE nested AS "
