@@ -209,7 +209,7 @@ def _log(args: argparse.Namespace) -> bool:
 
     try:
         sentences = log_trace(args.log_to, args.output, run=args.run, folder=args.log_folder)
-    except TracekitError as error:
+    except (TracekitError, OSError) as error:
         complain(f"{error}. The merged trace is in {without_secrets(args.output)}.", "merge")
         return False
     if not args.quiet:

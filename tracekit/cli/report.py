@@ -58,6 +58,6 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         files = [args.output, *(traces if len(traces) == 1 else ())]
         try:
             complain(log_files(args.log_to, next(iter(report.runs), "report"), files))
-        except StorageError as error:
+        except (StorageError, OSError) as error:
             raise CommandError(f"{error}. The report is in {shown}.", PROBLEMS) from None
     return PROBLEMS if report.summary.incomplete else OK

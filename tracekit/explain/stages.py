@@ -29,7 +29,7 @@ _MAX_GAPS: Final = 10
 
 # Tables, so that the engine knows how small they are, and does not hold all slices to join them.
 _FRAMES: Final = """
-CREATE TEMP TABLE around_steps AS
+CREATE OR REPLACE TEMP TABLE around_steps AS
 WITH longest AS (
     SELECT coalesce(rank, -1) AS rank, max(duration_ns) AS longest_ns FROM steps GROUP BY ALL
 ), long AS (
@@ -38,9 +38,9 @@ WITH longest AS (
 )
 SELECT l.file, l.id FROM long l ASOF JOIN steps p ON l.rank = coalesce(p.rank, -1) AND l.start_ns <= p.start_ns
 WHERE p.start_ns - l.start_ns < l.duration_ns;
-CREATE TEMP TABLE frame AS
+CREATE OR REPLACE TEMP TABLE frame AS
 SELECT s.file, s.id FROM slice s ANTI JOIN around_steps a ON s.file = a.file AND s.id = a.id
-WHERE s.phase = 'X' AND s.kind IN ('frame', 'step')
+WHERE s.phase = 'X' AND s.kind IN ('frame', 'step') AND (s.label <> 0 OR s.category IN ('python_function', 'Trace'))
 UNION ALL SELECT file, id FROM around_steps"""
 
 _SLICES: Final = """

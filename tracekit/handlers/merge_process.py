@@ -90,7 +90,7 @@ class _Merge:
             logger.warning(
                 "tracekit: %s is %s (%s). To merge it again: %s",
                 storage.without_secrets(self.command.output),
-                "merged, but not complete" if code == _INCOMPLETE else "not merged",
+                "merged, with problems" if code == _INCOMPLETE else "not merged",
                 problems or f"exit code {code}",
                 self.command,
             )

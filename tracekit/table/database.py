@@ -124,8 +124,8 @@ class Database:
         Raises:
             QueryError: The engine has failed.
         """
-        self._allow_all_memory()  # rows that were yielded cannot be asked for again
         try:
+            self._allow_all_memory()  # rows that were yielded cannot be asked for again
             result = self._connection.execute(sql)
             while rows := result.fetchmany(_BATCH_ROWS):
                 yield from rows

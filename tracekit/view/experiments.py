@@ -33,7 +33,7 @@ MAX_LOGGING_S: Final = 600.0
 """Then the process that logs is killed."""
 
 _MAX_CHARACTERS: Final = 600
-_NOT_IN_WANDB: Final = re.compile(r"[^\w.-]")
+_NOT_IN_WANDB: Final = re.compile(r"[^\w.-]", re.ASCII)
 """Characters that Weights & Biases refuses in the name of an artifact."""
 
 

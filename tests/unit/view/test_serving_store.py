@@ -19,7 +19,7 @@ def keep(store: Store, key: str, size_bytes: int, age_s: int) -> None:
     path = store.path(key)
     path.write_bytes(bytes(size_bytes))
     path.with_suffix(".report").write_text('{"bytes": 1}')
-    os.utime(path, (1_000_000 - age_s,) * 2)
+    os.utime(path.with_suffix(".report"), (1_000_000 - age_s,) * 2)
 
 
 def test_a_key_is_of_names_sizes_times_and_objects_in_any_order() -> None:
@@ -39,7 +39,9 @@ def test_what_was_asked_for_longest_ago_goes_first(tmp_path: Path) -> None:
     for age_s, key in enumerate(keys):
         keep(store, key, 100, age_s)
     (store.folder / "mine.txt").write_text("stays")
+    changed_ns = store.path(keys[3]).stat().st_ctime_ns
     assert store.find(keys[3]) == {"bytes": 1}, "and so it is the last one that was asked for"
+    assert store.path(keys[3]).stat().st_ctime_ns == changed_ns, "its event table stays valid"
 
     store.make_room(keys[1])
 

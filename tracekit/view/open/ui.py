@@ -83,7 +83,7 @@ class TimelinePart:
         commands: Sequence[Mapping[str, object]] = STARTUP_COMMANDS
         if self.track:
             words = _SPECIAL.sub(r"\\\g<0>", self.track)  # for JavaScript, unlike re.escape
-            if self.track[-1].isalnum():
+            if self.track[-1].isascii() and self.track[-1].isalnum():  # for JavaScript, other letters are no words
                 words += r"\b"  # rank 3 is not rank 30
             commands = [{**command, "args": [words]} for command in STARTUP_COMMANDS]
         given = {"startupCommands": json.dumps(commands, separators=(",", ":"))}

@@ -213,6 +213,8 @@ class Service:
         first, last, track = (chosen.get(name, "").strip() for name in ("from", "to", "track"))
         if not first and not last:
             return TimelinePart(track=track[:_MAX_TRACK]) if track else None
+        if made.ready is not None and made.ready["too_big"]:
+            raise TracekitError("the trace is too large to be shown in part")
         with EventTables([str(made.path)]) as tables:
             start_ns, end_ns = tables.facts[0]["span"]
         if start_ns is None:

@@ -59,21 +59,23 @@ class Store:
     def find(self, key: str) -> dict[str, Any] | None:
         """Return the report of the trace of a key, if it is there, and count it as the one asked for last."""
         path = self.path(key)
+        report = path.with_suffix(".report")
         try:
-            os.utime(path)
-            document = json.loads(path.with_suffix(".report").read_bytes())
+            document = json.loads(report.read_bytes())
+            os.utime(report)  # not the trace: it would count as another one for the cache of event tables
         except (OSError, ValueError):
             return None
-        return document if isinstance(document, dict) else None
+        return document if isinstance(document, dict) and path.exists() else None
 
     def make_room(self, keep: str) -> None:
         """Remove the traces that were asked for longest ago until the others fit, but not the one of the key ``keep``."""
         found = []
         for path in self.folder.iterdir():
             if _OWN.fullmatch(path.name):
+                report = path.with_suffix(".report")
                 with contextlib.suppress(OSError):
-                    status = path.stat()
-                    found.append((status.st_mtime_ns, status.st_size, path))
+                    asked_ns = (report if report.exists() else path).stat().st_mtime_ns
+                    found.append((asked_ns, path.stat().st_size, path))
         total = sum(size for _, size, _ in found)
         for _, size, path in sorted(found):
             if total <= self._max_bytes:
