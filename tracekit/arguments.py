@@ -50,7 +50,10 @@ def check_service(service: str, option: str) -> None:
     Raises:
         MissingExtraError: It is not. The message names the option.
     """
-    spec = importlib.util.find_spec(service)
+    try:
+        spec = importlib.util.find_spec(service)
+    except ValueError:  # a script has put another module in its place
+        spec = None
     if spec is None or spec.origin is None:  # both libraries make a folder of their name where they run
         raise MissingExtraError(service, service, f"{option}{service}")
 

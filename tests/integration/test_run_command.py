@@ -515,6 +515,18 @@ def test_the_steps_of_a_jax_script_have_a_trace_of_jax(tmp_path: Path, steps: st
     assert validate_trace(tmp_path / "merged.json.gz").errors == 0
 
 
+@pytest.mark.slow
+def test_the_steps_of_a_jax_script_with_a_loader_of_torch_have_a_trace_of_jax_only(tmp_path: Path) -> None:
+    pytest.importorskip("jax", reason="jax is not installed")
+    script = str(SCRIPTS / "jax_loader.py")
+    plain = execute(tmp_path / "plain", PYTHON, script)
+    done = recorded(tmp_path, PYTHON, script, options=("--steps", "2:4", "--folder", "here"))
+    assert (done.returncode, results(done.stdout)) == (0, results(plain.stdout)), done.stderr
+    (trace,) = (tmp_path / "here" / "jax").glob("plugins/profile/*/*.trace.json.gz")
+    assert {int(event["args"]["step_num"]) for event in events(trace) if event.get("name") == "train"} == {2, 3}
+    assert list((tmp_path / "here").glob("torch-*")) == []
+
+
 def test_the_variable_does_the_same_without_the_command(tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()

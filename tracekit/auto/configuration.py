@@ -186,7 +186,8 @@ def _table(path: Path) -> dict[str, Any] | None:
         document: dict[str, Any] = toml.loads(data.decode())
     except ValueError as error:
         raise ConfigError(f"{path}: this is not TOML: {error}") from None
-    table = document.get("tool", {}).get("tracekit") if is_project else document
+    tool = document.get("tool") if is_project else {"tracekit": document}
+    table = tool.get("tracekit") if isinstance(tool, dict) else None
     if table is not None and not isinstance(table, dict):
         raise ConfigError(f"{path}: tool.tracekit must be a table of options: [tool.tracekit]")
     return table

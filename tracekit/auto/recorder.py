@@ -35,6 +35,8 @@ from tracekit.sources.system import SystemProfiler
 from tracekit.sources.torch_profiler import TorchProfiler
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tracekit.handlers.base import TraceHandler
     from tracekit.recording.schedule import ProfilerAction
     from tracekit.recording.source import Recorder
@@ -136,9 +138,9 @@ class AutoRecorder:
         if not _on_main_thread():
             settings["sigterm_grace"] = None  # it needs the main thread
         profiler = Profiler(
-            [*_handlers(options), *load_handlers(options.handlers)],
+            [*_handlers(options, process), *load_handlers(options.handlers)],
             schedule,
-            sources=[*_sources(options, process, is_jax=self.is_jax), *load_sources(options.sources)],
+            sources=[*_sources(options, process, lambda: self.is_jax), *load_sources(options.sources)],
             process=process,
             **settings,
         )
@@ -224,7 +226,7 @@ def auto_recorder() -> AutoRecorder:
     return AutoRecorder()
 
 
-def _handlers(options: RunOptions) -> list[TraceHandler]:
+def _handlers(options: RunOptions, process: ProcessInfo) -> list[TraceHandler]:
     name = f"{options.folder}/rank{{rank}}-attempt{{attempt}}-pid{{pid}}"
     if options.flight_recorder_s:
         return [
@@ -237,7 +239,7 @@ def _handlers(options: RunOptions) -> list[TraceHandler]:
         limits |= {
             "merged_filename": options.merged,
             "merge_timeout": max(1.0, options.merge_timeout_s),  # of 0 a handler makes nothing
-            "log_to": _available_service(options.log_to),
+            "log_to": _available_service(options.log_to) if process.rank == 0 else None,  # rank 0 merges
         }
     return [JSONTraceHandler(f"{name}-part{{part:04d}}.json", **limits)]
 
@@ -253,7 +255,7 @@ def _available_service(service: str | None) -> str | None:
     return service
 
 
-def _sources(options: RunOptions, process: ProcessInfo, *, is_jax: bool) -> list[Source]:
+def _sources(options: RunOptions, process: ProcessInfo, is_jax: Callable[[], bool]) -> list[Source]:
     sources: list[Source] = [_ImportWatch()]
     if importlib.util.find_spec("psutil") is not None:
         sources.append(SystemProfiler())
@@ -262,18 +264,18 @@ def _sources(options: RunOptions, process: ProcessInfo, *, is_jax: bool) -> list
     if int(os.environ.get("LOCAL_WORLD_SIZE") or process.world_size) < process.world_size:  # several hosts
         sources.append(ClockSync())
     chosen = options.ranks is None or process.rank in options.ranks
-    if options.steps and chosen and is_jax:
+    if options.steps and chosen and "jax.profiler" in sys.modules:
         from tracekit.auto.jax_window import JaxWindow
 
-        sources.append(JaxWindow(f"{options.folder}/jax", *options.steps, with_stack=options.with_stack))
-    elif (options.steps or options.on_demand) and chosen and "torch" in sys.modules:
+        sources.append(JaxWindow(f"{options.folder}/jax", *options.steps, is_jax, with_stack=options.with_stack))
+    if (options.steps or options.on_demand) and chosen and "torch" in sys.modules and not is_jax():
         torch_profiler = TorchProfiler(
             f"{options.folder}/torch-rank{{rank}}-pid{{pid}}-{{batch}}.json.gz",
             record_shapes=options.shapes,
             profile_memory=options.memory,
             with_stack=options.with_stack,
         )
-        sources.append(torch_profiler if options.steps is None else StepWindow(torch_profiler, *options.steps))
+        sources.append(torch_profiler if options.steps is None else StepWindow(torch_profiler, *options.steps, is_jax))
     return sources
 
 

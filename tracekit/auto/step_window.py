@@ -8,6 +8,8 @@ from tracekit.recording.schedule import ProfilerAction
 from tracekit.recording.source import Source
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tracekit.recording.source import Recorder
 
 
@@ -18,12 +20,14 @@ class StepWindow(Source):
         source: The source.
         first: The first batch of the window.
         end: The batch after its last one.
+        is_off: Returns True as soon as there is to be no window.
     """
 
-    def __init__(self, source: Source, first: int, end: int) -> None:
+    def __init__(self, source: Source, first: int, end: int, is_off: Callable[[], bool] = lambda: False) -> None:
         self._source = source
         self._first = first
         self._end = end
+        self._is_off = is_off
         self._recorder: Recorder | None = None
         self._action = ProfilerAction.SKIP
 
@@ -48,6 +52,8 @@ class StepWindow(Source):
 
     def _now(self) -> ProfilerAction:
         assert self._recorder is not None, "opened before"
+        if self._is_off():
+            return ProfilerAction.SKIP
         batch = int(self._recorder.timestamp.batch)
         if self._first <= batch < self._end:
             return ProfilerAction.ACTIVE_AND_SAVE if batch == self._end - 1 else ProfilerAction.ACTIVE

@@ -132,7 +132,6 @@ static int join_halves(Store *store)
         if (!join_half(store, track->target, &record, fields))
             return 0;
     }
-    return 1;
 }
 
 /* Packets. */

@@ -756,7 +756,10 @@ static PyObject *Encoder_add(PyObject *object, PyObject *args)
     Span spans[3];
     for (int i = 0; i < 3; i++)
         spans[i] = (Span){texts[i], texts[i] + sizes[i]};
-    int done = add_record(self, kind, uuid, pid, start, end, spans);
+    int done;
+    Py_BEGIN_ALLOW_THREADS
+    done = add_record(self, kind, uuid, pid, start, end, spans);
+    Py_END_ALLOW_THREADS
     self->busy = 0;
     if (!done)
         return fail(self);

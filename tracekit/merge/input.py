@@ -45,6 +45,7 @@ _CLOCK_WORDS: Final = {"tracekit": (b'"tracekit_clock_',), "chrome": (b'"clock_s
 _MAX_US: Final = 2**62 // 1000
 _KEPT: Final = (*IDENTITY_KEYS, "clock")
 _TIMES: Final = re.compile(rb'"ts"\s*:\s*"?(\d+)')
+_MAX_TIME_BYTES: Final = 64
 
 
 @dataclass(slots=True)
@@ -218,13 +219,18 @@ class Input:
     def note_end(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
         """Yield the pieces of the whole trace, and set its latest time, to the microsecond, at the end."""
         last: deque[bytes] = deque(maxlen=2)
+        tail, size_bytes = b"", 0
         for piece in pieces:
-            if b'"ts"' in piece:  # keys of any length may follow the events
-                last.append(piece)
+            size_bytes += len(piece)
+            text = tail + piece  # a time may lie across the end of a piece
+            if b'"ts"' in text:  # keys of any length may follow the events
+                last.append(text)
+            tail = text[-_MAX_TIME_BYTES:]
             yield piece
+        self.bytes_read = max(self.bytes_read, size_bytes)
         if not self.has_end:
             self.has_end = True
-            times = _TIMES.findall(b"".join(last))
+            times = [time for text in last for time in _TIMES.findall(text)]
             latest_ns = (max(map(int, times)) + 1) * 1000 if times else 0
             self.highest_ns = max(latest_ns, self.highest_ns or 0) or None
 

@@ -207,6 +207,7 @@ def test_what_stands_inside_of_a_whole_value_goes_with_it(tmp_path: Path) -> Non
         "User": 1001,
         "command": ["run", "s3cr3t", {"name": "s3cr3t"}],
         "uid": -12.5,
+        "argv": ["LONG", 1],
         "text": 'say "host": [1]',
         "host": None,
     }
@@ -215,10 +216,12 @@ def test_what_stands_inside_of_a_whole_value_goes_with_it(tmp_path: Path) -> Non
         {"ph": "X", "name": "b", "pid": 1, "tid": 1, "ts": 2, "dur": 1, "args": {"user": {"n": -1.5e3}, "z": [1]}},
         {"ph": "C", "name": "cpu", "pid": 1, "ts": 2, "args": {"user": 12.5, "system": 3}},
     ]
-    source.write_text(json.dumps({"cmdline": [["s3cr3t"], "s3cr3t"], "traceEvents": events}))
+    text = json.dumps({"cmdline": [["s3cr3t"], "s3cr3t"], "traceEvents": events})
+    source.write_text(text.replace('"LONG"', "7" + "0" * 4400))  # more digits than Python converts
     anonymise_traces([(str(source), str(output))])
     assert "s3cr3t" not in output.read_text()
     assert "1001" not in output.read_text()
+    assert "70000" not in output.read_text()
     document = json.loads(output.read_text())
     first, second, counter = document["traceEvents"]
     assert list(first["args"]) == list(args)

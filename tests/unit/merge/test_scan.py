@@ -87,6 +87,22 @@ def test_the_last_time_before_long_keys_behind_the_events_is_found(tmp_path: Pat
     assert found.highest_ns == 60_001_000  # to the microsecond
 
 
+@pytest.mark.parametrize("split_at", range(12))
+def test_the_last_time_is_found_across_pieces(tmp_path: Path, split_at: int) -> None:
+    found = scan(tmp_path / "t.json", {**torch_trace(*slices(6000)), "frames": "x" * 200_000})
+    text = b'{"ts":7,"args":[1,2,3]},{"ts":900123},{"args":'
+    cut = text.index(b'"ts":900') + split_at
+    assert b"".join(found.note_end(iter([text[:20], text[20:cut], text[cut:], b"4567890]}"]))) == text + b"4567890]}"
+    assert found.highest_ns == 900_124_000
+
+
+def test_the_size_of_a_packed_rank_trace_is_that_of_all_of_it(tmp_path: Path) -> None:
+    text = json.dumps(rank_trace(*slices(20_000))).encode()
+    (tmp_path / "t.json.gz").write_bytes(gzip.compress(text))
+    seen: list[int] = []
+    assert probe(str(tmp_path / "t.json.gz"), seen.append).bytes_read == len(text) == seen[-1]
+
+
 @pytest.mark.parametrize("cut_bytes", [1, 3, 40, 5000])
 @pytest.mark.parametrize("form", ["torch", "rank"])
 def test_a_small_trace_that_was_cut_ends_with_its_last_event(tmp_path: Path, form: str, cut_bytes: int) -> None:

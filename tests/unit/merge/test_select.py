@@ -555,3 +555,8 @@ def test_workers_select_the_same(tmp_path: Path, ending: str) -> None:
     assert Path(outputs[0]).read_bytes() == Path(outputs[1]).read_bytes()
     assert alone.left_out == together.left_out
     assert {item.reason for item in alone.left_out} == {"rank", "time", "duration", "name", "arrow"}
+
+
+def test_ranks_alone_choose_no_events() -> None:
+    assert not Selection(ranks=frozenset({0}), exclude_categories=[]).of_events  # type: ignore[arg-type]
+    assert Selection(exclude_categories=["kernel"]).of_events  # type: ignore[arg-type]

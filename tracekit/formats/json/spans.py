@@ -28,8 +28,8 @@ def _refuse(word: str) -> None:
     raise ValueError(word)
 
 
-# The text is read as Latin-1: a character is a byte. Decimals stay text, which costs the least.
-_decode_at = json.JSONDecoder(parse_float=str, parse_constant=_refuse).raw_decode
+# The text is read as Latin-1: a character is a byte. Numbers stay text: they may have any length.
+_decode_at = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=_refuse).raw_decode
 
 
 def find_events(text: bytes, at: int, max_bytes: int = 1 << 62) -> tuple[Sequence[int], int]:

@@ -29,7 +29,7 @@ from tracekit.merge.scan.head import FileStamp, Head, ProcessScan, stamp_of
 from tracekit.storage import is_remote, open_read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _END_BYTES: Final = 64 * 1024
 """The size of the end of a file that is read."""
@@ -95,7 +95,16 @@ def probe(
     if found.kind == "tracekit" and mode != "whole" and not (is_small or head_only):
         from tracekit.traces.collectives.search import find_events  # only rank traces need it
 
-        names = [_companion(event) for event in find_events(path, (_COMPANION_WORD,), found.note_end)]
+        def follow(pieces: Iterator[bytes]) -> Iterator[bytes]:
+            read_bytes = 0
+            for piece in found.note_end(pieces):
+                read_bytes += len(piece)
+                if progress is not None:
+                    progress(read_bytes)
+                yield piece
+
+        events = find_events(path, (_COMPANION_WORD,), follow, stamp.limit_bytes)
+        names = [_companion(event) for event in events]
         found.companions = tuple(filter(None, names))
     return found
 
@@ -128,7 +137,7 @@ def _pass_middle(reader: TraceReader, survey: _Survey) -> bool:
 
 
 def _mode(path: str, reader: TraceReader, survey: _Survey, stamp: FileStamp, *, is_small: bool) -> str:
-    """Return how the rest of a file is read: "whole", "search" for certain metadata, or only the "ends"."""
+    """Return which part of a file is read: the "whole", the "ends" of a plain file, or the "head"."""
     if reader.foreign or not survey.phases or not (is_small or stamp.size_bytes > 2 * _END_BYTES):
         return "whole"
     own = reader.header.get("tracekit")

@@ -111,7 +111,7 @@ class Selection:
     @property
     def of_events(self) -> bool:
         """True if single events are chosen, beyond whole ranks."""
-        return replace(self, ranks=None) != Selection()
+        return replace(self, ranks=None, exclude_categories=tuple(self.exclude_categories)) != Selection()
 
     def wants_rank(self, rank: int) -> bool:
         """Tell whether a rank is taken."""

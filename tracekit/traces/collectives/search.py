@@ -29,7 +29,10 @@ _GPU_CATEGORIES: Final = (b'"kernel"', b'"gpu_')
 
 
 def find_events(
-    path: str, words: Sequence[bytes], follow: Callable[[Iterator[bytes]], Iterator[bytes]] = iter
+    path: str,
+    words: Sequence[bytes],
+    follow: Callable[[Iterator[bytes]], Iterator[bytes]] = iter,
+    limit_bytes: int | None = None,
 ) -> Iterator[Event]:
     """Yield the events of a trace that have a name with one of the given beginnings, in the order of the file.
 
@@ -37,11 +40,12 @@ def find_events(
         path: File or URL of a trace in any form.
         words: Beginnings of names as JSON, with the opening quote.
         follow: Passes on the unpacked pieces of the trace, for who looks for something else in them.
+        limit_bytes: Read at most this much of a plain file.
 
     Raises:
         StorageError: The trace cannot be read.
     """
-    with closing(open_trace(path)) as stream:
+    with closing(open_trace(path, limit_bytes)) as stream:
         yield from _find(follow(iter(stream.read, b"")), words)
 
 
