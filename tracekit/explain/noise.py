@@ -26,6 +26,8 @@ MIN_FREEDOM: Final = 1.5
 """Fewer degrees of freedom give no verdict: about 5 independent values."""
 
 _COSINES: Final = 6
+_SLOWEST: Final = 2
+_DRIFT_SHARE: Final = 0.85  # of the power of six cosines; white noise reaches it in 2 % of the series
 _LIMIT: Final = 8.0  # deviations from the median; see `_limited`
 _MAX_CORRELATION: Final = 0.999
 
@@ -144,6 +146,9 @@ def _limited(series: Floats) -> Floats:
 def _inflation_by_cosines(centred: Floats, variance: Floats) -> tuple[Floats, int]:
     """Return the number of values per independent value by the power of the slowest cosines, and the number of cosines.
 
+    A series that drifts during the whole run has nearly all of this power in its two slowest cosines, which then count alone.
+    Several ranks share their estimates, and their common drift is subtracted before.
+
     Args:
         centred: Shape (rows, values), mean 0.
         variance: Of single values, by row.
@@ -152,8 +157,10 @@ def _inflation_by_cosines(centred: Floats, variance: Floats) -> tuple[Floats, in
     cosines = min(_COSINES, count // 3)
     times = (np.arange(count) + 0.5) / count
     waves = np.cos(np.pi * np.outer(times, np.arange(1, cosines + 1)))
-    power = 2 / count * ((centred @ waves) ** 2).mean(axis=-1)
-    return np.maximum(power, 1e-12 * variance) / variance, cosines
+    powers = 2 / count * (centred @ waves) ** 2
+    if len(centred) <= 2 and powers[:, :_SLOWEST].sum() > _DRIFT_SHARE * powers.sum():
+        powers = powers[:, :_SLOWEST]
+    return np.maximum(powers.mean(axis=-1), 1e-12 * variance) / variance, powers.shape[-1]
 
 
 def _common_inflation(by_lag: Floats, by_cosines: Floats, count: int, cosines: int) -> tuple[Floats, Floats]:

@@ -88,6 +88,17 @@ def test_slow_noise_below_fast_noise_is_seen() -> None:
     assert sum(_exceeds(values[at : at + 1], 0.01) for at in range(len(values))) <= 2000 * 0.03
 
 
+def test_drift_of_a_whole_run_leaves_two_degrees_of_freedom() -> None:
+    noise = np.random.default_rng(8).standard_normal((1, 2000))
+    drift = 6 * np.sin(np.linspace(0.3, 1.7, 2000))
+    steady, drifting = estimate_means(noise), estimate_means(noise + drift)
+    assert steady.freedom[0] > 5
+    assert drifting.freedom[0] == 2
+    # The mean of a longer run may differ by as much as the drift itself.
+    assert drifting.error[0] > 0.5
+    assert steady.error[0] < 0.05
+
+
 def _exceeds(series: NDArray[np.float64], tail: float) -> bool:
     found = estimate_means(series)
     return bool(found.mean[0] > critical_values(tail, found.freedom)[0] * found.error[0])
