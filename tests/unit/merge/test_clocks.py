@@ -145,6 +145,34 @@ def test_torch_traces_follow_the_wall_clock_over_a_step_and_the_rank_trace_says_
     assert len(report.ranks) == 1
 
 
+def test_a_torch_trace_follows_the_clock_of_the_attempt_whose_process_it_shows(merge: Any) -> None:
+    """The host of both attempts was started anew between them; a step of the second clock tells them apart."""
+    step = meta("tracekit_clock_step", 200, 200, step_ns=-60 * SECOND, monotonic_ns=MONOTONIC_NS + 10 * SECOND)
+    second = rank_trace(
+        step,
+        event("second", (START_NS - BASE_NS) / 1000, pid=200),
+        rank=0,
+        pid=200,
+        host="a",
+        boot_id="b2",
+        attempt=1,
+        clock={"wall_ns": START_NS, "monotonic_ns": MONOTONIC_NS, "error_ns": 50},
+    )
+    seen_ns = START_NS + 20 * SECOND - 60 * SECOND
+    placed = {}
+    for pid in (100, 200):
+        kernel = event("kernel", (seen_ns - BASE_NS) / 1000, pid=pid)
+        torch = {
+            "schemaVersion": 1,
+            "distributedInfo": {"rank": 0},
+            "baseTimeNanoseconds": BASE_NS,
+            "traceEvents": [kernel],
+        }
+        merged, _ = merge({"0.json": recorded(0), "1.json": second, "torch.json": torch})
+        placed[pid] = starts(merged)["kernel"]
+    assert placed == {100: seen_ns, 200: START_NS + 20 * SECOND}
+
+
 def test_other_boots_and_other_hosts_are_other_clocks(merge: Any) -> None:
     _, report = merge(
         {"0.json": recorded(0), "1.json": recorded(1, boot="b2"), "2.json": recorded(2, boot="b3", host="c")}
