@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tracekit.explain.cells import DEVICE_TIMES
-from tracekit.explain.text import duration, share, shortened, table
+from tracekit.explain.text import duration, share, shortened, shortened_apart, table
 from tracekit.wording import counted, size_words
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _gpus(gpus: Sequence[GPUTime], *, per_rank: bool) -> Iterator[str]:
     if len(gpus) > 1:
         yield from table(("", "least", "median", "most", "on rank"), rows)
     else:
-        yield from table(("", ""), [row[:2] for row in rows])
+        yield from table(rows[0][:2], [row[:2] for row in rows[1:]])
 
 
 def _streams(report: GPUReport) -> Iterator[str]:
@@ -97,19 +97,25 @@ def _kernels(report: GPUReport, top: int) -> Iterator[str]:
     )
     several = len({gpu.rank for gpu in report.gpus}) > 1
     head = ("name", "count", "total", "share", *(("least", "most", "rank") if several else ("longest",)))
-    yield from table(head, [_kernel_row(kernel, total_ns, several=several) for kernel in report.kernels[:top]])
+    names = [_plain(kernel.name) for kernel in report.kernels[:top]]
+    short = shortened_apart(names, _NAME_WIDTH - 10 if several else _NAME_WIDTH)
+    rows = [
+        (short[name], *_kernel_cells(kernel, total_ns, several=several))
+        for name, kernel in zip(names, report.kernels, strict=False)
+    ]
+    yield from table(head, rows)
     if len(report.kernels) > top:
         rest = report.kernels[top:]
         rest_ns = sum(kernel.total_ns for kernel in rest)
         yield f"  and {counted(len(rest), 'other name')}: {duration(rest_ns)}, {share(rest_ns / total_ns)}"
 
 
-def _kernel_row(kernel: Kernel, total_ns: int, *, several: bool) -> tuple[str, ...]:
+def _kernel_cells(kernel: Kernel, total_ns: int, *, several: bool) -> tuple[str, ...]:
     figures = (f"{kernel.count:,}", duration(kernel.total_ns), share(kernel.total_ns / total_ns))
     if several:
         of_ranks = (duration(kernel.min_rank_ns), duration(kernel.max_rank_ns), _rank(kernel.max_rank))
-        return (shortened(_plain(kernel.name), _NAME_WIDTH - 10), *figures, *of_ranks)
-    return (shortened(_plain(kernel.name), _NAME_WIDTH), *figures, duration(kernel.longest_ns))
+        return (*figures, *of_ranks)
+    return (*figures, duration(kernel.longest_ns))
 
 
 def _plain(name: str) -> str:

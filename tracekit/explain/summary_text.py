@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
 from tracekit.explain.cells import DEVICE_TIMES, NAME_HEAD, device_cells, name_rows, range_cells, step_cells
-from tracekit.explain.text import duration, share, shortened, table
+from tracekit.explain.text import duration, share, shortened, shortened_apart, table
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
@@ -108,21 +108,21 @@ def _stages(timed: list[RankSummary], top: int, *, per_rank: bool) -> Iterator[s
     yield ""
     yield "stages of a step (training thread)"
     rows = []
+    wide = several and not per_rank
+    short = shortened_apart(shown, 32 if wide else 40)
     for name in names:
         if name not in shown:
             continue
         mean = fmean(value for value, _ in means[name])
         of_step = share(mean / whole if whole else None)
-        if several and not per_rank:
-            rows.append((shortened(name, 32), of_step, *range_cells(means[name], duration)))
+        if wide:
+            rows.append((short[name], of_step, *range_cells(means[name], duration)))
         else:
             rows += [
-                (shortened(name, 40), str(rank), duration(value), share(value / whole if whole else None))
+                (short[name], str(rank), duration(value), share(value / whole if whole else None))
                 for value, rank in means[name]
             ]
-    yield from table(
-        ("stage", "of step", *_ENDS) if several and not per_rank else ("stage", "rank", "mean", "of step"), rows
-    )
+    yield from table(("stage", "of step", *_ENDS) if wide else ("stage", "rank", "mean", "of step"), rows)
     if len(names) > len(shown):
         yield f"  and {counted(len(names) - len(shown), 'shorter stage')}"
 
@@ -146,7 +146,9 @@ def _devices(ranks: list[RankSummary], *, per_rank: bool) -> Iterator[str]:
         return [(_part(device, key), rank) for rank, device in devices]
 
     if len(devices) == 1:
-        yield from table(("", ""), [(name, share(shares(key)[0][0])) for name, key in _DEVICE_SHARES.items()])
+        # The shares of one device need no headings.
+        rows = [(name, share(shares(key)[0][0])) for name, key in _DEVICE_SHARES.items()]
+        yield from table(rows[0], rows[1:])
     else:
         yield from table(
             ("", *_ENDS), [(name, *range_cells(shares(key), share)) for name, key in _DEVICE_SHARES.items()]
@@ -164,10 +166,12 @@ def _markers(summary: TraceSummary, top: int, *, per_rank: bool) -> Iterator[str
     yield ""
     if per_rank or len(summary.ranks) == 1:
         yield "markers by total time"
-        rows = [_marker_row(marker, one_rank=len(summary.ranks) == 1) for marker in markers[:top]]
+        one_rank = len(summary.ranks) == 1
+        short = shortened_apart([marker.name for marker in markers[:top]], 26 if one_rank else 20)
+        rows = [(short[marker.name], *_marker_cells(marker, one_rank=one_rank)) for marker in markers[:top]]
         head = (
             "name",
-            *(() if len(summary.ranks) == 1 else ("rank",)),
+            *(() if one_rank else ("rank",)),
             "count",
             "total",
             "self",
@@ -180,15 +184,14 @@ def _markers(summary: TraceSummary, top: int, *, per_rank: bool) -> Iterator[str
     else:
         yield "markers by total time, and the total time of a rank"
         found = name_rows(summary)
-        yield from table(("name", *NAME_HEAD), [(shortened(row.name, 28), *row.cells) for row in found[:top]])
+        short = shortened_apart([row.name for row in found[:top]], 28)
+        yield from table(("name", *NAME_HEAD), [(short[row.name], *row.cells) for row in found[:top]])
         left = len(found) - min(top, len(found))
     if left:
         yield f"  and {left:,} more; --top N shows N, --json all"
 
 
-def _marker_row(marker: MarkerSummary, *, one_rank: bool) -> tuple[str, ...]:
+def _marker_cells(marker: MarkerSummary, *, one_rank: bool) -> tuple[str, ...]:
     times = (marker.total_ns, marker.self_ns, marker.p50_ns, marker.p95_ns)
     cells = (f"{marker.count:,}", *map(duration, times), share(marker.share_of_steps))
-    if one_rank:
-        return (shortened(marker.name, 26), *cells)
-    return (shortened(marker.name, 20), str(marker.rank), *cells)
+    return cells if one_rank else (str(marker.rank), *cells)

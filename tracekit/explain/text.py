@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 _UNITS: Final = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"))
 _WIDEST: Final = 48
@@ -37,6 +37,26 @@ def shortened(name: str, width: int = _WIDEST) -> str:
         return name
     tail = width // 3
     return f"{name[: width - tail - 1]}…{name[-tail:]}"
+
+
+def shortened_apart(names: Iterable[str], width: int) -> dict[str, str]:
+    """Return `shortened` names; those that would look alike show the part where they differ instead of their ends."""
+    alike: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        alike.setdefault(shortened(name, width), []).append(name)
+    found: dict[str, str] = {}
+    for short, group in alike.items():
+        start = width // 3
+        # The first and the last name in alphabetical order have the least in common.
+        same = next(
+            (at for at, (one, other) in enumerate(zip(min(group), max(group), strict=False)) if one != other), 0
+        )
+        rest = max(same - 3, start)
+        found |= {
+            name: short if len(group) == 1 else f"{name[:start]}…{name[rest : rest + width - start - 1]}"
+            for name in group
+        }
+    return found
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:

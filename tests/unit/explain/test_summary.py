@@ -15,7 +15,7 @@ from tests.benchmarks.summary_speed import measure
 from tracekit import diff_traces, find_stragglers, summarize_traces
 from tracekit.cli import main
 from tracekit.errors import ConfigError, StorageError, TraceFormatError
-from tracekit.explain.text import certainty, duration, shortened, table
+from tracekit.explain.text import certainty, duration, shortened, shortened_apart, table
 
 if TYPE_CHECKING:
     from tracekit.explain.summary_results import MarkerSummary, TraceSummary
@@ -327,6 +327,15 @@ def test_nothing_is_wholly_certain() -> None:
 def test_tables_line_up() -> None:
     assert table(("name", "n"), [("a", "1"), ("long", "100")]) == ["  name    n", "  a       1", "  long  100"]
     assert shortened("a" * 40 + "b" * 40, 20) == "a" * 13 + "…" + "b" * 6
+
+
+def test_shortened_apart_of_names_with_equal_ends_shows_where_they_differ() -> None:
+    names = [f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__" for kind in ("SingleProcess", "MultiProcessing")]
+    assert shortened_apart([*names, "short"], 32) == {
+        names[0]: "enumerate(…)#_SingleProcessDataL",
+        names[1]: "enumerate(…)#_MultiProcessingDat",
+        "short": "short",
+    }
 
 
 def test_what_lies_between_steps_is_recorded_however_long_it_is(tmp_path: Path) -> None:
