@@ -112,6 +112,16 @@ def test_a_drift_is_found_within_its_error(offset: int, ppm: float, back: bool, 
     assert estimate.error_ns <= 3 * noise_ns + END_NS + 1000
 
 
+def test_a_drift_is_found_in_many_ends() -> None:
+    def clock(time: int) -> int:
+        return -7 * SECOND + (time - NOW) // 25_000
+
+    estimate = estimate_from_ends(ends(3_000, clock, noise_ns=20_000, gap_ns=100 * MS))
+    assert_holds(estimate, clock, NOW, NOW + 150 * SECOND, NOW + 300 * SECOND)
+    assert isinstance(estimate, ClockEstimate)
+    assert estimate.map.drift_ppm() == pytest.approx(40, abs=0.5)
+
+
 def test_no_drift_is_made_up_from_noise() -> None:
     for seed in range(50):
         estimate = estimate_from_ends(ends(30, lambda _: 5, noise_ns=20_000, gap_ns=SECOND, seed=seed))
