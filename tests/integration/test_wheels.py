@@ -1,10 +1,12 @@
-"""What `scripts/wheels` builds: one wheel with the compiled core and one without, each whole, and each records and merges."""
+"""What `scripts/wheels` builds: wheels with the compiled core and one without, each whole; those for here record and merge.
+
+The wheels for aarch64 and musl are checked by auditwheel and abi3audit, and not run.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.cores import ROOT, extensions, find_compiler
+from tests.native.cores import ROOT, extensions, find_compiler, project
+from tests.perfetto import UnavailableError
+from tests.wheel_tools import wheel_tools
 
 PROGRAM = """
 from tracekit import JSONTraceHandler, Profiler
@@ -58,11 +62,116 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The wheels by their tags."""
     if find_compiler() is None:
         pytest.skip("no C compiler is here")
+    # Stands in the way of the tools, if this Python has them.
     folder = tmp_path_factory.mktemp("wheels")
-    done = run(ROOT / "scripts" / "wheels", folder, *WITH_WHAT_IS_HERE, folder=folder, PYTHON=sys.executable)
+    (folder / "ziglang.py").write_text("raise ImportError")
+    return build(folder / "built", PYTHONPATH=str(folder))
+
+
+def build(folder: Path, **variables: str) -> dict[str, Path]:
+    """Build the wheels into a folder, and what the script says on standard error beside it; return them by their tags."""
+    command = [ROOT / "scripts" / "wheels", folder, *WITH_WHAT_IS_HERE]
+    done = run(*command, folder=folder.parent, PYTHON=sys.executable, **variables)
+    (folder.parent / "said").write_text(done.stderr)
     found = sorted(folder.iterdir())
     assert done.stdout.splitlines() == [str(path) for path in found]
     return {"-".join(path.stem.split("-")[2:]): path for path in found}
+
+
+@pytest.fixture(scope="module")
+def tools() -> Path:
+    """What the script builds and checks wheels for other machines with."""
+    if sys.platform != "linux" or sys.maxsize < 2**32:
+        pytest.skip("wheels for other machines are built on 64-bit Linux")
+    try:
+        return wheel_tools()
+    except UnavailableError as error:
+        pytest.skip(f"what builds wheels for other machines: {error}")
+
+
+@pytest.fixture(scope="module")
+def all_wheels(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """With the tools: the wheels for all machines, by their tags."""
+    return build(tmp_path_factory.mktemp("all") / "built", PYTHONPATH=str(tools))
+
+
+ALL_TAGS = {
+    f"cp310-abi3-{system}"
+    for machine in ("x86_64", "aarch64")
+    for system in (f"manylinux2014_{machine}.manylinux_2_17_{machine}", f"musllinux_1_2_{machine}")
+} | {"py3-none-any"}
+
+
+@pytest.mark.core
+def test_with_the_tools_there_are_wheels_for_all_machines(all_wheels: dict[str, Path]) -> None:
+    assert set(all_wheels) == ALL_TAGS
+    modules = {f"{each.name.replace('.', '/')}.abi3.so" for each in extensions()}
+    for tag, wheel in all_wheels.items():
+        assert names(wheel) == files_of_the_package() | (modules if "-abi3-" in tag else set())
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("tag", sorted(ALL_TAGS - {"py3-none-any"}))
+def test_the_core_is_for_the_machine_and_library_of_its_tag_and_names_no_folder(
+    all_wheels: dict[str, Path], tag: str
+) -> None:
+    with zipfile.ZipFile(all_wheels[tag]) as archive:
+        for name in archive.namelist():
+            if name.endswith(".so"):
+                code = archive.read(name)
+                assert code[18] == (183 if "aarch64" in tag else 62)  # the machine in the head of an ELF file
+                # Each needs its libc alone; one by the other's name would be found nowhere else.
+                assert (b"\0libc.so.6\0" in code, b"\0libc.so\0" in code) == ("manylinux" in tag, "musllinux" in tag)
+                assert sys.prefix.encode() not in code
+                assert sys.base_prefix.encode() not in code
+
+
+@pytest.mark.core
+def test_auditwheel_and_abi3audit_find_nothing(tools: Path, all_wheels: dict[str, Path], tmp_path: Path) -> None:
+    compiled = {tag: path for tag, path in all_wheels.items() if "-abi3-" in tag}
+    run(sys.executable, "-m", "abi3audit", "--strict", *compiled.values(), folder=tmp_path, PYTHONPATH=str(tools))
+    for tag, path in compiled.items():
+        # auditwheel looks for what musl's libc is called here, and finds glibc's.
+        if "manylinux" in tag:
+            said = run(sys.executable, "-m", "auditwheel", "show", path, folder=tmp_path, PYTHONPATH=str(tools)).stdout
+            assert f'platform tag: "{tag.rpartition(".")[2]}"' in " ".join(said.split())
+
+
+def pythons() -> list[Path]:
+    """Return each Python from 3.10 on that is here, one for each minor version, and those without the interpreter lock."""
+    homes = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob("versions/*/bin/python3")
+    on_path = (shutil.which(f"python3.{minor}{kind}") for minor in range(10, 30) for kind in ("", "t"))
+    found = {}
+    show = "import sys, sysconfig, venv; print(sys.version_info[:2], sysconfig.get_config_var('Py_GIL_DISABLED') or 0)"
+    for python in [*map(str, sorted(homes)), *filter(None, on_path)]:
+        done = subprocess.run([python, "-c", show], capture_output=True, text=True, check=False)
+        if done.returncode == 0 and int(done.stdout.split(", ")[1].partition(")")[0]) >= 10 and done.stdout[1] == "3":
+            found[done.stdout] = Path(python)
+    return list(found.values())
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("python", pythons(), ids=lambda python: python.parts[-3] + "-" + python.name)
+def test_each_python_here_takes_the_wheel_that_serves_it(
+    all_wheels: dict[str, Path], tmp_path: Path, python: Path
+) -> None:
+    run(python, "-m", "venv", "--without-pip", "venv", folder=tmp_path)
+    inside = tmp_path / "venv" / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", inside, "install", "-qq"]
+    needed = subprocess.run(
+        [*pip, "--only-binary", ":all:", *project()["project"]["dependencies"]],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if needed.returncode != 0:
+        pytest.skip(f"what tracekit needs cannot be installed for {python}: {needed.stderr}")
+    folder = all_wheels["py3-none-any"].parent
+    run(*pip, "--no-deps", "--no-index", "--find-links", folder, "tracekit-ml", folder=tmp_path)
+    free = run(
+        python, "-c", "import sysconfig; print(sysconfig.get_config_var('Py_GIL_DISABLED') or 0)", folder=tmp_path
+    )
+    check_records_and_merges(inside, tmp_path, "pure Python" if free.stdout.strip() == "1" else "compiled")
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +186,7 @@ def pure(wheels: dict[str, Path]) -> Path:
 
 def names(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as archive:
-        return {name for name in archive.namelist() if ".dist-info/" not in name}
+        return {name for name in archive.namelist() if ".dist-info/" not in name and name[-1] != "/"}
 
 
 def files_of_the_package() -> set[str]:
@@ -99,9 +208,13 @@ def files_of_the_package() -> set[str]:
 def test_the_tags_say_what_the_wheels_run_on(wheels: dict[str, Path]) -> None:
     platform, system = sorted(wheels, reverse=True)
     assert platform == "py3-none-any"
-    machine = re.escape(sysconfig.get_platform().replace("-", "_").replace(".", "_").partition("_")[2])
-    # Of several tags for several distributions, auditwheel joins the names by dots.
-    assert re.fullmatch(rf"cp310-abi3-((manylinux\w+?|linux)_{machine}\.?)+", system)
+    assert system == "cp310-abi3-" + sysconfig.get_platform().replace("-", "_").replace(".", "_")
+
+
+def test_without_the_tools_one_line_says_which_wheels_are_not_built(wheels: dict[str, Path]) -> None:
+    (line,) = (next(iter(wheels.values())).parent.parent / "said").read_text().splitlines()
+    assert line.startswith("scripts/wheels: no manylinux and musllinux wheels for x86-64 and aarch64 are built; ")
+    assert line.endswith(" -m pip install --group wheels brings the tools for them.")
 
 
 def test_the_wheels_hold_the_package_and_nothing_else(compiled: Path, pure: Path) -> None:

@@ -35,6 +35,7 @@ __all__ = [
     "build",
     "extensions",
     "find_compiler",
+    "project",
     "run_with",
     "sanitizer_variables",
     "take",
@@ -66,9 +67,14 @@ class Extension:
         return self.name.rpartition(".")[2]
 
 
+def project() -> dict[str, Any]:
+    """Return what pyproject.toml says."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
 def extensions() -> list[Extension]:
     """Return the extension modules that pyproject.toml declares."""
-    told = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["ext-modules"]
+    told = project()["tool"]["setuptools"]["ext-modules"]
     return [Extension(each["name"], tuple(ROOT / source for source in each["sources"])) for each in told]
 
 
