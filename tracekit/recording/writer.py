@@ -510,7 +510,8 @@ class Writer:
         # are before it. A slice that was open at the cut is still open in `opened`, or is among the records after
         # `before`.
         before = len(self._carry) + len(buffer.records) if cut_ns is None else 0
-        cut = self._timeline.clock.monotonic_ns() if cut_ns is None else cut_ns
+        # Never before the last cut, which a thread may post too late: starts that were delivered would seem to be lost.
+        cut = self._timeline.clock.monotonic_ns() if cut_ns is None else max(cut_ns, self._cut_ns)
         self._is_counted = False
         buffer.keep(cut)
         opened = [slice_ for slice_ in self._open_slices() if slice_[1] < cut]
@@ -519,7 +520,7 @@ class Writer:
         # Read after the records were taken: a thread posts the end of a window before it records later events.
         ends = [] if cut_ns is not None else [end for end, *_ in copy_of(self._posted) if end is not None and end < cut]
         if ends:
-            before, cut = 0, ends[0]
+            before, cut = 0, max(ends[0], self._cut_ns)
             opened = [slice_ for slice_ in opened if slice_[1] < cut]
         if self._carry:
             taken = self._carry + taken
@@ -543,7 +544,7 @@ class Writer:
                 thread.post_events(batch)
         self._in_hand = 0
         self._hold_carry()
-        self._cut_ns = max(self._cut_ns, cut)  # a window may end shortly before the last cut
+        self._cut_ns = cut
         self._timestamps.forget_before(min([cut, *self._carry[1::WIDTH]]))
         return bool(ends)
 
