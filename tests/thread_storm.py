@@ -18,6 +18,7 @@ import tracekit
 from tracekit import JSONTraceHandler, Profiler, ProfilerAction
 
 THREADS = 8
+LANE_TID = 1 << 30
 ON_FULL = ("drop_newest", "drop_oldest", "block")
 
 
@@ -125,8 +126,8 @@ def storm(folder: Path, rounds: int, faults: Faults, **options: Any) -> dict[str
     faults.expect(0 <= beyond <= called.total("module"), f"recorded {stats.recorded}, but called {expected}")
     if not dropped:
         taken = sum(event["name"] == "module" and event["ph"] in "XB" for event in events)
-        faults.expect(beyond == taken, f"recorded {beyond} more events than were called")
-        found = {"slices": stats.slices - taken, "instants": stats.instants, "counters": stats.counters}
+        count = Counter("slices" if event["ph"] in "XBb" else event["ph"] for event in events)
+        found = {"slices": count["slices"] - taken, "instants": count["i"], "counters": count["C"]}
         faults.expect(found == expected, f"counted {found}, but called {expected}")
         check_threads(events, called, rounds, faults)
     for path, other in inner:
@@ -183,8 +184,11 @@ def account(path: Path, profiler: Profiler, faults: Faults, may_stay_open: int =
     total = sum(written.values())
     faults.expect(count["B"] - count["E"] in range(may_stay_open + 1), f"{path.name}: {count['B']} starts, {count['E']} ends")
     faults.expect(count["b"] == count["e"], f"{path.name}: {count['b']} async starts, {count['e']} ends")
+    # A slice that is open while its marker passes to another profiler ends in the file, and counts nowhere.
+    passed_on = sum(event["ph"] == "E" and event["name"] == "module" for event in events)
     faults.expect(
-        stats.recorded == total + dropped, f"{path.name}: recorded {stats.recorded}, written {written}, {stats.dropped}"
+        0 <= total + dropped - stats.recorded <= passed_on,
+        f"{path.name}: recorded {stats.recorded}, written {written}, {stats.dropped}",
     )
     faults.expect(not stats.failures, f"{path.name}: {stats.failures}")
     check_nesting(path.name, events, faults)
@@ -227,7 +231,9 @@ def check_threads(events: list[dict[str, Any]], called: Called, rounds: int, fau
                 values[series].append((value, event["ts"]))
     for number in range(THREADS):
         tids = Counter(own[f"own {number}"])
-        faults.expect(tids == {called.tid_of[number]: rounds}, f"own {number} is on {tids}, not {called.tid_of[number]}")
+        # A slice that is open while its marker passes to another profiler ends late, so that a later one moves to a lane.
+        holds = tids.total() == rounds and {tid for tid in tids if tid < LANE_TID} == {called.tid_of[number]}
+        faults.expect(holds, f"own {number} is on {tids}, not {called.tid_of[number]}")
         found = sorted(values[f"of {number}"])
         faults.expect([value for value, _ in found] == list(range(rounds)), f"values of {number}: {len(found)}")
         times = [at for _, at in found]

@@ -204,9 +204,12 @@ def adopt_in_child(found: Marker) -> None:
 
 
 def _adopt_by_active(found: Marker) -> None:
-    innermost = active_profiler()
-    if innermost is not None:
+    while (innermost := active_profiler()) is not None:
         innermost.adopt(found)
+        if active_profiler() is innermost:
+            return
+        # Another thread has started or stopped a profiler in between, and may have passed the marker on before.
+        innermost.release([found], flush=False)
 
 
 def _shared_markers() -> list[Marker]:
