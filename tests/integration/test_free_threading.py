@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +15,7 @@ from tests.native import cores
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 STORM = cores.ROOT / "tests" / "thread_storm.py"
 VARIABLE = "TRACEKIT_FREE_THREADED_PYTHON"
