@@ -112,7 +112,7 @@ def _copied(values: Any) -> Any:
     return values
 
 
-def with_own_values(record: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+def with_own_values(record: F) -> F:
     """Return a method that reads a user's mapping outside its step, because the mapping may wait for a lock."""
     if not FREE_THREADED:
         return record
@@ -121,7 +121,7 @@ def with_own_values(record: Callable[[Any, Any], None]) -> Callable[[Any, Any], 
     def run(marker: Any, values: Any) -> None:
         record(marker, values if type(values) is dict else _copied(values))
 
-    return run
+    return run  # type: ignore[return-value]
 
 
 def copy_of(queue: deque[T]) -> deque[T]:
