@@ -69,7 +69,7 @@ class Records:
         """Return True if a slice or an instant of this track starts at or after a time."""
 
     def find(self, start: int, track: int, /) -> int | None:
-        """Return the index of the first record of this time and track that is not a counter."""
+        """Return the index of the first slice with this start and track."""
 
     def overlapping(self, opened: list[int], /) -> set[int]:
         """Return the tracks on which slices overlap and do not nest; see `Lanes`. Releases the interpreter lock.

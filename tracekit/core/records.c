@@ -634,7 +634,7 @@ static PyObject *find(PyObject *object, PyObject *args)
     if (!PyArg_ParseTuple(args, "LL", &start, &track))
         return NULL;
     for (size_t i = 0; i < self->count; i++)
-        if (self->rows[i].time == start && !is_counter(self->rows + i) && self->rows[i].what.track == track)
+        if (self->rows[i].time == start && self->rows[i].kind >= 0 && self->rows[i].what.track == track)
             return PyLong_FromSize_t(i);
     Py_RETURN_NONE;
 }

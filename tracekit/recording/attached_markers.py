@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from tracekit.recording.marker import Marker
 from tracekit.recording.marker_state import MarkerState
+from tracekit.recording.one_step import one_step
 from tracekit.recording.recording_marker import AsleepMarker, marker_classes
 from tracekit.recording.tasks import TaskTracks
 
@@ -69,6 +70,8 @@ class AttachedMarkers:
     def add(self, marker: Marker) -> None:
         """Attach a marker to the buffer."""
         with self._buffer.lock:
+            if marker.attached and not self._has(marker):
+                marker.detach()  # by another thread, to another profiler: the tracks of its open slices are those of that one
             marker.attach(self._buffer, self._classes, self._task_tracks)
             self._markers[id(marker)] = marker
             self._put(marker)
@@ -79,19 +82,20 @@ class AttachedMarkers:
             for marker in markers:
                 if self._markers.pop(id(marker), None) is not None:
                     self._awake.pop(id(marker), None)
-                    marker.detach()
+                    if self._has(marker):
+                        marker.detach()
 
     def pass_to(self, action: ProfilerAction | None) -> None:
         """Set the state of every marker for an action of the schedule, or to idle for None."""
         with self._buffer.lock:
             self._action = action
             for marker in list(self._awake.values()):
-                if not self._send_to_sleep(marker):
+                if self._has(marker) and not self._send_to_sleep(marker):
                     self._put(marker)
 
     def open_slices(self) -> list[OpenSlice]:
         """Return the slices that are being recorded now."""
-        found = [slice_ for marker in list(self._awake.values()) for slice_ in marker.open_slices()]
+        found = [slice_ for marker in list(self._awake.values()) for slice_ in self._opened(marker)]
         self._looks += 1
         if len(self._awake) > _MANY_AWAKE and self._looks % _LOOKS == 0:
             self._send_unused_to_sleep()
@@ -101,7 +105,16 @@ class AttachedMarkers:
         """Detach all markers. Called after the last records are taken."""
         with self._buffer.lock:
             for marker in list(self._markers.values()):
-                marker.detach()
+                if self._has(marker):
+                    marker.detach()
+
+    def _has(self, marker: Marker) -> bool:
+        """Return False for a marker that another thread has attached to another profiler in the meantime."""
+        return marker._buffer is self._buffer
+
+    @one_step
+    def _opened(self, marker: Marker) -> list[OpenSlice]:
+        return marker.open_slices() if self._has(marker) else []
 
     def abandon_in_child(self) -> None:
         """Drop the parent's recording from all markers in a forked child."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.events import BEGIN, COUNTER, COUNTER_BYTES, RECORD_BYTES, SERIES_BYTES, WIDTH, Label, Track, size_bytes
 from tracekit.recording.compiled import BufferBase, forget_threads, new_records
+from tracekit.recording.one_step import in_steps, new_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -29,11 +30,12 @@ _COUNTER_ENTRIES: Final = COUNTER_BYTES * WIDTH // RECORD_BYTES + 1
 _SERIES_ENTRIES: Final = SERIES_BYTES * WIDTH // RECORD_BYTES + 1
 
 
+@in_steps
 class RecordBuffer(BufferBase):
     """The records, labels and tracks of one profiler.
 
-    Thread-safe: every change is a single list or dict operation, which the GIL makes atomic. Labels are made under a
-    lock, off the recording path.
+    Thread-safe: every change is a single list or dict operation, which the GIL makes atomic, or a step of
+    `tracekit.recording.one_step`. Labels are made under a lock, off the recording path.
 
     Attributes:
         records: Flat list of records (see `tracekit.events`). Markers call ``extend`` on it.
@@ -43,7 +45,8 @@ class RecordBuffer(BufferBase):
             `thread_track` adds the track of a new thread.
         due_ns: Monotonic deadline of the writer for emptying the buffer. Recording threads call `look_after` at every
             event after it. 0 while events arrive faster than the writer takes them.
-        lock: Held while labels and tracks are made, and while markers change state; never while a marker records.
+        lock: Held while labels and tracks are made, and while markers change state; with the GIL,
+            never while a marker records.
         look_after: Called by a recording thread after `due_ns`, with the current time. Set by the writer.
         free_async_tracks: Tracks for async slices without an open slice, by label number.
         foreign_finishes: Names of markers that were finished by a thread that had not started them.
@@ -112,7 +115,7 @@ class RecordBuffer(BufferBase):
         self._local = threading.local()
         self._label_numbers: dict[Any, int] = {}
         # Re-entrant: a signal handler or a finaliser may make a marker while this thread makes one.
-        self.lock = threading.RLock()
+        self.lock = new_lock()
 
     def label(self, name: str, categories: tuple[str, ...] = (), args: Mapping[str, str] | None = None) -> int:
         """Return the number of a label, making it when it is new."""

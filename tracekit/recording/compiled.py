@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tracekit import core
+from tracekit.recording.one_step import in_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +78,7 @@ def in_state(state: MarkerState, *, in_c: bool = True) -> Callable[[C], C]:
         # The core uses the system's thread ident. gevent and others replace `threading.get_ident` by a different ident.
         if in_c and core.record is not None and threading.get_ident is _thread.get_ident:
             core.record.give_methods(state, markers)
-        return markers
+        return in_steps(markers)
 
     return put
 

@@ -15,6 +15,7 @@ from tracekit.events import BEGIN, END, WIDTH, count_kinds, size_bytes
 from tracekit.handlers.base import TraceHandler, process_event
 from tracekit.recording.event_order import EventOrder
 from tracekit.recording.failures import FailureLimit
+from tracekit.recording.one_step import copy_of
 from tracekit.recording.signal import Signal
 
 if TYPE_CHECKING:
@@ -264,7 +265,7 @@ class HandlerThread:
             self._thin(call, max(0, min(self._limit_events - self.waiting_events, by_bytes)), reason)
         else:
             with self._lock:
-                for waiting in self._calls.copy():  # `post` appends from other threads without the lock
+                for waiting in copy_of(self._calls):  # `post` appends from other threads without the lock
                     if self._fits(call):
                         break
                     if waiting.events:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tracekit.handlers.mirrors.mirror import Mirror, Moment
 from tracekit.recording.failures import FailureLimit
 from tracekit.recording.marker import Marker, MarkerObserver
+from tracekit.recording.one_step import outside_step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,6 +69,7 @@ class InlineHandlers(MarkerObserver):
                     handler, "process_duration_event", marker.name, marker.categories, is_start, timestamp, wall_ns
                 )
 
+    @outside_step
     def is_idle(self) -> bool:
         """Return True if all handlers are mirrors and none of them is listening."""
         if self._handlers:
@@ -80,6 +82,7 @@ class InlineHandlers(MarkerObserver):
             return False
         return True
 
+    @outside_step
     def begin(self, marker: Marker, track: int, monotonic_ns: int) -> None:
         """Pass the start of a slice to the handlers."""
         self._slice(marker, monotonic_ns, is_start=True)
@@ -91,6 +94,7 @@ class InlineHandlers(MarkerObserver):
             except Exception as error:  # noqa: BLE001 - see above
                 self._failed(mirror, "begin", error)
 
+    @outside_step
     def end(self, marker: Marker, track: int, start_ns: int, monotonic_ns: int, exception: str | None) -> None:
         """Pass the end of a slice to the handlers."""
         for mirror in reversed(self._mirrors):
@@ -102,6 +106,7 @@ class InlineHandlers(MarkerObserver):
                 self._failed(mirror, "end", error)
         self._slice(marker, monotonic_ns, is_start=False)
 
+    @outside_step
     def instant(self, marker: Marker, track: int, monotonic_ns: int) -> None:
         """Pass an instant to the handlers."""
         for handler in self._handlers:
@@ -115,6 +120,7 @@ class InlineHandlers(MarkerObserver):
             except Exception as error:  # noqa: BLE001 - see above
                 self._failed(mirror, "mark", error)
 
+    @outside_step
     def counter(self, marker: Marker, monotonic_ns: int, values: Mapping[str, float]) -> None:
         """Pass the values of a counter to the handlers."""
         for handler in self._handlers:

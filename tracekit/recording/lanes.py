@@ -235,17 +235,17 @@ def _find_all(records: list[Any], keys: Iterable[tuple[int, int]]) -> list[tuple
     """Return each key (start, track) with the index of its slice in the records, or None if there is no such slice."""
     if not isinstance(records, list):
         return [(key, records.find(*key)) for key in keys]
-    starts, tracks = records[1::WIDTH], records[3::WIDTH]
-    return [(key, _find(starts, tracks, *key)) for key in keys]
+    starts, ends, tracks = records[1::WIDTH], records[2::WIDTH], records[3::WIDTH]
+    return [(key, _find(starts, ends, tracks, *key)) for key in keys]
 
 
-def _find(starts: list[int], tracks: list[Any], start: int, track: int) -> int | None:
-    """Return the index of the slice that started at this time on this track, or None."""
+def _find(starts: list[int], ends: list[int], tracks: list[Any], start: int, track: int) -> int | None:
+    """Return the index of the slice that started at this time on this track, or None. An instant may mark its start."""
     index = -1
     try:
         while True:
             index = starts.index(start, index + 1)
-            if tracks[index] == track:
+            if ends[index] >= 0 and tracks[index] == track:
                 return index
     except ValueError:
         return None

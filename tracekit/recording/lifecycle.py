@@ -15,6 +15,7 @@ from tracekit.handlers.merge_process import wait_for_merges
 from tracekit.recording.buffer import DETACHED
 from tracekit.recording.compiling import pass_over_markers
 from tracekit.recording.marker import Marker
+from tracekit.recording.one_step import new_lock
 from tracekit.recording.recording_marker import MARKER_TYPES
 from tracekit.recording.schedule import ProfilerAction
 from tracekit.recording.termination import Termination
@@ -203,9 +204,12 @@ def adopt_in_child(found: Marker) -> None:
 
 
 def _adopt_by_active(found: Marker) -> None:
-    innermost = active_profiler()
-    if innermost is not None:
+    while (innermost := active_profiler()) is not None:
         innermost.adopt(found)
+        if active_profiler() is innermost:
+            return
+        # Another thread has started or stopped a profiler in between, and may have passed the marker on before.
+        innermost.release([found], flush=False)
 
 
 def _shared_markers() -> list[Marker]:
@@ -235,7 +239,7 @@ def _after_fork_in_child() -> None:
     # Do not log here: another thread of the parent may have held the lock of a logging handler (dd-trace-py #18900).
     global _lock  # noqa: PLW0603 - another thread of the parent may have held it
     _lock = threading.RLock()
-    DETACHED.lock = threading.RLock()  # likewise; the child's markers inherit no other buffer
+    DETACHED.lock = new_lock()  # likewise; the child's markers inherit no other buffer
     for profiler in list(_known):
         profiler.abandon_in_child()
     _active.clear()

@@ -9,7 +9,7 @@ The recording path takes nanoseconds. Three design decisions make that possible:
 * Markers use no lock. CPython switches threads and runs signal handlers only at the start of Python functions, after
   calls and at backward jumps. A test and a store without a call in between are therefore one step. The comments
   "atomic" mark the lines that rely on this. So the writer, and a signal handler such as that of Ctrl-C, find each slice
-  either open or recorded, never both.
+  either open or recorded, never both. A CPython without the GIL takes a lock instead; see `tracekit.recording.one_step`.
 
 Each event compares its time with `RecordBuffer.due_ns`. An event after that time calls the buffer's ``look_after``.
 This one comparison detects a writer that cannot run or does not keep up.
@@ -27,6 +27,7 @@ from tracekit.recording.buffer import DETACHED
 from tracekit.recording.compiled import MarkerBase, in_state
 from tracekit.recording.decorate import decorate
 from tracekit.recording.marker_state import FREE, STACKED, MarkerState
+from tracekit.recording.one_step import outside_step
 from tracekit.recording.tasks import TaskTracks, current_owner, current_task
 
 if TYPE_CHECKING:
@@ -185,6 +186,7 @@ class Marker(MarkerBase):
         if self._skipped or self._start:
             self._exit_slow(None, self._clock())  # finds the slice of this thread or task
 
+    @outside_step
     def _report_foreign_finish(self) -> None:
         """Log once per marker that a thread or task has finished a slice that it had not started."""
         if self.name not in self._buffer.foreign_finishes:

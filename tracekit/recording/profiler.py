@@ -695,9 +695,9 @@ class Profiler(ProfilerBase):
             return
         self._attached.add(marker)
 
-    def release(self, markers: Iterable[Marker]) -> None:
-        """Detach markers, so that another profiler can adopt them."""
-        if self._writer is not None and self._state == "started":
+    def release(self, markers: Iterable[Marker], *, flush: bool = True) -> None:
+        """Detach markers, so that another profiler can adopt them. Deliver their events first, unless told not to."""
+        if flush and self._writer is not None and self._state == "started":
             self._writer.flush(self._options.shutdown_timeout)
         self._attached.let_go(markers)
 

@@ -14,6 +14,7 @@ from tracekit.recording.compiled import in_state, is_core_clock
 from tracekit.recording.counter_values import finite_numbers
 from tracekit.recording.marker import Marker, MarkerClasses, MarkerObserver, SliceHandle
 from tracekit.recording.marker_state import FREE, STACKED, MarkerState
+from tracekit.recording.one_step import in_steps, with_own_values
 from tracekit.recording.tasks import current_task
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ _MANY_CLONES: Final = 64
 """With this many clones, a shared marker drops the clones of ended threads."""
 
 
+@in_steps
 class _Shared(Marker):
     """A marker that several threads use at the same time. Each thread gets a clone, because a marker has one slot.
 
@@ -273,7 +275,7 @@ def marker_classes(clock: Callable[[], int]) -> MarkerClasses:
             return self
 
         instant = record_instant
-        counter = record_counter
+        counter = with_own_values(record_counter)
 
     @in_state(MarkerState.OBSERVED, in_c=False)
     class ObservedMarker(RecordingMarker):
@@ -297,7 +299,7 @@ def marker_classes(clock: Callable[[], int]) -> MarkerClasses:
                 RecordingMarker.__exit__(self, exc_type, exc, traceback)  # the slice began while the observer was idle
 
         instant = record_instant  # not those of C, which know no observer
-        counter = record_counter
+        counter = with_own_values(record_counter)
 
     @in_state(MarkerState.SHARED, in_c=is_core_clock(clock))
     class SharedMarker(_Shared):

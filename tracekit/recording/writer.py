@@ -26,6 +26,7 @@ from tracekit.recording.counter_values import CounterValues
 from tracekit.recording.event_order import GRACE_NS
 from tracekit.recording.handler_thread import BEYOND_BYTES, BEYOND_EVENTS, LEFT_BEHIND, HandlerThread
 from tracekit.recording.lanes import Lanes, OpenSlice
+from tracekit.recording.one_step import copy_of, outside_step
 from tracekit.recording.signal import Signal
 
 if TYPE_CHECKING:
@@ -258,6 +259,7 @@ class Writer:
                 return ()
             return self._expected.pop()[2]
 
+    @outside_step
     def has_begun(self, timeout_s: float) -> bool:
         """Return True if the batch has begun, or if the writer does not answer in time."""
         if self._expected and self._thread.is_alive() and not self._is_mine():
@@ -267,6 +269,7 @@ class Writer:
             return not request.cut.wait(timeout_s) or not self._expected
         return not self._expected
 
+    @outside_step
     def flush(self, timeout_s: float) -> bool:
         """Deliver all recorded events, and flush the handlers.
 
@@ -306,6 +309,7 @@ class Writer:
             self._remove_hooks(thread)
             thread.post("stopping", error)
 
+    @outside_step
     def close(self, timeout_s: float) -> bool:
         """Deliver the rest and the summary, close the handlers, and end the threads. Return True if done in time."""
         self._close_by_s = time.monotonic() + timeout_s
@@ -328,6 +332,7 @@ class Writer:
         self._posted.clear()
         self._carry = []
 
+    @outside_step
     def look_after(self, now_ns: int) -> None:
         """Wait for the late writer. Called by a recording thread at an event after the buffer's ``due_ns``.
 
@@ -346,6 +351,7 @@ class Writer:
         if late and time.monotonic() - self._waiting_since_s < _BLOCKED_S:
             self._buffer.due_ns = self._timeline.clock.monotonic_ns() + _GIVE_WAY_NS
 
+    @outside_step
     def wait_for_room(self) -> bool:
         """Wait while the buffer is full. Called by a recording thread with ``on_full="block"``.
 
@@ -504,16 +510,17 @@ class Writer:
         # are before it. A slice that was open at the cut is still open in `opened`, or is among the records after
         # `before`.
         before = len(self._carry) + len(buffer.records) if cut_ns is None else 0
-        cut = self._timeline.clock.monotonic_ns() if cut_ns is None else cut_ns
+        # Never before the last cut, which a thread may post too late: starts that were delivered would seem to be lost.
+        cut = self._timeline.clock.monotonic_ns() if cut_ns is None else max(cut_ns, self._cut_ns)
         self._is_counted = False
         buffer.keep(cut)
         opened = [slice_ for slice_ in self._open_slices() if slice_[1] < cut]
         taken = buffer.take(len(buffer.records))
         self._in_hand = len(taken) // WIDTH  # without the carried records, which remain if the next line fails
         # Read after the records were taken: a thread posts the end of a window before it records later events.
-        ends = [] if cut_ns is not None else [end for end, *_ in self._posted.copy() if end is not None and end < cut]
+        ends = [] if cut_ns is not None else [end for end, *_ in copy_of(self._posted) if end is not None and end < cut]
         if ends:
-            before, cut = 0, ends[0]
+            before, cut = 0, max(ends[0], self._cut_ns)
             opened = [slice_ for slice_ in opened if slice_[1] < cut]
         if self._carry:
             taken = self._carry + taken
@@ -537,7 +544,7 @@ class Writer:
                 thread.post_events(batch)
         self._in_hand = 0
         self._hold_carry()
-        self._cut_ns = max(self._cut_ns, cut)  # a window may end shortly before the last cut
+        self._cut_ns = cut
         self._timestamps.forget_before(min([cut, *self._carry[1::WIDTH]]))
         return bool(ends)
 

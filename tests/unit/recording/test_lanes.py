@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekit.events import BEGIN, END, WIDTH
+from tracekit.events import BEGIN, END, INSTANT, WIDTH
 from tracekit.recording.buffer import LANE_TID, RecordBuffer
 from tracekit.recording.compiled import new_records
 from tracekit.recording.lanes import Lanes
@@ -151,3 +152,18 @@ def test_two_slices_that_go_on_from_one_moment_do_not_meet_on_a_lane() -> None:
     assert len(set(begun)) == len(begun)
     for found in tracks_of(flushed).values():
         assert_nested(found)
+
+
+@pytest.mark.parametrize("in_list", [True, False], ids=["list", "core"])
+def test_an_instant_at_the_start_of_an_open_slice_does_not_end_it(in_list: bool) -> None:
+    buffer = RecordBuffer()
+    track = buffer.new_track("main", 1)
+    lanes = Lanes(buffer)
+    assert lanes.arrange([], [(0, 100, track)], 150) == [0, 100, BEGIN, track]
+    late = [1, 100, INSTANT, track]  # it waited for room
+    records = late.copy() if in_list else new_records()
+    if not in_list:
+        records.extend(tuple(late))
+    assert list(lanes.arrange(records, [(0, 100, track)], 200)) == late
+    records += (0, 100, 250, track)
+    assert list(lanes.arrange(records, [], 300))[-4:] == [0, 250, END, track]

@@ -44,13 +44,16 @@ class _Kind:
     recorded_ns: array[int] = field(default_factory=lambda: array("q"))
     open: int = 0
     was_cut: bool = False  # ended by an exception, before its stop
+    lock: Any = field(default_factory=threading.RLock)  # held while another thread may read what is counted
 
     def settle(self) -> DurationStatistics:
-        waiting_ns, self.waiting_ns = self.waiting_ns, []
-        self.statistics.add_all(waiting_ns)
-        self.recorded_ns.extend(waiting_ns)
-        if len(self.recorded_ns) > 2 * MAX_RECORDED:
-            del self.recorded_ns[:-MAX_RECORDED]
+        with self.lock:
+            waiting_ns = self.waiting_ns.copy()
+            del self.waiting_ns[: len(waiting_ns)]  # no new list: the thread of the actions may be about to append
+            self.statistics.add_all(waiting_ns)
+            self.recorded_ns.extend(waiting_ns)
+            if len(self.recorded_ns) > 2 * MAX_RECORDED:
+                del self.recorded_ns[:-MAX_RECORDED]
         return self.statistics
 
 
@@ -178,7 +181,8 @@ class ActionSlices:
         """
         found: defaultdict[str, DurationStatistics] = defaultdict(DurationStatistics)
         for name, kind in self._kinds():
-            found[action_of(name).title if by_title else name].merge(kind.settle())
+            with kind.lock:
+                found[action_of(name).title if by_title else name].merge(kind.settle())
         return {name: statistics for name, statistics in found.items() if statistics.count}
 
     @property
@@ -186,9 +190,11 @@ class ActionSlices:
         """Single durations in seconds, by action: the latest 10,000 of each on each thread; `durations` counts all."""
         found: defaultdict[str, list[float]] = defaultdict(list)
         for name, kind in self._kinds():
-            count = kind.settle().count
+            with kind.lock:
+                count = kind.settle().count
+                recorded_ns = kind.recorded_ns[-MAX_RECORDED:]
             if count:
-                found[name] += [duration_ns / 1e9 for duration_ns in kind.recorded_ns[-MAX_RECORDED:]]
+                found[name] += [duration_ns / 1e9 for duration_ns in recorded_ns]
             if count > MAX_RECORDED:
                 self._warn(
                     "recorded_durations",
