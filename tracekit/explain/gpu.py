@@ -104,7 +104,7 @@ class Kernel(Result, frozen=True, kw_only=True):
         total_ns: The sum of all durations.
         min_rank_ns: The sum of the rank with the least.
         max_rank_ns: The sum of the rank with the most.
-        max_rank: The rank with the most.
+        max_rank: The rank with the most; of equal ones, the first.
         longest_ns: The longest of all.
     """
 
@@ -427,7 +427,7 @@ WITH of_rank AS (
     FROM gpu_activity GROUP BY name, type, rank
 )
 SELECT name, type, count(*), sum(count)::BIGINT, sum(total_ns)::BIGINT AS all_ns, min(total_ns)::BIGINT, max(total_ns)::BIGINT,
-    arg_max(rank, total_ns), max(longest_ns)
+    arg_max(rank, (total_ns, -rank)), max(longest_ns)
 FROM of_rank GROUP BY name, type ORDER BY all_ns DESC, name"""
 
 _LAUNCHES: Final = """
