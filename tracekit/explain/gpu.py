@@ -276,7 +276,7 @@ def gpu_gaps(table: Table, most: int) -> list[tuple[Any, ...]]:
 
 
 def _activities(table: Table, rank: int | None, device: int) -> dict[str, Any]:
-    """Return the activities of a GPU in order: arrays do what windows of the engine take ten times as long for."""
+    """Return the activities of a GPU in order, as arrays: windows of the engine take longer."""
     own = table.columns(_OF_GPU.format(rank="NULL" if rank is None else rank, device=device))
     order = np.lexsort((own["id"], own["end_ns"], own["start_ns"]))
     return {name: values[order] for name, values in own.items()}
