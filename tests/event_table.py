@@ -46,6 +46,13 @@ class EventTable:
 
     def run(self, sql: str) -> list[tuple[Any, ...]]:
         """Return the rows of a statement's result."""
+        return self._ask(sql).fetchall()
+
+    def columns(self, sql: str) -> dict[str, Any]:
+        """Return the columns of a statement's result as arrays."""
+        return self._ask(sql).fetchnumpy()
+
+    def _ask(self, sql: str) -> duckdb.DuckDBPyConnection:
         step = 500 * len(_COLUMNS)
         for at in range(0, len(self._waiting), step):
             values = self._waiting[at : at + step]
@@ -54,4 +61,4 @@ class EventTable:
                 f"INSERT INTO events VALUES {', '.join([row] * (len(values) // len(_COLUMNS)))}", values
             )
         self._waiting.clear()
-        return self._connection.execute(sql).fetchall()
+        return self._connection.execute(sql)

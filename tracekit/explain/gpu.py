@@ -1,6 +1,6 @@
 """Split the time of the GPUs: idle time and its causes, kernels by type, launches, copies and memory.
 
-All figures come from the event table by SQL. They use the definitions of HolisticTraceAnalysis where it has one, and
+All figures come from the event table. They use the definitions of HolisticTraceAnalysis where it has one, and
 say so where they differ. A GPU is idle while none of its streams has an activity; an activity is a kernel, a copy or a fill.
 """
 
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
+from tracekit.explain.arrays import np
 from tracekit.explain.results import Result
 from tracekit.formats.kineto import GPU_ACTIVITIES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
+
+    from tracekit.explain.arrays import Bools, Ints
 
 _Row = TypeVar("_Row", bound=Result)
 
@@ -23,6 +26,9 @@ class Table(Protocol):
 
     def run(self, sql: str) -> Sequence[tuple[Any, ...]]:
         """Return the rows of a statement's result."""
+
+    def columns(self, sql: str) -> Mapping[str, Any]:
+        """Return the columns of a statement's result as arrays of numpy."""
 
 
 class GPUTime(Result, frozen=True, kw_only=True):
@@ -98,7 +104,7 @@ class Kernel(Result, frozen=True, kw_only=True):
         total_ns: The sum of all durations.
         min_rank_ns: The sum of the rank with the least.
         max_rank_ns: The sum of the rank with the most.
-        max_rank: The rank with the most.
+        max_rank: The rank with the most; of equal ones, the first.
         longest_ns: The longest of all.
     """
 
@@ -246,20 +252,70 @@ def explain_gpu(table: Table) -> GPUReport:
 
 
 def gpu_times(table: Table) -> list[GPUTime]:
-    """Return the time of each GPU. This creates the table of activities, which `gpu_gaps` asks."""
+    """Return the time of each GPU. This creates the table of activities."""
     table.run(_ACTIVITIES.format(categories=GPU_ACTIVITIES))
-    return _structs(GPUTime, table, _GPU_TIME)
+    return [_gpu_time(table, *gpu) for gpu in table.run(_GPUS)]
 
 
 def gpu_gaps(table: Table, most: int) -> list[tuple[Any, ...]]:
     """Return the longest idle times: rank, device, start and length in ns, and the names of the activities around.
 
     Args:
-        table: The event table.
+        table: The event table, with the table of activities.
         most: The maximum number for each device.
     """
-    table.run(_LONGEST_GAPS.format(most=most))
-    return list(table.run(_GAPS))
+    found: list[str] = []
+    for rank, device, _ in table.run(_GPUS):
+        own = _activities(table, rank, device)
+        starts, until = own["start_ns"][1:], _busy_until(own["end_ns"])
+        at = np.flatnonzero(starts > until)
+        at = at[np.argsort(until[at] - starts[at], kind="stable")[:most]]
+        columns = (until[at], own["file"][at + 1], own["id"][at + 1])
+        found += map(str, zip(*(values.tolist() for values in columns), strict=True))
+    return list(table.run(_GAPS.format(gaps=", ".join(found)))) if found else []
+
+
+def _activities(table: Table, rank: int | None, device: int) -> dict[str, Any]:
+    """Return the activities of a GPU in order, as arrays: windows of the engine take longer."""
+    own = table.columns(_OF_GPU.format(rank="NULL" if rank is None else rank, device=device))
+    order = np.lexsort((own["id"], own["end_ns"], own["start_ns"]))
+    return {name: values[order] for name, values in own.items()}
+
+
+def _gpu_time(table: Table, rank: int | None, device: int, name: str | None) -> GPUTime:
+    own = _activities(table, rank, device)
+    starts, ends = own["start_ns"], own["end_ns"]
+    compute, communication = own["computes"], own["communicates"]
+
+    def covered(chosen: Bools) -> int:
+        """Return the time with one of some activities."""
+        begins, lasts = starts[chosen], ends[chosen]
+        begins[1:] = np.maximum(begins[1:], _busy_until(lasts))
+        return int(np.maximum(0, lasts - begins).sum())
+
+    until = _busy_until(ends)
+    waits = (starts[1:] > until) & (own["call_ns"][1:] > until)
+    span, busy = int(ends.max() - starts[0]), covered(np.ones(len(starts), dtype=bool))
+    compute_ns, communication_ns = covered(compute), covered(communication)
+    return GPUTime(
+        rank=rank,
+        device=device,
+        name=name or f"GPU {device}",
+        span_ns=span,
+        busy_ns=busy,
+        compute_ns=compute_ns,
+        communication_ns=communication_ns,
+        hidden_ns=compute_ns + communication_ns - covered(compute | communication),
+        memory_ns=covered(~(compute | communication)),
+        idle_ns=span - busy,
+        host_bound_ns=int((starts[1:] - until)[waits].sum()),
+    )
+
+
+def _busy_until(ends: Ints) -> Ints:
+    """Return the latest end before each activity but the first."""
+    latest: Ints = np.maximum.accumulate(ends[:-1])
+    return latest
 
 
 def _structs(kind: type[_Row], table: Table, sql: str) -> list[_Row]:
@@ -277,7 +333,7 @@ WITH device_name AS (
         'nccl|rccl|hccl|nvshmem|all_?reduce|reduce_?scatter|all_?gather|all_?to_?all', 'i') AS communicates
     FROM (SELECT DISTINCT name FROM device_event)
 ), activity AS (
-    SELECT id, file, rank, coalesce(device, pid, 0) AS device, coalesce(stream, tid) AS stream, name,
+    SELECT id, file, rank, coalesce(device, pid, 0) AS device, coalesce(stream, tid) AS stream, name, process,
         start_ns, start_ns + coalesce(duration_ns, 0) AS end_ns, correlation, bytes,
         CASE WHEN category IN ('gpu_memcpy', 'Memcpy', 'gpu_memset', 'Memset') THEN 'memory'
             WHEN category = 'collective_comm' OR communicates THEN 'communication'
@@ -293,55 +349,20 @@ WITH device_name AS (
 SELECT a.*, c.call_ns, c.called_ns FROM activity a
 LEFT JOIN call c ON a.file = c.file AND a.rank IS NOT DISTINCT FROM c.rank AND a.correlation = c.correlation"""
 
-_GPU_TIME: Final = """
-WITH named AS (
-    SELECT rank, coalesce(device, pid, 0) AS device, any_value(process) AS name FROM device_event GROUP BY ALL
-), ordered AS (
-    SELECT *, max(end_ns) OVER before AS busy_until_ns,
-        max(end_ns) FILTER (type = 'compute') OVER before AS compute_until_ns,
-        max(end_ns) FILTER (type = 'communication') OVER before AS communication_until_ns,
-        max(end_ns) FILTER (type <> 'memory') OVER before AS kernel_until_ns,
-        max(end_ns) FILTER (type = 'memory') OVER before AS memory_until_ns
-    FROM gpu_activity
-    WINDOW before AS (PARTITION BY rank, device ORDER BY start_ns, end_ns, id
-        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
-), added AS (
-    SELECT rank, device, max(end_ns) - min(start_ns) AS span_ns,
-        sum(greatest(0, end_ns - greatest(start_ns, coalesce(busy_until_ns, start_ns)))) AS busy_ns,
-        coalesce(sum(greatest(0, end_ns - greatest(start_ns, coalesce(compute_until_ns, start_ns))))
-            FILTER (type = 'compute'), 0) AS compute_ns,
-        coalesce(sum(greatest(0, end_ns - greatest(start_ns, coalesce(communication_until_ns, start_ns))))
-            FILTER (type = 'communication'), 0) AS communication_ns,
-        coalesce(sum(greatest(0, end_ns - greatest(start_ns, coalesce(kernel_until_ns, start_ns))))
-            FILTER (type <> 'memory'), 0) AS kernel_ns,
-        coalesce(sum(greatest(0, end_ns - greatest(start_ns, coalesce(memory_until_ns, start_ns))))
-            FILTER (type = 'memory'), 0) AS memory_ns,
-        coalesce(sum(start_ns - busy_until_ns) FILTER (start_ns > busy_until_ns AND call_ns > busy_until_ns), 0) AS host_bound_ns
-    FROM ordered GROUP BY rank, device
-)
-SELECT a.rank, a.device, coalesce(nullif(n.name, ''), 'GPU ' || a.device), span_ns, busy_ns::BIGINT, compute_ns::BIGINT,
-    communication_ns::BIGINT,
-    (compute_ns + communication_ns - kernel_ns)::BIGINT, memory_ns::BIGINT, (span_ns - busy_ns)::BIGINT, host_bound_ns::BIGINT
-FROM added a JOIN named n ON a.rank IS NOT DISTINCT FROM n.rank AND a.device = n.device ORDER BY a.rank, a.device"""
+_GPUS: Final = "SELECT rank, device, any_value(process) FROM gpu_activity GROUP BY ALL ORDER BY rank, device"
 
-# A table, so that the engine holds the few gaps and not all activities to join them. Names are joined last, since windows copy
-# their columns.
-_LONGEST_GAPS: Final = """
-CREATE OR REPLACE TEMP TABLE gpu_gap AS
-WITH ordered AS (
-    SELECT rank, device, start_ns, file, id, max(end_ns) OVER before AS until_ns FROM gpu_activity
-    WINDOW before AS (PARTITION BY rank, device ORDER BY start_ns, end_ns, id
-        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
-)
-SELECT *, start_ns - until_ns AS length_ns FROM ordered WHERE start_ns > until_ns
-QUALIFY row_number() OVER (PARTITION BY rank, device ORDER BY length_ns DESC, start_ns) <= {most}"""
+# An activity without a known launch has the least time.
+_OF_GPU: Final = """
+SELECT start_ns, end_ns, coalesce(call_ns, -9223372036854775808) AS call_ns, file, id, type = 'compute' AS computes,
+    type = 'communication' AS communicates
+FROM gpu_activity WHERE rank IS NOT DISTINCT FROM {rank} AND device = {device}"""
 
 # The activity before an idle time is the one that ends last.
 _GAPS: Final = """
-SELECT coalesce(g.rank, -1), g.device, until_ns, length_ns, max(a.name), any_value(b.name)
-FROM gpu_gap g JOIN gpu_activity a ON g.until_ns = a.end_ns AND g.device = a.device AND g.rank IS NOT DISTINCT FROM a.rank
-JOIN gpu_activity b ON g.file = b.file AND g.id = b.id
-GROUP BY g.rank, g.device, until_ns, length_ns"""
+SELECT coalesce(b.rank, -1), b.device, until_ns, b.start_ns - until_ns, max(a.name), any_value(b.name)
+FROM (VALUES {gaps}) g(until_ns, file, id) JOIN gpu_activity b ON g.file = b.file AND g.id = b.id
+JOIN gpu_activity a ON a.end_ns = until_ns AND a.device = b.device AND a.rank IS NOT DISTINCT FROM b.rank
+GROUP BY b.rank, b.device, until_ns, b.start_ns"""
 
 # While a stream waits, what is busy is the other streams: the time that the GPU was busy before the end of the gap, less
 # that before its start.
@@ -406,7 +427,7 @@ WITH of_rank AS (
     FROM gpu_activity GROUP BY name, type, rank
 )
 SELECT name, type, count(*), sum(count)::BIGINT, sum(total_ns)::BIGINT AS all_ns, min(total_ns)::BIGINT, max(total_ns)::BIGINT,
-    arg_max(rank, total_ns), max(longest_ns)
+    arg_max(rank, (total_ns, -rank)), max(longest_ns)
 FROM of_rank GROUP BY name, type ORDER BY all_ns DESC, name"""
 
 _LAUNCHES: Final = """

@@ -120,6 +120,14 @@ def test_kernels_are_added_up_over_ranks_and_name_the_slowest() -> None:
     assert (kernel.min_rank_ns, kernel.max_rank_ns, kernel.max_rank) == (50, 80, 1)
 
 
+def test_of_ranks_with_equal_sums_the_first_has_the_most() -> None:
+    table = EventTable()
+    for rank in (3, 1, 2):
+        _activity(table, "compute", 0, 50, rank=rank)
+    (kernel,) = explain_gpu(table).kernels
+    assert kernel.max_rank == 1
+
+
 def test_copies_are_added_up_by_direction() -> None:
     table = EventTable()
     _activity(table, "memory", 0, 10, bytes=1000)
