@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tracekit.check.validation import validate_file
@@ -20,6 +21,7 @@ from tracekit.cli.terminal import (
     print_lines,
 )
 from tracekit.errors import StorageError, TraceFormatError
+from tracekit.formats.trace_files import trace_files
 from tracekit.storage import without_secrets
 from tracekit.wording import counted
 
@@ -35,8 +37,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit validate``."""
     add_traces(
         parser,
-        "trace: a file or URL, .json or .json.gz; or an archive of traces, .tar or .zip, or its perfetto_manifest.json; "
-        "- for standard input",
+        "trace: a file or URL, .json or .json.gz; a folder of them; an archive of traces, .tar or .zip, or its "
+        "perfetto_manifest.json; - for standard input",
         name="files",
         metavar="FILE",
     )
@@ -52,7 +54,14 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     del parser
     reports: list[ValidationReport] = []
     unreadable: list[tuple[str, str]] = []
+    files: list[str] = []
     for path in args.files:
+        try:
+            files += trace_files(path) if Path(path).is_dir() else [path]
+        except StorageError as error:
+            unreadable.append((without_secrets(path), str(error)))
+            complain(str(error), "validate")
+    for path in files:
         try:
             found = validate_file(path, schema=not args.no_schema)
         except (StorageError, TraceFormatError, ValueError) as error:
@@ -68,7 +77,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             "unreadable": [{"file": file, "reason": reason} for file, reason in unreadable],
         }
         print_json(document)
-    elif len(args.files) > 1 and not (args.quiet and _all_fine(reports, strict=args.strict)):
+    elif len(reports) + len(unreadable) > 1 and not (args.quiet and _all_fine(reports, strict=args.strict)):
         print_answer([_summary(reports, len(unreadable))])
     if unreadable:
         return FAILED
