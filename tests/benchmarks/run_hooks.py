@@ -1,7 +1,7 @@
 """How much slower a real training step becomes below ``tracekit run``.
 
 Two processes train the same network with steps of about 10 ms, one with the hooks of ``tracekit run`` and one without. They take
-turns, a block of steps each, so that a busy machine slows both. Several pairs of processes, since two processes differ anyway.
+turns, a block of steps each, so that a busy machine slows both. Several pairs, because two processes differ anyway.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 
 NAME = "run-hooks"
 PAIRS = 4
+MIN_BLOCKS = 20
+"""Of fewer blocks, one pair is enough: the start of a process takes longer."""
 CLOCKS = ("wall time", "CPU time of the training thread", "CPU time of the process")
 WARM_UP = 50
 LAYERS = 40
 WIDTH = 96
 BATCH = 192
-"""About 10 ms a step on a processor of 2023."""
+"""Chosen for a step of about 10 ms."""
 
 
 def rows(effort: Effort) -> Iterator[Row]:
@@ -44,9 +46,10 @@ def rows(effort: Effort) -> Iterator[Row]:
         return
     slower: list[list[float]] = [[] for _ in CLOCKS]
     steps_ms = []
-    for _ in range(PAIRS):
+    pairs = PAIRS if effort.blocks >= MIN_BLOCKS else 1
+    for _ in range(pairs):
         with tempfile.TemporaryDirectory() as folder, _Trainer(folder, "") as plain, _Trainer(folder, "1") as recorded:
-            for turn in range(max(5, effort.blocks // PAIRS)):
+            for turn in range(max(5, effort.blocks // pairs)):
                 order = (plain, recorded) if turn % 2 else (recorded, plain)
                 found = {trainer: trainer.block(effort.block_steps) for trainer in order}
                 for number, share in enumerate(slower):

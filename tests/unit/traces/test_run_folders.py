@@ -12,7 +12,13 @@ if TYPE_CHECKING:
 
 
 def test_folders_with_traces_are_runs_and_those_below_them_are_not(tmp_path: Path) -> None:
-    names = ("stray.json", "a/rank0.json", "a/jax/plugins/host.trace.json.gz", "group/b/rank0.json", ".cache/rank0.json")
+    names = (
+        "stray.json",
+        "a/rank0.json",
+        "a/jax/plugins/host.trace.json.gz",
+        "group/b/rank0.json",
+        ".cache/rank0.json",
+    )
     for at, name in enumerate(names):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("[]")
