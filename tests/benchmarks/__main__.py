@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.benchmarks import end_to_end, garbage, import_time, marker_cost, memory, threads, training_loop
+from tests.benchmarks import end_to_end, garbage, import_time, marker_cost, memory, run_hooks, threads, training_loop
 from tests.benchmarks.measure import FULL, QUICK
 from tests.benchmarks.table import Row, as_markdown, as_text, between_markers
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.benchmarks.measure import Effort
 
 # In the order of the table. What merging needs is imported when it is measured: psutil is not everywhere.
-RECORDING: list[Any] = [marker_cost, threads, end_to_end, memory, garbage, training_loop, import_time]
+RECORDING: list[Any] = [marker_cost, threads, end_to_end, memory, garbage, training_loop, run_hooks, import_time]
 MERGE = ("merge-speed", "merge-peers", "merge-memory", "merge-growth", "summary")
 HALVES = ("recording", "merge")
 

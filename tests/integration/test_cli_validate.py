@@ -139,3 +139,13 @@ def test_no_file_is_wrong_usage() -> None:
     with pytest.raises(SystemExit) as ended:
         run()
     assert ended.value.code == 2
+
+
+def test_the_traces_of_a_folder_are_validated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in range(2):
+        (tmp_path / f"rank{rank}.json").write_text('[{"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":2}]')
+    (tmp_path / "notes.txt").write_text("no trace")
+    assert run(tmp_path) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.rpartition("/")[2] for line in lines[:2]] == ["rank0.json: ok: 1 event", "rank1.json: ok: 1 event"]
+    assert lines[2:] == ["2 files, 0 errors, 0 warnings"]

@@ -474,9 +474,8 @@ def test_the_attempts_of_an_elastic_restart_are_in_one_trace(tmp_path: Path) -> 
     assert 9 <= slices(tmp_path / "merged.json.gz")["batch"] <= 12
 
 
-@pytest.mark.slow
-def test_on_demand_records_the_steps_that_a_capture_asks_for(tmp_path: Path) -> None:
-    script = write(tmp_path, LOOP + "from pathlib import Path\nwhile not Path('done').exists():\n    train(1)\n")
+def capture_three_steps(tmp_path: Path, script: str) -> Counter[str]:
+    """Run a script that ends with a file ``done`` under --on-demand, capture three steps; return the merged slices."""
     with subprocess.Popen(
         [PYTHON, "-m", "tracekit", "run", "--on-demand", "--folder", "here", "--", PYTHON, script],
         cwd=tmp_path,
@@ -493,7 +492,40 @@ def test_on_demand_records_the_steps_that_a_capture_asks_for(tmp_path: Path) -> 
         process.communicate()
     found = slices(tmp_path / "here" / "merged.json.gz")
     assert found["batch"] == 4  # with one of warm-up
+    return found
+
+
+@pytest.mark.slow
+def test_on_demand_records_the_steps_that_a_capture_asks_for(tmp_path: Path) -> None:
+    script = write(tmp_path, LOOP + "from pathlib import Path\nwhile not Path('done').exists():\n    train(1)\n")
+    found = capture_three_steps(tmp_path, script)
     assert sum(count for name, count in found.items() if name.startswith("ProfilerStep#")) == 3
+
+
+JAX_LOOP = """
+import itertools, jax, jax.numpy as jnp
+from pathlib import Path
+train = jax.jit(lambda weights: weights * 0.5)
+weights = jnp.ones(8)
+for step in itertools.takewhile(lambda _: not Path("done").exists(), itertools.count()):
+    with jax.profiler.StepTraceAnnotation("train", step_num=step):
+        weights = train(weights)
+        weights.block_until_ready()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("imports", ["", "import torch\n"])
+def test_on_demand_runs_jax_profiler_in_the_steps_of_a_jax_script(tmp_path: Path, imports: str) -> None:
+    pytest.importorskip("jax", reason="jax is not installed")
+    found = capture_three_steps(tmp_path, write(tmp_path, imports + JAX_LOOP))
+    (trace,) = (tmp_path / "here" / "jax").glob("plugins/profile/*/*.trace.json.gz")
+    numbers = [int(event["args"]["step_num"]) for event in events(trace) if event.get("name") == "train"]
+    assert len(numbers) == 3
+    assert numbers == list(range(numbers[0], numbers[0] + 3))
+    assert found["jax.profiler.start_trace"] == 1
+    assert found["train"] == 4 + 3  # annotations as markers, and those in the trace of JAX
+    assert list((tmp_path / "here").glob("torch-*")) == []
 
 
 @pytest.mark.slow

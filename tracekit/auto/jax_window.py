@@ -1,85 +1,96 @@
-"""JaxWindow: run jax.profiler in the steps of ``--steps``."""
+"""JaxWindow: run jax.profiler under the schedule of the recording."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from tracekit.integrations.jax.profiler import JaxProfiler, JaxProfilerConfig
+from tracekit.clock import SYSTEM_CLOCK
+from tracekit.integrations.jax.config import TraceConfig
+from tracekit.integrations.jax.recorder import TraceRecorder
+from tracekit.integrations.jax.windows import Windows
+from tracekit.recording.schedule import ProfilerAction
 from tracekit.recording.source import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tracekit.recording.profiler import Profiler
-    from tracekit.recording.schedule import ProfilerAction
     from tracekit.recording.source import Recorder
+
+_OPEN = (ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE)
 
 
 class JaxWindow(Source):
-    """Records one JAX trace of some steps, which the merge puts on the timeline of the rank.
+    """Records one JAX trace for each window, which the merge puts on the timeline of the rank.
 
     Args:
         folder: Folder or URL of the traces, with the fields of a file name.
-        first: The first batch of the window.
-        end: The batch after its last one.
-        is_jax: Returns True as soon as the steps are known to be those of JAX. A data loader of torch starts the recording
-            before.
         with_stack: Record the calls of Python functions.
     """
 
-    def __init__(self, folder: str, first: int, end: int, is_jax: Callable[[], bool], *, with_stack: bool) -> None:
+    def __init__(self, folder: str, *, with_stack: bool) -> None:
         self._folder = folder
-        self._first = first
-        self._end = end
-        self._is_jax = is_jax
         self._with_stack = with_stack
-        self._jax_profiler: JaxProfiler | None = None
+        self._windows = Windows(TraceConfig())
         self._recorder: Recorder | None = None
+        self._traces: TraceRecorder | None = None
+        self._given_up = False
+        self._pid = -1
 
     def open(self, recorder: Recorder, action: ProfilerAction) -> None:
-        """Begin the window if it holds the first batch."""
-        self._recorder = recorder
-        self._follow(recorder)
+        """Begin the first window if it holds the first batch."""
+        self._recorder, self._pid = recorder, os.getpid()
+        self._follow(recorder, action)
 
     def step(self, finished: ProfilerAction, action: ProfilerAction) -> None:
-        """Begin or end the window."""
-        if self._recorder is not None:
-            self._follow(self._recorder)
+        """Begin or end a window."""
+        # A forked child has a copy, but the session of JAX belongs to its parent.
+        if self._recorder is None or os.getpid() != self._pid:
+            return
+        if finished is ProfilerAction.ACTIVE_AND_SAVE or action not in _OPEN:
+            self._given_up = False
+            self._end(self._recorder, wait=True)
+        self._follow(self._recorder, action)
 
     def close(self) -> None:
         """Save the window that is open."""
-        if self._jax_profiler is not None:
-            self._jax_profiler.finalize()
+        if self._recorder is not None and os.getpid() == self._pid:
+            self._end(self._recorder, wait=False)  # the training may have failed
 
-    def _follow(self, recorder: Recorder) -> None:
-        if not self._is_jax():
+    def _follow(self, recorder: Recorder, action: ProfilerAction) -> None:
+        if action not in _OPEN or self._given_up:
             return
-        if self._jax_profiler is None:
-            self._jax_profiler = self._new_profiler(recorder)
-        profiler, batch = self._jax_profiler, int(recorder.timestamp.batch)
-        if batch < self._end:
-            profiler.on_training_step(step_idx=batch)
-        elif profiler.is_tracing:
-            # The last steps may still be computed on the devices.
-            profiler.on_training_step(_live_arrays(), step_idx=self._end)
-            profiler.close()  # also a trace that has begun late, in a resumed run
+        if self._traces is None:
+            self._traces = self._new_traces(recorder)
+        if self._traces.is_tracing:
+            return
+        batch = int(recorder.timestamp.batch)
+        self._windows.reach(batch)
+        try:
+            self._traces.start(batch)
+        except Exception as error:  # noqa: BLE001 - JAX may raise any exception, such as for a trace of the script
+            self._given_up = True
+            recorder.report_failure("jax.profiler", error)
 
-    def _new_profiler(self, recorder: Recorder) -> JaxProfiler:
-        config = JaxProfilerConfig(
-            profile_first_step=self._first,
-            profile_n_steps=self._end - self._first,
-            profile_every_n_minutes=-1,
-            profile_log_dir=recorder.format_path(self._folder),
-            main_process_only=False,
-        )
-        return JaxProfiler(
-            config,
-            profiler=cast("Profiler", recorder),
-            step_profiler=False,
-            annotate_steps=False,  # the steps of the script are annotated
-            profiler_options=_trace_options(with_stack=self._with_stack),
+    def _end(self, recorder: Recorder, *, wait: bool) -> None:
+        if self._traces is not None and self._traces.is_tracing:
+            self._windows.reach(int(recorder.timestamp.batch))
+            # The last steps may still be computed on the devices.
+            self._traces.stop(_live_arrays if wait else None)
+
+    def _new_traces(self, recorder: Recorder) -> TraceRecorder:
+        return TraceRecorder(
+            jax=sys.modules["jax"],
+            log_dir=recorder.format_path(self._folder),
+            windows=self._windows,
+            report=lambda error: recorder.report_failure("jax.profiler", error),
+            clock=SYSTEM_CLOCK,
+            process=recorder.process,
+            index=recorder.process.rank,
+            options=_trace_options(with_stack=self._with_stack),
+            annotates=False,  # the steps of the script are annotated
+            background=False,
+            profiler=recorder,
         )
 
 

@@ -264,18 +264,22 @@ def _sources(options: RunOptions, process: ProcessInfo, is_jax: Callable[[], boo
     if int(os.environ.get("LOCAL_WORLD_SIZE") or process.world_size) < process.world_size:  # several hosts
         sources.append(ClockSync())
     chosen = options.ranks is None or process.rank in options.ranks
-    if options.steps and chosen and "jax.profiler" in sys.modules:
+    if not chosen or not (options.steps or options.on_demand):
+        return sources
+    if "jax.profiler" in sys.modules:
         from tracekit.auto.jax_window import JaxWindow
 
-        sources.append(JaxWindow(f"{options.folder}/jax", *options.steps, is_jax, with_stack=options.with_stack))
-    if (options.steps or options.on_demand) and chosen and "torch" in sys.modules and not is_jax():
+        jax_traces = JaxWindow(f"{options.folder}/jax", with_stack=options.with_stack)
+        sources.append(StepWindow(jax_traces, options.steps, is_jax))
+    if "torch" in sys.modules and not is_jax():
         torch_profiler = TorchProfiler(
             f"{options.folder}/torch-rank{{rank}}-pid{{pid}}-{{batch}}.json.gz",
             record_shapes=options.shapes,
             profile_memory=options.memory,
             with_stack=options.with_stack,
         )
-        sources.append(torch_profiler if options.steps is None else StepWindow(torch_profiler, *options.steps, is_jax))
+        # A data loader of torch may start the recording of a script of JAX.
+        sources.append(StepWindow(torch_profiler, options.steps, lambda: not is_jax()))
     return sources
 
 

@@ -18,16 +18,14 @@ class StepWindow(Source):
 
     Args:
         source: The source.
-        first: The first batch of the window.
-        end: The batch after its last one.
-        is_off: Returns True as soon as there is to be no window.
+        steps: The first batch of the window, and the batch after its last one; None keeps the schedule of the recording.
+        is_on: Returns False while the source is to record nothing.
     """
 
-    def __init__(self, source: Source, first: int, end: int, is_off: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, source: Source, steps: tuple[int, int] | None, is_on: Callable[[], bool] = lambda: True) -> None:
         self._source = source
-        self._first = first
-        self._end = end
-        self._is_off = is_off
+        self._steps = steps
+        self._is_on = is_on
         self._recorder: Recorder | None = None
         self._action = ProfilerAction.SKIP
 
@@ -38,23 +36,26 @@ class StepWindow(Source):
     def open(self, recorder: Recorder, action: ProfilerAction) -> None:
         """Open the source with the action of the window."""
         self._recorder = recorder
-        self._action = self._now()
+        self._action = self._now(recorder, action)
         self._source.open(recorder, self._action)
 
     def step(self, finished: ProfilerAction, action: ProfilerAction) -> None:
         """Pass to the next batch."""
-        before, self._action = self._action, self._now()
+        assert self._recorder is not None, "opened before"
+        before, self._action = self._action, self._now(self._recorder, action)
         self._source.step(before, self._action)
 
     def close(self) -> None:
         """Close the source."""
         self._source.close()
 
-    def _now(self) -> ProfilerAction:
-        assert self._recorder is not None, "opened before"
-        if self._is_off():
+    def _now(self, recorder: Recorder, action: ProfilerAction) -> ProfilerAction:
+        if not self._is_on():
             return ProfilerAction.SKIP
-        batch = int(self._recorder.timestamp.batch)
-        if self._first <= batch < self._end:
-            return ProfilerAction.ACTIVE_AND_SAVE if batch == self._end - 1 else ProfilerAction.ACTIVE
-        return ProfilerAction.WARMUP if batch == self._first - 1 else ProfilerAction.SKIP
+        if self._steps is None:
+            return action
+        first, end = self._steps
+        batch = int(recorder.timestamp.batch)
+        if first <= batch < end:
+            return ProfilerAction.ACTIVE_AND_SAVE if batch == end - 1 else ProfilerAction.ACTIVE
+        return ProfilerAction.WARMUP if batch == first - 1 else ProfilerAction.SKIP

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tracekit.check.anonymise import anonymise_traces
 from tracekit.cli.arguments import add_output, add_traces
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import OK, PROBLEMS, USAGE, print_json, print_lines
+from tracekit.cli.terminal import BAD, OK, PROBLEMS, USAGE, print_answer, print_json
 from tracekit.errors import CommandError
 from tracekit.formats.trace_files import TRACE_SUFFIXES, trace_files
 from tracekit.traces.inputs import ANONYMOUS
@@ -58,10 +58,11 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     else:
         for trace in written:
             lost = f", {trace.lost:,} places LOST that could not be read" if trace.lost else ""
-            print_lines(trace.output if args.quiet else f"wrote {trace.output}: {trace.events:,} events{lost}")
+            words = trace.output if args.quiet else f"wrote {trace.output}: {trace.events:,} events{lost}"
+            print_answer([words], style=BAD if trace.lost else "")
         if not args.quiet:
             words = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
-            print(f"replaced: {words or 'nothing'}")
+            print_answer([f"replaced: {words or 'nothing'}"])
     return PROBLEMS if any(trace.lost for trace in written) else OK
 
 

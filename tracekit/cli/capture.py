@@ -17,7 +17,18 @@ from tracekit.capture.folder import ControlFolder, is_gone
 from tracekit.capture.results import progress_words, result_lines, results_of
 from tracekit.cli.arguments import add_output
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import FAILED, OK, PROBLEMS, USAGE, complain, print_json, print_lines
+from tracekit.cli.terminal import (
+    FAILED,
+    GOOD,
+    OK,
+    PROBLEMS,
+    USAGE,
+    WARNING,
+    complain,
+    print_answer,
+    print_json,
+    print_lines,
+)
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import CommandError
 from tracekit.wording import counted
@@ -187,7 +198,7 @@ def _conclude(coordinator: CaptureCoordinator, args: argparse.Namespace) -> int:
     done = sum(view.is_done for view in coordinator.ranks.values())
     document: dict[str, Any] = {"id": coordinator.request.id, "ranks": results, "files": files}
     if not (args.json or args.quiet):
-        print_lines(*result_lines(results))
+        print_answer(result_lines(results), style=GOOD if done == len(results) else WARNING)
     complete = bool(done) and done == len(results)
     if args.output is not None and files:
         complete = _merge(args, files, document) and complete
@@ -215,7 +226,7 @@ def _merge(args: argparse.Namespace, files: list[str], document: dict[str, Any])
     document["merged"] = args.output
     document["merge"] = report.to_json()
     if not (args.json or args.quiet):
-        print_lines(*report.lines())
+        print_answer(report.lines(), has_tables=False)
     return report.complete and not document["missing"]
 
 

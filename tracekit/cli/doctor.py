@@ -17,7 +17,7 @@ from tracekit.check.doctor import (
     examine_rank,
 )
 from tracekit.check.validation import validate_file
-from tracekit.cli.terminal import OK, PROBLEMS, print_answer, print_json, print_lines
+from tracekit.cli.terminal import BAD, GOOD, OK, PROBLEMS, print_answer, print_json, print_lines
 from tracekit.errors import TracekitError
 from tracekit.formats.trace_files import trace_files
 from tracekit.outbox.spool import default_root
@@ -82,7 +82,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.bundle is not None and not args.quiet:
         print_lines(f"wrote {args.bundle}: attach it to the bug report")
     if not args.quiet:
-        print(f"{counted(len(problems), 'problem')} found" if problems else "no problems found")
+        found = f"{counted(len(problems), 'problem')} found" if problems else "no problems found"
+        print_answer([found], style=BAD if problems else GOOD)
     return PROBLEMS if problems else OK
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 LATEST: Final = "latest"
 ROOT_VARIABLE: Final = "TRACEKIT_TRACES"
@@ -52,20 +52,11 @@ def _find(name: str) -> str:
     root = Path(os.environ.get(ROOT_VARIABLE) or _ROOT)
     if name != LATEST and (root / name).is_dir():
         return str(root / name)
-    runs = sorted(_runs(root), reverse=True)
+    from tracekit.traces.run_folders import find_runs  # only --run needs it
+
+    runs = sorted((run for run in find_runs(root) if run.path != root), reverse=True)
     if name == LATEST and runs:
-        return str(runs[0][1])
-    known = ", ".join(run.name for _, run in runs[:_MOST_NAMED])
+        return str(runs[0].path)
+    known = ", ".join(str(run.path.relative_to(root)) for run in runs[:_MOST_NAMED])
     there = f"the newest are {known}" if runs else "it holds no run"
     raise ConfigError(f"--run {name}: no such run in {root} ({there}); {ROOT_VARIABLE} names another folder")
-
-
-def _runs(root: Path) -> Iterator[tuple[float, Path]]:
-    """Yield the time of the last write of each run (s since the epoch), and its folder."""
-    from tracekit.formats.trace_files import TRACE_SUFFIXES  # only --run needs it
-
-    for folder in [*root.iterdir()] if root.is_dir() else []:
-        if folder.is_dir():
-            times_s = [path.stat().st_mtime for path in folder.iterdir() if path.name.endswith(TRACE_SUFFIXES)]
-            if times_s:
-                yield max(times_s), folder

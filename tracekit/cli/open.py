@@ -14,7 +14,7 @@ from tracekit.arguments import check_seconds
 from tracekit.cli.arguments import add_output, add_traces, add_uis, chosen_ui, port
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.selecting import add_args_option
-from tracekit.cli.terminal import OK, USAGE, print_json, print_lines
+from tracekit.cli.terminal import OK, USAGE, print_answer, print_json
 from tracekit.errors import CommandError
 from tracekit.view.open.prepare import Prepared, mended, prepare
 from tracekit.view.open.server import PERFETTO_PORT, OneFileServer
@@ -132,7 +132,7 @@ def _announce(args: argparse.Namespace, prepared: Prepared, server: OneFileServe
     lines.append(server.address)
     if not args.quiet:
         lines.append(f"if that page does not open, {_by_hand(prepared.path)}; Ctrl-C ends this")
-    print_lines(*lines)
+    print_answer(lines, has_tables=False)
 
 
 def _by_hand(path: Path) -> str:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import add_no_cache, add_output, add_traces, positive, seconds
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import OK, USAGE, complain, print_lines
+from tracekit.cli.terminal import OK, USAGE, complain, print_answer, print_lines, print_table
 from tracekit.errors import CommandError
 from tracekit.processors import usable_processors
 from tracekit.storage import atomic_write, refuse_existing
 from tracekit.table.database import Limits
 from tracekit.table.schema import schema_text
 from tracekit.view.query import Cell, Rows, query
-from tracekit.view.tables import FORMATS
+from tracekit.view.tables import FORMATS, table_cells
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,7 @@ class _SchemaAction(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         """Print the schema."""
-        print(schema_text())
+        print_answer(schema_text().splitlines(), has_tables=False)
         parser.exit()
 
 
@@ -105,7 +105,10 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     sql = sys.stdin.read() if args.sql == "-" else args.sql
     if not sql.strip():
         raise CommandError("the query is empty", USAGE)
-    content = _perfetto(args, sql, form) if args.engine == "perfetto" else _table(args, sql, form)
+    found = _perfetto(args, sql) if args.engine == "perfetto" else _table(args, sql, form)
+    if form == "table" and args.output is None and isinstance(found, Rows) and print_table(*table_cells(found)):
+        return OK
+    content = FORMATS[form](found) if isinstance(found, Rows) else found
     if args.output is not None:
         with atomic_write(args.output, overwrite=args.force) as file:
             file.write(content.encode("utf-8", "replace") if isinstance(content, str) else content)
@@ -117,8 +120,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     return OK
 
 
-def _table(args: argparse.Namespace, sql: str, form: str) -> str | bytes:
-    """Return the result of a query of the event table in a format."""
+def _table(args: argparse.Namespace, sql: str, form: str) -> Rows | bytes:
+    """Return the result of a query of the event table; as a file for Parquet."""
     from tracekit.table.tables import EventTables
 
     limits = Limits(seconds=args.max_seconds, rows=args.max_rows, memory_bytes=args.max_memory * 10**6)
@@ -136,7 +139,7 @@ def _table(args: argparse.Namespace, sql: str, form: str) -> str | bytes:
                     database.write_query(statement, path, Path(folder))
                 return path.read_bytes()
         names, rows = tables.query(sql, limits)
-    return FORMATS[form](Rows(names, [tuple(map(_cell, row)) for row in rows]))
+    return Rows(names, [tuple(map(_cell, row)) for row in rows])
 
 
 def _cell(value: Any) -> Cell:
@@ -151,12 +154,12 @@ def _cell(value: Any) -> Cell:
         return str(value)
 
 
-def _perfetto(args: argparse.Namespace, sql: str, form: str) -> str | bytes:
-    """Return the result of a query in Perfetto's SQL in a format."""
+def _perfetto(args: argparse.Namespace, sql: str) -> Rows:
+    """Return the result of a query in Perfetto's SQL."""
     if len(args.inputs) > 1:
         raise CommandError("--engine perfetto takes one trace; merge the others into one with tracekit merge", USAGE)
     with ProgressBar(enabled=not args.quiet) as bar:
-        rows = query(
+        return query(
             args.inputs[0],
             sql,
             trace_processor=args.trace_processor
@@ -164,4 +167,3 @@ def _perfetto(args: argparse.Namespace, sql: str, form: str) -> str | bytes:
             or shutil.which("trace_processor_shell"),
             progress=bar.update,
         )
-    return FORMATS[form](rows)

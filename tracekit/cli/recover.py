@@ -6,7 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 from tracekit.check.recovery import SUFFIXES, recover_trace
 from tracekit.cli.arguments import add_output, add_traces
-from tracekit.cli.terminal import FAILED, OK, PROBLEMS, USAGE, complain, message_of, print_json, print_lines
+from tracekit.cli.terminal import (
+    BAD,
+    FAILED,
+    GOOD,
+    OK,
+    PROBLEMS,
+    USAGE,
+    WARNING,
+    complain,
+    message_of,
+    print_answer,
+    print_json,
+    print_lines,
+)
 from tracekit.errors import CommandError, StorageError, TraceFormatError
 from tracekit.formats.trace_files import is_other_json, trace_files
 from tracekit.storage import same_file, without_secrets
@@ -83,7 +96,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             continue
         reports.append(report)
         if not args.json and not (args.quiet and report.complete):
-            print_lines(*report.lines())
+            print_answer(report.lines(), has_tables=False, style=GOOD if report.complete else WARNING)
     if args.json:
         document: dict[str, Any] = {
             "files": [report.to_json() for report in reports],
@@ -93,7 +106,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         print_json(document)
     elif len(files) > 1 and not (args.quiet and not failed and all(report.complete for report in reports)):
         whole = sum(report.whole for report in reports)
-        print(f"{len(files)} files: {len(reports) - whole} recovered, {whole} whole, {len(failed)} failed")
+        words = f"{len(files)} files: {len(reports) - whole} recovered, {whole} whole, {len(failed)} failed"
+        print_answer([words], style=BAD if failed else "")
     if failed:
         return FAILED
     return OK if all(report.complete for report in reports) else PROBLEMS

@@ -13,7 +13,7 @@ from tracekit.storage import ExistsError
 from tracekit.wording import escape_surrogates, without_controls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from typing import TextIO
 
     from tracekit.merge import MergeReport
@@ -23,7 +23,11 @@ FAILED: Final = 1
 USAGE: Final = 2
 PROBLEMS: Final = 3
 """The exit codes of all verbs: done, failed, wrong usage, and done with problems or findings."""
+BAD: Final = "bold red"
+WARNING: Final = "yellow"
+GOOD: Final = "green"
 _INDENT: Final = "  "
+_MAX_DRAWN_ROWS: Final = 1000  # rich takes 0.1 ms a cell
 _PROBLEM: Final = re.compile(r"\s*(?:WRONG|LOST|NOT MERGED|NOT ALIGNED)")
 
 # In JSON: an escaped backslash, a pair of surrogates, or (group 1) a lone surrogate, which many readers reject.
@@ -56,7 +60,7 @@ def complain(what: str, verb: str = "") -> None:
     print_lines(f"tracekit {verb}: {what}" if verb else f"tracekit: {what}", stream=sys.stderr)
 
 
-def print_answer(lines: Iterable[str], *, has_tables: bool = True) -> None:
+def print_answer(lines: Iterable[str], *, has_tables: bool = True, style: str = "") -> None:
     """Print the lines of an answer.
 
     In a terminal, headings and the heads of tables are bold and problems are red. That needs rich; ``NO_COLOR`` and a dumb
@@ -65,39 +69,65 @@ def print_answer(lines: Iterable[str], *, has_tables: bool = True) -> None:
     Args:
         lines: The lines. Those below a heading are indented.
         has_tables: The first line below a heading is the head of a table.
+        style: The style of the other lines: `BAD`, `WARNING` or `GOOD`.
     """
-    styled = _styled_output()
+    console = styled_console()
     before, pending = "", iter(lines)
     line = next(pending, None)
     while line is not None:
         following = next(pending, None)
-        if styled is None:
+        if console is None:
             print(printable(line))
         else:
-            console, text = styled
-            console.print(
-                text(printable(line), style=_style(before, line, following or "", has_tables=has_tables)),
-                soft_wrap=True,
-            )
+            chosen = _style(before, line, following or "", has_tables=has_tables) or style
+            console.print(_rich_text()(printable(line), style=chosen), soft_wrap=True)
         before, line = line, following
+    sys.stdout.flush()
 
 
-def _styled_output() -> tuple[Any, Any] | None:
-    """Return rich's console and text; None if standard output is not a terminal that shows styles."""
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[bool]) -> bool:
+    """Print a table as wide as the terminal; long cells get several lines. Needs rich, as in `print_answer`.
+
+    Args:
+        head: The names of the columns.
+        rows: The cells.
+        numbers: True for each column of numbers, which is aligned to the right.
+
+    Returns:
+        False if nothing is printed, because standard output shows no styles or the table is too long to draw.
+    """
+    console = styled_console() if head and len(rows) <= _MAX_DRAWN_ROWS else None
+    if console is None:
+        return False
+    text = _rich_text()
+    box = importlib.import_module("rich.box").SIMPLE_HEAD
+    drawn = importlib.import_module("rich.table").Table(box=box, pad_edge=False)
+    for name, is_number in zip(head, numbers, strict=True):
+        drawn.add_column(text(printable(name)), justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        drawn.add_row(*(text(printable(cell)) for cell in row))
+    console.print(drawn)
+    return True
+
+
+def styled_console() -> Any:
+    """Return rich's console; None if standard output is not a terminal that shows styles."""
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return None
     try:
         console = importlib.import_module("rich.console").Console(highlight=False)
     except ImportError:
         return None
-    if console.color_system is None:
-        return None
-    return console, importlib.import_module("rich.text").Text
+    return None if console.color_system is None else console
+
+
+def _rich_text() -> Any:
+    return importlib.import_module("rich.text").Text
 
 
 def _style(before: str, line: str, following: str, *, has_tables: bool) -> str:
     if _PROBLEM.match(line):
-        return "bold red"
+        return BAD
     if line.startswith(_INDENT):
         return "bold" if has_tables and not before.startswith(_INDENT) else ""
     return "bold" if line and following.startswith(_INDENT) else ""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import add_inside, number
-from tracekit.cli.terminal import OK, PROBLEMS, print_json, print_lines, printable
+from tracekit.cli.terminal import OK, PROBLEMS, print_json, print_lines, printable, styled_console
 from tracekit.errors import ConfigError, StorageError
 from tracekit.explain.text import table
 from tracekit.storage import without_secrets
@@ -175,6 +175,10 @@ def _print(args: argparse.Namespace, look: Look, shown: RunState | None) -> None
 
 
 def _print_table(found: RunTable) -> None:
+    console = styled_console()
+    if console is not None:
+        console.print(_drawn(found))
+        return
     lines = [*found.title]
     if found.rows:
         # The last column is text, and is aligned separately.
@@ -216,24 +220,29 @@ class Screen:
 
     def show(self, table: RunTable) -> None:
         """Replace the table."""
-        text = importlib.import_module("rich.text").Text
-        group = importlib.import_module("rich.console").Group
-        grid = importlib.import_module("rich.table").Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for heading in table.head:
-            grid.add_column(
-                printable(heading),
-                justify="left" if heading == table.head[-1] else "right",
-                no_wrap=True,
-                overflow="ellipsis",
-                header_style="bold",
-            )
-        for row, mark in zip(table.rows, table.marks, strict=True):
-            # rich does not search a Text for markup.
-            grid.add_row(*(text(printable(cell)) for cell in row), style=_STYLES[mark])
-        lines = [text(printable(line), no_wrap=True, overflow="ellipsis") for line in table.title]
-        below = [text(printable(line), no_wrap=True, overflow="ellipsis", style="dim") for line in table.below]
-        self._live.update(group(*lines, *([grid] if table.rows else ()), *below), refresh=True)
+        self._live.update(_drawn(table), refresh=True)
 
     def close(self) -> None:
         """Restore the screen."""
         self._live.stop()
+
+
+def _drawn(table: RunTable) -> Any:
+    """Return a table in the form that rich prints."""
+    text = importlib.import_module("rich.text").Text
+    group = importlib.import_module("rich.console").Group
+    grid = importlib.import_module("rich.table").Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in table.head:
+        grid.add_column(
+            printable(heading),
+            justify="left" if heading == table.head[-1] else "right",
+            no_wrap=True,
+            overflow="ellipsis",
+            header_style="bold",
+        )
+    for row, mark in zip(table.rows, table.marks, strict=True):
+        # rich does not search a Text for markup.
+        grid.add_row(*(text(printable(cell)) for cell in row), style=_STYLES[mark])
+    lines = [text(printable(line), no_wrap=True, overflow="ellipsis") for line in table.title]
+    below = [text(printable(line), no_wrap=True, overflow="ellipsis", style="dim") for line in table.below]
+    return group(*lines, *([grid] if table.rows else ()), *below)

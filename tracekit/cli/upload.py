@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import positive
-from tracekit.cli.terminal import FAILED, OK, PROBLEMS, USAGE, complain, print_json, print_lines
+from tracekit.cli.terminal import FAILED, GOOD, OK, PROBLEMS, USAGE, WARNING, complain, print_answer, print_json
 from tracekit.errors import CommandError, StorageError
 from tracekit.outbox.finish import Finished, finish_spool
 from tracekit.outbox.spool import JOURNAL, BusyError, default_root, default_spools
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             continue
         done.append(report)
         if not args.json and not (args.quiet and report.complete):
-            print_lines(*report.lines())
+            print_answer(report.lines(), style=GOOD if report.complete else WARNING)
     if args.json:
         document: dict[str, Any] = {
             "spools": [report.to_json() for report in done],
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         }
         print_json(document)
     elif not (done or busy or failed) and not args.quiet:
-        print("nothing is left to upload")
+        print_answer(["nothing is left to upload"], style=GOOD)
     if failed or not all(report.complete for report in done):
         return FAILED
     return PROBLEMS if busy else OK

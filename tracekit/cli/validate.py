@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tracekit.check.validation import validate_file
 from tracekit.cli.arguments import add_traces
-from tracekit.cli.terminal import FAILED, OK, PROBLEMS, complain, print_json, print_lines
+from tracekit.cli.terminal import (
+    BAD,
+    FAILED,
+    GOOD,
+    OK,
+    PROBLEMS,
+    WARNING,
+    complain,
+    print_answer,
+    print_json,
+    print_lines,
+)
 from tracekit.errors import StorageError, TraceFormatError
+from tracekit.formats.trace_files import trace_files
 from tracekit.storage import without_secrets
 from tracekit.wording import counted
 
@@ -24,8 +37,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit validate``."""
     add_traces(
         parser,
-        "trace: a file or URL, .json or .json.gz; or an archive of traces, .tar or .zip, or its perfetto_manifest.json; "
-        "- for standard input",
+        "trace: a file or URL, .json or .json.gz; a folder of them; an archive of traces, .tar or .zip, or its "
+        "perfetto_manifest.json; - for standard input",
         name="files",
         metavar="FILE",
     )
@@ -41,7 +54,14 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     del parser
     reports: list[ValidationReport] = []
     unreadable: list[tuple[str, str]] = []
+    files: list[str] = []
     for path in args.files:
+        try:
+            files += trace_files(path) if Path(path).is_dir() else [path]
+        except StorageError as error:
+            unreadable.append((without_secrets(path), str(error)))
+            complain(str(error), "validate")
+    for path in files:
         try:
             found = validate_file(path, schema=not args.no_schema)
         except (StorageError, TraceFormatError, ValueError) as error:
@@ -57,8 +77,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             "unreadable": [{"file": file, "reason": reason} for file, reason in unreadable],
         }
         print_json(document)
-    elif len(args.files) > 1 and not (args.quiet and _all_fine(reports, strict=args.strict)):
-        print(_summary(reports, len(unreadable)))
+    elif len(reports) + len(unreadable) > 1 and not (args.quiet and _all_fine(reports, strict=args.strict)):
+        print_answer([_summary(reports, len(unreadable))])
     if unreadable:
         return FAILED
     return OK if _all_fine(reports, strict=args.strict) else PROBLEMS
@@ -74,16 +94,17 @@ def _print(report: ValidationReport, *, quiet: bool, strict: bool) -> None:
     shown: dict[str, int] = {}
     for problem in report.problems:
         shown[problem.rule] = shown.get(problem.rule, 0) + problem.count
-        print_lines(str(problem))
+        print_answer([str(problem)], style=WARNING if problem.severity == "warning" else BAD)
     for rule, count in report.counts.items():
         if count > shown.get(rule, 0):
-            print_lines(f"{report.file}: [{rule}] {count - shown.get(rule, 0)} more")
-    verdict = "ok" if _all_fine([report], strict=strict) else "problems"
+            print_answer([f"{report.file}: [{rule}] {count - shown.get(rule, 0)} more"])
+    is_fine = _all_fine([report], strict=strict)
+    verdict = "ok" if is_fine else "problems"
     found = [
         counted(number, word) for number, word in ((report.errors, "error"), (report.warnings, "warning")) if number
     ]
     line = f"{report.file}: {verdict}: {counted(report.events, _COUNTED.get(report.form, 'event'))}"
-    print_lines(", ".join([line, *found]))
+    print_answer([", ".join([line, *found])], style=GOOD if is_fine else BAD)
     if report.not_checked:
         print_lines(f"{report.file}: the schemas were not applied: {report.not_checked}", stream=sys.stderr)
 

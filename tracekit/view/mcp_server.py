@@ -15,9 +15,9 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.errors import ConfigError, MissingExtraError, StorageError
-from tracekit.formats.trace_files import TRACE_SUFFIXES, trace_files
+from tracekit.errors import ConfigError, MissingExtraError
 from tracekit.table.schema import schema_text
+from tracekit.traces.run_folders import find_runs
 from tracekit.version import __version__
 
 try:
@@ -149,21 +149,8 @@ class AgentServer:
     def _runs(self) -> Iterator[tuple[float, str, int, int]]:
         """Yield the time of the last write to each run (s since the epoch), its name, number of files and size in bytes."""
         for folder in self._folders:
-            for parent, folders, files in os.walk(folder):
-                folders[:] = sorted(name for name in folders if not name.startswith("."))
-                if not any(name.endswith(TRACE_SUFFIXES) for name in files):
-                    continue
-                try:
-                    status = [Path(path).stat() for path in trace_files(parent) if Path(path).parent == Path(parent)]
-                except (StorageError, OSError):
-                    continue  # only documents of captures, or it is being removed
-                if status:
-                    yield (
-                        max(s.st_mtime for s in status),
-                        self._name(Path(parent)),
-                        len(status),
-                        sum(s.st_size for s in status),
-                    )
+            for run in find_runs(folder):
+                yield run.modified_s, self._name(run.path), run.files, run.size_bytes
 
     def _name(self, path: Path) -> str:
         """Return the path below the only folder; else the whole path."""

@@ -22,9 +22,7 @@ def as_table(rows: Rows) -> str:
     """Return rows as a table: columns under their names, numbers at the right, an empty cell for NULL."""
     if not rows.columns:
         return ""
-    names = [_text(name) for name in rows.columns]
-    texts = [[_text(cell) for cell in row] for row in rows.rows]
-    numbers = [all(isinstance(row[at], int | float | None) for row in rows.rows) for at in range(len(rows.columns))]
+    names, texts, numbers = table_cells(rows)
     widths = [max(map(len, column)) for column in zip(names, *texts, strict=True)]
 
     def line(row: Sequence[str]) -> str:
@@ -33,6 +31,14 @@ def as_table(rows: Rows) -> str:
 
     rule = "  ".join("-" * width for width in widths)
     return "".join(f"{text}\n" for text in (line(names), rule, *map(line, texts)))
+
+
+def table_cells(rows: Rows) -> tuple[list[str], list[list[str]], list[bool]]:
+    """Return the names of the columns, the cells as text, and True for each column of numbers."""
+    names = [_text(name) for name in rows.columns]
+    texts = [[_text(cell) for cell in row] for row in rows.rows]
+    numbers = [all(isinstance(row[at], int | float | None) for row in rows.rows) for at in range(len(rows.columns))]
+    return names, texts, numbers
 
 
 def as_csv(rows: Rows) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tracekit import MemoryTraceHandler, Profiler, ProfilerAction
+from tracekit import MemoryTraceHandler, Profiler, ProfilerAction, cyclic_schedule
 from tracekit.auto.recorder import AutoRecorder
 from tracekit.auto.step_window import StepWindow
 from tracekit.recording.source import Source
@@ -118,8 +118,17 @@ class Noting(Source):
 )
 def test_a_source_gets_the_actions_of_its_window(window: tuple[int, int], expected: str) -> None:
     source = Noting()
-    with Profiler(MemoryTraceHandler(), sources=StepWindow(source, *window)) as profiler:
+    with Profiler(MemoryTraceHandler(), sources=StepWindow(source, window)) as profiler:
         for _ in range(5):
             profiler.step()
     assert source.closed
     assert " ".join(action.name.removeprefix("ACTIVE_AND_") for action in source.actions) == expected
+
+
+def test_a_source_without_steps_gets_the_actions_of_the_schedule_while_it_is_on() -> None:
+    source, on = Noting(), [True, True, False, True, True]
+    schedule = cyclic_schedule(wait=0, warmup=1, active=2, repeat=2)
+    with Profiler(MemoryTraceHandler(), schedule, sources=StepWindow(source, None, lambda: on.pop(0))) as profiler:
+        for _ in range(4):
+            profiler.step()
+    assert [action.name for action in source.actions] == ["WARMUP", "ACTIVE", "SKIP", "WARMUP", "ACTIVE"]

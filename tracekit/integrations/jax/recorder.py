@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tracekit.clock import Clock
     from tracekit.distributed import ProcessInfo
     from tracekit.integrations.jax.windows import Held, Windows
-    from tracekit.recording.profiler import Profiler
+    from tracekit.recording.source import Recorder
 
 logger = logging.getLogger("tracekit")
 
@@ -74,7 +74,7 @@ class TraceRecorder:
     options: Any
     annotates: bool
     background: bool
-    profiler: Profiler | None = None
+    profiler: Recorder | None = None
     traces: list[str] = field(default_factory=list)
     _folder: Path | None = field(default=None, init=False)  # of the trace that runs
     _annotation: Any = field(default=None, init=False)

@@ -73,6 +73,10 @@ class Windows:
         self._repeat = False
         self._announced: int | None = None
 
+    def reach(self, step: int) -> None:
+        """Note that a step is over, and that a running trace is to end with it: another schedule decides."""
+        self._last_step = self._end_step = step
+
     def announce(self, step: int) -> None:
         """Begin a trace after that step, as all other processes do."""
         self._announced = step
