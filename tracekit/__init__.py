@@ -18,6 +18,7 @@ Names are loaded when they are first used, so that importing tracekit costs next
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -197,3 +198,20 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def _warn_of_the_other_distribution(folder: str) -> None:
+    """Warn if "tracekit" of the package index, another tool, is installed into the same folder."""
+    try:
+        names = os.listdir(folder)  # noqa: PTH208 - pathlib takes longer to import than the rest
+    except OSError:  # in a zip, for example
+        return
+    if any(name.startswith("tracekit-") and name.endswith((".dist-info", ".egg-info")) for name in names):
+        import warnings
+
+        from tracekit.version import other_distribution
+
+        warnings.warn(other_distribution("tracekit"), RuntimeWarning, stacklevel=3)
+
+
+_warn_of_the_other_distribution(f"{__path__[0]}/..")

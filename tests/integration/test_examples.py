@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,33 @@ def test_the_run_that_is_captured_records_the_batches_that_were_asked_for(tmp_pa
         assert trace.errors() == []
         counts = dict(trace.rows("select name, count(*) from slice group by name"))
         assert counts == {"forward": 5, "backward": 5, "batch": 5}
+
+
+def test_the_package_adds_its_handler_and_source_to_a_run_by_name(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    source = shutil.copytree(EXAMPLES / "extension_package", tmp_path / "source")
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-qq",
+        "--no-deps",
+        "--no-build-isolation",
+        "--disable-pip-version-check",
+    ]
+    run([*pip, "--target", str(tmp_path / "site"), str(source)], tmp_path)
+    train = [sys.executable, str(EXAMPLES.parent / "tests" / "auto_scripts" / "plain_loop.py")]
+    by_name = ["--handler", "step_table", "--source", "load"]
+    command = [sys.executable, "-m", "tracekit", "run", "--no-merge", *by_name, "--", *train]
+    run(command, tmp_path, PYTHONPATH=str(tmp_path / "site"), TRACEKIT_RUN_ID="example")
+    head, *rows = (tmp_path / "steps-rank0.csv").read_text("utf-8").splitlines()
+    assert head == "epoch,batch,ms"
+    assert [row.split(",")[:2] for row in rows[:3]] == [["0", "0"], ["0", "1"], ["0", "2"]]
+    assert all(float(row.split(",")[2]) > 0 for row in rows)
+    (trace,) = (tmp_path / "traces" / "example").glob("rank0-*.json")
+    steps = [event for event in json.loads(trace.read_text("utf-8")) if event["ph"] == "C" and event["name"] == "load"]
+    assert len(steps) >= len(rows) - 1
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from tracekit.distributed import detect_process
 from tracekit.errors import ConfigError, StorageError, TracekitError
 from tracekit.processors import usable_processors
 from tracekit.storage import is_remote, put, read, remove_all, without_secrets
-from tracekit.version import DISTRIBUTION, __version__
+from tracekit.version import DISTRIBUTION, __version__, other_distribution
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,10 +126,7 @@ def examine_packages() -> Section:
             needed = f"{distribution}, which tracekit needs for {purpose}"
             section.problems.append(f"{needed}, is not installed: install {DISTRIBUTION} again")
     for other in sorted(set(importlib.metadata.packages_distributions().get("tracekit", ())) - {DISTRIBUTION}):
-        section.problems.append(
-            f"the distribution {other} installs a package tracekit, too, over the files of {DISTRIBUTION}: "
-            f"pip uninstall {other}, then pip install --force-reinstall {DISTRIBUTION}"
-        )
+        section.problems.append(other_distribution(other))
     return section
 
 

@@ -7,12 +7,16 @@ import importlib.util
 import json
 import os
 import shutil
+import subprocess
+import sys
 import zipfile
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import tracekit
 from tracekit import core
 from tracekit.check.doctor import (
     examine_clocks,
@@ -27,7 +31,6 @@ from tracekit.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 YEAR_2026_NS = 1_790_857_026_000_000_000
 
@@ -164,6 +167,21 @@ def test_another_distribution_with_a_package_of_this_name_is_a_problem(monkeypat
             "then pip install --force-reinstall tracekit-ml"
         )
     ]
+
+
+@pytest.mark.parametrize(
+    ("folder", "warns"), [("tracekit-0.11.dist-info", True), ("tracekit_ml-0.1.0.dist-info", False)]
+)
+def test_import_beside_the_other_distribution_warns(tmp_path: Path, folder: str, warns: bool) -> None:
+    (tmp_path / "tracekit").mkdir()
+    for name in ("__init__.py", "version.py"):
+        (tmp_path / "tracekit" / name).write_bytes((Path(tracekit.__file__).parent / name).read_bytes())
+    (tmp_path / folder).mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", "import tracekit"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert ("pip uninstall tracekit, then" in done.stderr) == warns
+    assert warns or not done.stderr
 
 
 @pytest.mark.parametrize(
