@@ -32,6 +32,8 @@ MIN_BLOCKS = 20
 """Of fewer blocks, one pair is enough: the start of a process takes longer."""
 CLOCKS = ("wall time", "CPU time of the training thread", "CPU time of the process")
 WARM_UP = 50
+BLOCK_STEPS = 10
+"""Few, so that some blocks are undisturbed."""
 LAYERS = 40
 WIDTH = 96
 BATCH = 192
@@ -51,13 +53,13 @@ def rows(effort: Effort) -> Iterator[Row]:
     for _ in range(pairs):
         blocks: dict[bool, list[list[int]]] = {False: [], True: []}
         with tempfile.TemporaryDirectory() as folder, _Trainer(folder, "") as plain, _Trainer(folder, "1") as recorded:
-            for turn in range(max(5, effort.blocks // pairs)):
+            for turn in range(max(5, 5 * effort.blocks // pairs)):
                 for trainer in (plain, recorded) if turn % 2 else (recorded, plain):
-                    blocks[trainer is recorded].append(trainer.block(effort.block_steps))
+                    blocks[trainer is recorded].append(trainer.block(BLOCK_STEPS))
         without, below = (_undisturbed(blocks[side]) for side in (False, True))
         for share, before, after in zip(slower, without, below, strict=True):
             share.append((after / before - 1) * 100)
-        steps_ms.append(without[0] / effort.block_steps / 1e6)
+        steps_ms.append(without[0] / BLOCK_STEPS / 1e6)
     remarks = (
         f"{statistics.median(steps_ms):.1f} ms without, {pairs} pairs of processes, {len(blocks[True])} blocks each"
     )
