@@ -77,7 +77,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             "unreadable": [{"file": file, "reason": reason} for file, reason in unreadable],
         }
         print_json(document)
-    elif len(reports) + len(unreadable) > 1 and not (args.quiet and _all_fine(reports, strict=args.strict)):
+    elif max(len(files), len(args.files)) > 1 and not (args.quiet and _all_fine(reports, strict=args.strict)):
         print_answer([_summary(reports, len(unreadable))])
     if unreadable:
         return FAILED
