@@ -80,6 +80,17 @@ def test_merge_shortens_small_overlaps_of_a_gpu_stream_with_snap_overlaps(tmp_pa
 
 
 @BOTH
+def test_merge_shortens_the_inner_of_two_nested_slices_that_a_later_one_overlaps(
+    tmp_path: Path, *, compiled: bool
+) -> None:
+    kernels = [(0, 100_000), (10_000, 20_000), (18_500, 30_000)]
+    path = write_trace(tmp_path / "rank0.json", [kernel(*times) for times in kernels])
+    events, lines = merge(path, compiled=compiled, snap_overlaps_ns=2_000)
+    assert [(float(event["dur"]), event["tid"]) for event in events] == [(100.0, 7), (8.5, 7), (11.5, 7)]
+    assert "1 overlapping slice of GPU streams shortened, by 1.5 µs at most" in lines
+
+
+@BOTH
 def test_merge_keeps_times_exact_without_snap_overlaps(tmp_path: Path, *, compiled: bool) -> None:
     path = write_trace(tmp_path / "rank0.json", [kernel(0, 10_000), kernel(9_999, 20_000)])
     events, lines = merge(path, compiled=compiled)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import both_cores
-from tracekit import core
+from tests.both_cores import pure
 from tracekit.merge import merge_traces
 
 if TYPE_CHECKING:
@@ -38,14 +37,12 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("pure", [False, True], ids=["compiled", "pure"])
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=pytest.mark.core), False])
 @pytest.mark.parametrize(("what", "kind"), [(what, kind) for what, kinds in ODD.items() for kind in kinds])
-def test_merge_of_three_odd_events_counts_three(tmp_path: Path, what: str, kind: str, pure: bool) -> None:
-    if not pure and core.merge is None:
-        pytest.skip("the compiled core is not here")
+def test_merge_of_three_odd_events_counts_three(tmp_path: Path, what: str, kind: str, compiled: bool) -> None:
     path = tmp_path / "odd.json"
     path.write_text(f"[{','.join([GOOD, ODD[what][kind], ODD[what][kind], GOOD, ODD[what][kind]])}]")
-    with both_cores.pure() if pure else nullcontext():
+    with nullcontext() if compiled else pure():
         report = merge_traces(str(tmp_path / "merged.json"), [str(path)])
     counted = {one.kind: one.count for one in report.repaired}, {one.reason: one.count for one in report.dropped}
     assert counted == (({kind: 3}, {}) if what == "repaired" else ({}, {kind: 3}))
