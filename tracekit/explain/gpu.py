@@ -6,19 +6,24 @@ say so where they differ. A GPU is idle while none of its streams has an activit
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from itertools import pairwise
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from tracekit.explain.arrays import np
 from tracekit.explain.results import Result
 from tracekit.formats.kineto import GPU_ACTIVITIES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
-    from tracekit.explain.arrays import Bools, Ints
+    from tracekit.explain.arrays import Ints
 
 _Row = TypeVar("_Row", bound=Result)
+
+_NEVER: Final = -(2**63)
+_PIECE: Final = 500_000  # activities of a GPU in memory
 
 
 class Table(Protocol):
@@ -254,7 +259,7 @@ def explain_gpu(table: Table) -> GPUReport:
 def gpu_times(table: Table) -> list[GPUTime]:
     """Return the time of each GPU. This creates the table of activities."""
     table.run(_ACTIVITIES.format(categories=GPU_ACTIVITIES))
-    return [_gpu_time(table, *gpu) for gpu in table.run(_GPUS)]
+    return [_gpu_time(table, gpu) for gpu in _gpus(table)]
 
 
 def gpu_gaps(table: Table, most: int) -> list[tuple[Any, ...]]:
@@ -265,57 +270,92 @@ def gpu_gaps(table: Table, most: int) -> list[tuple[Any, ...]]:
         most: The maximum number for each device.
     """
     found: list[str] = []
-    for rank, device, _ in table.run(_GPUS):
-        own = _activities(table, rank, device)
-        starts, until = own["start_ns"][1:], _busy_until(own["end_ns"])
-        at = np.flatnonzero(starts > until)
-        at = at[np.argsort(until[at] - starts[at], kind="stable")[:most]]
-        columns = (until[at], own["file"][at + 1], own["id"][at + 1])
-        found += map(str, zip(*(values.tolist() for values in columns), strict=True))
+    for gpu in _gpus(table):
+        busy = _Busy()
+        longest: list[tuple[int, ...]] = []  # minus the length, start, and file and id of the activity after it
+        for piece in _activities(table, gpu, "file, id"):
+            starts, until = piece["start_ns"], busy.add(piece["start_ns"], piece["end_ns"])
+            at = np.flatnonzero((until > _NEVER) & (starts > until))
+            at = at[np.argsort(until[at] - starts[at], kind="stable")[:most]]
+            columns = (until[at] - starts[at], until[at], piece["file"][at], piece["id"][at])
+            longest += zip(*(values.tolist() for values in columns), strict=True)
+        found += [str(gap[1:]) for gap in sorted(longest, key=itemgetter(0))[:most]]
     return list(table.run(_GAPS.format(gaps=", ".join(found)))) if found else []
 
 
-def _activities(table: Table, rank: int | None, device: int) -> dict[str, Any]:
-    """Return the activities of a GPU in order, as arrays: windows of the engine take longer."""
-    own = table.columns(_OF_GPU.format(rank="NULL" if rank is None else rank, device=device))
-    order = np.lexsort((own["id"], own["end_ns"], own["start_ns"]))
-    return {name: values[order] for name, values in own.items()}
+class _GPU(NamedTuple):
+    rank: int | None
+    device: int
+    name: str | None
+    activities: int
+    first_ns: int  # the start of the first activity
+    last_ns: int  # that of the last
 
 
-def _gpu_time(table: Table, rank: int | None, device: int, name: str | None) -> GPUTime:
-    own = _activities(table, rank, device)
-    starts, ends = own["start_ns"], own["end_ns"]
-    compute, communication = own["computes"], own["communicates"]
+def _gpus(table: Table) -> list[_GPU]:
+    return [_GPU(*row) for row in table.run(_GPUS)]
 
-    def covered(chosen: Bools) -> int:
-        """Return the time with one of some activities."""
-        begins, lasts = starts[chosen], ends[chosen]
-        begins[1:] = np.maximum(begins[1:], _busy_until(lasts))
-        return int(np.maximum(0, lasts - begins).sum())
 
-    until = _busy_until(ends)
-    waits = (starts[1:] > until) & (own["call_ns"][1:] > until)
-    span, busy = int(ends.max() - starts[0]), covered(np.ones(len(starts), dtype=bool))
-    compute_ns, communication_ns = covered(compute), covered(communication)
+def _activities(table: Table, gpu: _GPU, columns: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the times of the activities of a GPU and other columns, in order, as arrays of about `_PIECE` rows."""
+    pieces = -(-gpu.activities // _PIECE)
+    edges = [gpu.first_ns + (gpu.last_ns + 1 - gpu.first_ns) * number // pieces for number in range(pieces + 1)]
+    rank = "NULL" if gpu.rank is None else gpu.rank
+    for first, end in pairwise(edges):
+        yield table.columns(_OF_GPU.format(columns=columns, rank=rank, device=gpu.device, first=first, end=end))
+
+
+class _Busy:
+    """The time with one of some activities, which are added in the order of their starts.
+
+    Attributes:
+        total_ns: This time.
+        until_ns: The latest end.
+    """
+
+    def __init__(self) -> None:
+        self.total_ns = 0
+        self.until_ns = _NEVER
+
+    def add(self, starts: Ints, ends: Ints) -> Ints:
+        """Add activities; return the latest end before each, `_NEVER` before the first."""
+        until: Ints = np.maximum.accumulate(np.concatenate((np.array([self.until_ns], dtype=np.int64), ends)))
+        self.until_ns = int(until[-1])
+        self.total_ns += int(np.maximum(0, ends - np.maximum(starts, until[:-1])).sum())
+        return until[:-1]
+
+
+def _gpu_time(table: Table, gpu: _GPU) -> GPUTime:
+    every, compute, communication, kernels, memory = (_Busy() for _ in range(5))
+    host_bound_ns = 0
+    for piece in _activities(table, gpu, _CALLS_AND_TYPES):
+        starts, ends = piece["start_ns"], piece["end_ns"]
+        computes, communicates = piece["computes"], piece["communicates"]
+        of_kernels = computes | communicates
+        until = every.add(starts, ends)
+        for busy, chosen in (
+            (compute, computes),
+            (communication, communicates),
+            (kernels, of_kernels),
+            (memory, ~of_kernels),
+        ):
+            busy.add(starts[chosen], ends[chosen])
+        waits = (until > _NEVER) & (starts > until) & (piece["call_ns"] > until)
+        host_bound_ns += int((starts[waits] - until[waits]).sum())
+    span_ns = every.until_ns - gpu.first_ns
     return GPUTime(
-        rank=rank,
-        device=device,
-        name=name or f"GPU {device}",
-        span_ns=span,
-        busy_ns=busy,
-        compute_ns=compute_ns,
-        communication_ns=communication_ns,
-        hidden_ns=compute_ns + communication_ns - covered(compute | communication),
-        memory_ns=covered(~(compute | communication)),
-        idle_ns=span - busy,
-        host_bound_ns=int((starts[1:] - until)[waits].sum()),
+        rank=gpu.rank,
+        device=gpu.device,
+        name=gpu.name or f"GPU {gpu.device}",
+        span_ns=span_ns,
+        busy_ns=every.total_ns,
+        compute_ns=compute.total_ns,
+        communication_ns=communication.total_ns,
+        hidden_ns=compute.total_ns + communication.total_ns - kernels.total_ns,
+        memory_ns=memory.total_ns,
+        idle_ns=span_ns - every.total_ns,
+        host_bound_ns=host_bound_ns,
     )
-
-
-def _busy_until(ends: Ints) -> Ints:
-    """Return the latest end before each activity but the first."""
-    latest: Ints = np.maximum.accumulate(ends[:-1])
-    return latest
 
 
 def _structs(kind: type[_Row], table: Table, sql: str) -> list[_Row]:
@@ -349,13 +389,18 @@ WITH device_name AS (
 SELECT a.*, c.call_ns, c.called_ns FROM activity a
 LEFT JOIN call c ON a.file = c.file AND a.rank IS NOT DISTINCT FROM c.rank AND a.correlation = c.correlation"""
 
-_GPUS: Final = "SELECT rank, device, any_value(process) FROM gpu_activity GROUP BY ALL ORDER BY rank, device"
+_GPUS: Final = """
+SELECT rank, device, any_value(process), count(*), min(start_ns), max(start_ns) FROM gpu_activity GROUP BY rank, device
+ORDER BY rank, device"""
 
 # An activity without a known launch has the least time.
+_CALLS_AND_TYPES: Final = f"""coalesce(call_ns, {_NEVER}) AS call_ns, type = 'compute' AS computes,
+    type = 'communication' AS communicates"""
+
 _OF_GPU: Final = """
-SELECT start_ns, end_ns, coalesce(call_ns, -9223372036854775808) AS call_ns, file, id, type = 'compute' AS computes,
-    type = 'communication' AS communicates
-FROM gpu_activity WHERE rank IS NOT DISTINCT FROM {rank} AND device = {device}"""
+SELECT start_ns, end_ns, {columns} FROM gpu_activity
+WHERE rank IS NOT DISTINCT FROM {rank} AND device = {device} AND start_ns >= {first} AND start_ns < {end}
+ORDER BY start_ns, end_ns, id"""
 
 # The activity before an idle time is the one that ends last.
 _GAPS: Final = """

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.event_table import EventTable
-from tracekit.explain.gpu import Copies, GPUReport, explain_gpu
+from tracekit.explain import gpu as gpu_module
+from tracekit.explain.gpu import Copies, GPUReport, explain_gpu, gpu_gaps, gpu_times
 from tracekit.explain.gpu_text import gpu_lines
 
 TRACES = Path(__file__).parents[4] / "shared" / "traces"
@@ -178,14 +181,15 @@ Spans = st.lists(
 )
 
 
-@given(Spans)
-def test_times_of_a_gpu_equal_a_count_of_its_moments(spans: list[tuple[str, int, int, int]]) -> None:
+@given(Spans, st.sampled_from([1, 3, 500_000]))
+def test_times_of_a_gpu_equal_a_count_of_its_moments(spans: list[tuple[str, int, int, int]], piece: int) -> None:
     table = EventTable()
     moments: dict[str, set[int]] = {kind: set() for kind in CATEGORIES}
     for kind, start_ns, length_ns, stream in spans:
         _activity(table, kind, start_ns, start_ns + length_ns, stream=stream)
         moments[kind].update(range(start_ns, start_ns + length_ns))
-    report = explain_gpu(table)
+    with mock.patch.object(gpu_module, "_PIECE", piece):
+        report = explain_gpu(table)
     (gpu,) = report.gpus
     first, last = min(start for _, start, _, _ in spans), max(start + length for _, start, length, _ in spans)
     busy = set().union(*moments.values())
@@ -200,6 +204,22 @@ def test_times_of_a_gpu_equal_a_count_of_its_moments(spans: list[tuple[str, int,
         gaps = inside - {moment for start, end in own for moment in range(start, end)}
         assert stream.dependency_ns == len(gaps & busy)
         assert stream.dependency_ns + stream.other_ns == len(gaps)
+
+
+@given(Spans, st.sampled_from([1, 3]), st.integers(1, 4))
+def test_longest_gaps_are_those_between_the_busy_moments(
+    spans: list[tuple[str, int, int, int]], piece: int, most: int
+) -> None:
+    table, busy = EventTable(), set()
+    for kind, start_ns, length_ns, _ in spans:
+        _activity(table, kind, start_ns, start_ns + length_ns + 1)
+        busy.update(range(start_ns, start_ns + length_ns + 1))
+    with mock.patch.object(gpu_module, "_PIECE", piece):
+        gpu_times(table)
+        found = [length for _, _, _, length, _, _ in gpu_gaps(table, most)]
+    ordered = sorted(busy)
+    gaps = [after - before - 1 for before, after in pairwise(ordered) if after - before > 1]
+    assert sorted(found) == sorted(sorted(gaps, reverse=True)[:most])
 
 
 def _read(*paths: Path) -> EventTable:
