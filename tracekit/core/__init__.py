@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["merge", "record"]
+__all__ = ["FREE_THREADED", "merge", "record"]
+
+FREE_THREADED: Final = "t" in getattr(sys, "abiflags", "")
+"""True if this CPython is built to run without the interpreter lock. It may still use one (``PYTHON_GIL=1``)."""
 
 _PURE: Final = "TRACEKIT_PURE_PYTHON"
 _MODULES: Final = ("_merge", "_record")
@@ -27,7 +30,7 @@ def _load() -> list[ModuleType | None]:
     if os.environ.get(_PURE, "") not in ("", "0"):
         _log.debug("pure Python, as %s says", _PURE)
         return [None] * len(_MODULES)
-    if "t" in getattr(sys, "abiflags", ""):  # free-threaded
+    if FREE_THREADED:
         _log.debug("pure Python: the core relies on the interpreter lock, which this Python is built without")
         return [None] * len(_MODULES)
     found: list[ModuleType | None] = []

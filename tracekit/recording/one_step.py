@@ -15,6 +15,8 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from tracekit.core import FREE_THREADED
+
 if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Callable
@@ -22,9 +24,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 T = TypeVar("T")
 C = TypeVar("C", bound="type[Any]")
-
-FREE_THREADED: Final = "t" in getattr(sys, "abiflags", "")
-"""True if this CPython is built to run without the GIL. It may still use one (``PYTHON_GIL=1``)."""
 
 _STEPS: Final = frozenset(
     {
