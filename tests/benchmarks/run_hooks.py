@@ -1,4 +1,4 @@
-"""How much slower a real training step becomes below ``tracekit run``.
+"""Measure how much slower a real training step becomes below ``tracekit run``.
 
 Two processes train the same network with steps of about 10 ms, one with the hooks of ``tracekit run`` and one without. They take
 turns, a block of steps each, and the blocks that nothing else slowed are compared. Several pairs, because two processes differ
@@ -97,7 +97,7 @@ class _Trainer:
         self._process.communicate("")
 
     def block(self, steps: int) -> list[int]:
-        """Return the time of so many steps by each clock, in ns."""
+        """Return the time of a number of steps by each clock, in ns."""
         self._process.stdin.write(f"{steps}\n")
         self._process.stdin.flush()
         return [int(word) for word in self._process.stdout.readline().split()]

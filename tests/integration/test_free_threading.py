@@ -23,7 +23,7 @@ FREE_THREADED = os.environ.get(VARIABLE) or shutil.which("python3.14t") or shuti
 
 
 def storm(python: str, folder: Path, rounds: int, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Run the storm, and return what it says; fail with all that is amiss."""
+    """Run the storm and return its report; fail with all faults in it."""
     folder.mkdir()
     variables = {**os.environ, "TRACEKIT_QUIET": "1", **environment}
     command = [python, str(STORM), str(folder), str(rounds)]

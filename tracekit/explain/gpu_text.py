@@ -68,7 +68,7 @@ def _gpus(gpus: Sequence[GPUTime], *, per_rank: bool) -> Iterator[str]:
     if len(gpus) > 1:
         yield from table(("", "least", "median", "most", "on rank"), rows)
     else:
-        yield from table(rows[0][:2], [row[:2] for row in rows[1:]])
+        yield from table(("", "share"), [row[:2] for row in rows])
 
 
 def _streams(report: GPUReport) -> Iterator[str]:

@@ -146,9 +146,7 @@ def _devices(ranks: list[RankSummary], *, per_rank: bool) -> Iterator[str]:
         return [(_part(device, key), rank) for rank, device in devices]
 
     if len(devices) == 1:
-        # The shares of one device need no headings.
-        rows = [(name, share(shares(key)[0][0])) for name, key in _DEVICE_SHARES.items()]
-        yield from table(rows[0], rows[1:])
+        yield from table(("", "share"), [(name, share(shares(key)[0][0])) for name, key in _DEVICE_SHARES.items()])
     else:
         yield from table(
             ("", *_ENDS), [(name, *range_cells(shares(key), share)) for name, key in _DEVICE_SHARES.items()]

@@ -46,16 +46,15 @@ def shortened_apart(names: Iterable[str], width: int) -> dict[str, str]:
         alike.setdefault(shortened(name, width), []).append(name)
     found: dict[str, str] = {}
     for short, group in alike.items():
-        start = width // 3
+        if len(group) == 1:
+            found[group[0]] = short
+            continue
         # The first and the last name in alphabetical order have the least in common.
-        same = next(
-            (at for at, (one, other) in enumerate(zip(min(group), max(group), strict=False)) if one != other), 0
-        )
+        least, most = min(group), max(group)
+        same = next((at for at, (one, other) in enumerate(zip(least, most, strict=False)) if one != other), len(least))
+        start = width // 3
         rest = max(same - 3, start)
-        found |= {
-            name: short if len(group) == 1 else f"{name[:start]}…{name[rest : rest + width - start - 1]}"
-            for name in group
-        }
+        found |= {name: f"{name[:start]}…{name[rest : rest + width - start - 1]}" for name in group}
     return found
 
 

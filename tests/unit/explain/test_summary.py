@@ -336,6 +336,8 @@ def test_shortened_apart_of_names_with_equal_ends_shows_where_they_differ() -> N
         names[1]: "enumerate(…)#_MultiProcessingDat",
         "short": "short",
     }
+    longer = ["a" * 40, "a" * 50]
+    assert len(set(shortened_apart(longer, 20).values())) == 2
 
 
 def test_what_lies_between_steps_is_recorded_however_long_it_is(tmp_path: Path) -> None:
