@@ -9,7 +9,9 @@ import logging
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,6 +26,7 @@ from tracekit.timestamp import Timestamp
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from tracekit.sources.torch_profiler import TorchProfiler  # noqa: E402
+from tracekit.sources.torch_window import TorchWindow  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -276,6 +279,32 @@ def test_a_batch_that_never_came_leaves_no_file(tmp_path: Path) -> None:
     recorder.train(TorchProfiler(f"{tmp_path}/{{batch}}.json"), schedule, [2, 2])
     assert recorder.failures == []
     assert names(tmp_path) == ["0.json", "2.json"]
+
+
+@pytest.mark.parametrize(("work", "is_empty"), [((), True), (("aten::mm",), False), (("my kernel",), False)])
+def test_what_a_profiler_does_on_a_gpu_is_no_event_of_a_window(work: tuple[str, ...], is_empty: bool) -> None:
+    # The names that torch 2.11 gave a window without batches on an H200.
+    own = ("ProfilerStep#4", "cudaDeviceSynchronize", "Activity Buffer Request")
+    events = [SimpleNamespace(name=lambda name=name: name) for name in (*own, *work)]
+    results = SimpleNamespace(events=lambda: events)
+    window = TorchWindow(torch, {}, "{batch}.json", None)
+    window._profile = SimpleNamespace(profiler=SimpleNamespace(kineto_results=results))
+    assert window.is_empty is is_empty
+
+
+def test_a_warning_of_torch_about_cycles_costs_no_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = torch.profiler.profile.prepare_trace
+
+    def warns(self: Any) -> None:
+        # As torch 2.11 does at the first window of a process; warnings are errors in these tests.
+        warnings.warn("Warning: Profiler clears events at the end of each cycle.", UserWarning, stacklevel=2)
+        prepare(self)
+
+    monkeypatch.setattr(torch.profiler.profile, "prepare_trace", warns)
+    recorder = FakeRecorder()
+    recorder.train(TorchProfiler(tmp_path / "{batch}.json"), planned("WAV"), [3])
+    assert recorder.failures == []
+    assert names(tmp_path) == ["1.json"]
 
 
 def test_no_file_is_left_of_a_window_that_no_batch_has_begun(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from tracekit.recording.source import Source
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tracekit.recording.marker import Marker
     from tracekit.recording.source import Recorder
 
 CATEGORIES: Final = ("gpu", "memory")
@@ -43,12 +44,15 @@ class TorchMemoryProfiler(Source):
 
     def __init__(self, *, reset_peaks: bool = False) -> None:
         self._reset_peaks = reset_peaks
-        self._recorder: Recorder | None = None
+        self._counters: tuple[Marker, Marker, Marker] | None = None
         self._events: dict[str, int] = {}
 
     def open(self, recorder: Recorder, action: ProfilerAction) -> None:
         """Take the first sample, if CUDA is already in use."""
-        self._recorder = recorder
+        current, peak, events = (
+            recorder.marker(name, CATEGORIES) for name in ("torch memory", "torch memory peak", "torch allocator")
+        )
+        self._counters = current, peak, events
         self._events = {}
         self._sample(action)
 
@@ -57,27 +61,28 @@ class TorchMemoryProfiler(Source):
         self._sample(action)
 
     def close(self) -> None:
-        """Release the recorder."""
-        self._recorder = None
+        """Release the counters of the recorder."""
+        self._counters = None
 
     def _sample(self, action: ProfilerAction) -> None:
         cuda = _initialised_cuda()
-        recorder = self._recorder
-        if recorder is None or cuda is None or action is ProfilerAction.SKIP:
+        counters = self._counters
+        if counters is None or cuda is None or action is ProfilerAction.SKIP:
             return
         # The allocator returns the nested form; ``memory_stats`` sorts and flattens it, which takes longer.
         stats = cuda.memory_stats_as_nested_dict()
         if not stats:
             return
-        for name, which in (("torch memory", "current"), ("torch memory peak", "peak")):
-            recorder.marker(name, CATEGORIES).counter(_bytes(stats, which))
+        current, peak, allocator = counters
+        current.counter(_bytes(stats, "current"))
+        peak.counter(_bytes(stats, "peak"))
         events = {series: int(stats[key]) for series, key in _EVENTS.items() if key in stats}
         grown = {
             series: max(0, count - self._events[series]) for series, count in events.items() if series in self._events
         }
         self._events = events
         if grown:
-            recorder.marker("torch allocator", CATEGORIES).counter(grown)
+            allocator.counter(grown)
         if self._reset_peaks:
             cuda.reset_peak_memory_stats()
 

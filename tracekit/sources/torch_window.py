@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import json
 import os
+import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import HandlerError
@@ -30,6 +31,9 @@ _TORCH_ACTIONS: Final = {
     ProfilerAction.ACTIVE: "RECORD",
     ProfilerAction.ACTIVE_AND_SAVE: "RECORD_AND_SAVE",
 }
+
+_NO_WORK: Final = ("ProfilerStep#", "Activity Buffer Request", "cudaDeviceSynchronize", "hipDeviceSynchronize")
+"""Names of the slice of a batch, and of what a profiler itself does on a GPU, in a window without any batch."""
 
 
 class _Token(int):
@@ -85,7 +89,10 @@ class TorchWindow:
         self._profile = self._torch.profiler.profile(schedule=lambda _: self._action, **self._options)
         self._prepare(action, recorder)
         self._profile.step_num = int(recorder.timestamp.batch)
-        self._profile.__enter__()
+        with warnings.catch_warnings():
+            # torch 2.11 warns of events that later cycles clear; each window has a separate profile.
+            warnings.filterwarnings("ignore", message="Warning: Profiler clears events")
+            self._profile.__enter__()
         self._claim()
 
     def step(self, action: ProfilerAction, recorder: Recorder) -> None:
@@ -117,9 +124,9 @@ class TorchWindow:
 
     @property
     def is_empty(self) -> bool:
-        """True if only the slice of the batch was recorded. Valid after `stop`."""
+        """True if only the slice of the batch and the profiler's own work were recorded. Valid after `stop`."""
         events = self._profile.profiler.kineto_results.events()
-        return all(event.name().startswith("ProfilerStep#") for event in events)
+        return all(event.name().startswith(_NO_WORK) for event in events)
 
     def export_memory_timeline(self, path: Path) -> None:
         """Write torch's memory timeline, in the format of the suffix of ``path``."""
