@@ -165,7 +165,7 @@ def test_a_native_trace_shows_what_the_json_shows(
     assert_same(*both(engine, tmp_path, traces / name), unseen(traces / name))
 
 
-@pytest.mark.parametrize("pattern", ["dlrm_8gpu/*", "torch_2.13_gloo/full_*", "torch_2.13_gloo/vm_*"])
+@pytest.mark.parametrize("pattern", ["dlrm_8gpu/*", "torch_2.13_gloo/full_*", "torch_2.13_gloo/vm_*", "cuda_h200/*.gz"])
 def test_a_native_trace_of_several_ranks_shows_what_the_json_shows(
     engine: Engine, traces: RealTraces, tmp_path: Path, pattern: str
 ) -> None:
