@@ -34,7 +34,10 @@ def hear() -> str:
 def profiler_of(path: str = "t.json", *handlers: TraceHandler, **options: Any) -> Profiler:
     """Make a profiler that writes a file, with the writer that the test asks for, and with further handlers."""
     writer = note_deliveries(make_writer(WRITER, path))
-    options = {"rank": 0, "record_batches": False, **options, **getattr(writer, "profiler_options", {})}
+    patient = {
+        "shutdown_timeout": 100.0
+    }  # a busy machine may need more than the usual 10 s; whoever tests that says less
+    options = {"rank": 0, "record_batches": False, **patient, **options, **getattr(writer, "profiler_options", {})}
     return Profiler([writer, *handlers], **options)
 
 
