@@ -57,7 +57,13 @@ NUMBERS = itertools.count()
 # examples are the same each time, so that only a change can make it fail; elsewhere they are new each time.
 for profile, examples in {"quick": 25, "all": 150}.items():
     derandomize = "TRACEKIT_REQUIRE_ENGINE" in os.environ
-    hypothesis.settings.register_profile(profile, max_examples=examples, deadline=None, derandomize=derandomize)
+    hypothesis.settings.register_profile(
+        profile,
+        max_examples=examples,
+        deadline=None,
+        derandomize=derandomize,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],  # says how busy the machine is
+    )
 hypothesis.settings.load_profile("quick")
 
 
