@@ -25,9 +25,14 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 120
 
+LEAD_S = 1.5  # half a second otherwise: a busy machine may keep a rank from reading the common start before it comes
+
 LOOP = f"""
 import os, signal, sys, time
+import tracekit.capture.coordinator
 from tracekit import JSONTraceHandler, Profiler, SystemProfiler, TorchProfiler, on_demand
+
+tracekit.capture.coordinator._LEAD_S = {LEAD_S}
 
 def train(*, sources=(), work=lambda: time.sleep(0.005), **options):
     capture = on_demand("run/control", look_interval=0.25, **options)
@@ -99,8 +104,7 @@ class Job:
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Job]]:
-    """Starts a job. Its ranks have a second longer to see a start: a busy machine may keep a rank from it."""
-    monkeypatch.setattr("tracekit.capture.coordinator._LEAD_S", 1.5)
+    monkeypatch.setattr("tracekit.capture.coordinator._LEAD_S", LEAD_S)
     jobs: list[Job] = []
 
     def start_job(program: str = "train()", **options: int) -> Job:
