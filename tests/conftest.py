@@ -67,6 +67,9 @@ for profile, examples in {"quick": 25, "all": 150}.items():
 hypothesis.settings.load_profile("quick")
 
 
+# pytest compiles every test module anew where PYTHONDONTWRITEBYTECODE is set; what the tests start keeps to the variable.
+sys.dont_write_bytecode = False
+
 # A shell that starts the tests in the background has Ctrl-C ignored, by them and by every process that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
