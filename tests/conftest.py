@@ -138,7 +138,7 @@ def nothing_left_running() -> Iterator[None]:
     assert profiler is None, "the test left a profiler active; stop it, or use it in a with block"
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("tracekit")]
     for thread in threads:
-        thread.join(10)  # one that is about to end is not left running
+        thread.join(60)  # one that is about to end is not left running
     left = sorted(thread.name for thread in threads if thread.is_alive())
     assert left == [], f"the test left threads running: {left}"
 
