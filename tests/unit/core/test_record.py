@@ -434,13 +434,16 @@ def test_recording_makes_nothing_for_the_collector() -> None:
         marker = profiler.marker("a")
         with marker:
             marker.instant()
-        gc.collect()
-        collections = gc.get_stats()[0]["collections"]
-        for _ in range(20_000):
-            with profiler.marker("a"):
-                marker.instant()
-                marker.counter({"loss": 0.5})
-        assert gc.get_stats()[0]["collections"] == collections
+        made = []
+        for _ in range(3):  # another thread of the tests may make some
+            gc.collect()
+            collections = gc.get_stats()[0]["collections"]
+            for _ in range(20_000):
+                with profiler.marker("a"):
+                    marker.instant()
+                    marker.counter({"loss": 0.5})
+            made.append(gc.get_stats()[0]["collections"] - collections)
+        assert min(made) == 0, made
 
 
 def test_nothing_is_left_of_a_profiler() -> None:
