@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,13 +69,7 @@ def remote_writers(*bad: str) -> pytest.MarkDecorator:
 
 
 def recording(program: str, folder: Path, store: ObjectStore, writer: str = GOOD, port: int | None = None) -> Child:
-    return Child(RECORDER + _dedent(program), folder, writer=writer, environment=store.environment(port))
-
-
-def _dedent(program: str) -> str:
-    import textwrap
-
-    return textwrap.dedent(program)
+    return Child(RECORDER + textwrap.dedent(program), folder, writer=writer, environment=store.environment(port))
 
 
 def upload(folder: Path, store: ObjectStore, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -379,7 +374,7 @@ def test_r4_a_refusal_is_reported_once_and_not_tried_for_ever(tmp_path: Path, st
     """
     with (
         FaultProxy(store.port) as proxy,
-        recording("import time\n" + _dedent(program), tmp_path, store, port=proxy.port) as child,
+        recording("import time\n" + textwrap.dedent(program), tmp_path, store, port=proxy.port) as child,
     ):
         child.hear("started")
         proxy.fault, proxy.status, proxy.code = "refuse", 403, "ExpiredToken"
@@ -435,7 +430,7 @@ def test_r4_a_full_spool_drops_the_newest_segments_and_counts(tmp_path: Path, st
     assert list(dropped) == ["events of files beyond the size of the spool"], dropped
     say(f"dropped {sum(dropped.values())}")
     """
-    with recording("import time\n" + _dedent(program), tmp_path, store, port=free_port()) as child:
+    with recording("import time\n" + textwrap.dedent(program), tmp_path, store, port=free_port()) as child:
         dropped = int(child.hear("dropped"))
         assert child.end() == 0
         assert child.errors.count("spool_bytes (60000)") == 1
@@ -476,7 +471,7 @@ def test_r5_what_was_uploaded_survives_the_node(
         say(f"n {number}")
         time.sleep(0.01)
     """
-    with bites(writer), recording("import time\n" + _dedent(program), tmp_path, store, writer) as child:
+    with bites(writer), recording("import time\n" + textwrap.dedent(program), tmp_path, store, writer) as child:
         child.hear("n 20")
         wait_until(lambda: len(store.segments()) >= 3 and uploaded_rounds(store) >= 20, 60 if writer == GOOD else 2)
         child.kill()
