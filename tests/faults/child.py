@@ -72,7 +72,7 @@ def record(path: str = "t.json", *handlers: TraceHandler, **options: Any) -> Pro
 
 
 def emit_at(
-    profiler: Profiler, events_per_second: int, *, deliveries: int | None = None, seconds: float = 60.0
+    profiler: Profiler, events_per_second: int, *, deliveries: int | None = None, seconds: float = 300.0
 ) -> None:
     """Record slices at a rate, a burst each millisecond, until the process is killed; the tally counts them.
 
