@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import signal
 import sys
@@ -49,13 +50,25 @@ LAUNCHER_VARIABLES = {
 }
 LAUNCHER_PREFIXES = ("MPI_", "OMPI_", "PMI", "ROLE_", "SLURM_", "TORCHELASTIC_", "TRACEKIT_")
 
+NUMBERS = itertools.count()
+"""Numbers of the tests that a process runs."""
+
 # Hypothesis draws this many examples for a property. "quick" is the default; scripts/test --all selects "all". In .ci/run the
 # examples are the same each time, so that only a change can make it fail; elsewhere they are new each time.
 for profile, examples in {"quick": 25, "all": 150}.items():
     derandomize = "TRACEKIT_REQUIRE_ENGINE" in os.environ
-    hypothesis.settings.register_profile(profile, max_examples=examples, deadline=None, derandomize=derandomize)
+    hypothesis.settings.register_profile(
+        profile,
+        max_examples=examples,
+        deadline=None,
+        derandomize=derandomize,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],  # says how busy the machine is
+    )
 hypothesis.settings.load_profile("quick")
 
+
+# pytest compiles every test module anew where PYTHONDONTWRITEBYTECODE is set; what the tests start keeps to the variable.
+sys.dont_write_bytecode = False
 
 # A shell that starts the tests in the background has Ctrl-C ignored, by them and by every process that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -94,7 +107,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Take away what a launcher or the user's shell says about ranks, itself and tracekit; keep spools among the tests' files."""
+    """Take away what says something about ranks, the launcher and tracekit; keep spools and caches among the tests' files."""
     for name in ("COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
     for name in list(os.environ):
@@ -103,6 +116,14 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.
             monkeypatch.delenv(name)
     monkeypatch.setenv("TRACEKIT_QUIET", "1")  # no report at the end of each recording; test_end_report tests it
     monkeypatch.setenv("TRACEKIT_SPOOL", str(tmp_path_factory.getbasetemp() / "spool"))
+    # An entry of the cache looks at all others, of which the tests of a whole run would leave thousands in the user's own.
+    monkeypatch.setenv("TRACEKIT_CACHE", str(tmp_path_factory.getbasetemp() / "cache" / str(next(NUMBERS))))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_shared_fixtures(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep what fixtures of more than one test put into the cache of event tables among the tests' files."""
+    os.environ["TRACEKIT_CACHE"] = str(tmp_path_factory.getbasetemp() / "cache" / "shared")
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +138,7 @@ def nothing_left_running() -> Iterator[None]:
     assert profiler is None, "the test left a profiler active; stop it, or use it in a with block"
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("tracekit")]
     for thread in threads:
-        thread.join(10)  # one that is about to end is not left running
+        thread.join(60)  # one that is about to end is not left running
     left = sorted(thread.name for thread in threads if thread.is_alive())
     assert left == [], f"the test left threads running: {left}"
 

@@ -32,7 +32,9 @@ import torch.distributed as dist
 from tracekit import ClockSync, JSONTraceHandler, Profiler, TraceHandler
 from tracekit.clock import Clock
 from tracekit.distributed import detect_process
+from tracekit.sources import clock_exchange
 
+clock_exchange.ANSWER_S = clock_exchange.PATIENCE_S = 60.0  # this machine may be busy
 folder, rank, ranks, steps, stages = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), json.loads(sys.argv[5])
 dist.init_process_group("gloo", init_method="file://" + os.path.join(folder, "store"), rank=rank, world_size=ranks)
 torch.set_num_threads(1)
@@ -68,7 +70,7 @@ for run in json.loads(sys.argv[6]):
         compared.set()
         options = {"rank": rank}
     with Profiler(handlers, **options) as profiler:
-        assert compared.wait(60)
+        assert compared.wait(300)
         dist.barrier()
         for step in range(steps):
             for stage in stages:
@@ -146,7 +148,7 @@ def record(folder: Path, runs: list[Run]) -> None:
         )
         for rank in range(RANKS)
     ]
-    errors = [process.communicate(timeout=240)[1] for process in ranks]
+    errors = [process.communicate(timeout=800)[1] for process in ranks]
     assert [process.returncode for process in ranks] == [0] * RANKS, errors
 
 

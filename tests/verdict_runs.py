@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import io
 import json
-import secrets
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tests.verdict_simulation import LAYOUTS, NOISES, STAGES, WAIT, own_times, with_waiting
+from tests.verdict_simulation import LAYOUTS, NOISES, STAGES, WAIT, draw_seed, own_times, with_waiting
 from tracekit.cli import main as tracekit
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ class Alarms:
 
 def count_alarms(kind: str, layout: str, runs: int, shape: tuple[int, int]) -> Alarms:
     """Put equal ranks and equal runs through the commands."""
-    found = Alarms(kind, layout, secrets.randbits(32), runs=runs)
+    found = Alarms(kind, layout, draw_seed((kind, layout)), runs=runs)
     random = np.random.default_rng(found.seed)
     with tempfile.TemporaryDirectory() as folder:
         for run in range(runs):

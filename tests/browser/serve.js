@@ -39,7 +39,7 @@ async function tap(page, target) {
       addEventListener('click', () => { window.clicked = true; }, {capture: true, once: true});
     });
     await target.tap();
-    for (const end = Date.now() + 2_000; Date.now() < end; await new Promise((done) => setTimeout(done, 50))) {
+    for (const end = Date.now() + 15_000; Date.now() < end; await new Promise((done) => setTimeout(done, 50))) {
       // A page that has come meanwhile, or comes just now, knows nothing of it.
       if (await page.evaluate(() => window.clicked !== false).catch(() => true)) return;
     }

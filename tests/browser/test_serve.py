@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.perfetto import Browser
 
-PATIENCE_S = 60
+PATIENCE_S = 200
 WALK_S = 400  # of many steps, for each of which serve.js waits two minutes at most
 pytestmark = pytest.mark.timeout(600)
 RANKS = ["rank 0 · process 4000000 1", "rank 1 · process 4000001 100001"]

@@ -83,6 +83,6 @@ def make_remote_writer(name: str, url: str, **options: Any) -> TraceHandler:
 
 
 def impatient(**times: float) -> None:
-    """Have the uploads of this process wait for fractions of what they wait for otherwise."""
-    defaults = {"warm_up_s": 5.0, "answer_s": 1.0, "first_s": 0.02, "longest_s": 0.2, "index_s": 0.2}
+    """Shorten the pauses of uploads; wait for an answer as long as a busy machine may need, or as is said."""
+    defaults = {"warm_up_s": 60.0, "answer_s": 60.0, "first_s": 0.02, "longest_s": 0.2, "index_s": 0.2}
     remote.DEFAULT_RETRY = Retry(**{**defaults, **times})  # type: ignore[misc]

@@ -34,7 +34,10 @@ def hear() -> str:
 def profiler_of(path: str = "t.json", *handlers: TraceHandler, **options: Any) -> Profiler:
     """Make a profiler that writes a file, with the writer that the test asks for, and with further handlers."""
     writer = note_deliveries(make_writer(WRITER, path))
-    options = {"rank": 0, "record_batches": False, **options, **getattr(writer, "profiler_options", {})}
+    patient = {
+        "shutdown_timeout": 100.0
+    }  # a busy machine may need more than the usual 10 s; whoever tests that says less
+    options = {"rank": 0, "record_batches": False, **patient, **options, **getattr(writer, "profiler_options", {})}
     return Profiler([writer, *handlers], **options)
 
 
@@ -69,7 +72,7 @@ def record(path: str = "t.json", *handlers: TraceHandler, **options: Any) -> Pro
 
 
 def emit_at(
-    profiler: Profiler, events_per_second: int, *, deliveries: int | None = None, seconds: float = 60.0
+    profiler: Profiler, events_per_second: int, *, deliveries: int | None = None, seconds: float = 300.0
 ) -> None:
     """Record slices at a rate, a burst each millisecond, until the process is killed; the tally counts them.
 

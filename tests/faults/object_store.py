@@ -10,6 +10,7 @@ import random
 import socket
 import struct
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,7 +38,12 @@ class ObjectStore:
 
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self._server_class: Any = moto.server.ThreadedMotoServer
-        self.port = 0  # any
+        # Kept until the end: while the server is stopped, nobody else is given the port. moto would wait for one for ever.
+        reserved = socket.socket()
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        weakref.finalize(self, reserved.close)
+        self.port: int = reserved.getsockname()[1]
         self.start()
         self.client: Any = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{self.port}", **self._login())
         self.client.create_bucket(Bucket=BUCKET)
@@ -51,7 +57,6 @@ class ObjectStore:
         """Start it, on the port that it had before."""
         self._server = self._server_class(ip_address="127.0.0.1", port=self.port, verbose=False)
         self._server.start()
-        self.port: int = self._server.get_host_and_port()[1]
 
     def stop(self) -> None:
         """Stop it; connections are refused from here on."""

@@ -114,6 +114,8 @@ if rank == 2:  # as if on another host: its clocks are ahead, and run 2000 ppm f
         return 7_500_000_000 + began + (time.perf_counter_ns() - began) * 1_002_000 // 1_000_000
     clock = Clock(wall_ns=lambda: monotonic() + 1_795_000_000_000_000_000, monotonic_ns=monotonic)
     say(f"began {began}")
+from tracekit.sources import clock_exchange
+clock_exchange.ANSWER_S = clock_exchange.PATIENCE_S = 60.0  # this machine may be busy
 join()
 before = listening()
 seen = []
@@ -128,8 +130,10 @@ while not agreed and time.monotonic() < deadline:
     assert total.item() == world, total
     total.fill_(1.0)
     rounds += 1
-    # Until everybody but the reference has been measured six times.
-    enough = torch.tensor([float(rank == 0 or len(seen) >= 6)])
+    # Until everybody but the reference has been measured six times, and the bound of its drift says something: the longer
+    # the run, the smaller it is, also where a busy machine has long round trips.
+    says = len(seen) >= 6 and min(offset.drift_error_ppb for offset in seen[1:]) < 1_900_000
+    enough = torch.tensor([float(rank == 0 or says)])
     dist.all_reduce(enough, dist.ReduceOp.MIN)
     agreed = enough
     time.sleep(0.01)
@@ -174,7 +178,7 @@ def test_offset_drift_and_bound_are_true_and_training_s_own_traffic_is_left_alon
         assert abs(found["monotonic_ns"] + found["monotonic_offset_ns"] - true_ns) <= found["error_ns"] + 2
         if found["drift_ppb"] is not None:
             assert abs(found["drift_ppb"] + 1_996_008) <= found["drift_error_ppb"] + 2
-    assert min(found["drift_error_ppb"] for found in foreign[1:]) < 1_900_000  # so that it says something
+    assert min(found["drift_error_ppb"] for found in foreign[1:]) < 1_900_000
     report = merge_traces(str(tmp_path / "merged.json"), [str(remains.path) for remains in traces[:2]], strict=True)
     assert [drop for drop in report.dropped if drop.lost] == []
     with engine.load(tmp_path / "merged.json") as trace:
@@ -291,6 +295,8 @@ def test_a_rank_that_ends_a_little_after_rank_0_says_nothing_of_it(tmp_path: Pat
 
 
 LATE_AND_EARLY = """
+from tracekit.sources import clock_exchange
+clock_exchange.ANSWER_S = clock_exchange.PATIENCE_S = 60.0  # this machine may be busy
 profiler = clocked()
 with profiler.marker("before"):
     pass

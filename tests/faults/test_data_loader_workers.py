@@ -30,6 +30,7 @@ TRAIN = """
 import multiprocessing, os, pathlib, sys, time
 import torch, tracekit
 import torch.utils.data._utils
+import tracekit.recording.profiler
 from torch.utils.data import DataLoader, Dataset
 from tests.faults.bad_writers import make_writer
 from tests.faults.child import note_deliveries
@@ -62,10 +63,11 @@ def main(method, workers, writer, ways):
     # How long torch waits for a worker to end before it terminates it: long enough for any busy machine.
     torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 60.0
     multiprocessing.process.BaseProcess.terminate = terminate
+    tracekit.recording.profiler.SHUTDOWN_TIMEOUT_S = 50.0  # of a worker, for the same reason
     if method == "forkserver":
         multiprocessing.set_forkserver_preload(["torch"])
     handler = make_writer(writer, "t.json")
-    options = {"rank": 0, "record_batches": False, **getattr(handler, "profiler_options", {})}
+    options = {"rank": 0, "record_batches": False, "shutdown_timeout": 50.0, **getattr(handler, "profiler_options", {})}
     profiler = tracekit.Profiler(handler, **options)
     items = Items(profiler.marker("held by the dataset"))
     def loader(items=items, **options):

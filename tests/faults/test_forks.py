@@ -23,7 +23,8 @@ OWN = 10
 """Every so many forks, the child records."""
 
 EMIT_AND_FORK = f"""
-import tracekit
+import tracekit, tracekit.recording.profiler
+tracekit.recording.profiler.SHUTDOWN_TIMEOUT_S = 100.0  # of a child
 profiler = record()
 stop = threading.Event()
 
@@ -53,7 +54,7 @@ for number in range(int(os.environ['FORKS'])):
     child = os.fork()
     if child == 0:
         in_the_child(number)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 100
     while os.waitpid(child, os.WNOHANG) == (0, 0):
         if time.monotonic() > deadline:
             os.kill(child, signal.SIGKILL)
@@ -138,7 +139,8 @@ def assert_whole(remains: Remains) -> None:
 
 
 FORK_INSIDE = """
-import tracekit
+import tracekit, tracekit.recording.profiler
+tracekit.recording.profiler.SHUTDOWN_TIMEOUT_S = 100.0  # of a child
 profiler = record()
 with profiler.marker("before"):
     pass
@@ -196,7 +198,9 @@ WAYS = {
 ORDERLY = {"exit", "exception"}
 
 CHILDREN = f"""
+import tracekit.recording.profiler
 from tracekit.recording.lifecycle import active_profiler
+tracekit.recording.profiler.SHUTDOWN_TIMEOUT_S = 100.0  # of a child
 profiler = record()
 with profiler.marker("before"):
     pass

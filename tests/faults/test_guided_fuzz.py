@@ -11,7 +11,7 @@ from tests.native.checks import run_check
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.core, pytest.mark.slow]
+pytestmark = [pytest.mark.core, pytest.mark.slow, pytest.mark.timeout(3600)]  # minutes on a quiet machine
 
 PLANTED = "planted.h:16"
 

@@ -135,11 +135,13 @@ def test_a_marker_around_a_hang_is_in_the_file(tmp_path: Path, engine: Engine, w
         profiler = record()
         with profiler.marker("outer"), profiler.marker("all_reduce"):
             say("hanging")
-            time.sleep(60)
+            time.sleep(600)
     """
     with bites(writer), Child(program, tmp_path, writer=writer) as child:
         child.hear("hanging")
-        time.sleep(2)  # this is the fault: it hangs for so long
+        trace = tmp_path / "t.json"
+        # A bad writer is given two seconds.
+        wait_until(lambda: b'"all_reduce"' in trace.read_bytes(), PATIENCE_S if writer == GOOD else 2)
         child.kill()
         remains = left_in(tmp_path)
         opens(engine, remains)

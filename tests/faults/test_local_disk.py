@@ -11,6 +11,7 @@ import resource
 import shutil
 import stat
 import subprocess
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -509,7 +510,7 @@ def test_d6_nobody_waits_for_a_disk_that_hangs(tmp_path: Path, writer: str) -> N
     profiler.stop()
     say(f"dropped {sum(profiler.stats.dropped.values())}")
     """
-    with bites(writer), Child(HANGS + _dedent(program), tmp_path, writer=writer) as child:
+    with bites(writer), Child(HANGS + textwrap.dedent(program), tmp_path, writer=writer) as child:
         with _patience(writer):
             child.hear("recorded")  # a write would have hung for ever, and so would a stop that waits for it
             assert int(child.hear("dropped")) >= 5_000
@@ -606,12 +607,6 @@ def test_d7_without_descriptors_the_open_file_is_written_on(tmp_path: Path, engi
     assert [part.count("X") for part in parts] == [400, 100, 100]
     for part in parts:
         opens(engine, part)
-
-
-def _dedent(program: str) -> str:
-    import textwrap
-
-    return textwrap.dedent(program)
 
 
 def test_the_limits_of_this_test_run_are_as_they_were() -> None:

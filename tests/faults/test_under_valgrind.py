@@ -6,7 +6,7 @@ import pytest
 
 from tests.native.checks import run_check
 
-pytestmark = [pytest.mark.core, pytest.mark.slow]
+pytestmark = [pytest.mark.core, pytest.mark.slow, pytest.mark.timeout(3600)]  # minutes on a quiet machine
 
 
 def test_the_tests_of_the_core_touch_nothing_that_is_not_theirs() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # a minute and more on a quiet machine
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -23,11 +23,16 @@ if TYPE_CHECKING:
     from tests.perfetto import Engine
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 60
+DEADLINE_S = 120
+
+LEAD_S = 1.5  # half a second otherwise: a busy machine may keep a rank from reading the common start before it comes
 
 LOOP = f"""
 import os, signal, sys, time
+import tracekit.capture.coordinator
 from tracekit import JSONTraceHandler, Profiler, SystemProfiler, TorchProfiler, on_demand
+
+tracekit.capture.coordinator._LEAD_S = {LEAD_S}
 
 def train(*, sources=(), work=lambda: time.sleep(0.005), **options):
     capture = on_demand("run/control", look_interval=0.25, **options)
@@ -98,7 +103,8 @@ class Job:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Job]]:
+    monkeypatch.setattr("tracekit.capture.coordinator._LEAD_S", LEAD_S)
     jobs: list[Job] = []
 
     def start_job(program: str = "train()", **options: int) -> Job:

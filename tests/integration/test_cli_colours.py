@@ -40,7 +40,7 @@ def in_terminal(*arguments: str, **variables: str) -> str:
             break
         data += piece
     os.close(control)
-    process.wait(120)
+    process.wait(240)
     return data.decode().replace("\r\n", "\n")
 
 

@@ -165,7 +165,7 @@ def test_zip_with_several_traces_does_not_end_a_recovery_of_other_files(
 
 def run(arguments: list[str], folder: Path, content: bytes | None = None, **options: Any) -> Any:
     command = [sys.executable, "-m", "tracekit", *arguments]
-    return subprocess.run(command, cwd=folder, input=content, capture_output=True, check=False, timeout=120, **options)
+    return subprocess.run(command, cwd=folder, input=content, capture_output=True, check=False, timeout=240, **options)
 
 
 def test_merge_takes_standard_input_from_a_pipe_and_from_a_file(engine: Engine, tmp_path: Path, scratch: Path) -> None:
@@ -203,7 +203,7 @@ def test_commands_take_standard_input(tmp_path: Path, arguments: list[str], code
 
 def test_closed_standard_input_is_reported(tmp_path: Path) -> None:
     command = f"{sys.executable} -m tracekit merge -o out.json - <&-"
-    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, check=False, timeout=120)
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, check=False, timeout=240)
     assert done.returncode == 2
     assert b"-: standard input is closed" in done.stderr
 
@@ -222,7 +222,7 @@ def test_terminal_as_standard_input_is_refused(tmp_path: Path) -> None:
 def test_pipe_for_whose_copy_the_disk_has_no_space_is_reported(tmp_path: Path, scratch: Path) -> None:
     command = f"trap '' XFSZ; ulimit -f 1; exec {sys.executable} -m tracekit merge -o out.json -"
     done = subprocess.run(
-        ["sh", "-c", command], cwd=tmp_path, input=ARRAY * 100, capture_output=True, check=False, timeout=120
+        ["sh", "-c", command], cwd=tmp_path, input=ARRAY * 100, capture_output=True, check=False, timeout=240
     )
     assert done.returncode == 1
     assert b"-: cannot be copied to" in done.stderr

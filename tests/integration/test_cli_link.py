@@ -90,7 +90,7 @@ def test_an_object_gets_a_signed_address_that_reads_it() -> None:
         store.client.put_object(Bucket=BUCKET, Key="run/merged.json", Body=CONTENT)
         command = [sys.executable, "-m", "tracekit", "link", "--seconds", "60", f"s3://{BUCKET}/run/merged.json"]
         environment = {**os.environ, **store.environment()}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode in (0, 3), done.stderr
         (signed,) = parse_qs(done.stdout.partition("?")[2])["url"]
         assert "word" not in signed  # the secret key

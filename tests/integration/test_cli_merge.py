@@ -312,7 +312,7 @@ def test_remote_inputs_and_outputs(folder: Path, capsys: pytest.CaptureFixture[s
 
 def run_module(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tracekit", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, **options)
 
 
 def test_the_module_is_the_command(folder: Path, tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_a_reader_that_stops_listening_is_no_fault(folder: Path, tmp_path: Path)
     os.close(read_end)
     command = [sys.executable, "-m", "tracekit", "merge", "-o", str(tmp_path / "merged.json"), str(folder)]
     with os.fdopen(write_end, "wb") as stdout:
-        ended = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        ended = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=240, check=False)
     assert ended.stderr == ""
 
 
@@ -339,7 +339,7 @@ def test_a_progress_bar_is_shown_on_a_terminal_only(
     main_end, terminal = pty.openpty()
     command = [sys.executable, "-m", "tracekit", "merge", "-o", str(tmp_path / "merged.json"), str(folder), *arguments]
     try:
-        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=terminal, timeout=60, check=False)
+        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=terminal, timeout=240, check=False)
         os.close(terminal)
         terminal = -1
         seen = b""

@@ -60,7 +60,7 @@ def test_a_killed_process_leaves_a_trace_that_is_recovered_and_says_what_it_hung
     assert process.stdout is not None
     assert process.stdout.readline() == "flushed\n"
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     before = (tmp_path / "t.json").read_bytes()
     assert run(tmp_path / "t.json") == 0
     printed = capsys.readouterr().out

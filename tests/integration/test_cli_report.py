@@ -59,7 +59,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(folder)], env=environment, cwd=folder)
         for rank in (0, 1)
     ]
-    assert [rank.wait(120) for rank in ranks] == [0, 0]
+    assert [rank.wait(240) for rank in ranks] == [0, 0]
     return folder
 
 

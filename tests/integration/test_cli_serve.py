@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 60
+PATIENCE_S = 200
 
 
 @pytest.fixture

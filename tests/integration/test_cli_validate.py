@@ -128,7 +128,7 @@ def test_the_command_ends_with_the_code_and_without_a_traceback(tmp_path: Path) 
     path = write(tmp_path, "cut.json", object_(FIRST)[:-4])
     command = [sys.executable, "-m", "tracekit", "validate", str(path)]
     ended = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=Path(__file__).resolve().parents[2], timeout=60
+        command, capture_output=True, text=True, check=False, cwd=Path(__file__).resolve().parents[2], timeout=240
     )
     assert ended.returncode == 3, ended.stderr
     assert "Traceback" not in ended.stderr

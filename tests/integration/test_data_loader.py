@@ -28,6 +28,13 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have torch and the workers wait as long for their end as a busy machine may need; otherwise 5 s and 2 s."""
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 60.0)
+    monkeypatch.setattr("tracekit.recording.profiler.SHUTDOWN_TIMEOUT_S", 50.0)
+
+
 class Numbers(Dataset[Any]):
     def __len__(self) -> int:
         return 8
@@ -75,7 +82,8 @@ def loaded(loader: Any, folder: Path, epochs: int = 1) -> tuple[list[Any], dict[
     """Load what there is under a profiler; return it, and the slices of each file by its name without the pid."""
     held = getattr(loader, "base_dataloader", loader)  # accelerate's, which counts its epochs beside
     before = attributes(held)
-    with Profiler(JSONTraceHandler(folder / "rank{rank}.json"), rank=0, record_batches=False) as profiler:
+    handler = JSONTraceHandler(folder / "rank{rank}.json")
+    with Profiler(handler, rank=0, record_batches=False, shutdown_timeout=50) as profiler:
         batches = [batch for _ in range(epochs) for batch in profiler.iterate(loader)]
         assert attributes(held) == before
     assert profiler.stats.failures == {}

@@ -72,7 +72,7 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for process in ranks:
         assert process.stdout is not None
         process.stdout.readline()  # it is ready, or has ended
-    errors = [process.communicate(timeout=120)[1] for process in ranks]
+    errors = [process.communicate(timeout=240)[1] for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0], errors
     return folder
 

@@ -121,7 +121,7 @@ sys.stdin.readline()
     process.stdin.flush()
     assert says(process) == "stopped"
     process.send_signal(signal.SIGUSR1)
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     assert process.returncode == -signal.SIGUSR1
     assert [path.name for path in tmp_path.iterdir()] == ["dump0.json"]
 
@@ -144,7 +144,7 @@ profiler.stop()
 """,
         tmp_path,
     )
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=240)
     assert (output.strip(), process.returncode) == ("5 0", 0), errors
 
 
@@ -161,7 +161,7 @@ profiler.stop()
 def test_an_exception_that_ends_the_process_is_dumped(tmp_path: Path, program: str, exit_code: int) -> None:
     program = program.replace("with record()", "profiler = record()\nprofiler.start = lambda: None\nwith profiler")
     process = start(program, tmp_path)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == exit_code
     assert ("RuntimeError: mine" in errors) == (exit_code == 1)
     assert "tracekit" not in errors

@@ -44,7 +44,7 @@ source = Profile(5, devices=options.get("devices"))
 identity = {"rank": options.get("rank", 0), "local_rank": options.get("rank", 0), "world_size": 2}
 with Profiler(JSONTraceHandler("rank{rank}.json"), sources=[source], flush_interval=0.05, **identity) as profiler:
     if options.get("gpus", 2) > 0:
-        assert source.enough.wait(60)
+        assert source.enough.wait(240)
 print(json.dumps(profiler.stats.failures))
 """
 
@@ -61,7 +61,7 @@ def run(folder: Path, options: dict[str, Any] | None = None, **variables: str) -
         env={**environment, "PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(library), **variables},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -143,7 +143,7 @@ def test_the_example_runs_with_a_gpu_and_without(tmp_path: Path, engine: Engine)
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr

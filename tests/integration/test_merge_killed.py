@@ -93,15 +93,15 @@ def test_the_next_merge_removes_what_one_has_left_that_was_killed_while_it_wrote
 ) -> None:
     arguments = ["--workers", workers, "-o", name, "rank0.json", "rank1.json"]
     with merge(folder, *arguments, before=KILLED_WHEN_WRITTEN) as killed:
-        killed.communicate(timeout=120)
+        killed.communicate(timeout=240)
     assert killed.returncode == -signal.SIGKILL
     [left] = hidden(folder)
     assert any(path.suffix == ".tmp" and path.stat().st_size > 100 for path in (folder / left).iterdir())
     with merge(folder, "-o", f"other-{name}", "rank0.json") as other:
-        other.communicate(timeout=120)
+        other.communicate(timeout=240)
     assert hidden(folder) == {left}
     with merge(folder, *arguments) as following:
-        _, said = following.communicate(timeout=120)
+        _, said = following.communicate(timeout=240)
     assert (following.returncode, said) == (0, "")
     assert hidden(folder) == set()
     assert (folder / name).stat().st_size > 100
@@ -115,13 +115,13 @@ def test_a_merge_that_runs_keeps_its_folder_and_one_that_was_killed_does_not(fol
     ):
         assert len(hidden(folder)) == 2
         os.killpg(killed.pid, signal.SIGKILL)
-        killed.communicate(timeout=120)
+        killed.communicate(timeout=240)
         assert len(hidden(folder)) == 2
         assert main(["merge", "-q", "-o", str(folder / "out.json"), str(folder / "rank0.json")]) == 0
         [kept] = hidden(folder)
         assert (folder / kept / "owner").is_file()
         os.close(descriptor)
-        _, said = running.communicate(timeout=120)
+        _, said = running.communicate(timeout=240)
         assert (running.returncode, said) == (0, "")
         assert hidden(folder) == set()
         merged = json.loads((folder / "out.json").read_bytes())

@@ -81,7 +81,7 @@ def outside(folder: Path, code: str) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=240,
     )
     assert not done.stderr
     return done.stdout
@@ -262,7 +262,7 @@ def test_ctrl_c_ends_all_workers_and_leaves_nothing(inputs: Path, tmp_path: Path
     with merge_without_end(tmp_path) as (merge, pipe):
         os.killpg(merge.pid, signal.SIGINT)
         write_until_nobody_reads(pipe)
-        _, said = merge.communicate(timeout=60)
+        _, said = merge.communicate(timeout=240)
         assert (merge.returncode, said) == (130, "tracekit: interrupted; nothing was left half done\n")
         assert left(tmp_path) == ["in"]
 
@@ -273,7 +273,7 @@ def test_workers_do_not_outlive_a_merge_that_is_killed(inputs: Path, tmp_path: P
         merge.kill()
         write_until_nobody_reads(pipe)
         # Ends when the last process that has it as its standard error has.
-        merge.communicate(timeout=60)
+        merge.communicate(timeout=240)
 
 
 @pytest.mark.parametrize("copied_bytes", [None, 0, 1000])

@@ -57,11 +57,11 @@ def serves(command: list[str], folder: Path) -> None:
         line = next(line for line in server.stdout if "http://127.0.0.1:" in line)
         (url,) = re.findall(r"http://127\.0\.0\.1:\d+/\?token=\S+", line)
         browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
-        with browser.open(url, timeout=60) as page:
+        with browser.open(url, timeout=240) as page:
             assert "RUN" in page.read().decode()
     finally:
         server.send_signal(signal.SIGINT)
-        server.communicate(timeout=60)
+        server.communicate(timeout=240)
     assert server.returncode == 0
 
 

@@ -38,7 +38,7 @@ def start(program: str, folder: Path) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
-    return process.communicate(timeout=120)
+    return process.communicate(timeout=240)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from tracekit.capture.coordinator import CaptureCoordinator
 from tracekit.capture.documents import RankStatus
 from tracekit.capture.folder import ControlFolder
 from tracekit.errors import TraceFormatError
+from tracekit.testing import FakeClock
 from tracekit.view.open.server import STATIC_FOLDER
 from tracekit.view.open.ui import PerfettoUI
 from tracekit.view.serve.app import make_application
@@ -305,15 +306,16 @@ def test_two_runs_are_compared_in_the_words_of_diff(server: Served) -> None:
 
 def test_run_that_ends_in_an_evaluation_has_the_summary_of_its_steps(tmp_path: Path) -> None:
     folder = tmp_path / "root" / "trained"
-    with Profiler(JSONTraceHandler(str(folder / "rank{rank}.json")), run_id="trained") as profiler:
+    clock = FakeClock()
+    with Profiler(JSONTraceHandler(str(folder / "rank{rank}.json")), run_id="trained", clock=clock.clock) as profiler:
         for _ in range(20):
             with profiler.marker("forward"):
-                threading.Event().wait(0.001)
+                clock.advance(1_000_000)
             profiler.step()
         with profiler.marker("evaluation"):
             for _ in range(200):
                 with profiler.marker("forward"):
-                    threading.Event().wait(0.001)
+                    clock.advance(1_000_000)
     with served(str(tmp_path / "root"), tmp_path / "cache") as server:
         page = server.wait_for(run_of(server, "trained"), lambda answer: "Where the time goes" in answer.text).text
         page = server.wait_for(run_of(server, "trained"), lambda answer: 'class="progress"' not in answer.text).text

@@ -186,8 +186,8 @@ def test_the_last_report_is_not_lost_when_rank_0_keeps_the_store(tmp_path: Path)
                 pass
             ranks[1].stdin.write("\n")
             ranks[1].stdin.flush()
-        left_at, error_of_0 = ranks[0].communicate(timeout=120)
-        out, error = ranks[1].communicate(timeout=120)
+        left_at, error_of_0 = ranks[0].communicate(timeout=240)
+        out, error = ranks[1].communicate(timeout=240)
     finally:
         for rank in ranks:
             rank.kill()

@@ -150,8 +150,11 @@ def test_wrong_gates_are_refused(
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", [name for name, noise in NOISES.items() if noise.required])
 def test_equal_runs_pass_the_whole_commands(kind: str, layout: str) -> None:
-    found = count_alarms(kind, layout, 20, (4, 150))
-    assert max(found.stragglers, found.gates) <= 2, found
+    # One in a hundred may be wrong: two of 10 have a chance of 1 in 230, and then six of 100 one of 1 in 1,800.
+    found = count_alarms(kind, layout, 10, (4, 150))
+    if max(found.stragglers, found.gates) > 1:
+        found = count_alarms(kind, layout, 100, (4, 150))
+    assert max(found.stragglers, found.gates) <= 5, found
 
 
 @pytest.mark.parametrize("package", ["numpy", "duckdb"])

@@ -34,7 +34,7 @@ with Profiler(trace_handlers=[JSONTraceHandler("traces/rank{rank}.json")]) as pr
 WITH_WHAT_IS_HERE = ["--no-build-isolation"]
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # a minute and more on a quiet machine
 
 
 def clean_environment(**variables: str) -> dict[str, str]:

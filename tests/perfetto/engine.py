@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 CHUNK_BYTES = 16 << 20
-START_TIMEOUT_S = 60.0
-LOAD_TIMEOUT_S = 120.0
-QUERY_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 200.0
+LOAD_TIMEOUT_S = 300.0
+QUERY_TIMEOUT_S = 300.0
 
 Cell = Any
 """A value of a row: None, int, float, str or bytes."""

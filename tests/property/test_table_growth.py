@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 duckdb = pytest.importorskip("duckdb")
 
-MANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+MANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 SAME = ("path", "rank", "host", "base_ns", "has_batches", "rows", "damage", "unusable", "account", "span")
 
 

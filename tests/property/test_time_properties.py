@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime as dt
 import json
 import pickle
@@ -30,11 +31,13 @@ timestamps = st.builds(Timestamp, *[totals] * 10, *[wall_clocks] * 4)
 
 
 @given(times)
-def test_a_time_is_what_its_time_string_its_repr_and_its_pickle_say(time: Time) -> None:
-    for twin in (Time.from_timestring(time.to_timestring()), eval(repr(time)), pickle.loads(pickle.dumps(time))):
+def test_a_time_is_what_its_time_string_its_repr_its_pickle_and_its_copy_say(time: Time) -> None:
+    read = Time.from_timestring(time.to_timestring()), eval(repr(time)), pickle.loads(pickle.dumps(time))
+    for twin in (*read, copy.copy(time), copy.deepcopy(time)):
         assert twin == time
         assert hash(twin) == hash(time)
-        assert (type(twin.value), twin.unit) == (type(time.value), time.unit)
+        assert type(twin.value) is type(time.value)
+        assert twin.unit is time.unit
 
 
 @given(whole_times, st.data())
@@ -125,7 +128,7 @@ def test_seconds_compare_with_a_timedelta_as_two_timedeltas_do(seconds: int, dur
 
 
 @given(timestamps)
-def test_a_timestamp_comes_back_from_its_state_dict_its_repr_and_its_pickle(timestamp: Timestamp) -> None:
+def test_a_timestamp_comes_back_from_its_state_dict_its_repr_its_pickle_and_its_copy(timestamp: Timestamp) -> None:
     state = timestamp.state_dict()
     composers = {name: getattr(timestamp, name) for name in ("total_wct", "iteration_wct", "epoch_wct", "batch_wct")}
     composers |= {key: value for key, value in state.items() if not key.endswith("_us")}
@@ -135,8 +138,11 @@ def test_a_timestamp_comes_back_from_its_state_dict_its_repr_and_its_pickle(time
         Timestamp.from_state_dict(composers),
         eval(repr(timestamp), {"Timestamp": Timestamp, "datetime": dt}),
         pickle.loads(pickle.dumps(timestamp)),
+        copy.copy(timestamp),
+        copy.deepcopy(timestamp),
         timestamp.copy(),
     ):
+        assert type(twin) is Timestamp
         assert twin == timestamp
         assert hash(twin) == hash(timestamp)
 

@@ -174,18 +174,11 @@ def test_a_time_cannot_be_changed() -> None:
     assert time == Time(5, "ep")
 
 
-def test_a_time_survives_pickle_copy_and_eval_of_its_repr() -> None:
-    for time in (Time(5, "ep"), Time(0.1, "dur"), Time(-LARGEST, "tok")):
-        for twin in (pickle.loads(pickle.dumps(time)), copy.copy(time), copy.deepcopy(time), eval(repr(time))):
-            assert twin == time
-            assert twin.unit is time.unit
-    assert repr(Time(5, "ep")) == "Time(5, TimeUnit.EPOCH)"
-
-
 def test_a_time_prints_as_its_time_string() -> None:
     assert str(Time(5, "ep")) == f"{Time(5, 'ep')}" == Time(5, "ep").to_timestring() == "5ep"
     assert str(Time(0.5, "dur")) == "0.5dur"
     assert str(Time(90, "sec")) == "90sec"
+    assert repr(Time(5, "ep")) == "Time(5, TimeUnit.EPOCH)"
 
 
 def test_zero_is_false_as_with_timedelta() -> None:
@@ -357,16 +350,6 @@ def test_a_time_string_must_be_a_string(wrong: object) -> None:
 # --- comparison -----------------------------------------------------------------------------------------------------
 
 
-def test_times_of_one_unit_are_equal_and_ordered_by_value() -> None:
-    assert Time(5, "ep") == Time(5, "ep")
-    assert Time(5, "ep") != Time(6, "ep")
-    assert Time(5, "ep") < Time(6, "ep") <= Time(6, "ep")
-    assert Time(6, "ep") > Time(5, "ep") >= Time(5, "ep")
-    assert not Time(5, "ep") < Time(5, "ep")
-    assert not Time(5, "ep") > Time(5, "ep")
-    assert sorted([Time(3, "ba"), Time(1, "ba"), Time(2, "ba")]) == [Time(1, "ba"), Time(2, "ba"), Time(3, "ba")]
-
-
 @pytest.mark.parametrize("other", [5, 5.0, "5ep", "5.0EP", Time(5, "ep")])
 def test_a_time_compares_with_a_number_of_its_unit_and_with_a_time_string(other: object) -> None:
     # Composer raises TypeError for 5.0; a comparison with a float is exact and asks for nothing to be stored.
@@ -456,10 +439,6 @@ def test_durations_and_seconds_add_up_with_floats_and_timedeltas() -> None:
     assert 1 - Time(0.25, "dur") == Time(0.75, "dur")
     assert Time(30, "sec") + timedelta(minutes=1) == Time(90, "sec")
     assert timedelta(minutes=1) - Time(30, "sec") == Time(30, "sec")
-
-
-def test_times_can_be_summed() -> None:
-    assert sum([Time(1, "ba"), Time(2, "ba"), Time(3, "ba")]) == Time(6, "ba")
 
 
 def test_sign() -> None:

@@ -53,7 +53,7 @@ def test_markers_of_another_clock_are_python_s() -> None:
             found.extend(batch.records)
 
     clock = tracekit.clock.Clock(monotonic_ns=lambda: next(times))
-    with Profiler(Keep(), clock=clock, record_batches=False, rank=0) as profiler, profiler.marker("a"):
+    with Profiler(Keep(), clock=clock, record_batches=False, rank=0, flush_interval=3600) as one, one.marker("a"):
         pass
     assert len(found) == 4
     assert 1000 <= found[1] < found[2] < 2000
@@ -401,7 +401,8 @@ def test_a_name_that_cannot_be_hashed_or_interrupts() -> None:
 
 
 def test_each_profiler_has_its_tracks_though_their_markers_take_turns() -> None:
-    with Profiler(record_batches=False, rank=0) as outer, Profiler(record_batches=False, rank=0) as inner:
+    options: Any = {"record_batches": False, "rank": 0, "flush_interval": 3600}
+    with Profiler(**options) as outer, Profiler(**options) as inner:
         for profiler in (outer, inner):
             for _ in range(profiler is inner):
                 profiler._buffer.new_track("another")
@@ -433,13 +434,16 @@ def test_recording_makes_nothing_for_the_collector() -> None:
         marker = profiler.marker("a")
         with marker:
             marker.instant()
-        gc.collect()
-        collections = gc.get_stats()[0]["collections"]
-        for _ in range(20_000):
-            with profiler.marker("a"):
-                marker.instant()
-                marker.counter({"loss": 0.5})
-        assert gc.get_stats()[0]["collections"] == collections
+        made = []
+        for _ in range(3):  # another thread of the tests may make some
+            gc.collect()
+            collections = gc.get_stats()[0]["collections"]
+            for _ in range(20_000):
+                with profiler.marker("a"):
+                    marker.instant()
+                    marker.counter({"loss": 0.5})
+            made.append(gc.get_stats()[0]["collections"] - collections)
+        assert min(made) == 0, made
 
 
 def test_nothing_is_left_of_a_profiler() -> None:

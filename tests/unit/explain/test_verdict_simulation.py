@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.verdict_simulation import (
@@ -23,9 +25,9 @@ QUICK = [cell for cell in alarm_cells() if cell.ranks == 8 and cell.steps == 150
 @pytest.mark.parametrize("cell", QUICK, ids=lambda cell: f"{cell.noise} {cell.layout}")
 def test_equal_ranks_are_not_named(cell: Cell) -> None:
     found = count(cell, 40)
-    # One run in a hundred may be wrong: five in forty have a chance of 1 in 16,000.
-    required = [found] if found.alarms + found.outliers > 4 else []
-    assert verdict(required) == []
+    # One run in a hundred may be wrong in either way: five in forty have a chance of 1 in 900, and are counted in ten times
+    # as many runs. There, 15 of a kind have a chance of 1 in 10,000.
+    assert found.alarms + found.outliers <= 4 or verdict([count(replace(cell, again=True), 400)]) == []
 
 
 def test_a_method_that_accuses_or_never_does_fails() -> None:

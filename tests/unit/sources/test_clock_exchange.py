@@ -24,6 +24,13 @@ AHEAD_NS = 7_500_000_000
 """How far the monotonic clock of the rank that asks is ahead."""
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have both sides wait for as long as a busy machine may need; otherwise 2 s and 5 s."""
+    monkeypatch.setattr(clock_exchange, "ANSWER_S", 60.0)
+    monkeypatch.setattr(clock_exchange, "PATIENCE_S", 60.0)
+
+
 class FakeStore:
     """A store for the threads of one process; each has a connection, which can be slow."""
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 UI = PerfettoUI.at("https://perfetto.example:8443/")
 CONTENT = b"[\n" + b" " * 3_000_000 + b"]\n"
-ANSWERED_S = 30.0
+ANSWERED_S = 100.0
 
 
 @pytest.fixture

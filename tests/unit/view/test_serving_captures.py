@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-PATIENCE_S = 60
+PATIENCE_S = 200
 
 
 def status(capture: CaptureStatus | None = None, updates: int = 1) -> RankStatus:

@@ -18,7 +18,7 @@ from tracekit.view.serve.jobs import DONE, FAILED, RUNNING, WAITING, Job, Jobs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PATIENCE_S = 60
+PATIENCE_S = 200
 
 
 @pytest.fixture
