@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.losses import CUT, FAILED
 from tracekit.formats.merged_head import MAX_KEYS, MAX_VALUE_BYTES
-from tracekit.markup import html_lines
 from tracekit.merge.align.clock_descriptions import duration
 from tracekit.wording import counted, rank_spans, size_words
 
@@ -238,6 +237,8 @@ class MergeReport:
         return "\n".join(self.lines())
 
     def _repr_html_(self) -> str:
+        from tracekit.markup import html_lines  # notebooks only
+
         return html_lines(self.lines())
 
     def lines(self, action: str = "merged", *, verbose: bool = False) -> list[str]:

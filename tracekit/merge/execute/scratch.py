@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import pickle
 import platform
@@ -43,8 +42,6 @@ _MAX_OWNER_BYTES: Final = 4096
 _MAX_MEMORY_BYTES: Final = 4 << 20
 """A scratch file is held in memory up to this size."""
 _MIN_STALE_S: Final = 24 * 3600.0
-
-logger = logging.getLogger("tracekit")
 
 
 class ScratchFolder:
@@ -237,7 +234,9 @@ def _remove(path: Path, folder: int) -> None:
             os.unlink(name, dir_fd=folder)
     os.unlink(OWNER, dir_fd=folder)
     path.rmdir()
-    logger.info("tracekit: %s: removed; a merge that was killed had left it", path)
+    import logging  # rarely needed
+
+    logging.getLogger("tracekit").info("tracekit: %s: removed; a merge that was killed had left it", path)
 
 
 def _warn_if_old(path: Path, folder: int, owner: dict[str, Any]) -> None:
@@ -245,7 +244,9 @@ def _warn_if_old(path: Path, folder: int, owner: dict[str, Any]) -> None:
     last_s = max(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime for name in names)
     age_s = time.time() - last_s
     if age_s > _MIN_STALE_S:
-        logger.warning(
+        import logging
+
+        logging.getLogger("tracekit").warning(
             "tracekit: %s: left by a merge (process %s on %s) of which cannot be told from here whether it still runs; "
             "nothing was written there for %d hours: remove it if that merge is gone",
             path,

@@ -124,6 +124,14 @@ class Rewriter:
         self._out.clear()
         return text
 
+    def write(self, descriptor: int, offset: int) -> None:
+        """Write the output since the last take into a file; the output begins at an offset."""
+        text = self.take()
+        offset += self._position - len(text)
+        while text:
+            size = os.pwrite(descriptor, text, offset)
+            text, offset = text[size:], offset + size
+
     def overlaps(self) -> bool:
         """Return False: before `finish`, no slices are known to overlap."""
         return False
