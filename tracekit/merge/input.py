@@ -69,40 +69,23 @@ class Input:
     """One input of a merge, as `tracekit.merge.scan.probe.probe` finds it. It can be pickled until `keep` is called.
 
     Attributes:
-        path: The file or URL as it is opened.
-        shown: The file as the user may see it.
         kind: "tracekit" (a rank trace), "torch" (torch.profiler), "merged" (an earlier merge), "xprof" (XLA's profiler, as of
             JAX), "flight recorder" (of torch), "chrome" (anything else).
         form: "array" or "object", or the form of a file that is not JSON.
-        stamp: The file at the time of the scan.
         whole: True if all of the file was read, so that the times are exact.
-        has_end: True if its end was read.
-        digest: The checksum of the beginning of the unpacked file.
-        bytes_read: Size of the unpacked file, about.
         stored: The head, or its place in the scratch file.
         lowest_ns: The earliest time that was seen, in the file's own time; None when no event has a time.
-        highest_ns: The latest start.
-        epoch_lowest_ns: The earliest of the times that count from the epoch, or None.
-        decimals: True if times have decimals.
         companions: Names of further trace files of the same process.
         composer_ranks: The ranks that a trace of Composer states; more than one in Composer's own merge.
         profile: Start and process of a trace of XLA's profiler; None for others.
         base_ns: The base of the times of the file, ns since the epoch: 0 for epoch times, None if it is unknown.
         identity: The identity of the process that tracekit wrote into a rank trace or a torch trace, or that a trace of XLA's
             profiler states. Only keys that distinguish processes, clocks and hosts.
-        own_rank: The rank that the metadata state.
         stated_rank: The rank that the header, or Composer's metadata, states, and the key that says so.
-        rank_of_pid: Rank of each pid, for an earlier merge.
-        host_name: Kineto's name of the host.
         named_pids: The real process ids that were seen, each with the name of the process.
-        header_left_out: The keys of the header that the merged trace does not keep.
-        rank: Its rank.
-        rank_source: Description of the source of the rank.
-        processes: The known processes, by pid in the file.
         tables: For an earlier merge that is merged with further inputs of its ranks, what its inputs say about themselves:
             (rank, kind, JSON).
         passes: True for an earlier merge that keeps its pids, tids, ids and names.
-        unwanted_ranks: For an earlier merge: the ranks that are not selected.
     """
 
     path: str

@@ -30,17 +30,13 @@ class ClockDomain:
     Attributes:
         members: Their places among all inputs.
         shifts: The offset from each member's time to the domain's; 0 unless the wall clock was set.
-        boot_id: The boot that the clock belongs to, or None.
         monotonic_base_ns: The offset from the boot's monotonic clock to the domain's time, or None.
         known: True if its times count from the epoch.
         relation: In words, why these inputs have one clock.
         path: The way to the reference's clock; if the domain is not ``aligned``, to that of another domain, or to its own.
-        aligned: True if the path leads to the reference.
         absolute: True if its moved times count from the epoch.
         reason: The reason why it is not aligned, or empty.
         among: The ranks that are aligned with each other.
-        map: The offset of its times.
-        error_ns: The error of this offset.
     """
 
     members: list[int]
@@ -163,10 +159,7 @@ def _describe(domain: ClockDomain, key: tuple[str, Any], items: list[Input]) -> 
 def _base_under(item: Input, recordings: list[tuple[int, int]], items: list[Input]) -> int | None:
     """Return how the wall clock stood to the monotonic one when a file that goes by the wall clock began.
 
-    Args:
-        item: The file.
-        recordings: Rank traces of its rank, else of its boot, and what to add to the monotonic clock to get their times.
-        items: All inputs.
+    ``recordings`` are rank traces of its rank, else of its boot, with what to add to the monotonic clock.
     """
     start_ns = item.start_ns
     if start_ns is None or not recordings:
@@ -185,15 +178,7 @@ def solve(
     links: Sequence[Link],
     refused: Mapping[int, str],
 ) -> None:
-    """Place every domain: on the clock of the reference if a path leads there, otherwise by its own wall clock.
-
-    Args:
-        items: The inputs.
-        domains: Their clocks.
-        reference: The domain that the others are to be tied to.
-        links: Measured offsets between them.
-        refused: The reason for a refused offset, by domain.
-    """
+    """Place every domain: on the clock of the reference if a path leads there, otherwise by its own wall clock."""
     settled: set[int] = set()
     # Domains that are tied to each other, but not to the reference, stay so: by the clock of one that counts from the epoch.
     roots = [reference, *sorted(range(len(domains)), key=lambda number: (not domains[number].known, number))]

@@ -43,10 +43,7 @@ class Placement:
         base_ns: The base of the merged trace in ns since the epoch; 0 if no clock is known.
         shifts_ns: The constant part of each input's offset.
         warps: The varying part of each input's offset, in the file's time; None for clocks without drift.
-        clocks: For each rank, the clock that places it.
         domains: The clock of each boot, for a later merge, as JSON values.
-        warnings: Warnings for the report.
-        logs: The collectives that were read.
     """
 
     base_ns: int
@@ -80,16 +77,6 @@ def place(
     The base is the point of Kineto's grid before the earliest event, so that numbers stay small enough to be exact as
     doubles and traces of one quarter of a year need no shift. Inputs that do not tell their clock, and that no collective
     places, begin with the earliest of those that do, and a warning says so; when none tells it, their times stay as they are.
-
-    Args:
-        items: In the order of the output.
-        align: One of `ALIGN`: what may say how clocks stand to each other.
-        offsets_ns: Offsets by hand, by rank; they replace any alignment.
-        read_all: Read all collectives, not only those that alignment needs.
-
-    Raises:
-        ConfigError: ``align`` or a rank of ``offsets_ns`` is unknown.
-        StorageError: An input cannot be read.
     """
     by_hand = dict(offsets_ns or {})
     _check(items, align, by_hand)

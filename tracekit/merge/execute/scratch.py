@@ -47,13 +47,6 @@ _MIN_STALE_S: Final = 24 * 3600.0
 class ScratchFolder:
     """A new scratch folder, owned by this process. Use it in a ``with``, which yields its path and removes it.
 
-    Args:
-        parent: The folder to make it in; made if missing.
-        name: The name of the output.
-
-    Attributes:
-        path: The folder.
-
     Raises:
         OSError: It cannot be made.
     """
@@ -114,12 +107,6 @@ class ScratchStore:
     """A scratch file of pickled values, so that a thousand inputs take little memory. Use it in a ``with``, from one thread.
 
     The file has no name if the system supports that, so it does not outlive the process.
-
-    Args:
-        folder: The folder of the file; the system's folder for temporary files if None.
-
-    Raises:
-        MergeError: The file cannot be made.
     """
 
     def __init__(self, folder: str | None = None) -> None:
@@ -137,11 +124,7 @@ class ScratchStore:
             self._file.close()
 
     def put(self, value: object) -> int:
-        """Store a value; return its place.
-
-        Raises:
-            MergeError: The file cannot be written.
-        """
+        """Store a value; return its place."""
         try:
             place = self._file.seek(0, os.SEEK_END)
             pickle.dump(value, self._file, pickle.HIGHEST_PROTOCOL)
@@ -151,11 +134,7 @@ class ScratchStore:
         return place
 
     def get(self, place: int) -> Any:
-        """Return a copy of the value at a place.
-
-        Raises:
-            MergeError: The file cannot be read.
-        """
+        """Return a copy of the value at a place."""
         try:
             self._file.seek(place)
             return pickle.load(self._file)  # noqa: S301 - nobody else can write there
@@ -173,10 +152,6 @@ def remove_stale(parent: Path, name: str) -> None:
 
     Skips folders of other users and folders that no merge has made, and follows no links. Logs a warning for a folder that may
     belong to a merge on another host if nothing was written to it for a day.
-
-    Args:
-        parent: The folder of the output.
-        name: The name of the output.
     """
     if fcntl is None:  # pragma: no cover - not on this system
         return

@@ -73,14 +73,7 @@ class _InputTracks:
 
 
 class UnitTracks:
-    """Numbers the processes and threads of a unit. Call `begin_input`, then the others for its events, then `end_input`.
-
-    Args:
-        stride: The distance between the pids of two ranks.
-
-    Attributes:
-        processes: The processes, by rank and key.
-    """
+    """Numbers the processes and threads of a unit. Call `begin_input`, then the others for its events, then `end_input`."""
 
     def __init__(self, stride: int) -> None:
         self.processes: dict[tuple[int, ProcessKey], Process] = {}
@@ -109,16 +102,7 @@ class UnitTracks:
                     self._thread(process, thread_key, wanted=tid)
 
     def place(self, pid: Any, tid: Any, category: Any) -> tuple[int, int, int]:
-        """Return the pid, the tid and the number of the track of an event.
-
-        Args:
-            pid: As it stands in the file.
-            tid: The same.
-            category: That of the event as JSON, or UNSET.
-
-        Raises:
-            MergeError: There are more processes than pids.
-        """
+        """Return the new pid and tid of an event, and the number of its track. The category is JSON, or UNSET."""
         now = self._inputs[-1]
         found = now.places.get((pid, tid))
         if found is None:

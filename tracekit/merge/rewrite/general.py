@@ -77,20 +77,7 @@ def padded_tid(tid: int) -> Raw:
 
 
 class EventRewriter:
-    """Rewrites the events of one input, in the order of the file, and hands them to a rewriter.
-
-    Attributes:
-        result: The counts of the events so far.
-        offset: The number that is added to ids.
-        chosen: The filter of the selection; None if all events are taken.
-
-    Args:
-        rewriter: Takes the text of the events, and logs the times of slices.
-        tracks: Knows where the events of each process and thread go.
-        item: The input.
-        job: The unit of the input.
-        name_frames: Changes the stack frames that an event names, in place.
-    """
+    """Rewrites the events of one input, in the order of the file, and hands them to a rewriter."""
 
     def __init__(
         self,

@@ -12,10 +12,7 @@ from tracekit.storage import is_remote, modified_ns, size_bytes
 class FileStamp(NamedTuple):
     """A file at one moment, to detect a later change; all fields are 0 if nothing is known.
 
-    Attributes:
-        size_bytes: Its size.
-        modified_ns: When it was last written.
-        inode: Its inode; 0 for remote files.
+    The inode of a remote file is 0.
     """
 
     size_bytes: int = 0
@@ -54,7 +51,6 @@ class ProcessScan:
     Attributes:
         name: From ``process_name``.
         label: From ``process_labels``: "CPU", "GPU 3".
-        used: True if it has events other than metadata.
         category: The category of its first event, as JSON.
     """
 

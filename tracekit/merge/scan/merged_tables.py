@@ -17,11 +17,7 @@ _WORDS: Final = (f'"{PROCESS_EVENT}"'.encode(), f'"{INPUT_EVENT}"'.encode())
 
 
 def check_merged(item: Input) -> None:
-    """Refuse an earlier merge with a damaged head.
-
-    Raises:
-        MergeError: It is.
-    """
+    """Refuse an earlier merge with a damaged head."""
     ranks = item.rank_of_pid
     if isinstance(ranks, RankOfPid):
         if not ranks:
@@ -31,12 +27,7 @@ def check_merged(item: Input) -> None:
 
 
 def read_tables(item: Input) -> None:
-    """Take over the processes, threads and inputs of an earlier merge as they were before it.
-
-    Raises:
-        MergeError: The table is damaged.
-        StorageError: The file cannot be read.
-    """
+    """Take over the processes, threads and inputs of an earlier merge as they were before it."""
     if item.processes:
         return
     try:

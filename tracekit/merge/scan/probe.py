@@ -49,15 +49,7 @@ def probe(
 ) -> Input:
     """Find out what a file is.
 
-    Args:
-        path: File or URL.
-        progress: Called with the number of unpacked bytes read so far.
-        whole: Read and decode all of it.
-        head_only: Read only its beginning, which may lack its clock.
-
-    Raises:
-        StorageError: It cannot be read.
-        TraceFormatError: It is not a trace.
+    Read all of it where ``whole``, only its beginning, which may lack its clock, where ``head_only``.
     """
     stamp = stamp_of(path)
     with TraceReader(path, limit_bytes=stamp.limit_bytes) as reader:

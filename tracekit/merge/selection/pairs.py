@@ -38,9 +38,6 @@ class PairJudge:
 
     An ``E`` goes with its ``B`` as in `OpenSlices`. An arrow ends at the innermost slice that is open at its time, or (``f``
     without ``bp``) at the next one that begins, as in Perfetto; it is left out with either of its slices.
-
-    Args:
-        criteria: The selection.
     """
 
     def __init__(self, criteria: Criteria) -> None:

@@ -58,13 +58,7 @@ class _Member:
 
 
 class Archive:
-    """The archive that a merge writes. Every input is read once before, to see whether it needs repair.
-
-    Args:
-        output: The archive, whose suffix says its form.
-        plan: The plan of the merge.
-        folder: The folder of scratch files.
-    """
+    """The archive that a merge writes. Every input is read once before, to see whether it needs repair."""
 
     def __init__(self, output: str, plan: MergePlan, folder: str) -> None:
         self._output = output
@@ -90,12 +84,7 @@ class Archive:
         return {member.item.shown: member.reason for member in self._members if member.reason}
 
     def write(self, file: BinaryIO, counts: EventCounts, progress: Progress) -> None:
-        """Write the archive to a seekable file, and count its events.
-
-        Raises:
-            MergeError: An input has changed since it was read, or is too large.
-            StorageError: An input can no longer be read.
-        """
+        """Write the archive to a seekable file, and count its events."""
         (write_tar if self._output.endswith(".tar") else write_zip)(file, self._pieces(progress))
         for result in self._results:
             counts.take(result)

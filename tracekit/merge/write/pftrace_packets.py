@@ -85,13 +85,7 @@ class _Track:
 
 
 class PacketStore:
-    """Keeps records until all are there.
-
-    Args:
-        sequence: The number of the sequence.
-        max_texts: The number of texts in a table; further ones are written out.
-        folder: The folder of scratch files; the system's folder for temporary files if None.
-    """
+    """Keeps records until all are there. Texts that exceed a table are written out."""
 
     def __init__(self, sequence: int, max_texts: int = MAX_TEXTS, folder: str | None = None) -> None:
         self._sequence = sequence
@@ -135,18 +129,7 @@ class PacketStore:
         name: bytes,
         rest: bytes,
     ) -> None:
-        """Take a record.
-
-        Args:
-            kind: `SLICE` and so on.
-            uuid: The track.
-            pid: The process of the track.
-            start_ns: The time.
-            end_ns: The end of a slice.
-            category: In UTF-8; the unit of a counter.
-            name: In UTF-8; the name of a counter's track.
-            rest: The other fields.
-        """
+        """Take a record. The name of a counter is that of its track, its category its unit; both are in UTF-8."""
         self._order += 1
         track = self._tracks.get(uuid)
         if track is None:

@@ -34,16 +34,7 @@ def write_unit(
 ) -> UnitResult:
     """Write a unit to a file, at its position; a packed unit is a separate gzip member.
 
-    Args:
-        job: The unit.
-        file: A file on a disk of this machine.
-        folder: The folder of scratch files.
-        progress: Called with the number of an input, and of its unpacked bytes read so far.
-        pack_behind: Pack in another thread, if a processor is free.
-
-    Raises:
-        MergeError: A file changed since it was planned.
-        StorageError: One cannot be read any more.
+    ``progress`` gets the number of an input, and of its unpacked bytes read so far.
     """
     unit = UnitRewriter(job, folder, progress)
     start = file.tell()
