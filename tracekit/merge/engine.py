@@ -222,12 +222,7 @@ def _plan(
 
 
 def _write(
-    output: str,
-    file: BinaryIO,
-    plan: MergePlan,
-    workers: MergeExecutor,
-    progress: MergeProgress,
-    counts: EventCounts,
+    output: str, file: BinaryIO, plan: MergePlan, workers: MergeExecutor, progress: MergeProgress, counts: EventCounts
 ) -> None:
     """Write a merged trace, and count the events of each input."""
     written: JsonOutput | PftraceOutput = JsonOutput(plan)

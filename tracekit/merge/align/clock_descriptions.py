@@ -185,13 +185,7 @@ def domain_metadata(items: list[Input], domains: list[ClockDomain], maps: list[C
         elif domain.boot_id is not None and domain.aligned:
             shift_ns = domain.shifts[first]
             knots = [[time + shift_ns, offset - shift_ns] for time, offset in maps[first].knots]
-            stated.append(
-                {
-                    "boot_id": domain.boot_id,
-                    "monotonic_base_ns": domain.monotonic_base_ns,
-                    "knots": knots,
-                }
-            )
+            stated.append({"boot_id": domain.boot_id, "monotonic_base_ns": domain.monotonic_base_ns, "knots": knots})
     return stated
 
 

@@ -66,11 +66,7 @@ class Placement:
 
 
 def place(
-    items: list[Input],
-    *,
-    align: str = "auto",
-    offsets_ns: Mapping[int, int] | None = None,
-    read_all: bool = False,
+    items: list[Input], *, align: str = "auto", offsets_ns: Mapping[int, int] | None = None, read_all: bool = False
 ) -> Placement:
     """Find the base of the merged trace and what to add to the times of each input.
 

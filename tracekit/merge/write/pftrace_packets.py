@@ -119,15 +119,7 @@ class PacketStore:
         return number
 
     def add(
-        self,
-        kind: int,
-        uuid: int,
-        pid: int,
-        start_ns: int,
-        end_ns: int,
-        category: bytes,
-        name: bytes,
-        rest: bytes,
+        self, kind: int, uuid: int, pid: int, start_ns: int, end_ns: int, category: bytes, name: bytes, rest: bytes
     ) -> None:
         """Take a record. The name of a counter is that of its track, its category its unit; both are in UTF-8."""
         self._order += 1
