@@ -160,7 +160,6 @@ def merge_traces(
 
 
 def _check_options(output: str, select: Selection | None, args: str, *, collective_flows: bool, snaps: bool) -> None:
-    """Reject options that do not fit together."""
     if not output.removesuffix(".gz").endswith(_FORMATS) and not output.endswith(ARCHIVES):
         endings = " or ".join(f"{ending} or {ending}.gz" for ending in _FORMATS)
         raise ConfigError(
@@ -224,7 +223,6 @@ def _plan(
 def _write(
     output: str, file: BinaryIO, plan: MergePlan, workers: MergeExecutor, progress: MergeProgress, counts: EventCounts
 ) -> None:
-    """Write a merged trace, and count the events of each input."""
     written: JsonOutput | PftraceOutput = JsonOutput(plan)
     if not output.removesuffix(".gz").endswith(".json"):
         from tracekit.merge.write.pftrace_output import PftraceOutput
@@ -254,7 +252,6 @@ def _drawn_before(item: Input) -> int:
 
 
 def _refuse(report: MergeReport) -> None:
-    """Raise an error if ``--strict`` does not accept the merge."""
     lost = [drop for drop in report.dropped if drop.lost]
     missing = [item for item in report.omitted if not item.harmless]
     if lost:

@@ -200,7 +200,6 @@ def _scanned(scanner: Scanner, path: str, progress: Callable[[str, int], None] |
 
 
 def _listed(path: str) -> list[tuple[str, str]] | None:
-    """Return the segments in an index, or None if the file is not an index."""
     if not path.endswith(INDEX_SUFFIX):
         return None
     try:
@@ -211,7 +210,6 @@ def _listed(path: str) -> list[tuple[str, str]] | None:
 
 
 def _missing(listed: list[tuple[str, str]], present: set[str]) -> list[OmissionReport]:
-    """Return an omission for each segment in an index that is missing."""
     reasons = {
         "dropped": "was dropped while recording: the spool was full",
         "waiting": "had not been uploaded when the index was; tracekit upload finishes that",

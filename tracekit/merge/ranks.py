@@ -114,7 +114,6 @@ def find_ranks(inputs: list[Input], ranks: RanksByHand, unread: Sequence[str] = 
 
 
 def _companions(inputs: Sequence[Input]) -> dict[str, int]:
-    """Return the ranks of the companion files that rank traces and earlier merges name."""
     companions: dict[str, int] = {}
     merges = [item for item in inputs if item.kind == "merged"]
     if merges and any(item.kind != "merged" and _stated_rank(item, {}) is None for item in inputs):

@@ -103,7 +103,6 @@ def _merged(placed: Placement, log: CollectiveLog, collectives: list[Collective]
 
 
 def _apart(clocks: Mapping[int, RankClock], first: int, second: int) -> int:
-    """Return how far the clocks of two ranks can be apart."""
     return sum(clocks[rank].error_ns or 0 for rank in {first, second})
 
 

@@ -84,7 +84,6 @@ def measure(
 
 
 def _apart(domains: Sequence[ClockDomain], reference: int, links: list[Link]) -> set[int]:
-    """Return the domains that no link ties to the reference."""
     return set(range(len(domains))) - find_paths(reference, links).keys()
 
 

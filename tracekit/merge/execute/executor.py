@@ -98,7 +98,6 @@ def merge_executor(output: str, executor: Executor | None) -> Iterator[MergeExec
 
 
 def _parts(output: str, executor: Executor | None, folder: str) -> AbstractContextManager[PartStore | None]:
-    """Return the place where workers write; None without workers."""
     if executor is None:
         return nullcontext()
     from tracekit.merge.execute.part_store import part_store
@@ -212,7 +211,6 @@ class MergeProgress:
 
 
 def _probe_all(paths: list[str], parts: PartStore) -> list[bytes]:
-    """Probe files; return the scan of each, or the exception, pickled."""
     return [_probed(path, parts) for path in paths]
 
 

@@ -105,7 +105,6 @@ class PartStore:
             self._upload(scratch.name, self.place + name)
 
     def _upload(self, local: str, url: str) -> None:
-        """Upload a part, unless the merge has ended."""
         try:
             upload(local, url)
             self.check()

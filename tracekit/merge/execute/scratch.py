@@ -244,7 +244,6 @@ def _lock(descriptor: int) -> bool:
 
 
 def _boot_id() -> str | None:
-    """Return the kernel's id of this boot, or None without such an id."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
     except (OSError, ValueError):

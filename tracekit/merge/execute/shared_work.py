@@ -151,7 +151,6 @@ class SharedWork:
         future.add_done_callback(self._done.put)
 
     def _receive(self) -> None:
-        """Wait for a batch to be finished."""
         future = self._done.get()
         batch = self._running.pop(future)
         self._stored[batch.start] = self._store.put(self._workers.result(future))

@@ -38,8 +38,6 @@ _PSEUDO_PROCESSES: Final = frozenset({"Spans", "Traces", ""})
 
 @dataclass(slots=True)
 class _Declared:
-    """The names and sort indices of a pid in an input, and their counts."""
-
     name: str | None
     label: str
     threads: dict[Any, tuple[str | None, int | None]] = field(default_factory=dict)
@@ -47,8 +45,6 @@ class _Declared:
 
 
 class _InputTracks:
-    """The places of the events of one input."""
-
     def __init__(self, item: UnitInput) -> None:
         self.item = item
         self.processes: dict[Any, Process] = {}  # by pid, in one spelling
@@ -307,7 +303,6 @@ class UnitTracks:
             declared.threads[tid] = title, order
 
     def _settle(self, now: _InputTracks) -> None:
-        """Give the processes of an input what it says about them."""
         item = now.item
         for raw, process in now.processes.items():
             declared, known = now.declaration(raw), item.source.processes.get(raw)

@@ -172,7 +172,6 @@ class MergePlan:
         return UnitJob(inputs, self.layout.stride, part, output, self.args, shown, self.snap_ns)
 
     def _input(self, number: int) -> UnitInput:
-        """Return an input and the facts for rewriting it."""
         item, layout, placement = self.inputs[number], self.layout, self.placement
         head = Head({}, {}, {}) if item.passes else item.head()
         tables = item.tables
@@ -195,7 +194,6 @@ class MergePlan:
 
 
 def _description(item: Input, head: Head) -> dict[str, Any]:
-    """Return what an input says about itself."""
     header, left_out = truncate_header(head.header)
     return {
         "file": printable_name(item.path),

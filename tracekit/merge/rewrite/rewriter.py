@@ -281,7 +281,6 @@ class Lanes:
         return number + 1
 
     def _find(self, end: int) -> int:
-        """Return the place of the first lane that fits a slice with this end."""
         if self._fits[1] < end:
             lower, self._size = self._fits, 2 * self._size
             self._fits = [NEVER_ENDS] * (2 * self._size)

@@ -161,7 +161,6 @@ class UnitRewriter:
 
     @staticmethod
     def _plain(reader: TraceReader, events: EventRewriter) -> Iterator[None]:
-        """Rewrite the events of an input in Python, run by run."""
         for run in reader.runs():
             events.take(run)
             yield
@@ -200,7 +199,6 @@ class UnitRewriter:
         yield
 
     def _add(self, added: Sequence[AddedEvent]) -> None:
-        """Write events of the merge itself."""
         for event in added:
             pid, tid, log = self.tracks.place(event.pid, event.tid, UNSET)
             place = {"pid": pid, "tid": padded_tid(tid), "ts": Raw(format_us(event.time_ns))}
@@ -227,7 +225,6 @@ class UnitRewriter:
 
 
 def _look(core_rewriter: _merge.Rewriter, events: EventRewriter) -> None:
-    """Look at the events that say more than when and where."""
     if metadata := core_rewriter.metadata():
         events.take(decode_run(metadata))
     if noted := core_rewriter.noted():

@@ -71,7 +71,6 @@ def _is_rank(value: Any) -> bool:
 
 
 def _in_events(item: Input) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the tables that follow the events of each rank."""
     processes: list[dict[str, Any]] = []
     inputs: list[dict[str, Any]] = []
     with TraceReader(item.path, limit_bytes=item.stamp.limit_bytes) as reader:

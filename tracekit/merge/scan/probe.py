@@ -153,7 +153,6 @@ def _read_end(path: str, reader: TraceReader, stamp: FileStamp) -> TraceReader |
 
 
 def _check(reader: TraceReader, survey: _Survey) -> None:
-    """Refuse a file that is not a trace."""
     if not reader.events and reader.drops:
         raise TraceFormatError(reader.path, "no event in it can be read", offset_bytes=reader.drops[0].offset_bytes)
     if reader.events and not any(survey.phases):

@@ -97,7 +97,6 @@ class PairJudge:
             return track
 
     def _judge_halves(self, track_id: TrackId, halves: list[_Half], track: _Track) -> None:
-        """Judge the slices of two halves of a track, and add them to its spans."""
         is_async = track_id[1] is None
 
         def judge(begin: _Half, end: int, *, sliced: bool = True) -> str:

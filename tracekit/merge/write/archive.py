@@ -137,7 +137,6 @@ class Archive:
         return rewriter
 
     def _joined(self, number: int, unit: UnitRewriter, texts: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
-        """Yield an input as a merged trace."""
         item, found = self._members[number].item, unit.result.inputs[number]
         layout = replace(self._plan.layout, ranks=consecutive(sorted(item.ranks)))
         output = JsonOutput(replace(self._plan, inputs=[item], layout=layout))
@@ -197,7 +196,6 @@ def _names(inputs: list[Input]) -> list[str]:
 
 
 def _copied(item: Input, number: int, progress: Progress) -> Iterator[bytes]:
-    """Yield the bytes of an input, as many as were scanned."""
     done_bytes = 0
     with ByteStream(item.path, item.stamp.limit_bytes) as stream:
         while piece := stream.read():

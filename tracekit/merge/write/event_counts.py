@@ -175,7 +175,6 @@ def recording_losses(inputs: Sequence[Input], results: Sequence[InputResult]) ->
 
 
 def _in_order(losses: Iterable[RecordingLoss]) -> list[RecordingLoss]:
-    """Return losses in the order of the ranks, each once."""
     return sorted(set(losses), key=lambda loss: (loss.rank, loss.path, loss.kind, loss.reason, loss.count or 0))
 
 

@@ -173,7 +173,6 @@ class EventRecords:
         self._records.add(kind, uuid, pid, start, end, category, name, rest)
 
     def _rest(self, event: Event, phase: str) -> bytes:
-        """Return the arguments of an event and the arrows on it."""
         fields = b"" if event.args is UNSET else self._arguments.arguments(bytes(event.args))
         other = {
             name: decode_or_none(getattr(event, name)) for name in _OTHER_FIELDS if getattr(event, name) is not UNSET

@@ -66,10 +66,6 @@ _END_OF_PLACE: Final = block(11, number_field(9, pftrace.END) + _PLACE)
 _EMPTY: Final = _TYPES[INSTANT] + block(6, number_field(3, 0))
 
 
-def _is_start(flow: bytes) -> bool:
-    return flow[3:4] == b"s"
-
-
 @dataclass(slots=True)
 class _Track:
     """A track. It has a name if no process or thread describes it."""
@@ -133,7 +129,8 @@ class PacketStore:
             track.first_ns, track.name = start_ns, name
         title = self._title(CATEGORIES, 3, 22, category), self._title(NAMES, 10, 23, name)
         flow = (*title, rest)
-        if kind == FLOW and _is_start(rest) and (flow in self._starts or len(self._starts) < _MAX_STARTS):
+        is_start = rest[3:4] == b"s"
+        if kind == FLOW and is_start and (flow in self._starts or len(self._starts) < _MAX_STARTS):
             self._starts[flow] = min(self._starts.get(flow, (start_ns, self._order)), (start_ns, self._order))
         if kind in (BEGIN, END):
             self._halves.add((track.number, start_ns, self._order, kind, *title, rest), len(rest))

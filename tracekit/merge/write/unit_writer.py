@@ -78,6 +78,5 @@ def write_unit(
 
 
 def _close(unit: UnitRewriter, encoder: PartEncoder, sink: BinaryIO | GzipWriter) -> None:
-    """Write what follows the events of a unit."""
     for piece in encoder.close(unit.processes, unit.closing):
         sink.write(piece)
