@@ -6,13 +6,14 @@ goes to a scratch file.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import deque
 from contextlib import closing
 from copy import copy
 from dataclasses import dataclass, field
 from sys import intern
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit.formats.kineto import rank_of_header
 from tracekit.formats.merged_head import merge_decisions, merged_ranks, truncate_header
@@ -27,8 +28,7 @@ from tracekit.formats.rank_trace import (
 from tracekit.formats.trace_event import decode_dict, decode_text
 from tracekit.formats.trace_stream import open_trace
 from tracekit.formats.xprof import host_in_name
-from tracekit.merge.scan.head import Head
-from tracekit.storage import basename
+from tracekit.storage import basename, is_remote, modified_ns, size_bytes
 from tracekit.traces.inputs import base_of
 from tracekit.traces.process_identity import IDENTITY_KEYS, ProcessIdentity
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from tracekit.formats.xprof import ProfileStart
     from tracekit.merge.execute.scratch import ScratchStore
-    from tracekit.merge.scan.head import FileStamp
     from tracekit.traces.process_identity import KnownProcess
 
 _KIND_ORDER: Final = {"tracekit": 0, "torch": 1, "chrome": 2, "flight recorder": 2, "xprof": 2, "merged": 3}
@@ -46,6 +45,71 @@ _MAX_US: Final = 2**62 // 1000
 _KEPT: Final = (*IDENTITY_KEYS, "clock")
 _TIMES: Final = re.compile(rb'"ts"\s*:\s*"?(\d+)')
 _MAX_TIME_BYTES: Final = 64
+
+
+class FileStamp(NamedTuple):
+    """A file at one moment, to detect a later change; all fields are 0 if nothing is known.
+
+    The inode of a remote file is 0.
+    """
+
+    size_bytes: int = 0
+    modified_ns: int = 0
+    inode: int = 0
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """The size to read, since a trace that is still recorded grows meanwhile. None reads all."""
+        return self.size_bytes or None
+
+    def differs(self, now: FileStamp) -> bool:
+        """Return True if a file was replaced or rewritten since; it may have grown."""
+        if not self.size_bytes:
+            return False
+        if self.inode != now.inode or now.size_bytes < self.size_bytes:
+            return True
+        return now.size_bytes == self.size_bytes and now.modified_ns != self.modified_ns
+
+
+def stamp_of(path: str) -> FileStamp:
+    """Return the current stamp of a file."""
+    if is_remote(path):
+        return FileStamp(size_bytes(path) or 0, modified_ns(path) or 0)
+    try:
+        found = os.stat(path)  # noqa: PTH116 - a thousand of them
+    except OSError:
+        return FileStamp()
+    return FileStamp(found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+@dataclass(slots=True)
+class ProcessScan:
+    """A ``pid`` of an input.
+
+    Attributes:
+        name: From ``process_name``.
+        label: From ``process_labels``: "CPU", "GPU 3".
+        category: The category of its first event, as JSON.
+    """
+
+    name: str | None = None
+    label: str = ""
+    used: bool = False
+    category: bytes = b""
+
+
+class Head(NamedTuple):
+    """The header and metadata of an input.
+
+    Attributes:
+        header: The keys next to ``traceEvents``, as far as they were read.
+        metadata: ``args`` of ``tracekit_metadata``, or empty.
+        processes: The processes that were seen, by ``pid``.
+    """
+
+    header: dict[str, Any]
+    metadata: dict[str, Any]
+    processes: dict[Any, ProcessScan]
 
 
 @dataclass(slots=True)

@@ -7,15 +7,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.rank_clock import RankClock, stated_ranks
-from tracekit.merge.align.alignment import Evidence
 from tracekit.merge.align.clock_map import ClockMap
+from tracekit.merge.align.domains import Evidence
 from tracekit.wording import counted, rank_spans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracekit.merge.align.alignment import ClockPath
-    from tracekit.merge.align.domains import ClockDomain
+    from tracekit.merge.align.domains import ClockDomain, ClockPath
     from tracekit.merge.input import Input
 
 _MAX_NS: Final = 2**62

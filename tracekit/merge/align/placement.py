@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tracekit.formats.rank_clock import RankClock
-    from tracekit.merge.align.alignment import Link
     from tracekit.merge.align.collective_logs import CollectiveLog
-    from tracekit.merge.align.domains import ClockDomain
+    from tracekit.merge.align.domains import ClockDomain, Link
     from tracekit.merge.input import Input
 
 ALIGN: Final = ("auto", "sync", "collectives", "wall", "none")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tracekit.formats.losses import Accounts
 from tracekit.formats.merged_head import truncate_header
 from tracekit.formats.trace_event import encode_json
-from tracekit.merge.scan.head import Head
+from tracekit.merge.input import Head
 from tracekit.storage import printable_name
 
 if TYPE_CHECKING:

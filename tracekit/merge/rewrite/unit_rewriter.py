@@ -15,13 +15,13 @@ from tracekit.formats.merged_head import INPUT_EVENT, PROCESS_EVENT
 from tracekit.formats.rank_clock import CLOCK_CATEGORY, clock_instant
 from tracekit.formats.stack_frames import STACK_FRAMES, StackFrames
 from tracekit.formats.trace_event import UNSET, Raw, decode_json, decode_run, encode_json
+from tracekit.merge.input import stamp_of
 from tracekit.merge.plan.titles import metadata_event, name_events, process_title
 from tracekit.merge.plan.tracks import UnitTracks
 from tracekit.merge.plan.unit import UnitResult
 from tracekit.merge.rewrite.general import EventRewriter, padded_tid
 from tracekit.merge.rewrite.pair_labels import has_lanes
 from tracekit.merge.rewrite.rewriter import FLOWS, Rewriter
-from tracekit.merge.scan.head import stamp_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -19,10 +19,10 @@ from tracekit.formats.archive_file import MANIFEST_KEY, MANIFEST_NAME, write_tar
 from tracekit.formats.byte_stream import ByteStream
 from tracekit.formats.event_fields import raw_number
 from tracekit.formats.trace_event import encode_json
+from tracekit.merge.input import stamp_of
 from tracekit.merge.plan.unit import InputResult
 from tracekit.merge.report import Drop
 from tracekit.merge.rewrite.unit_rewriter import UnitRewriter
-from tracekit.merge.scan.head import stamp_of
 from tracekit.merge.write.event_counts import JoinedFrames, losses_as_json, recording_losses
 from tracekit.merge.write.json_output import JsonOutput, JsonPart
 from tracekit.storage import basename
