@@ -89,18 +89,11 @@ def probe(
                     progress(read_bytes)
                 yield piece
 
-        events = find_events(path, (_COMPANION_WORD,), follow, stamp.limit_bytes)
-        names = [_companion(event) for event in events]
-        found.companions = tuple(filter(None, names))
+        names = _Survey()
+        for event in find_events(path, (_COMPANION_WORD,), follow, stamp.limit_bytes):
+            names.take([event])
+        found.companions = tuple(names.companions)
     return found
-
-
-def _companion(event: Event) -> str | None:
-    """Return the name of the file that a metadata event of a rank trace names as one of the same process."""
-    if event.ph != "M" or decode_text(event.name) != COMPANION_EVENT:
-        return None
-    name = decode_dict(event.args).get("file")
-    return name if isinstance(name, str) else None
 
 
 def _is_small(reader: TraceReader, stamp: FileStamp) -> bool:
@@ -273,8 +266,8 @@ class _Survey:
         name, args = decode_text(event.name), decode_dict(event.args)
         if name == METADATA_EVENT:
             self.metadata = self.metadata or args
-        elif companion := _companion(event):
-            self.companions.append(companion)
+        elif name == COMPANION_EVENT and isinstance(args.get("file"), str) and args["file"]:
+            self.companions.append(args["file"])
         elif name == COMPOSER_RANK_EVENT and type(args.get("value")) is int and 0 <= args["value"] < _MAX_RANKS:
             self.composer_ranks.add(args["value"])
         elif name == "process_name" and isinstance(args.get("name"), str):
