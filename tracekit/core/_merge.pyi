@@ -133,6 +133,9 @@ class Rewriter:
     def take(self) -> bytes:
         """Return the output since the last call."""
 
+    def write(self, fd: int, offset: int, /) -> None:
+        """Write the output since the last call into a file in which the output begins at an offset, instead of `take`."""
+
     def metadata(self) -> bytes:
         """Return names and sort indices of processes and threads since the last call, with commas between.
 

@@ -279,6 +279,26 @@ static PyObject *Rewriter_take(PyObject *object, PyObject *unused)
     return bytes;
 }
 
+static PyObject *Rewriter_write(PyObject *object, PyObject *args)
+{
+    Rewriter *self = (Rewriter *)object;
+    int fd, error;
+    long long offset;
+    if (!PyArg_ParseTuple(args, "iL", &fd, &offset) || !enter(&self->busy))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    error = write_whole(fd, self->out.data, self->out.size, offset + (int64_t)self->taken);
+    Py_END_ALLOW_THREADS
+    if (error) {
+        self->scratch.error = error;
+        return fail(self, FILE_ERROR);
+    }
+    self->taken += self->out.size;
+    self->out.size = 0;
+    self->busy = 0;
+    Py_RETURN_NONE;
+}
+
 /* ---- Reports to the caller. ---- */
 
 static PyObject *take_texts(Rewriter *self, Buffer *buffer)
@@ -557,6 +577,7 @@ static PyMethodDef methods[] = {
     {"new_track", Rewriter_new_track, METH_NOARGS, "See _merge.pyi."},
     {"append", Rewriter_append, METH_VARARGS, "See _merge.pyi."},
     {"take", Rewriter_take, METH_NOARGS, "See _merge.pyi."},
+    {"write", Rewriter_write, METH_VARARGS, "See _merge.pyi."},
     {"metadata", Rewriter_metadata, METH_NOARGS, "See _merge.pyi."},
     {"noted", Rewriter_noted, METH_NOARGS, "See _merge.pyi."},
     {"overlaps", Rewriter_overlaps, METH_NOARGS, "See _merge.pyi."},

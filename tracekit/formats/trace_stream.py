@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tracekit.formats.byte_stream import TraceStream
 
-_USUAL: Final = re.compile(rb'(?!\n)\s*(?:\[|\{\s*"(?:schemaVersion|traceEvents)")')
+_USUAL: Final = re.compile(rb'(?!\n)\s*\[|\s*\{\s*"(?:schemaVersion|traceEvents)"')
 """The beginning of most JSON traces, and of no other form. It saves loading the modules of other forms."""
 
 _LINE_END: Final = re.compile(rb"\}([ \t\r]*)\n(?=\s*\{)")

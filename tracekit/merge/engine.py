@@ -110,7 +110,6 @@ def merge_traces(
         StorageError: An input cannot be read, or the output exists or cannot be written.
     """
     output = check_path("output", output)
-    is_archive = output.endswith(ARCHIVES)
     is_json = output.removesuffix(".gz").endswith(".json")
     _check_options(output, select, args, collective_flows=collective_flows, snaps=snap_overlaps_ns > 0)
     files = find_inputs(output, check_paths("inputs", inputs))
@@ -132,24 +131,12 @@ def merge_traces(
         placed = place(items, align=align, offsets_ns=offsets_ns, read_all=collective_flows)
         causality, sets = _check_collectives(placed, align, collective_flows=collective_flows)
         plan = _plan(items, placed, order, select, sets, ARGS.index(args), snap_overlaps_ns)
-        if is_archive:
-            plan.clocks.clear()
         counts = EventCounts(items)
         counts.collective_events_added = sum(map(len, plan.added))
         told.begin_writing(items)
-        archive = None
-        if is_archive:
-            from tracekit.merge.write.archive import Archive
-
-            archive = Archive(output, plan, workers.folder)
         with atomic_write(output, overwrite=overwrite, folder=workers.folder) as file:
-            if archive is not None:
-                archive.write(file, counts, told.at)
-            else:
-                _write(output, file, plan, workers, told, counts)
-            report = counts.report(output, placed, omissions, causality)
-            if archive is not None:
-                report = replace(report, rewritten=archive.rewritten)
+            rewritten = _write(output, file, plan, workers, told, counts)
+            report = replace(counts.report(output, placed, omissions, causality), rewritten=rewritten)
             if report.left_out and not any(report.events_out[phase] for phase in report.events_out if phase != "M"):
                 report.warnings.append("nothing that happened is selected: the merged trace holds names only")
             if strict:
@@ -160,7 +147,6 @@ def merge_traces(
 
 
 def _check_options(output: str, select: Selection | None, args: str, *, collective_flows: bool, snaps: bool) -> None:
-    """Reject options that do not fit together."""
     if not output.removesuffix(".gz").endswith(_FORMATS) and not output.endswith(ARCHIVES):
         endings = " or ".join(f"{ending} or {ending}.gz" for ending in _FORMATS)
         raise ConfigError(
@@ -222,14 +208,16 @@ def _plan(
 
 
 def _write(
-    output: str,
-    file: BinaryIO,
-    plan: MergePlan,
-    workers: MergeExecutor,
-    progress: MergeProgress,
-    counts: EventCounts,
-) -> None:
-    """Write a merged trace, and count the events of each input."""
+    output: str, file: BinaryIO, plan: MergePlan, workers: MergeExecutor, progress: MergeProgress, counts: EventCounts
+) -> dict[str, str] | None:
+    """Write the output, and count the events. Return the inputs that an archive does not keep as they are, with reasons."""
+    if output.endswith(ARCHIVES):
+        from tracekit.merge.write.archive import Archive
+
+        plan.clocks.clear()
+        archive = Archive(output, plan, workers.folder)
+        archive.write(file, counts, progress.at)
+        return archive.rewritten
     written: JsonOutput | PftraceOutput = JsonOutput(plan)
     if not output.removesuffix(".gz").endswith(".json"):
         from tracekit.merge.write.pftrace_output import PftraceOutput
@@ -248,6 +236,7 @@ def _write(
     with packed(output, file) as sink:
         sink.write(written.tail(counts.stack_frames.text(), losses_as_json(counts.losses)))
     counts.total.added += written.own_events
+    return None
 
 
 def _drawn_before(item: Input) -> int:
@@ -259,7 +248,6 @@ def _drawn_before(item: Input) -> int:
 
 
 def _refuse(report: MergeReport) -> None:
-    """Raise an error if ``--strict`` does not accept the merge."""
     lost = [drop for drop in report.dropped if drop.lost]
     missing = [item for item in report.omitted if not item.harmless]
     if lost:

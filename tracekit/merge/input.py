@@ -6,13 +6,14 @@ goes to a scratch file.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import deque
 from contextlib import closing
 from copy import copy
 from dataclasses import dataclass, field
 from sys import intern
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit.formats.kineto import rank_of_header
 from tracekit.formats.merged_head import merge_decisions, merged_ranks, truncate_header
@@ -27,8 +28,7 @@ from tracekit.formats.rank_trace import (
 from tracekit.formats.trace_event import decode_dict, decode_text
 from tracekit.formats.trace_stream import open_trace
 from tracekit.formats.xprof import host_in_name
-from tracekit.merge.scan.head import Head
-from tracekit.storage import basename
+from tracekit.storage import basename, is_remote, modified_ns, size_bytes
 from tracekit.traces.inputs import base_of
 from tracekit.traces.process_identity import IDENTITY_KEYS, ProcessIdentity
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from tracekit.formats.xprof import ProfileStart
     from tracekit.merge.execute.scratch import ScratchStore
-    from tracekit.merge.scan.head import FileStamp
     from tracekit.traces.process_identity import KnownProcess
 
 _KIND_ORDER: Final = {"tracekit": 0, "torch": 1, "chrome": 2, "flight recorder": 2, "xprof": 2, "merged": 3}
@@ -46,6 +45,71 @@ _MAX_US: Final = 2**62 // 1000
 _KEPT: Final = (*IDENTITY_KEYS, "clock")
 _TIMES: Final = re.compile(rb'"ts"\s*:\s*"?(\d+)')
 _MAX_TIME_BYTES: Final = 64
+
+
+class FileStamp(NamedTuple):
+    """A file at one moment, to detect a later change; all fields are 0 if nothing is known.
+
+    The inode of a remote file is 0.
+    """
+
+    size_bytes: int = 0
+    modified_ns: int = 0
+    inode: int = 0
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """The size to read, since a trace that is still recorded grows meanwhile. None reads all."""
+        return self.size_bytes or None
+
+    def differs(self, now: FileStamp) -> bool:
+        """Return True if a file was replaced or rewritten since; it may have grown."""
+        if not self.size_bytes:
+            return False
+        if self.inode != now.inode or now.size_bytes < self.size_bytes:
+            return True
+        return now.size_bytes == self.size_bytes and now.modified_ns != self.modified_ns
+
+
+def stamp_of(path: str) -> FileStamp:
+    """Return the current stamp of a file."""
+    if is_remote(path):
+        return FileStamp(size_bytes(path) or 0, modified_ns(path) or 0)
+    try:
+        found = os.stat(path)  # noqa: PTH116 - a thousand of them
+    except OSError:
+        return FileStamp()
+    return FileStamp(found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+@dataclass(slots=True)
+class ProcessScan:
+    """A ``pid`` of an input.
+
+    Attributes:
+        name: From ``process_name``.
+        label: From ``process_labels``: "CPU", "GPU 3".
+        category: The category of its first event, as JSON.
+    """
+
+    name: str | None = None
+    label: str = ""
+    used: bool = False
+    category: bytes = b""
+
+
+class Head(NamedTuple):
+    """The header and metadata of an input.
+
+    Attributes:
+        header: The keys next to ``traceEvents``, as far as they were read.
+        metadata: ``args`` of ``tracekit_metadata``, or empty.
+        processes: The processes that were seen, by ``pid``.
+    """
+
+    header: dict[str, Any]
+    metadata: dict[str, Any]
+    processes: dict[Any, ProcessScan]
 
 
 @dataclass(slots=True)
@@ -69,40 +133,23 @@ class Input:
     """One input of a merge, as `tracekit.merge.scan.probe.probe` finds it. It can be pickled until `keep` is called.
 
     Attributes:
-        path: The file or URL as it is opened.
-        shown: The file as the user may see it.
         kind: "tracekit" (a rank trace), "torch" (torch.profiler), "merged" (an earlier merge), "xprof" (XLA's profiler, as of
             JAX), "flight recorder" (of torch), "chrome" (anything else).
         form: "array" or "object", or the form of a file that is not JSON.
-        stamp: The file at the time of the scan.
         whole: True if all of the file was read, so that the times are exact.
-        has_end: True if its end was read.
-        digest: The checksum of the beginning of the unpacked file.
-        bytes_read: Size of the unpacked file, about.
         stored: The head, or its place in the scratch file.
         lowest_ns: The earliest time that was seen, in the file's own time; None when no event has a time.
-        highest_ns: The latest start.
-        epoch_lowest_ns: The earliest of the times that count from the epoch, or None.
-        decimals: True if times have decimals.
         companions: Names of further trace files of the same process.
         composer_ranks: The ranks that a trace of Composer states; more than one in Composer's own merge.
         profile: Start and process of a trace of XLA's profiler; None for others.
         base_ns: The base of the times of the file, ns since the epoch: 0 for epoch times, None if it is unknown.
         identity: The identity of the process that tracekit wrote into a rank trace or a torch trace, or that a trace of XLA's
             profiler states. Only keys that distinguish processes, clocks and hosts.
-        own_rank: The rank that the metadata state.
         stated_rank: The rank that the header, or Composer's metadata, states, and the key that says so.
-        rank_of_pid: Rank of each pid, for an earlier merge.
-        host_name: Kineto's name of the host.
         named_pids: The real process ids that were seen, each with the name of the process.
-        header_left_out: The keys of the header that the merged trace does not keep.
-        rank: Its rank.
-        rank_source: Description of the source of the rank.
-        processes: The known processes, by pid in the file.
         tables: For an earlier merge that is merged with further inputs of its ranks, what its inputs say about themselves:
             (rank, kind, JSON).
         passes: True for an earlier merge that keeps its pids, tids, ids and names.
-        unwanted_ranks: For an earlier merge: the ranks that are not selected.
     """
 
     path: str

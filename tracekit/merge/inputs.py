@@ -41,12 +41,7 @@ _MAX_PLAIN_JSON_BYTES: Final = 16 * 1024 * 1024
 
 
 def find_inputs(output: str, patterns: Sequence[str]) -> list[tuple[str, bool]]:
-    """Return each file that matches a pattern, with True if the user named the file itself and not a folder or glob.
-
-    Raises:
-        ConfigError: There is no pattern, or the output is one of the inputs.
-        StorageError: A pattern matches nothing.
-    """
+    """Return each file that matches a pattern, with True if the user named the file itself and not a folder or glob."""
     if not patterns:
         raise ConfigError("nothing to merge: name trace files, folders, globs or URLs")
     found: dict[tuple[str, Hashable], tuple[str, bool]] = {}
@@ -90,24 +85,8 @@ def gather(
 ) -> tuple[list[Input], list[_Omission]]:
     """Scan every file, and determine its rank.
 
-    Args:
-        files: The result of `find_inputs`.
-        ranks: Ranks set by the user, by path or file name.
-        progress: Called with a path and the number of its bytes that were read.
-        make_scanner: Returns the scanner of the given files. None scans them here, one after the other.
-        select: The wanted ranks. Files of other ranks are not scanned if their head contains the rank.
-        store: The store of the scans.
-        read_all: True to scan the files of other ranks too.
-        may_pass: True if the events of an earlier merge can stay unchanged in the output.
-
-    Returns:
-        The inputs in the order of the output, and the omitted files.
-
-    Raises:
-        MergeError: A rank is unknown, or two processes claim the same rank.
-        ConfigError: A rank is set for a missing file.
-        TraceFormatError: None of the files is a trace.
-        StorageError: None of the files can be read.
+    Return the inputs in the order of the output, and the omitted files. Do not scan files of other ranks than the
+    wanted ones if their head states the rank, unless ``read_all``.
     """
     omissions: list[_Omission] = []
     by_hand = RanksByHand(ranks)
@@ -221,7 +200,6 @@ def _scanned(scanner: Scanner, path: str, progress: Callable[[str, int], None] |
 
 
 def _listed(path: str) -> list[tuple[str, str]] | None:
-    """Return the segments in an index, or None if the file is not an index."""
     if not path.endswith(INDEX_SUFFIX):
         return None
     try:
@@ -232,7 +210,6 @@ def _listed(path: str) -> list[tuple[str, str]] | None:
 
 
 def _missing(listed: list[tuple[str, str]], present: set[str]) -> list[OmissionReport]:
-    """Return an omission for each segment in an index that is missing."""
     reasons = {
         "dropped": "was dropped while recording: the spool was full",
         "waiting": "had not been uploaded when the index was; tracekit upload finishes that",

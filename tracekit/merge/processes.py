@@ -24,9 +24,6 @@ def check_claims(inputs: list[Input]) -> None:
     """Reject two different processes that claim the same rank.
 
     Accepts a restarted rank, the rank's children, and several files of one process.
-
-    Raises:
-        MergeError: Two different processes claim the same rank.
     """
     by_rank: dict[int, list[list[ProcessIdentity]]] = {}
     for item in inputs:

@@ -25,7 +25,6 @@ class RankOrder:
 
     Attributes:
         places: Position of each rank in the viewer: the rank itself if ranks are not grouped.
-        labels: The labels of each rank with labels.
         shown: The dimensions in the titles.
         group_by: The dimension that sorts the ranks, or "node". None sorts by rank.
     """
@@ -56,12 +55,7 @@ class RankOrder:
 def order_ranks(inputs: Iterable[Input], group_by: str | None = None) -> RankOrder:
     """Find the labels of the ranks, and sort the ranks.
 
-    Args:
-        inputs: The inputs in the order of the output.
-        group_by: The grouping. None sorts by rank, or like the only input if that is an earlier merge.
-
-    Raises:
-        ConfigError: The grouping is unknown, or no rank has a position in it.
+    Without a grouping, sort by rank, or like the only input if that is an earlier merge.
     """
     if group_by is not None and group_by not in GROUP_BY:
         raise ConfigError(f"group_by {group_by!r}: give one of {', '.join(GROUP_BY)}")

@@ -31,11 +31,7 @@ class UnknownRankError(MergeError):
 
 
 class RanksByHand:
-    """Ranks set by the user, by path or file name.
-
-    Attributes:
-        ranks: The ranks, by path or file name.
-    """
+    """Ranks set by the user, by path or file name."""
 
     def __init__(self, ranks: Mapping[str, int]) -> None:
         self.ranks = ranks
@@ -60,10 +56,6 @@ def told_ranks(path: str, ranks: RanksByHand) -> set[int] | None:
     """Return the ranks of a file from its first bytes, or None if they are unknown or it is not a trace.
 
     Uses only facts that no later part of the file can change.
-
-    Args:
-        path: The file.
-        ranks: Ranks set by the user.
     """
     try:
         if path.endswith(INDEX_SUFFIX):
@@ -83,18 +75,7 @@ def told_ranks(path: str, ranks: RanksByHand) -> set[int] | None:
 
 
 def find_ranks(inputs: list[Input], ranks: RanksByHand, unread: Sequence[str] = ()) -> None:
-    """Set rank and ``rank_source`` of the inputs.
-
-    Args:
-        inputs: The scanned inputs.
-        ranks: Ranks set by the user.
-        unread: Further files that were found, but are not read.
-
-    Raises:
-        UnknownRankError: The rank of a trace is unknown.
-        MergeError: The table of an earlier merge is damaged.
-        ConfigError: A rank is set for a missing file.
-    """
+    """Set rank and ``rank_source`` of the inputs. ``unread`` are files that were found, but are not read."""
     unused = set(ranks.ranks).difference(*(ranks.names(path) for path in (*unread, *(item.path for item in inputs))))
     if unused:
         raise ConfigError(f"--rank {min(unused)}: no input has this path or file name")
@@ -133,7 +114,6 @@ def find_ranks(inputs: list[Input], ranks: RanksByHand, unread: Sequence[str] = 
 
 
 def _companions(inputs: Sequence[Input]) -> dict[str, int]:
-    """Return the ranks of the companion files that rank traces and earlier merges name."""
     companions: dict[str, int] = {}
     merges = [item for item in inputs if item.kind == "merged"]
     if merges and any(item.kind != "merged" and _stated_rank(item, {}) is None for item in inputs):
@@ -178,12 +158,7 @@ def _ranks_by_labels(inputs: Sequence[Input], ranks: RanksByHand, companions: Ma
 
 
 def _rank_on_host(item: Input, recorded: Sequence[Input]) -> tuple[int, str] | None:
-    """Return the rank of the process, or of the host, in a trace of XLA's profiler. Return None if there are several.
-
-    Args:
-        item: The trace.
-        recorded: The rank traces of its host.
-    """
+    """Return the rank of the process, or of the host, in a trace of XLA's profiler. Return None if there are several."""
     found = {other.rank for other in recorded if not item.pids or other.pids & item.pids}
     if len(found) != 1:
         return None
@@ -199,11 +174,7 @@ def _are_of_one_process(inputs: Sequence[Input]) -> bool:
 
 
 def select_ranks(inputs: list[Input], select: Selection) -> tuple[list[Input], list[Input]]:
-    """Return the inputs of the wanted ranks, and the others. In an earlier merge, select only the wanted processes.
-
-    Raises:
-        MergeError: No input has a wanted rank.
-    """
+    """Return the inputs of the wanted ranks, and the others. In an earlier merge, select only the wanted processes."""
     kept, others = [], []
     for item in inputs:
         unwanted = frozenset(rank for rank in item.ranks if not select.wants_rank(rank))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.losses import CUT, FAILED
 from tracekit.formats.merged_head import MAX_KEYS, MAX_VALUE_BYTES
-from tracekit.markup import html_lines
 from tracekit.merge.align.clock_descriptions import duration
 from tracekit.wording import counted, rank_spans, size_words
 
@@ -238,6 +237,8 @@ class MergeReport:
         return "\n".join(self.lines())
 
     def _repr_html_(self) -> str:
+        from tracekit.markup import html_lines  # notebooks only
+
         return html_lines(self.lines())
 
     def lines(self, action: str = "merged", *, verbose: bool = False) -> list[str]:
@@ -254,7 +255,6 @@ class MergeReport:
         return lines
 
     def _sections(self, action: str, *, verbose: bool) -> Iterator[list[str]]:
-        """Yield the findings, grouped by kind."""
         folder = _common_folder([item.path for item in self.inputs])
         yield [self._headline(action, folder)]
         yield [f"  {_input(item, folder)}" for item in self.inputs]
@@ -269,7 +269,8 @@ class MergeReport:
             slices = counted(self.overlaps_snapped, "overlapping slice")
             yield [f"{slices} of GPU streams shortened, by {self.largest_snap_ns / 1000:g} µs at most"]
         if verbose and self.written_twice:
-            yield [f"written twice: {rank_spans(self.written_twice)}: slices overlap, and {_unpatchable(self.output)}"]
+            packing = "a packed output" if self.output.endswith(".gz") else "a .pftrace"
+            yield [f"written twice: {rank_spans(self.written_twice)}: slices overlap, and {packing} cannot be patched"]
         yield [
             f"repaired: {repair.kind.replace('_', ' ')} {_times(repair.count)} in {repair.path}{_first(repair)}"
             for repair in self.repaired
@@ -310,7 +311,6 @@ class MergeReport:
 
 
 def _clocks(ranks: list[RankReport], inputs: int) -> list[str]:
-    """Return the clocks of the ranks, grouped by description."""
     # A single file without a known clock has nothing to align with.
     if inputs == len(ranks) == 1 and ranks[0].source == "unknown":
         return []
@@ -324,13 +324,7 @@ def _first(finding: Repair | Drop) -> str:
     return "" if finding.offset_bytes is None else f", first at byte {finding.offset_bytes}"
 
 
-def _unpatchable(output: str) -> str:
-    """Return the reason why written bytes of an output cannot be changed."""
-    return "a packed output cannot be patched" if output.endswith(".gz") else "a .pftrace cannot be patched"
-
-
 def _happened(counts: dict[str, int]) -> int:
-    """Return the number of events without metadata."""
     return sum(count for phase, count in counts.items() if phase != "M")
 
 
@@ -349,7 +343,6 @@ def _input(item: InputReport, folder: str) -> str:
 
 
 def _recorded(losses: list[RecordingLoss]) -> list[str]:
-    """Return descriptions of the losses during the recording."""
     lines = []
     cut: dict[str, list[int]] = {}
     for loss in losses:
@@ -369,7 +362,6 @@ def _recorded(losses: list[RecordingLoss]) -> list[str]:
 
 
 def _left_out(items: list[LeftOut]) -> list[str]:
-    """Return descriptions of the excluded events, by reason."""
     counts: dict[str, int] = {}
     for item in items:
         counts[item.reason] = counts.get(item.reason, 0) + (item.count or 0)

@@ -118,13 +118,9 @@ def _write(path: str, part: Part, done: float, overwrite: bool, progress: Callab
         progress(done, f"writing {part.words}")
     report = merge_traces(part.output, [path], overwrite=overwrite, select=part.select)
     if not any(count for phase, count in report.events_out.items() if phase != "M"):
-        _remove(part.output)
+        if is_remote(part.output):
+            remove_all(part.output)
+        else:
+            Path(part.output).unlink()
         return part
     return replace(part, report=report)
-
-
-def _remove(path: str) -> None:
-    if is_remote(path):
-        remove_all(path)
-    else:
-        Path(path).unlink()

@@ -16,6 +16,7 @@ from tracekit.merge.align.clock_map import ClockMap
 from tracekit.merge.rewrite.rewriter import Rewriter
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 if core.merge is None:
@@ -464,6 +465,26 @@ def test_rewriter_lays_patches_over_the_output_a_second_time(size: int) -> None:
     assert one.finish() == other.finish()
     laid = b"".join(one.rewriter.lay(one.output[at : at + size], at) for at in range(0, len(one.output), size))
     assert decoded(laid) == other.patched()
+
+
+@pytest.mark.parametrize("make", [lambda: Unit().rewriter, Rewriter], ids=["core", "plain"])
+def test_rewriter_writes_its_output_to_its_place_in_a_file(make: Callable[[], Any], tmp_path: Path) -> None:
+    rewriter = make()
+    descriptor = os.open(tmp_path / "output", os.O_RDWR | os.O_CREAT)
+    os.write(descriptor, b"head")
+    rewriter.append(b'{"a":1}')
+    taken = rewriter.take()
+    os.write(descriptor, taken)
+    for text in (b'{"b":2}', b'{"c":3}'):
+        rewriter.append(text)
+        rewriter.write(descriptor, 4)
+    rewriter.write(descriptor, 4)
+    assert rewriter.take() == b""
+    assert (tmp_path / "output").read_bytes() == b'head{"a":1},\n{"b":2},\n{"c":3},\n'
+    os.close(descriptor)
+    rewriter.append(b"{}")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        rewriter.write(descriptor, 4)
 
 
 def test_rewriter_writes_patches_over_a_file(tmp_path: Path) -> None:

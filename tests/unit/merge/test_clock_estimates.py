@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekit.merge.align.alignment import ClockPath, Evidence, Link, find_paths
 from tracekit.merge.align.clock_map import ClockMap
+from tracekit.merge.align.domains import ClockPath, Evidence, Link, find_paths
 from tracekit.merge.align.estimate import (
     END_NS,
     ClockEstimate,

@@ -15,7 +15,7 @@ from tracekit import core
 from tracekit.cli import main
 from tracekit.errors import MergeError
 from tracekit.merge import merge_traces
-from tracekit.merge.scan.head import FileStamp
+from tracekit.merge.input import FileStamp
 from tracekit.merge.write import unit_writer
 from tracekit.merge.write.pftrace_output import PacketEncoder
 

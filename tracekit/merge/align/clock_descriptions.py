@@ -7,15 +7,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.rank_clock import RankClock, stated_ranks
-from tracekit.merge.align.alignment import Evidence
 from tracekit.merge.align.clock_map import ClockMap
+from tracekit.merge.align.domains import Evidence
 from tracekit.wording import counted, rank_spans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tracekit.merge.align.alignment import ClockPath
-    from tracekit.merge.align.domains import ClockDomain
+    from tracekit.merge.align.domains import ClockDomain, ClockPath
     from tracekit.merge.input import Input
 
 _MAX_NS: Final = 2**62
@@ -63,7 +62,7 @@ class ClockDescriber:
                 words = f"{found.words}; the XLA profile ± {duration(error_ns)}, from {profile.source}"
                 found = replace(found, error_ns=found.error_ns + error_ns, words=words)
             for clock in self._stated(item, domain, found) if item.kind == "merged" else [found]:
-                clocks[clock.rank] = _worse(clocks.get(clock.rank), clock)
+                clocks[clock.rank] = max(clocks.get(clock.rank, clock), clock, key=_uncertainty)
         return clocks
 
     def _reading_errors_ns(self) -> dict[int, int]:
@@ -185,13 +184,7 @@ def domain_metadata(items: list[Input], domains: list[ClockDomain], maps: list[C
         elif domain.boot_id is not None and domain.aligned:
             shift_ns = domain.shifts[first]
             knots = [[time + shift_ns, offset - shift_ns] for time, offset in maps[first].knots]
-            stated.append(
-                {
-                    "boot_id": domain.boot_id,
-                    "monotonic_base_ns": domain.monotonic_base_ns,
-                    "knots": knots,
-                }
-            )
+            stated.append({"boot_id": domain.boot_id, "monotonic_base_ns": domain.monotonic_base_ns, "knots": knots})
     return stated
 
 
@@ -219,7 +212,6 @@ def _is_map(knots: Any) -> bool:
 
 
 def _by_path(path: ClockPath, offset_ns: int, drift_ppm: float, error_ns: int) -> tuple[str, str]:
-    """Return source and words of a clock that links tie to the reference."""
     worst = max(link.evidence for link in path.links)
     count = min((link.estimate.count for link in path.links if link.evidence is worst), default=0)
     source, evidence = {
@@ -235,17 +227,9 @@ def _by_path(path: ClockPath, offset_ns: int, drift_ppm: float, error_ns: int) -
 
 
 def _by_wall(relation: str, *, several: bool, hosts_known: bool) -> str:
-    """Return the words of a clock that goes by the wall clock."""
     if several:
         relation = "different hosts: error unknown" if hosts_known else "host unknown"
     return f"wall clock; {relation or 'host unknown'}"
-
-
-def _worse(first: RankClock | None, second: RankClock) -> RankClock:
-    """Return of two clocks of one rank the less certain one, which its reader must know about; else the first."""
-    if first is None:
-        return second
-    return max(first, second, key=_uncertainty)
 
 
 def _uncertainty(clock: RankClock) -> tuple[bool, int, int]:

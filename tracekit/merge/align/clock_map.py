@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from operator import itemgetter
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class ClockMap:
         knots = self.knots
         if len(knots) == 1:
             return knots[0][1]
-        after = min(max(bisect_right(knots, time_ns, key=_time), 1), len(knots) - 1)
+        after = min(max(bisect_right(knots, time_ns, key=itemgetter(0)), 1), len(knots) - 1)
         (from_ns, first), (to_ns, last) = knots[after - 1], knots[after]
         return first + (last - first) * (time_ns - from_ns) // (to_ns - from_ns)
 
@@ -45,7 +46,3 @@ class ClockMap:
     def inverse(self) -> ClockMap:
         """Return the way back; to the nanosecond where this map is constant, to one more where it is not."""
         return ClockMap(tuple((time + offset, -offset) for time, offset in self.knots))
-
-
-def _time(knot: tuple[int, int]) -> int:
-    return knot[0]

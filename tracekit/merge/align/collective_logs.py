@@ -30,9 +30,6 @@ class CollectiveLog:
     """The collectives of one rank in one input.
 
     Attributes:
-        number: The input's place.
-        rank: The rank.
-        domain: Place of the domain of its clock.
         to_domain_ns: The offset from the time of the file to that of the domain.
         groups: The synchronising collectives of each process group, packed, sorted by group.
         sent: Sends and receives with known partners, packed.
@@ -62,12 +59,7 @@ class CollectiveLog:
 
 
 class CollectiveReader:
-    """Reads the collectives of inputs, each once.
-
-    Args:
-        items: The inputs.
-        domains: Their clocks.
-    """
+    """Reads the collectives of inputs, each once."""
 
     def __init__(self, items: Sequence[Input], domains: Sequence[ClockDomain]) -> None:
         self._items = items
@@ -80,9 +72,7 @@ class CollectiveReader:
     def logs(self, numbers: Iterable[int] = (), *, sampled: bool = True) -> list[CollectiveLog]:
         """Return all logs that were read, after reading some of these inputs, as far as alignment needs them.
 
-        Args:
-            numbers: The places of the inputs.
-            sampled: Accept a sample of a large input.
+        A sample of a large input is enough where ``sampled``.
         """
         for number in numbers:
             if number not in self._read or (number in self.sampled and not sampled):

@@ -31,13 +31,7 @@ _CATEGORY: Final = "collective"
 
 
 class Member(NamedTuple):
-    """One rank's part of a collective, in merged time (ns after the merge's base).
-
-    Attributes:
-        rank: The rank.
-        number: In which input.
-        part: Its part of the collective, in merged time.
-    """
+    """One rank's part of a collective, in merged time (ns after the merge's base)."""
 
     rank: int
     number: int
@@ -109,7 +103,6 @@ def _merged(placed: Placement, log: CollectiveLog, collectives: list[Collective]
 
 
 def _apart(clocks: Mapping[int, RankClock], first: int, second: int) -> int:
-    """Return how far the clocks of two ranks can be apart."""
     return sum(clocks[rank].error_ns or 0 for rank in {first, second})
 
 
@@ -141,12 +134,7 @@ def _messages(placed: Placement) -> list[tuple[tuple[int, int], tuple[int, int]]
 class AddedEvent:
     """An event that the merge adds behind those of an input.
 
-    Attributes:
-        phase: Its phase in the Trace Event Format.
-        pid: Its process id in the input.
-        tid: Its thread id in the input.
-        time_ns: Its time in the merged trace.
-        fields: Its other fields.
+    Process and thread are those of the input, the time is that of the merged trace.
     """
 
     phase: str
@@ -159,14 +147,7 @@ class AddedEvent:
 def collective_events(
     sets: Sequence[Sequence[Member]], count: int, filters: Sequence[EventFilter | None], first_id: int
 ) -> list[list[AddedEvent]]:
-    """Return what is to be added to each input.
-
-    Args:
-        sets: The collectives with their members, in merged time.
-        count: The number of inputs.
-        filters: The selection for each input. A member outside of it has no arrow.
-        first_id: The id of the first arrow.
-    """
+    """Return what is to be added to each input. A member outside of the selection has no arrow."""
     events: list[list[AddedEvent]] = [[] for _ in range(count)]
     flow = first_id - 1
     for members in ([member for member in found if _is_selected(member, filters)] for found in sets):

@@ -3,24 +3,116 @@
 Within a domain nothing has to be estimated. tracekit stamps with the monotonic clock, which all processes of a boot share,
 and its files say how that stood to the wall clock when they began; so ranks that began before and after the wall clock was
 set still fit together, and so do torch's traces, which go by the wall clock all the time.
+
+Pairs of domains with a known offset are the links of a graph. The best path through it places a domain on the reference's clock.
 """
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeGuard
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 
-from tracekit.merge.align.alignment import ClockPath, find_paths
 from tracekit.merge.align.clock_map import ClockMap
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-    from tracekit.merge.align.alignment import Link
+    from tracekit.merge.align.estimate import ClockEstimate
     from tracekit.merge.input import Input
 
 _NO_NAMES: Final = frozenset({"", "localhost", "localhost.localdomain"})
 """Names that every host may have."""
+
+
+class Evidence(IntEnum):
+    """A source of an offset between two clocks, best first."""
+
+    EARLIER_MERGE = 0
+    SYNC = 1
+    COLLECTIVES = 2
+
+
+class Link(NamedTuple):
+    """The offset from the clock ``first`` to the clock ``second``."""
+
+    first: Hashable
+    second: Hashable
+    estimate: ClockEstimate
+    evidence: Evidence
+
+
+class ClockPath(NamedTuple):
+    """The way from a clock to the reference: links that follow each other, none for the reference itself."""
+
+    links: tuple[Link, ...] = ()
+
+    @property
+    def by_collectives(self) -> bool:
+        """True if a link depends on collectives, which give an estimate and not a bound."""
+        return any(link.evidence is Evidence.COLLECTIVES for link in self.links)
+
+    def offset_at(self, time_ns: int) -> int:
+        """Return what to add to a time."""
+        reached = time_ns
+        for link in self.links:
+            reached += link.estimate.map.offset_at(reached)
+        return reached - time_ns
+
+    def error_at(self, time_ns: int) -> int:
+        """Return how far that can be off: the errors of all links add up."""
+        error, reached = 0, time_ns
+        for link in self.links:
+            error += link.estimate.error_at(reached)
+            reached += link.estimate.map.offset_at(reached)
+        return error
+
+    def map_for(self, from_ns: int, to_ns: int) -> ClockMap:
+        """Return what to add to the times of a span, as one map."""
+        if all(link.estimate.map.is_constant for link in self.links):
+            return ClockMap.constant(self.offset_at(from_ns))
+        times = {from_ns, to_ns}
+        for number, link in enumerate(self.links):
+            for time_ns, _ in link.estimate.map.knots:
+                reached = time_ns
+                for before in reversed(self.links[:number]):
+                    reached += before.estimate.map.inverse().offset_at(reached)
+                if from_ns < reached < to_ns:
+                    times.add(reached)
+        return ClockMap(tuple((time_ns, self.offset_at(time_ns)) for time_ns in sorted(times)))
+
+
+def find_paths(reference: Hashable, links: Iterable[Link]) -> dict[Hashable, ClockPath]:
+    """Find the best way to the reference for every clock that has one.
+
+    Best is the one with the fewest links of the worse kind of evidence, of these the one with the least error.
+    """
+    neighbours: dict[Hashable, list[Link]] = {}
+    for link in links:
+        back = Link(link.second, link.first, link.estimate.inverse(), link.evidence)
+        neighbours.setdefault(link.second, []).append(link)
+        neighbours.setdefault(link.first, []).append(back)
+    found: dict[Hashable, ClockPath] = {}
+    # A number breaks ties, as paths have no order.
+    queue: list[tuple[tuple[int, int, int], int, Hashable, ClockPath]] = [((0, 0, 0), 0, reference, ClockPath())]
+    pushed = 0
+    while queue:
+        cost, _, node, path = heapq.heappop(queue)
+        if node in found:
+            continue
+        found[node] = path
+        for link in neighbours.get(node, ()):
+            if link.first not in found:
+                pushed += 1
+                of_collectives, of_sync, error_ns = cost
+                longer = (
+                    of_collectives + (link.evidence is Evidence.COLLECTIVES),
+                    of_sync + (link.evidence is Evidence.SYNC),
+                    error_ns + link.estimate.error_ns,
+                )
+                heapq.heappush(queue, (longer, pushed, link.first, ClockPath((link, *path.links))))
+    return found
 
 
 @dataclass(slots=True)
@@ -30,17 +122,13 @@ class ClockDomain:
     Attributes:
         members: Their places among all inputs.
         shifts: The offset from each member's time to the domain's; 0 unless the wall clock was set.
-        boot_id: The boot that the clock belongs to, or None.
         monotonic_base_ns: The offset from the boot's monotonic clock to the domain's time, or None.
         known: True if its times count from the epoch.
         relation: In words, why these inputs have one clock.
         path: The way to the reference's clock; if the domain is not ``aligned``, to that of another domain, or to its own.
-        aligned: True if the path leads to the reference.
         absolute: True if its moved times count from the epoch.
         reason: The reason why it is not aligned, or empty.
         among: The ranks that are aligned with each other.
-        map: The offset of its times.
-        error_ns: The error of this offset.
     """
 
     members: list[int]
@@ -163,10 +251,7 @@ def _describe(domain: ClockDomain, key: tuple[str, Any], items: list[Input]) -> 
 def _base_under(item: Input, recordings: list[tuple[int, int]], items: list[Input]) -> int | None:
     """Return how the wall clock stood to the monotonic one when a file that goes by the wall clock began.
 
-    Args:
-        item: The file.
-        recordings: Rank traces of its rank, else of its boot, and what to add to the monotonic clock to get their times.
-        items: All inputs.
+    ``recordings`` are rank traces of its rank, else of its boot, with what to add to the monotonic clock.
     """
     start_ns = item.start_ns
     if start_ns is None or not recordings:
@@ -185,15 +270,7 @@ def solve(
     links: Sequence[Link],
     refused: Mapping[int, str],
 ) -> None:
-    """Place every domain: on the clock of the reference if a path leads there, otherwise by its own wall clock.
-
-    Args:
-        items: The inputs.
-        domains: Their clocks.
-        reference: The domain that the others are to be tied to.
-        links: Measured offsets between them.
-        refused: The reason for a refused offset, by domain.
-    """
+    """Place every domain: on the clock of the reference if a path leads there, otherwise by its own wall clock."""
     settled: set[int] = set()
     # Domains that are tied to each other, but not to the reference, stay so: by the clock of one that counts from the epoch.
     roots = [reference, *sorted(range(len(domains)), key=lambda number: (not domains[number].known, number))]

@@ -55,7 +55,6 @@ class ClockEstimate:
         from_ns, to_ns: The time of the first and the last measurement, on the first clock.
         error_ns: The error between these times.
         wander_ppb: The growth of the error with each second before or after them, in ns.
-        count: The number of measurements.
     """
 
     map: ClockMap

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tracekit.merge.align.alignment import Evidence, Link, find_paths
 from tracekit.merge.align.clock_descriptions import stated_clocks
 from tracekit.merge.align.clock_map import ClockMap
 from tracekit.merge.align.collective_logs import CollectiveReader, members_of_groups
-from tracekit.merge.align.domains import monotonic_base_ns
+from tracekit.merge.align.domains import Evidence, Link, find_paths, monotonic_base_ns
 from tracekit.merge.align.estimate import (
     CPU_END_NS,
     END_NS,
@@ -84,7 +83,6 @@ def measure(
 
 
 def _apart(domains: Sequence[ClockDomain], reference: int, links: list[Link]) -> set[int]:
-    """Return the domains that no link ties to the reference."""
     return set(range(len(domains))) - find_paths(reference, links).keys()
 
 

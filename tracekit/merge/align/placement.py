@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tracekit.formats.rank_clock import RankClock
-    from tracekit.merge.align.alignment import Link
     from tracekit.merge.align.collective_logs import CollectiveLog
-    from tracekit.merge.align.domains import ClockDomain
+    from tracekit.merge.align.domains import ClockDomain, Link
     from tracekit.merge.input import Input
 
 ALIGN: Final = ("auto", "sync", "collectives", "wall", "none")
@@ -43,10 +42,7 @@ class Placement:
         base_ns: The base of the merged trace in ns since the epoch; 0 if no clock is known.
         shifts_ns: The constant part of each input's offset.
         warps: The varying part of each input's offset, in the file's time; None for clocks without drift.
-        clocks: For each rank, the clock that places it.
         domains: The clock of each boot, for a later merge, as JSON values.
-        warnings: Warnings for the report.
-        logs: The collectives that were read.
     """
 
     base_ns: int
@@ -69,27 +65,13 @@ class Placement:
 
 
 def place(
-    items: list[Input],
-    *,
-    align: str = "auto",
-    offsets_ns: Mapping[int, int] | None = None,
-    read_all: bool = False,
+    items: list[Input], *, align: str = "auto", offsets_ns: Mapping[int, int] | None = None, read_all: bool = False
 ) -> Placement:
     """Find the base of the merged trace and what to add to the times of each input.
 
     The base is the point of Kineto's grid before the earliest event, so that numbers stay small enough to be exact as
     doubles and traces of one quarter of a year need no shift. Inputs that do not tell their clock, and that no collective
     places, begin with the earliest of those that do, and a warning says so; when none tells it, their times stay as they are.
-
-    Args:
-        items: In the order of the output.
-        align: One of `ALIGN`: what may say how clocks stand to each other.
-        offsets_ns: Offsets by hand, by rank; they replace any alignment.
-        read_all: Read all collectives, not only those that alignment needs.
-
-    Raises:
-        ConfigError: ``align`` or a rank of ``offsets_ns`` is unknown.
-        StorageError: An input cannot be read.
     """
     by_hand = dict(offsets_ns or {})
     _check(items, align, by_hand)

@@ -104,7 +104,6 @@ class DaskExecutor(Executor):
                 )
 
     def _settle(self, future: Future[Any], done: Future[Any]) -> None:
-        """Pass on what became of a piece of work."""
         if done.cancelled():
             self._fail(future, "the scheduler is gone, or has dropped the work")
         elif (error := done.exception()) is not None:
@@ -124,7 +123,6 @@ class DaskExecutor(Executor):
             future.set_exception(MergeError(f"--dask {self._address}: {text}; nothing was written"))
 
     def _watch(self) -> None:
-        """Look for workers now and then."""
         pause_s = min(5.0, self._lost_s / 4)
         missing_s = 0.0
         while not self._closed.wait(pause_s):

@@ -49,16 +49,8 @@ def fitting_pool(output: str, inputs: Sequence[str]) -> Iterator[ProcessPool | N
 
     For programs that do not start their work when they are imported; see `tracekit.worker_processes.process_pool`.
 
-    Args:
-        output: As of `tracekit.merge.merge_traces`.
-        inputs: As of `tracekit.merge.merge_traces`.
-
     Yields:
         The executor; None if one process is as fast, if files are remote, or if no process can be started.
-
-    Raises:
-        ConfigError: Nothing was named, or the output is one of the inputs.
-        StorageError: An input is not there.
     """
     workers = _fitting_workers(output, inputs)
     pool = None
@@ -88,13 +80,7 @@ def _fitting_workers(output: str, inputs: Sequence[str]) -> int:
 def merge_executor(output: str, executor: Executor | None) -> Iterator[MergeExecutor]:
     """Make a scratch folder, and remove it at the end. Remove those of killed merges to the same output.
 
-    Args:
-        output: The output. The folder is next to a local output; for a remote one, it is in this machine's folder for
-            temporary files.
-        executor: The workers; all of them must reach the inputs and the folder of the output. None for no workers.
-
-    Raises:
-        StorageError: The folder cannot be made.
+    The folder is next to a local output, else among this machine's temporary files.
     """
     parent = Path(tempfile.gettempdir()) if is_remote(output) else Path(output).parent
     remove_stale(parent, basename(output))
@@ -112,7 +98,6 @@ def merge_executor(output: str, executor: Executor | None) -> Iterator[MergeExec
 
 
 def _parts(output: str, executor: Executor | None, folder: str) -> AbstractContextManager[PartStore | None]:
-    """Return the place where workers write; None without workers."""
     if executor is None:
         return nullcontext()
     from tracekit.merge.execute.part_store import part_store
@@ -121,12 +106,7 @@ def _parts(output: str, executor: Executor | None, folder: str) -> AbstractConte
 
 
 class MergeExecutor:
-    """Runs the tasks of a merge. Use it from one thread.
-
-    Attributes:
-        folder: The scratch folder.
-        store: A scratch file in it.
-    """
+    """Runs the tasks of a merge. Use it from one thread."""
 
     def __init__(self, folder: str, store: ScratchStore, parts: PartStore | None, workers: Workers) -> None:
         self.folder = folder
@@ -167,21 +147,7 @@ class MergeExecutor:
     def write_units(
         self, make_job: Callable[[int], UnitJob], sizes_bytes: Sequence[int], file: BinaryIO, progress: MergeProgress
     ) -> Iterator[UnitResult]:
-        """Write all units to a file, in their order.
-
-        Args:
-            make_job: Returns a unit by its number.
-            sizes_bytes: The size of the inputs of each unit.
-            file: The output.
-            progress: Receives the progress.
-
-        Yields:
-            The result of each unit, in order.
-
-        Raises:
-            MergeError: A file changed since it was probed, or a worker died.
-            StorageError: An input cannot be read any more, or a part cannot be written.
-        """
+        """Write all units to a file, in their order. Yield the result of each."""
 
         def start(batch: range) -> Future[Any]:
             return self._workers.submit(_write_part, [make_job(number) for number in batch], self._parts)
@@ -201,12 +167,7 @@ class MergeExecutor:
 
 
 class MergeProgress:
-    """Reports the progress of a merge.
-
-    Args:
-        report: Called with the share that is done, which never decreases while writing, and a text. None for no report.
-        paths: The inputs.
-    """
+    """Reports the progress of a merge. The share that is done never decreases while writing."""
 
     def __init__(self, report: Callable[[float, str], None] | None, paths: Sequence[str]) -> None:
         self._report = report
@@ -250,7 +211,6 @@ class MergeProgress:
 
 
 def _probe_all(paths: list[str], parts: PartStore) -> list[bytes]:
-    """Probe files; return the scan of each, or the exception, pickled."""
     return [_probed(path, parts) for path in paths]
 
 

@@ -37,11 +37,7 @@ _PIECE_BYTES: Final = 1 << 20
 def part_store(output: str, executor: Executor, folder: str) -> PartStore:
     """Return the place where workers write parts.
 
-    Args:
-        output: The output. If it is remote, its storage is all that workers share with this process,
-            unless they are processes of this machine.
-        executor: The workers.
-        folder: The scratch folder.
+    The storage of a remote output is all that workers of other machines share with this process.
     """
     if not is_remote(output) or isinstance(executor, ProcessPoolExecutor):
         return PartStore(folder)
@@ -109,7 +105,6 @@ class PartStore:
             self._upload(scratch.name, self.place + name)
 
     def _upload(self, local: str, url: str) -> None:
-        """Upload a part, unless the merge has ended."""
         try:
             upload(local, url)
             self.check()

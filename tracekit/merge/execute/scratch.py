@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import pickle
 import platform
@@ -44,18 +43,9 @@ _MAX_MEMORY_BYTES: Final = 4 << 20
 """A scratch file is held in memory up to this size."""
 _MIN_STALE_S: Final = 24 * 3600.0
 
-logger = logging.getLogger("tracekit")
-
 
 class ScratchFolder:
     """A new scratch folder, owned by this process. Use it in a ``with``, which yields its path and removes it.
-
-    Args:
-        parent: The folder to make it in; made if missing.
-        name: The name of the output.
-
-    Attributes:
-        path: The folder.
 
     Raises:
         OSError: It cannot be made.
@@ -117,12 +107,6 @@ class ScratchStore:
     """A scratch file of pickled values, so that a thousand inputs take little memory. Use it in a ``with``, from one thread.
 
     The file has no name if the system supports that, so it does not outlive the process.
-
-    Args:
-        folder: The folder of the file; the system's folder for temporary files if None.
-
-    Raises:
-        MergeError: The file cannot be made.
     """
 
     def __init__(self, folder: str | None = None) -> None:
@@ -140,11 +124,7 @@ class ScratchStore:
             self._file.close()
 
     def put(self, value: object) -> int:
-        """Store a value; return its place.
-
-        Raises:
-            MergeError: The file cannot be written.
-        """
+        """Store a value; return its place."""
         try:
             place = self._file.seek(0, os.SEEK_END)
             pickle.dump(value, self._file, pickle.HIGHEST_PROTOCOL)
@@ -154,11 +134,7 @@ class ScratchStore:
         return place
 
     def get(self, place: int) -> Any:
-        """Return a copy of the value at a place.
-
-        Raises:
-            MergeError: The file cannot be read.
-        """
+        """Return a copy of the value at a place."""
         try:
             self._file.seek(place)
             return pickle.load(self._file)  # noqa: S301 - nobody else can write there
@@ -176,10 +152,6 @@ def remove_stale(parent: Path, name: str) -> None:
 
     Skips folders of other users and folders that no merge has made, and follows no links. Logs a warning for a folder that may
     belong to a merge on another host if nothing was written to it for a day.
-
-    Args:
-        parent: The folder of the output.
-        name: The name of the output.
     """
     if fcntl is None:  # pragma: no cover - not on this system
         return
@@ -237,7 +209,9 @@ def _remove(path: Path, folder: int) -> None:
             os.unlink(name, dir_fd=folder)
     os.unlink(OWNER, dir_fd=folder)
     path.rmdir()
-    logger.info("tracekit: %s: removed; a merge that was killed had left it", path)
+    import logging  # rarely needed
+
+    logging.getLogger("tracekit").info("tracekit: %s: removed; a merge that was killed had left it", path)
 
 
 def _warn_if_old(path: Path, folder: int, owner: dict[str, Any]) -> None:
@@ -245,7 +219,9 @@ def _warn_if_old(path: Path, folder: int, owner: dict[str, Any]) -> None:
     last_s = max(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime for name in names)
     age_s = time.time() - last_s
     if age_s > _MIN_STALE_S:
-        logger.warning(
+        import logging
+
+        logging.getLogger("tracekit").warning(
             "tracekit: %s: left by a merge (process %s on %s) of which cannot be told from here whether it still runs; "
             "nothing was written there for %d hours: remove it if that merge is gone",
             path,
@@ -268,7 +244,6 @@ def _lock(descriptor: int) -> bool:
 
 
 def _boot_id() -> str | None:
-    """Return the kernel's id of this boot, or None without such an id."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
     except (OSError, ValueError):

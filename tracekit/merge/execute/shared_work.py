@@ -25,12 +25,9 @@ _MAX_RUNNING: Final = 1024
 class Workers:
     """The workers of an executor. Use it in a ``with``, which ends when none of them works for this merge any more.
 
-    Args:
-        executor: The executor, None for no workers.
-        parts: Where they write; None without workers. They stop when it says that the merge has ended.
+    They stop when ``parts`` says that the merge has ended.
 
-    Attributes:
-        max_running: Limit of calls in progress; 0 without workers.
+    Without workers, ``max_running`` is 0.
     """
 
     def __init__(self, executor: Executor | None, parts: PartStore | None) -> None:
@@ -58,11 +55,7 @@ class Workers:
         wait(self._futures)
 
     def submit(self, function: Callable[..., Any], *args: object) -> Future[Any]:
-        """Call a function on a worker.
-
-        Raises:
-            MergeError: All workers are gone.
-        """
+        """Call a function on a worker."""
         from concurrent.futures import BrokenExecutor
 
         assert self._executor is not None
@@ -74,11 +67,7 @@ class Workers:
         return future
 
     def result(self, future: Future[Any]) -> Any:
-        """Return the result of a call, or raise its exception.
-
-        Raises:
-            MergeError: The worker died.
-        """
+        """Return the result of a call, or raise its exception."""
         from concurrent.futures import BrokenExecutor
 
         self._futures.discard(future)
@@ -98,13 +87,7 @@ def _died(error: BrokenExecutor) -> MergeError:
 class SharedWork:
     """Tasks 0 to n - 1, done from both ends at the same time. Call `take` until it returns None, then iterate `results`.
 
-    Args:
-        sizes: The size of each task, in any unit.
-        max_size: The maximum size of a batch of more than one task.
-        workers: The workers.
-        start: Submits a batch to a worker, and returns the future.
-        store: Keeps results until they are asked for.
-        finished: Called with the size of each batch that a worker has finished.
+    ``start`` submits a batch to a worker; ``finished`` is called with its size.
     """
 
     def __init__(
@@ -139,11 +122,7 @@ class SharedWork:
         return number
 
     def poll(self) -> None:
-        """Keep the workers busy. To be called now and then during a long task.
-
-        Raises:
-            MergeError: A worker died, or found an error.
-        """
+        """Keep the workers busy. To be called now and then during a long task."""
         while not self._done.empty():
             self._receive()
         while self._first < self._end and len(self._running) < self._workers.max_running:
@@ -172,7 +151,6 @@ class SharedWork:
         future.add_done_callback(self._done.put)
 
     def _receive(self) -> None:
-        """Wait for a batch to be finished."""
         future = self._done.get()
         batch = self._running.pop(future)
         self._stored[batch.start] = self._store.put(self._workers.result(future))

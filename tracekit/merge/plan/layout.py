@@ -41,7 +41,6 @@ class Layout:
         namespaces: For each input the number of its namespace; -1 for one that keeps its ids.
         moved_namespaces: For an earlier merge, new numbers for the namespaces that others use.
         prefixes: For each input what is written before the ids of async events.
-        collective_flows: The number of arrows between collectives, with those of earlier merges.
     """
 
     stride: int
@@ -60,11 +59,7 @@ class Layout:
 
 
 def stride_for(inputs: list[Input]) -> int:
-    """Return how far apart the pids of two ranks are.
-
-    Raises:
-        MergeError: A rank is too high for any.
-    """
+    """Return how far apart the pids of two ranks are."""
     highest = max((max(item.ranks) for item in inputs), default=0)
     stride = _STRIDE
     while stride > 1 and (highest + 1) * stride > _PIDS:
@@ -81,14 +76,7 @@ def passes(item: Input, stride: int) -> bool:
 
 
 def lay_out(inputs: list[Input]) -> Layout:
-    """Lay out a merge.
-
-    Args:
-        inputs: In the order of the output.
-
-    Raises:
-        MergeError: A rank is too high for process ids.
-    """
+    """Lay out a merge."""
     stride = stride_for(inputs)
     count = _PIDS // stride
     taken: dict[int, int] = {}
@@ -169,13 +157,7 @@ def units_of(inputs: list[Input]) -> list[list[int]]:
 
 
 def namespace_of(rank: int, place: int, ranks: int) -> int:
-    """Return the number of the namespace of an input; it does not depend on the inputs of other ranks.
-
-    Args:
-        rank: The rank of the input.
-        place: Its place among the inputs of the rank.
-        ranks: The number of ranks that there can be.
-    """
+    """Return the number of the namespace of an input; it does not depend on the inputs of other ranks."""
     return rank * _PLACES + place if place < _PLACES else ranks * _PLACES + (place - _PLACES) * (ranks + 1) + rank
 
 

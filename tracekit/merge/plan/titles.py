@@ -53,13 +53,10 @@ class Thread:
     """A track of the merged trace.
 
     Attributes:
-        tid: Its number.
         key: What its ``tid`` is in the inputs.
-        name: Its name.
         sort_index: Its place among the others, where an input tells.
         lane: Which lane of that track it is; 0 is the track itself.
         log: The number of its track among those of the unit; -1 while it has none.
-        work: The work seen there; see `work_of`.
     """
 
     tid: int
@@ -77,7 +74,6 @@ class Process:
 
     Attributes:
         threads: Its threads, by key and lane.
-        free_tids: The thread ids that the merge gives.
         place: The place of its rank in the order of display.
         labels: The parallelism labels of its rank, as text.
     """
@@ -121,12 +117,7 @@ def better_name(old: str, new: str, rank: int) -> str:
 
 
 def process_sort_index(process: Process, slot: int) -> int:
-    """Return the sort index of a process: by the place of its rank; rows of the profilers themselves follow all ranks.
-
-    Args:
-        process: The process.
-        slot: Its place among the processes of its rank.
-    """
+    """Return the sort index of a process: by the place of its rank; rows of the profilers themselves follow all ranks."""
     index = min(process.place, 10**6 - 1) * _PROCESSES_OF_RANK + min(slot, _PROCESSES_OF_RANK - 1)
     return index + _LAST_PROCESSES if process.key[0] == PROFILER else index
 
@@ -175,9 +166,7 @@ def thread_sort_index(process: Process, thread: Thread) -> int:
 def name_events(process: Process, slot: int) -> list[bytes]:
     """Return the metadata events that name and sort a process and its threads.
 
-    Args:
-        process: The process.
-        slot: Its place among the processes of its rank.
+    ``slot`` is its place among those of its rank.
     """
     pid = process.pid
     kind, number = process.key

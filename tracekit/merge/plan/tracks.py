@@ -38,8 +38,6 @@ _PSEUDO_PROCESSES: Final = frozenset({"Spans", "Traces", ""})
 
 @dataclass(slots=True)
 class _Declared:
-    """The names and sort indices of a pid in an input, and their counts."""
-
     name: str | None
     label: str
     threads: dict[Any, tuple[str | None, int | None]] = field(default_factory=dict)
@@ -47,8 +45,6 @@ class _Declared:
 
 
 class _InputTracks:
-    """The places of the events of one input."""
-
     def __init__(self, item: UnitInput) -> None:
         self.item = item
         self.processes: dict[Any, Process] = {}  # by pid, in one spelling
@@ -73,14 +69,7 @@ class _InputTracks:
 
 
 class UnitTracks:
-    """Numbers the processes and threads of a unit. Call `begin_input`, then the others for its events, then `end_input`.
-
-    Args:
-        stride: The distance between the pids of two ranks.
-
-    Attributes:
-        processes: The processes, by rank and key.
-    """
+    """Numbers the processes and threads of a unit. Call `begin_input`, then the others for its events, then `end_input`."""
 
     def __init__(self, stride: int) -> None:
         self.processes: dict[tuple[int, ProcessKey], Process] = {}
@@ -109,16 +98,7 @@ class UnitTracks:
                     self._thread(process, thread_key, wanted=tid)
 
     def place(self, pid: Any, tid: Any, category: Any) -> tuple[int, int, int]:
-        """Return the pid, the tid and the number of the track of an event.
-
-        Args:
-            pid: As it stands in the file.
-            tid: The same.
-            category: That of the event as JSON, or UNSET.
-
-        Raises:
-            MergeError: There are more processes than pids.
-        """
+        """Return the new pid and tid of an event, and the number of its track. The category is JSON, or UNSET."""
         now = self._inputs[-1]
         found = now.places.get((pid, tid))
         if found is None:
@@ -323,7 +303,6 @@ class UnitTracks:
             declared.threads[tid] = title, order
 
     def _settle(self, now: _InputTracks) -> None:
-        """Give the processes of an input what it says about them."""
         item = now.item
         for raw, process in now.processes.items():
             declared, known = now.declaration(raw), item.source.processes.get(raw)

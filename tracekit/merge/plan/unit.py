@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tracekit.formats.losses import Accounts
 from tracekit.formats.merged_head import truncate_header
 from tracekit.formats.trace_event import encode_json
-from tracekit.merge.scan.head import Head
+from tracekit.merge.input import Head
 from tracekit.storage import printable_name
 
 if TYPE_CHECKING:
@@ -51,12 +51,7 @@ class PartEncoder(Protocol):
         """Return what the next events add to the output."""
 
     def close(self, processes: Sequence[Process], closing: Callable[..., bytes]) -> Iterable[bytes]:
-        """Return what follows the events of the unit.
-
-        Args:
-            processes: The processes in the order of display.
-            closing: Returns the metadata events that follow the others; see `UnitRewriter.closing`.
-        """
+        """Return what follows the events of the unit. For ``closing`` see `UnitRewriter.closing`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +59,11 @@ class UnitInput:
     """An input and the facts that its rewriting needs. It can be pickled.
 
     Attributes:
-        number: Its place among all inputs.
-        source: The input, as far as its rewriting needs it.
-        shift_ns: The offset to add to its times.
         warp: The correction of a drifting clock, in the time of the file.
         namespace: The number of the namespace of its ids; -1 keeps them.
-        prefix: The text to write before the ids of its async events.
         moved_namespaces: New numbers for namespaces of an earlier merge that others use.
         start_ns: When it begins in the merged trace, about.
         tables: The description that the merged trace keeps of each input: (rank, kind, JSON).
-        chosen: The filter of a selection; None takes all events.
-        added: Events of the merge itself that follow those of the input.
-        clocks: The clocks to show on the processes of the input.
     """
 
     number: int
@@ -102,12 +90,8 @@ class UnitJob:
     """A unit and how it is written. It can be pickled.
 
     Attributes:
-        inputs: The inputs, in this order.
-        stride: The distance between the pids of two ranks.
-        part: The encoder of the output.
         output: The name of the output, which says whether it is packed.
         args: Which arguments are kept: 0 all, 1 ids, 2 none.
-        ranks: The place and the labels of each rank.
         snap_ns: The maximum overlap on a GPU stream that is removed by shortening the earlier slice.
     """
 
@@ -124,18 +108,10 @@ class UnitJob:
 class InputResult:
     """The counts and findings of one rewritten input.
 
+    ``read`` and ``written`` count events by phase, the others by reason or kind.
+
     Attributes:
-        read: The number of events read, by phase.
-        written: The number written, by phase.
-        dropped: The number left out, by reason.
-        repaired: The number changed for viewers, by kind.
-        left_out: The number left out on request, by reason.
-        repairs: The repaired damage of the file.
-        drops: The unreadable parts of the file.
-        accounts: The losses during its recording that it states.
         stack_frames: The stack frames that the events name: the JSON text of each by its id in the merged trace.
-        bytes_read: Size of the unpacked file.
-        clock_events: The number of instants that show a clock.
     """
 
     read: Counter[str] = field(default_factory=Counter)
@@ -156,12 +132,6 @@ class UnitResult:
     """The result of rewriting a unit.
 
     Attributes:
-        inputs: The result of each input, by number.
-        titles: The names of the processes of each rank.
-        moved: The number of slices that moved to a lane.
-        snapped: The number of shortened slices.
-        largest_snap_ns: The largest of these changes.
-        added: The number of metadata events written for the processes.
         twice: True if the unit was rewritten twice, as its output could not be patched.
     """
 
@@ -180,12 +150,6 @@ class MergePlan:
 
     Attributes:
         inputs: In the order of the output.
-        placement: The place of each input on the timeline, and the clocks.
-        layout: The numbers of pids and ids.
-        ranks: The labels and the order of the ranks.
-        filters: For each input the filter of its events; None keeps all.
-        added: For each input events of the merge itself that follow those of the input.
-        clocks: The clocks to show on the processes of an input, by its number.
         args: Which arguments are kept: 0 all, 1 ids, 2 none.
         snap_ns: The maximum overlap on a GPU stream that is removed by shortening the earlier slice.
     """
@@ -208,7 +172,6 @@ class MergePlan:
         return UnitJob(inputs, self.layout.stride, part, output, self.args, shown, self.snap_ns)
 
     def _input(self, number: int) -> UnitInput:
-        """Return an input and the facts for rewriting it."""
         item, layout, placement = self.inputs[number], self.layout, self.placement
         head = Head({}, {}, {}) if item.passes else item.head()
         tables = item.tables
@@ -231,7 +194,6 @@ class MergePlan:
 
 
 def _description(item: Input, head: Head) -> dict[str, Any]:
-    """Return what an input says about itself."""
     header, left_out = truncate_header(head.header)
     return {
         "file": printable_name(item.path),

@@ -15,15 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.formats.decimal_time import EPOCH_NS, EXACT_SPANS_NS, exact_time, format_us, parse_us
 from tracekit.formats.event_fields import PHASES, raw_field, repair_fields, time_field
 from tracekit.formats.json.repair import without_final_backslash
-from tracekit.formats.trace_event import (
-    UNSET,
-    Event,
-    Raw,
-    decode_dict,
-    decode_or_none,
-    encode_event,
-    encode_json,
-)
+from tracekit.formats.trace_event import UNSET, Event, Raw, decode_dict, decode_or_none, encode_event, encode_json
 from tracekit.merge.plan.layout import DIRECT_IDS, NAMESPACE
 from tracekit.merge.plan.titles import WORK_CATEGORIES, work_of
 from tracekit.merge.plan.unit import InputResult
@@ -77,20 +69,7 @@ def padded_tid(tid: int) -> Raw:
 
 
 class EventRewriter:
-    """Rewrites the events of one input, in the order of the file, and hands them to a rewriter.
-
-    Attributes:
-        result: The counts of the events so far.
-        offset: The number that is added to ids.
-        chosen: The filter of the selection; None if all events are taken.
-
-    Args:
-        rewriter: Takes the text of the events, and logs the times of slices.
-        tracks: Knows where the events of each process and thread go.
-        item: The input.
-        job: The unit of the input.
-        name_frames: Changes the stack frames that an event names, in place.
-    """
+    """Rewrites the events of one input, in the order of the file, and hands them to a rewriter."""
 
     def __init__(
         self,
@@ -207,7 +186,6 @@ class EventRewriter:
         return _NO_ROW if kind is None else (log, kind, start, end, label)
 
     def _slice(self, event: Event, start: int, log: int) -> int:
-        """Repair the duration of a slice, and note what it does on a GPU; return the duration."""
         duration = self._duration(event, start)
         if self._snaps:
             event.dur = Raw(format_us(duration))
@@ -231,7 +209,6 @@ class EventRewriter:
         return None
 
     def _write(self, event: Event, row: _Row) -> None:
-        """Hand a rewritten event on to the rewriter."""
         self._written[str(event.ph)] += 1
         text = without_final_backslash(encode_event(event))
         if self._moves_arg_ids:
@@ -300,7 +277,6 @@ class EventRewriter:
     # Metadata.
 
     def _rewrite_metadata(self, event: Event) -> _Row:
-        """Rewrite metadata of a process that is known."""
         if kinds := repair_fields(event):
             self._repaired.update(kinds)
         pid, tid = self._tracks.place_of_metadata(event.pid, event.tid)
@@ -345,12 +321,10 @@ class EventRewriter:
         event.id2 = Raw(b'{"local": %b}' % encode_json(f"{self._item.prefix}{value}"))
 
     def _other_namespace(self, number: int) -> int:
-        """Return an id of an earlier merge in the namespace that this merge has for it."""
         namespace, own = divmod(number, NAMESPACE)
         return self._namespaces.get(namespace, namespace) * NAMESPACE + own
 
     def _moved_arg_id(self, match: re.Match[bytes]) -> bytes:
-        """Return a key in the arguments and its id, moved."""
         number = int(match[2])
         if self._namespaces:
             number = self._other_namespace(number)
@@ -385,7 +359,6 @@ class EventRewriter:
         return True
 
     def _limit_args(self, event: Event) -> None:
-        """Keep of the arguments what tie events together, or nothing."""
         args = decode_dict(event.args) if self._args == 1 else {}
         kept = {
             key: value for key, value in args.items() if key in _IDS and type(value) is int and 0 <= value < _MAX_ARG_ID

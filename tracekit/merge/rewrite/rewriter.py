@@ -55,12 +55,7 @@ def label(name: bytes, category: bytes) -> int:
 
 
 class Rewriter:
-    """Collects the events of one unit as text, with `,` and a line break behind each.
-
-    Args:
-        folder: The folder of scratch files; the system's folder for temporary files if None.
-        snap_ns: The maximum overlap that is removed on the tracks that `finish` selects; 0 removes none.
-    """
+    """Collects the events of one unit as text, with `,` and a line break behind each."""
 
     def __init__(self, folder: str | None = None, snap_ns: int = 0) -> None:
         self._snap_ns = snap_ns
@@ -123,6 +118,14 @@ class Rewriter:
         text = _SEPARATOR.join(self._out)
         self._out.clear()
         return text
+
+    def write(self, descriptor: int, offset: int) -> None:
+        """Write the output since the last take into a file; the output begins at an offset."""
+        text = self.take()
+        offset += self._position - len(text)
+        while text:
+            size = os.pwrite(descriptor, text, offset)
+            text, offset = text[size:], offset + size
 
     def overlaps(self) -> bool:
         """Return False: before `finish`, no slices are known to overlap."""
@@ -209,12 +212,7 @@ class Rewriter:
             self._next = next(self._left, None)
 
     def lay(self, text: bytes, position: int) -> bytes:
-        """Return a stretch of output with the patches laid over it. Call it for the stretches in their order.
-
-        Args:
-            text: Some whole events.
-            position: Their place in the output of the unit.
-        """
+        """Return a stretch of output with the patches laid over it. Call it for the stretches in their order."""
         changed = bytearray(text)
         while self._next is not None and self._next[0] < position + len(text):
             at, patch = self._next
@@ -283,7 +281,6 @@ class Lanes:
         return number + 1
 
     def _find(self, end: int) -> int:
-        """Return the place of the first lane that fits a slice with this end."""
         if self._fits[1] < end:
             lower, self._size = self._fits, 2 * self._size
             self._fits = [NEVER_ENDS] * (2 * self._size)

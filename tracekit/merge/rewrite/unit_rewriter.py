@@ -15,13 +15,13 @@ from tracekit.formats.merged_head import INPUT_EVENT, PROCESS_EVENT
 from tracekit.formats.rank_clock import CLOCK_CATEGORY, clock_instant
 from tracekit.formats.stack_frames import STACK_FRAMES, StackFrames
 from tracekit.formats.trace_event import UNSET, Raw, decode_json, decode_run, encode_json
+from tracekit.merge.input import stamp_of
 from tracekit.merge.plan.titles import metadata_event, name_events, process_title
 from tracekit.merge.plan.tracks import UnitTracks
 from tracekit.merge.plan.unit import UnitResult
 from tracekit.merge.rewrite.general import EventRewriter, padded_tid
 from tracekit.merge.rewrite.pair_labels import has_lanes
 from tracekit.merge.rewrite.rewriter import FLOWS, Rewriter
-from tracekit.merge.scan.head import stamp_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -44,16 +44,7 @@ _CLOCK_CATEGORY: Final = encode_json(CLOCK_CATEGORY)
 class UnitRewriter:
     """Rewrites a unit. Iterate `steps` to its end, then call `finish`, then `closing`.
 
-    Args:
-        job: The unit.
-        folder: The folder of scratch files.
-        progress: Called with the number of an input, and of its unpacked bytes read so far.
-
-    Attributes:
-        result: The counts, complete after `closing`.
-        rewriter: Holds the patches, after `finish`.
-        tracks: The numbers of processes and threads.
-        processes: The processes in the order of display, after `finish`.
+    Its result is complete after `closing`; the rewriter has the patches and `processes` their order after `finish`.
     """
 
     def __init__(self, job: UnitJob, folder: str, progress: Callable[[int, int], None] | None = None) -> None:
@@ -69,12 +60,7 @@ class UnitRewriter:
     def steps(self, number: int | None = None) -> Iterator[None]:
         """Rewrite piece by piece; after each, the output can be taken from the rewriter.
 
-        Args:
-            number: The only input to rewrite; to be given for all inputs, in their order.
-
-        Raises:
-            MergeError: A file changed while it was merged.
-            StorageError: A file cannot be read any more.
+        With a number, rewrite only that input; to be called for all, in their order.
         """
         for item in self._own(number):
             yield from self._input(item)
@@ -82,11 +68,7 @@ class UnitRewriter:
     def patched(self, first: UnitRewriter) -> Iterator[tuple[int, bytes]]:
         """Rewrite the unit again, with the patches of the first time laid over its text.
 
-        Args:
-            first: The rewriter of the first time, finished.
-
-        Yields:
-            The number of an input, and some of its events.
+        Yield the number of an input, and some of its events.
         """
         position = 0
         for item in self._job.inputs:
@@ -113,9 +95,7 @@ class UnitRewriter:
     def closing(self, *, names: bool = True, number: int | None = None) -> bytes:
         """Return the metadata events that follow the others, each with ``,`` and a line break behind it.
 
-        Args:
-            names: Name the processes and threads, in addition to the tables for a further merge.
-            number: The only input that is of interest.
+        Without ``names``, only the tables for a further merge; with a number, only those of that input.
         """
         events: list[bytes] = []
         ranks: Counter[int] = Counter()
@@ -181,7 +161,6 @@ class UnitRewriter:
 
     @staticmethod
     def _plain(reader: TraceReader, events: EventRewriter) -> Iterator[None]:
-        """Rewrite the events of an input in Python, run by run."""
         for run in reader.runs():
             events.take(run)
             yield
@@ -220,7 +199,6 @@ class UnitRewriter:
         yield
 
     def _add(self, added: Sequence[AddedEvent]) -> None:
-        """Write events of the merge itself."""
         for event in added:
             pid, tid, log = self.tracks.place(event.pid, event.tid, UNSET)
             place = {"pid": pid, "tid": padded_tid(tid), "ts": Raw(format_us(event.time_ns))}
@@ -247,7 +225,6 @@ class UnitRewriter:
 
 
 def _look(core_rewriter: _merge.Rewriter, events: EventRewriter) -> None:
-    """Look at the events that say more than when and where."""
     if metadata := core_rewriter.metadata():
         events.take(decode_run(metadata))
     if noted := core_rewriter.noted():

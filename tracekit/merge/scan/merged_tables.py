@@ -17,11 +17,7 @@ _WORDS: Final = (f'"{PROCESS_EVENT}"'.encode(), f'"{INPUT_EVENT}"'.encode())
 
 
 def check_merged(item: Input) -> None:
-    """Refuse an earlier merge with a damaged head.
-
-    Raises:
-        MergeError: It is.
-    """
+    """Refuse an earlier merge with a damaged head."""
     ranks = item.rank_of_pid
     if isinstance(ranks, RankOfPid):
         if not ranks:
@@ -31,12 +27,7 @@ def check_merged(item: Input) -> None:
 
 
 def read_tables(item: Input) -> None:
-    """Take over the processes, threads and inputs of an earlier merge as they were before it.
-
-    Raises:
-        MergeError: The table is damaged.
-        StorageError: The file cannot be read.
-    """
+    """Take over the processes, threads and inputs of an earlier merge as they were before it."""
     if item.processes:
         return
     try:
@@ -80,7 +71,6 @@ def _is_rank(value: Any) -> bool:
 
 
 def _in_events(item: Input) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the tables that follow the events of each rank."""
     processes: list[dict[str, Any]] = []
     inputs: list[dict[str, Any]] = []
     with TraceReader(item.path, limit_bytes=item.stamp.limit_bytes) as reader:

@@ -16,16 +16,10 @@ from tracekit.formats.decimal_time import EPOCH_NS
 from tracekit.formats.event_fields import raw_number, time_field
 from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.kineto import is_kineto
-from tracekit.formats.rank_trace import (
-    BASE_TIME_KEY,
-    COMPANION_EVENT,
-    COMPOSER_RANK_EVENT,
-    METADATA_EVENT,
-)
+from tracekit.formats.rank_trace import BASE_TIME_KEY, COMPANION_EVENT, COMPOSER_RANK_EVENT, METADATA_EVENT
 from tracekit.formats.trace_event import UNSET, Event, decode_dict, decode_text
 from tracekit.formats.xprof import ANCHOR_EVENT, is_xprof_process, start_in_xplane, start_of_anchors
-from tracekit.merge.input import Input
-from tracekit.merge.scan.head import FileStamp, Head, ProcessScan, stamp_of
+from tracekit.merge.input import FileStamp, Head, Input, ProcessScan, stamp_of
 from tracekit.storage import is_remote, open_read
 
 if TYPE_CHECKING:
@@ -49,15 +43,7 @@ def probe(
 ) -> Input:
     """Find out what a file is.
 
-    Args:
-        path: File or URL.
-        progress: Called with the number of unpacked bytes read so far.
-        whole: Read and decode all of it.
-        head_only: Read only its beginning, which may lack its clock.
-
-    Raises:
-        StorageError: It cannot be read.
-        TraceFormatError: It is not a trace.
+    Read all of it where ``whole``, only its beginning, which may lack its clock, where ``head_only``.
     """
     stamp = stamp_of(path)
     with TraceReader(path, limit_bytes=stamp.limit_bytes) as reader:
@@ -103,18 +89,11 @@ def probe(
                     progress(read_bytes)
                 yield piece
 
-        events = find_events(path, (_COMPANION_WORD,), follow, stamp.limit_bytes)
-        names = [_companion(event) for event in events]
-        found.companions = tuple(filter(None, names))
+        names = _Survey()
+        for event in find_events(path, (_COMPANION_WORD,), follow, stamp.limit_bytes):
+            names.take([event])
+        found.companions = tuple(names.companions)
     return found
-
-
-def _companion(event: Event) -> str | None:
-    """Return the name of the file that a metadata event of a rank trace names as one of the same process."""
-    if event.ph != "M" or decode_text(event.name) != COMPANION_EVENT:
-        return None
-    name = decode_dict(event.args).get("file")
-    return name if isinstance(name, str) else None
 
 
 def _is_small(reader: TraceReader, stamp: FileStamp) -> bool:
@@ -166,7 +145,6 @@ def _read_end(path: str, reader: TraceReader, stamp: FileStamp) -> TraceReader |
 
 
 def _check(reader: TraceReader, survey: _Survey) -> None:
-    """Refuse a file that is not a trace."""
     if not reader.events and reader.drops:
         raise TraceFormatError(reader.path, "no event in it can be read", offset_bytes=reader.drops[0].offset_bytes)
     if reader.events and not any(survey.phases):
@@ -288,8 +266,8 @@ class _Survey:
         name, args = decode_text(event.name), decode_dict(event.args)
         if name == METADATA_EVENT:
             self.metadata = self.metadata or args
-        elif companion := _companion(event):
-            self.companions.append(companion)
+        elif name == COMPANION_EVENT and isinstance(args.get("file"), str) and args["file"]:
+            self.companions.append(args["file"])
         elif name == COMPOSER_RANK_EVENT and type(args.get("value")) is int and 0 <= args["value"] < _MAX_RANKS:
             self.composer_ranks.add(args["value"])
         elif name == "process_name" and isinstance(args.get("name"), str):

@@ -6,6 +6,7 @@ import re
 from bisect import bisect_left, bisect_right
 from fnmatch import translate
 from functools import lru_cache
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tracekit.formats.event_fields import raw_number
@@ -131,13 +132,8 @@ def _plain(track: TrackId) -> TrackId:
 
 
 def _overlaps(spans: Spans, start: int, end: int) -> bool:
-    """Return True if an event reaches into one of the spans."""
-    at = bisect_right(spans, start, key=_end)
+    at = bisect_right(spans, start, key=itemgetter(1))
     return at < len(spans) and spans[at][0] < max(end, start + 1)
-
-
-def _end(span: tuple[int, int]) -> int:
-    return span[1]
 
 
 @lru_cache(maxsize=4096)

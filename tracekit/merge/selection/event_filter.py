@@ -35,9 +35,6 @@ class EventFilter(Criteria):
 
     It can be pickled before its first use, without the input. Further reasons than those of `Criteria` are "rank" and
     "arrow".
-
-    Args:
-        selection, item, window, steps: See `Criteria`.
     """
 
     def __init__(self, selection: Selection, item: Input, window: Spans, steps: dict[int, Spans] | None) -> None:
@@ -119,19 +116,7 @@ class EventFilter(Criteria):
 
 
 def make_filters(selection: Selection, items: list[Input], placed: Placement) -> list[EventFilter | None]:
-    """Return the filter of every input; None for one that is taken whole.
-
-    Args:
-        selection: What is wanted.
-        items: The inputs.
-        placed: The place of each on the merged timeline.
-
-    Raises:
-        ConfigError: The time window cannot be applied.
-        MergeError: There is none of the wanted steps.
-        StorageError: An input can no longer be read.
-        TraceFormatError: It is not a trace any more.
-    """
+    """Return the filter of every input; None for one that is taken whole."""
     low = high = None
     if selection.time_window is not None:
         start_ns = min(placed.time_ns(number, _first_ns(item)) for number, item in enumerate(items))

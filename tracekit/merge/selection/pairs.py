@@ -38,9 +38,6 @@ class PairJudge:
 
     An ``E`` goes with its ``B`` as in `OpenSlices`. An arrow ends at the innermost slice that is open at its time, or (``f``
     without ``bp``) at the next one that begins, as in Perfetto; it is left out with either of its slices.
-
-    Args:
-        criteria: The selection.
     """
 
     def __init__(self, criteria: Criteria) -> None:
@@ -100,7 +97,6 @@ class PairJudge:
             return track
 
     def _judge_halves(self, track_id: TrackId, halves: list[_Half], track: _Track) -> None:
-        """Judge the slices of two halves of a track, and add them to its spans."""
         is_async = track_id[1] is None
 
         def judge(begin: _Half, end: int, *, sliced: bool = True) -> str:

@@ -69,15 +69,7 @@ class ProcessSteps:
 
 
 def find_steps(path: str) -> dict[Any, ProcessSteps]:
-    """Read the training steps of an input.
-
-    Returns:
-        By ``pid``, as it stands in the file.
-
-    Raises:
-        StorageError: It can no longer be read.
-        TraceFormatError: It is not a trace any more.
-    """
+    """Read the training steps of an input. They are by ``pid``, as it stands in the file."""
     found: dict[Any, ProcessSteps] = defaultdict(ProcessSteps)
     tracks: dict[tuple[Any, Any], OpenSlices[_Open]] = defaultdict(lambda: OpenSlices(_FOREVER))
     last_ns = 0
@@ -125,15 +117,10 @@ def _add_batch(batches: list[tuple[int, int]], event: Event) -> None:
 def step_spans(processes: list[ProcessSteps], wanted: tuple[int | None, int | None]) -> list[tuple[int, int]] | None:
     """Return from when until when the wanted steps of a rank were.
 
+    Return the spans in order and apart; None if the rank has no steps.
+
     A step goes on until the next one begins. The training time of tracekit counts where there is any; the two are not mixed,
     since they may count from different steps.
-
-    Args:
-        processes: Those of the rank; each attempt and each child is one.
-        wanted: The first step, and the first one after the last.
-
-    Returns:
-        Spans in order and apart; None if the rank has no steps.
     """
     low, high = wanted[0] or 0, _FOREVER if wanted[1] is None else wanted[1]
     spans: list[tuple[int, int]] = []

@@ -19,10 +19,10 @@ from tracekit.formats.archive_file import MANIFEST_KEY, MANIFEST_NAME, write_tar
 from tracekit.formats.byte_stream import ByteStream
 from tracekit.formats.event_fields import raw_number
 from tracekit.formats.trace_event import encode_json
+from tracekit.merge.input import stamp_of
 from tracekit.merge.plan.unit import InputResult
 from tracekit.merge.report import Drop
 from tracekit.merge.rewrite.unit_rewriter import UnitRewriter
-from tracekit.merge.scan.head import stamp_of
 from tracekit.merge.write.event_counts import JoinedFrames, losses_as_json, recording_losses
 from tracekit.merge.write.json_output import JsonOutput, JsonPart
 from tracekit.storage import basename
@@ -58,13 +58,7 @@ class _Member:
 
 
 class Archive:
-    """The archive that a merge writes. Every input is read once before, to see whether it needs repair.
-
-    Args:
-        output: The archive, whose suffix says its form.
-        plan: The plan of the merge.
-        folder: The folder of scratch files.
-    """
+    """The archive that a merge writes. Every input is read once before, to see whether it needs repair."""
 
     def __init__(self, output: str, plan: MergePlan, folder: str) -> None:
         self._output = output
@@ -90,12 +84,7 @@ class Archive:
         return {member.item.shown: member.reason for member in self._members if member.reason}
 
     def write(self, file: BinaryIO, counts: EventCounts, progress: Progress) -> None:
-        """Write the archive to a seekable file, and count its events.
-
-        Raises:
-            MergeError: An input has changed since it was read, or is too large.
-            StorageError: An input can no longer be read.
-        """
+        """Write the archive to a seekable file, and count its events."""
         (write_tar if self._output.endswith(".tar") else write_zip)(file, self._pieces(progress))
         for result in self._results:
             counts.take(result)
@@ -148,7 +137,6 @@ class Archive:
         return rewriter
 
     def _joined(self, number: int, unit: UnitRewriter, texts: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
-        """Yield an input as a merged trace."""
         item, found = self._members[number].item, unit.result.inputs[number]
         layout = replace(self._plan.layout, ranks=consecutive(sorted(item.ranks)))
         output = JsonOutput(replace(self._plan, inputs=[item], layout=layout))
@@ -208,7 +196,6 @@ def _names(inputs: list[Input]) -> list[str]:
 
 
 def _copied(item: Input, number: int, progress: Progress) -> Iterator[bytes]:
-    """Yield the bytes of an input, as many as were scanned."""
     done_bytes = 0
     with ByteStream(item.path, item.stamp.limit_bytes) as stream:
         while piece := stream.read():

@@ -28,18 +28,7 @@ _MAX_FRAME_BYTES: Final = 12 << 20
 
 
 class EventCounts:
-    """Counts what is written.
-
-    Args:
-        items: The inputs, in the order of the output.
-
-    Attributes:
-        total: The sum of all units, without their inputs.
-        collective_events_added: The number of events added between members of collectives.
-        stack_frames: The stack frames that are named.
-        losses: The losses of the ranks during recording.
-        written_twice: The ranks that were rewritten twice.
-    """
+    """Counts what is written."""
 
     def __init__(self, items: Sequence[Input]) -> None:
         self.total = UnitResult()
@@ -128,11 +117,7 @@ class EventCounts:
 
 
 class JoinedFrames:
-    """Takes the frames of one input after the other, up to 12 MiB of text. Beyond that, a frame may stay without its caller.
-
-    Attributes:
-        left_out: The number of frames that did not fit.
-    """
+    """Takes the frames of one input after the other, up to 12 MiB of text. Beyond that, a frame may stay without its caller."""
 
     def __init__(self) -> None:
         self.left_out = 0
@@ -173,10 +158,6 @@ def recording_losses(inputs: Sequence[Input], results: Sequence[InputResult]) ->
     """Return the losses during recording that the inputs state, in the order of the ranks.
 
     An earlier merge passes on those of its inputs.
-
-    Args:
-        inputs: All inputs of some ranks.
-        results: The result of each, by its place in ``inputs``.
     """
     found: list[RecordingLoss] = []
     processes: dict[tuple[Any, ...], list[int]] = {}
@@ -194,7 +175,6 @@ def recording_losses(inputs: Sequence[Input], results: Sequence[InputResult]) ->
 
 
 def _in_order(losses: Iterable[RecordingLoss]) -> list[RecordingLoss]:
-    """Return losses in the order of the ranks, each once."""
     return sorted(set(losses), key=lambda loss: (loss.rank, loss.path, loss.kind, loss.reason, loss.count or 0))
 
 

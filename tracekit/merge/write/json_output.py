@@ -41,11 +41,7 @@ class JsonPart:
 
 
 class JsonOutput:
-    """A merged trace in JSON.
-
-    Args:
-        plan: The plan of the merge.
-    """
+    """A merged trace in JSON."""
 
     own_events = 1
 
@@ -62,12 +58,7 @@ class JsonOutput:
         return JsonPart()
 
     def tail(self, stack_frames: bytes, losses: list[dict[str, Any]]) -> bytes:
-        """Return what follows the last unit: an event, the table of stack frames where there are any, and totals.
-
-        Args:
-            stack_frames: The table, as JSON; empty without frames.
-            losses: The losses of the ranks during recording.
-        """
+        """Return what follows the last unit: an event, the table of stack frames where there are any, and totals."""
         layout = self._plan.layout
         pid = (layout.ranks[0][0] if layout.ranks else 0) * layout.stride + 1
         event = {"ph": "M", "name": END_EVENT, "pid": pid, "tid": pid, "args": {}}

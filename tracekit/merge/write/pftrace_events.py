@@ -58,11 +58,7 @@ _MAX_UINT64: Final = 2**64 - 1
 
 
 class Arguments:
-    """Encodes arguments as debug annotations.
-
-    Args:
-        intern: Returns the number of a text in a table, 0 to write it out.
-    """
+    """Encodes arguments as debug annotations. ``intern`` returns the number of a text in a table, 0 to write it out."""
 
     def __init__(self, intern: Callable[[int, bytes], int]) -> None:
         self._intern = intern
@@ -129,13 +125,7 @@ class Arguments:
 
 
 class EventRecords:
-    """Turns events into records.
-
-    Args:
-        records: Takes them.
-        base_ns: The time that times of events count from.
-        flow_offset: A number that is added to the ids of flows.
-    """
+    """Turns events into records."""
 
     def __init__(self, records: AnyStore, base_ns: int, flow_offset: int) -> None:
         self._records = records
@@ -144,11 +134,7 @@ class EventRecords:
         self._arguments = Arguments(records.intern)
 
     def add(self, event: Event) -> None:
-        """Take an event other than metadata.
-
-        Raises:
-            ValueError: It has no usable phase, pid, tid or time.
-        """
+        """Take an event other than metadata."""
         phase: Any = event.ph
         pid: Any = event.pid
         tid: Any = event.tid
@@ -187,7 +173,6 @@ class EventRecords:
         self._records.add(kind, uuid, pid, start, end, category, name, rest)
 
     def _rest(self, event: Event, phase: str) -> bytes:
-        """Return the arguments of an event and the arrows on it."""
         fields = b"" if event.args is UNSET else self._arguments.arguments(bytes(event.args))
         other = {
             name: decode_or_none(getattr(event, name)) for name in _OTHER_FIELDS if getattr(event, name) is not UNSET

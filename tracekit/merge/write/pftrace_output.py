@@ -37,14 +37,7 @@ _PIDS: Final = 2**31
 
 
 class PftraceOutput:
-    """A merged trace as Perfetto's TrackEvent packets.
-
-    Args:
-        merged: The facts common to all of it.
-
-    Raises:
-        MergeError: A rank is too high for process ids.
-    """
+    """A merged trace as Perfetto's TrackEvent packets."""
 
     own_events = 0
 
@@ -84,13 +77,7 @@ class PftraceOutput:
 
 @dataclass(frozen=True, slots=True)
 class PftracePart:
-    """The events of a unit as packets.
-
-    Attributes:
-        number: The sequence of packets, unique in the trace.
-        base_ns: The time that times of events count from.
-        flow_offset: A number that is added to the ids of flows.
-    """
+    """The events of a unit as packets."""
 
     number: int
     base_ns: int
@@ -104,12 +91,7 @@ class PftracePart:
 
 
 class PacketEncoder:
-    """Encodes the events of a unit.
-
-    Args:
-        part: The facts about all of its packets.
-        folder: The folder of scratch files.
-    """
+    """Encodes the events of a unit."""
 
     def __init__(self, part: PftracePart, folder: str) -> None:
         self._number = part.number
@@ -127,12 +109,7 @@ class PacketEncoder:
         self._records = EventRecords(self._store, self._base_ns, flow_offset)
 
     def encode(self, events: bytes) -> bytes:
-        """Return the metadata among the next events; everything else is kept until `close`.
-
-        Raises:
-            ValueError: The text is not a run of events.
-            StorageError: The scratch file cannot be written.
-        """
+        """Return the metadata among the next events; everything else is kept until `close`."""
         out = b""
         at, size = 0, len(events)
         with self._storage_errors():
@@ -144,15 +121,7 @@ class PacketEncoder:
         return out
 
     def close(self, processes: Sequence[Process], closing: Callable[..., bytes]) -> Iterator[bytes]:
-        """Yield the names of the processes and threads, and the packets of all events but metadata.
-
-        Args:
-            processes: The processes in the order of display.
-            closing: Returns the metadata events that follow the others; see `UnitRewriter.closing`.
-
-        Raises:
-            StorageError: The scratch file cannot be written or read.
-        """
+        """Yield the names of the processes and threads, and the packets of all events but metadata."""
         yield self.encode(closing(names=False))
         yield b"".join(describe_tracks(self._number, processes))
         while True:

@@ -66,10 +66,6 @@ _END_OF_PLACE: Final = block(11, number_field(9, pftrace.END) + _PLACE)
 _EMPTY: Final = _TYPES[INSTANT] + block(6, number_field(3, 0))
 
 
-def _is_start(flow: bytes) -> bool:
-    return flow[3:4] == b"s"
-
-
 @dataclass(slots=True)
 class _Track:
     """A track. It has a name if no process or thread describes it."""
@@ -85,13 +81,7 @@ class _Track:
 
 
 class PacketStore:
-    """Keeps records until all are there.
-
-    Args:
-        sequence: The number of the sequence.
-        max_texts: The number of texts in a table; further ones are written out.
-        folder: The folder of scratch files; the system's folder for temporary files if None.
-    """
+    """Keeps records until all are there. Texts that exceed a table are written out."""
 
     def __init__(self, sequence: int, max_texts: int = MAX_TEXTS, folder: str | None = None) -> None:
         self._sequence = sequence
@@ -125,28 +115,9 @@ class PacketStore:
         return number
 
     def add(
-        self,
-        kind: int,
-        uuid: int,
-        pid: int,
-        start_ns: int,
-        end_ns: int,
-        category: bytes,
-        name: bytes,
-        rest: bytes,
+        self, kind: int, uuid: int, pid: int, start_ns: int, end_ns: int, category: bytes, name: bytes, rest: bytes
     ) -> None:
-        """Take a record.
-
-        Args:
-            kind: `SLICE` and so on.
-            uuid: The track.
-            pid: The process of the track.
-            start_ns: The time.
-            end_ns: The end of a slice.
-            category: In UTF-8; the unit of a counter.
-            name: In UTF-8; the name of a counter's track.
-            rest: The other fields.
-        """
+        """Take a record. The name of a counter is that of its track, its category its unit; both are in UTF-8."""
         self._order += 1
         track = self._tracks.get(uuid)
         if track is None:
@@ -158,7 +129,8 @@ class PacketStore:
             track.first_ns, track.name = start_ns, name
         title = self._title(CATEGORIES, 3, 22, category), self._title(NAMES, 10, 23, name)
         flow = (*title, rest)
-        if kind == FLOW and _is_start(rest) and (flow in self._starts or len(self._starts) < _MAX_STARTS):
+        is_start = rest[3:4] == b"s"
+        if kind == FLOW and is_start and (flow in self._starts or len(self._starts) < _MAX_STARTS):
             self._starts[flow] = min(self._starts.get(flow, (start_ns, self._order)), (start_ns, self._order))
         if kind in (BEGIN, END):
             self._halves.add((track.number, start_ns, self._order, kind, *title, rest), len(rest))

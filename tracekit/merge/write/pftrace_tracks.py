@@ -76,12 +76,7 @@ def unit_of(name: str) -> str:
 
 
 def describe_tracks(sequence: int, processes: Sequence[Process]) -> Iterator[bytes]:
-    """Yield a packet for every process, group and thread, parents first. The packets may come before or after the events.
-
-    Args:
-        sequence: The number of the sequence of packets.
-        processes: In the order of display.
-    """
+    """Yield a packet for every process, group and thread, parents first. The packets may come before or after the events."""
     for description in _descriptions(processes):
         yield sequence_packet(sequence, block(60, description))
 

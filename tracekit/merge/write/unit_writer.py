@@ -8,6 +8,7 @@ first events. The bytes are the same whichever way was taken.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from tracekit.formats.gzip_codec import packed
@@ -33,34 +34,33 @@ def write_unit(
 ) -> UnitResult:
     """Write a unit to a file, at its position; a packed unit is a separate gzip member.
 
-    Args:
-        job: The unit.
-        file: A file on a disk of this machine.
-        folder: The folder of scratch files.
-        progress: Called with the number of an input, and of its unpacked bytes read so far.
-        pack_behind: Pack in another thread, if a processor is free.
-
-    Raises:
-        MergeError: A file changed since it was planned.
-        StorageError: One cannot be read any more.
+    ``progress`` gets the number of an input, and of its unpacked bytes read so far.
     """
     unit = UnitRewriter(job, folder, progress)
     start = file.tell()
     encoder, held, size_bytes = job.part.encoder(folder), [], 0
+    is_written = False
     with packed(job.output, file, behind=pack_behind) as sink:
         is_patchable = sink is file and job.part.is_text
         for _ in unit.steps():
+            if is_written:
+                unit.rewriter.write(file.fileno(), start)
+                continue
             held.append(unit.rewriter.take())
             size_bytes += len(held[-1])
             if size_bytes > _HELD_BYTES:
                 if is_patchable or not unit.rewriter.overlaps():
                     sink.write(encoder.encode(b"".join(held)))
                 held.clear()
+                if is_patchable:
+                    file.flush()
+                    is_written = True
+        if is_written:
+            file.seek(0, os.SEEK_END)
         needs_patches = unit.finish() > 0 or unit.rewriter.overlaps()
         if size_bytes <= _HELD_BYTES:
             sink.write(encoder.encode(unit.rewriter.lay(b"".join(held), 0)))
         elif needs_patches and is_patchable:
-            file.flush()
             unit.rewriter.write_patches(file.fileno(), start)
         elif needs_patches:
             unit.result.twice = True
@@ -78,6 +78,5 @@ def write_unit(
 
 
 def _close(unit: UnitRewriter, encoder: PartEncoder, sink: BinaryIO | GzipWriter) -> None:
-    """Write what follows the events of a unit."""
     for piece in encoder.close(unit.processes, unit.closing):
         sink.write(piece)
