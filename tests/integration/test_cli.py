@@ -212,6 +212,19 @@ def test_a_misspelt_word_gets_the_nearest_one_suggested(
     assert capsys.readouterr().err.endswith(f"; {suggestion}\n")
 
 
+def test_without_arguments_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    listed = re.findall(r"^    (\w+) ", capsys.readouterr().err, re.MULTILINE)
+    assert listed == list(VERBS)
+
+
+def test_a_command_without_traces_names_the_ways_to_give_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["summary"]) == 2
+    assert capsys.readouterr().err.endswith(
+        "the following arguments are required: INPUT. Name traces such as traces/RUN/, or a run: --run latest\n"
+    )
+
+
 def test_a_run_is_named_instead_of_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.native.cores import project
+from tests.unit.test_layers import FOUNDATION, MAY_USE
 from tracekit.auto.configuration import DEFAULTS, OPTIONS, READERS
 from tracekit.cli import make_parser
 from tracekit.recording.options import SETTINGS
@@ -38,7 +39,13 @@ for cell in CELLS:
     shell.run_cell(cell).raise_error()
 """
 STAND_INS = {
-    "composer": "from unittest.mock import MagicMock\nTrainer = MagicMock()\n",
+    "composer": (
+        "import sys, types\n"
+        "from unittest.mock import MagicMock\n"
+        "Trainer, core = MagicMock(), types.ModuleType('composer.core')\n"
+        "core.Callback, core.Event = object, MagicMock()\n"
+        "sys.modules.update({'composer': types.ModuleType('composer'), 'composer.core': core})\n"
+    ),
     "jax_profiler": (
         "from types import SimpleNamespace\n"
         "epoch, batches, state = 0, [[1], [2]], None\n"
@@ -156,6 +163,21 @@ def test_the_configuration_page_lists_every_variable() -> None:
     used = {name for text in sources for name in re.findall(r"\bTRACEKIT_[A-Z][A-Z_]*[A-Z]\b", text)}
     used |= {f"TRACEKIT_{name.upper()}" for name in OPTIONS}
     assert used == set(re.findall(r"\bTRACEKIT_[A-Z_]+", page))
+
+
+def test_the_architecture_page_has_the_layers_that_are_enforced() -> None:
+    page = (DOCS / "ARCHITECTURE.md").read_text("utf-8").partition("## Layers")[2].partition("\n## ")[0]
+    shown = {}
+    for folder, used in re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.MULTILINE):
+        shown[folder] = set(re.findall(r"`(\w+)`", used)) | (FOUNDATION if used.startswith("foundation") else set())
+    assert shown == {folder: used for folder, used in MAY_USE.items() if " " not in folder}
+
+
+def test_the_glossary_defines_twenty_terms_or_more() -> None:
+    glossary = (DOCS / "ARCHITECTURE.md").read_text("utf-8").partition("## Glossary")[2]
+    terms = re.findall(r"^\| (\w[\w, ]*) \| ", glossary, re.MULTILINE)[1:]
+    assert len(terms) >= 20
+    assert len(set(terms)) == len(terms)
 
 
 @pytest.mark.slow

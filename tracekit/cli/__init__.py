@@ -130,7 +130,8 @@ class Parser(argparse.ArgumentParser):
         """Print the usage and the message, and exit with 2."""
         misspelt = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
         if misspelt is not None:
-            message += suggestion(misspelt[1], re.findall(r"[\w-]+", misspelt[2]))
+            nearest = suggestion(misspelt[1], re.findall(r"[\w-]+", misspelt[2]))
+            message = f"{message.partition(' (choose from ')[0]}{nearest}" if nearest else message
         elif message.startswith(_MISSING) and _TRACES.search(message):
             message += ". Name traces such as traces/RUN/, or a run: --run latest"
         super().error(message)
@@ -146,6 +147,15 @@ class Parser(argparse.ArgumentParser):
         self.error(f"unrecognized arguments: {' '.join(unknown)}{suggestion(unknown[0].partition('=')[0], known)}")
 
 
+class _VerbFormatter(argparse.HelpFormatter):
+    """A formatter with a column that is wide enough for the longest verb."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        """Add an option or the verbs."""
+        super().add_argument(action)
+        self._action_max_length = max(self._action_max_length, max(map(len, VERBS)) + 4)
+
+
 def make_parser(loaded: Collection[str] = VERBS) -> tuple[Parser, dict[str, Parser]]:
     """Return the parser of the command line, and the parser of each verb.
 
@@ -153,6 +163,7 @@ def make_parser(loaded: Collection[str] = VERBS) -> tuple[Parser, dict[str, Pars
         loaded: The verbs to add arguments for. This loads their modules, which takes time.
     """
     parser = Parser(prog="tracekit", description="Record, merge and check traces of ML training.", allow_abbrev=False)
+    parser.formatter_class = _VerbFormatter
     parser.epilog = (
         "tracekit VERB --help shows the options of a command and an example. In every command, --run NAME or --run latest "
         "stands for a run in the folder traces (or TRACEKIT_TRACES)."
@@ -174,6 +185,9 @@ def make_parser(loaded: Collection[str] = VERBS) -> tuple[Parser, dict[str, Pars
 def _run(arguments: list[str]) -> int:
     wanted = next((argument for argument in arguments if not argument.startswith("-")), "")
     parser, parsers = make_parser({wanted})
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return USAGE
     arguments = with_named_runs(arguments, wanted)
     args, unknown = parser.parse_known_args(arguments)
     verb_parser = parsers[args.verb]

@@ -221,14 +221,20 @@ def _page(text: str, page: int, heads: int = 0) -> str:
     """
     lines = text.splitlines(keepends=True)
     head, pages = "".join(lines[:heads]), [""]
-    for line in lines[heads:]:
+    for line in map(_short, lines[heads:]):
         if pages[-1] and len(head) + len(pages[-1]) + len(line) > PAGE_CHARS:
             pages.append("")
-        pages[-1] += line[:PAGE_CHARS]
+        pages[-1] += line
     if not 1 <= page <= len(pages):
         raise ToolError(f"page {page} does not exist; the last page is {len(pages)}")
     more = f"\n[page {page} of {len(pages)}]" if len(pages) > 1 else ""
     return head + pages[page - 1].rstrip("\n") + more
+
+
+def _short(line: str) -> str:
+    """Return a line that fits on a page, with the number of characters that are cut."""
+    cut = len(line) - PAGE_CHARS
+    return line if cut <= 0 else f"{line[:PAGE_CHARS]} [{cut:,} more characters]\n"
 
 
 def _member(document: str, key: str) -> str:
