@@ -57,7 +57,7 @@ STAND_INS = {
         "from tracekit import JSONTraceHandler, Profiler, Timers\n"
         "writer, run, mlflow, iteration, step, log_interval = MagicMock(), MagicMock(), MagicMock(), 1, 1, 1\n"
         "with Profiler(JSONTraceHandler('traces/RUN/rank0.json'), rank=0):\n"
-        "    with Timers()('warm-up'): pass\n"
+        "    with Timers(1, 'max')('warm-up'): pass\n"
     ),
     "thunder_time_profiler": "from unittest.mock import MagicMock\nTrainer = MagicMock()\n",
 }
@@ -144,7 +144,7 @@ def test_the_other_blocks_of_the_pages_can_be_read() -> None:
 
 def test_the_configuration_page_lists_every_option_with_its_variable_and_default() -> None:
     page = (DOCS / "environment.md").read_text("utf-8")
-    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| `?([^|`]*)`? \|", page, re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| `?([^|`]*)`? ?\|", page, re.MULTILINE)
     assert [(key, variable) for key, variable, _ in rows] == [(key, f"TRACEKIT_{key.upper()}") for key in OPTIONS]
     defaults = {**DEFAULTS, **{name: default for name, (default, _) in SETTINGS.items()}}
     for key, _, shown in rows:
