@@ -14,6 +14,7 @@ import pytest
 
 from tests.native.cores import project
 from tests.unit.test_layers import FOUNDATION, MAY_USE
+from tracekit import JSONTraceHandler, Profiler
 from tracekit.auto.configuration import DEFAULTS, OPTIONS, READERS
 from tracekit.cli import make_parser
 from tracekit.recording.options import SETTINGS
@@ -163,6 +164,19 @@ def test_the_configuration_page_lists_every_variable() -> None:
     used = {name for text in sources for name in re.findall(r"\bTRACEKIT_[A-Z][A-Z_]*[A-Z]\b", text)}
     used |= {f"TRACEKIT_{name.upper()}" for name in OPTIONS}
     assert used == set(re.findall(r"\bTRACEKIT_[A-Z_]+", page))
+
+
+def test_the_page_on_files_shows_events_as_they_are_written(tmp_path: Path) -> None:
+    with Profiler(JSONTraceHandler(tmp_path / "rank{rank}.json"), rank=0, world_size=2, run_id="nightly") as profiler:
+        with profiler.marker("forward"):
+            pass
+        profiler.marker("training").counter({"loss": 0.5})
+        profiler.step()
+    ((_, code),) = blocks(DOCS / "files.md", "json")
+    written = {event["name"]: event for event in json.loads((tmp_path / "rank0.json").read_bytes())}
+    for event in json.loads(code):
+        assert set(event) == set(written[event["name"]])
+        assert set(event["args"]) <= set(written[event["name"]]["args"])
 
 
 def test_the_architecture_page_has_the_layers_that_are_enforced() -> None:
