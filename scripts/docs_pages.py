@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mkdocs.structure.files import File
 
@@ -28,8 +28,8 @@ COPIED = {
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages."""
-    pages = {"commands.md": commands(), "python.md": python(), "files.md": schemas()}
-    pages |= {name: path.read_text("utf-8") for name, path in COPIED.items()}
+    pages = {"commands.md": commands(), "python.md": python()}
+    pages |= {name: with_one_title(path.read_text("utf-8"), name) for name, path in COPIED.items()}
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     for picture in COPIED["performance.md"].parent.glob("*.svg"):
@@ -39,6 +39,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Lead links to files outside the folder to their copies in the site; name the other files."""
+    if page.file.src_uri == "files.md":
+        return f"{markdown}\n{schemas()}\n"
     source = COPIED.get(page.file.src_uri, DOCS / page.file.src_uri)
     names = {path: name for name, path in COPIED.items()}
 
@@ -53,6 +55,19 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
         return f"{text} (`{path.relative_to(ROOT)}`)"
 
     return re.sub(r"(?<!!)\[([^\]]*)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*|)\)", link, markdown)
+
+
+def on_page_content(html: str, **_: object) -> str:
+    """Show the colon of docstrings in front of code, which is doubled there."""
+    return html.replace("::</p>", ":</p>")
+
+
+def with_one_title(markdown: str, name: str) -> str:
+    """Return a page with one heading of the first level: a second one hides the table of contents."""
+    if len(re.findall(r"^# ", markdown, re.MULTILINE)) == 1:
+        return markdown
+    title = name.removesuffix(".md").capitalize()
+    return f"# {title}\n\n" + re.sub(r"^#", "##", markdown, flags=re.MULTILINE)
 
 
 def commands() -> str:
@@ -71,20 +86,41 @@ def python() -> str:
 
 
 def schemas() -> str:
-    """Return the page of the JSON schemas."""
-    parts = ["# Files\n\nEvery JSON document that tracekit writes has a schema in the folder `schemas`."]
+    """Return the tables of the JSON schemas."""
+    parts = []
     for path in sorted((ROOT / "schemas").glob("*.schema.json")):
         schema = json.loads(path.read_text("utf-8"))
-        parts.append(f"## {path.name.partition('.')[0]}\n\n{schema.get('description', schema.get('title', ''))}\n")
-        rows = [
-            f"| `{name}` | {_type(value)} | {re.sub(r'[|]', ' ', value.get('description', ''))} |"
-            for name, value in schema.get("properties", {}).items()
-        ]
-        if rows:
-            parts.append("\n".join(["| key | type | meaning |", "| --- | --- | --- |", *rows]))
+        name = path.name.partition(".")[0]
+        parts.append(f"### {name}\n\n{schema.get('description', schema.get('title', ''))}\n\n{_keys(schema)}")
+        parts += [f"**`{kind}`** {_described(part)}" for kind, part in schema.get("$defs", {}).items()]
     return "\n\n".join(parts)
 
 
-def _type(value: dict[str, object]) -> str:
-    found = value.get("type", "")
+def _described(schema: dict[str, Any]) -> str:
+    words = schema.get("description", schema.get("title", ""))
+    keys = _keys(schema)
+    return f"{words}\n\n{keys}" if keys else f"{words} ({_type(schema)})"
+
+
+def _keys(schema: dict[str, Any]) -> str:
+    """Return the table of the keys of an object; empty if it lists none."""
+    rows = [
+        f"| `{name}` | {_type(value)} | {re.sub(r'[|]', ' ', value.get('description', ''))} |"
+        for name, value in schema.get("properties", {}).items()
+    ]
+    return "\n".join(["| key | type | meaning |", "| --- | --- | --- |", *rows]) if rows else ""
+
+
+def _type(value: dict[str, Any]) -> str:
+    if "$ref" in value:
+        return f"`{value['$ref'].rpartition('/')[2]}`"
+    if "anyOf" in value:
+        return " or ".join(map(_type, value["anyOf"]))
+    if "const" in value:
+        return json.dumps(value["const"])
+    if "enum" in value:
+        return ", ".join(map(json.dumps, value["enum"]))
+    found = value.get("type", "any")
+    if found == "array" and value.get("items"):
+        return f"array of {_type(value['items'])}"
     return " or ".join(found) if isinstance(found, list) else str(found)

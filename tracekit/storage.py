@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 from tracekit.errors import StorageError
+from tracekit.version import DISTRIBUTION
 from tracekit.wording import escape_surrogates, one_line
 
 if TYPE_CHECKING:
@@ -139,8 +140,7 @@ def filesystem_of(path: str) -> tuple[Any, str]:
     try:
         filesystem, inner = fsspec.core.url_to_fs(path)
     except (ImportError, ValueError) as error:
-        # fsspec's own message names the package to install ("Install s3fs to access S3") or the unknown protocol.
-        raise StorageError(f"{without_secrets(path)}: {error}") from error
+        raise _no_driver(path, error) from error
     except Exception as error:
         # Some file systems, such as FTP, connect here.
         raise explained(path, error, "be reached") from error
@@ -534,7 +534,13 @@ def check_protocol(url: str) -> None:
 
         get_filesystem_class(url.split("://", 1)[0].rpartition("::")[2])
     except (ImportError, ValueError) as error:
-        raise StorageError(f"{without_secrets(url)}: {error}") from error
+        raise _no_driver(url, error) from error
+
+
+def _no_driver(url: str, error: Exception) -> StorageError:
+    # fsspec's own message names the package to install ("Install s3fs to access S3") or the unknown protocol.
+    extra = f": pip install '{DISTRIBUTION}[s3]'" if isinstance(error, ImportError) and "s3fs" in str(error) else ""
+    return StorageError(f"{without_secrets(url)}: {error}{extra}")
 
 
 def put(local: str, url: str, *, replace: bool = False, timeout_s: float | None = None) -> None:

@@ -140,8 +140,10 @@ def test_help_names_things_as_they_are_spelt_and_has_an_example_that_is_accepted
     monkeypatch.setenv("COLUMNS", "200")
     assert main([verb, "--help"]) == 0
     printed = capsys.readouterr().out
-    ((description, example),) = re.findall(r"^(.*)\. Example: tracekit (.*)$", printed, re.MULTILINE)
+    description = printed.partition("\n\n")[2].partition("\n\n")[0]
+    example, *_ = re.findall(r"^[eE]xamples?:\n  tracekit (.*)$", printed, re.MULTILINE)
     assert description[0].isupper()
+    assert description.endswith(".")
     assert not re.search(r"\b(?:perfetto|sql|html)\b", description)
     parser = argparse.ArgumentParser()
     importlib.import_module(f"tracekit.cli.{verb}").prepare_parser(parser)
@@ -210,6 +212,19 @@ def test_a_misspelt_word_gets_the_nearest_one_suggested(
     assert capsys.readouterr().err.endswith(f"; {suggestion}\n")
 
 
+def test_without_arguments_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    listed = re.findall(r"^    (\w+) ", capsys.readouterr().err, re.MULTILINE)
+    assert listed == list(VERBS)
+
+
+def test_a_command_without_traces_names_the_ways_to_give_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["summary"]) == 2
+    assert capsys.readouterr().err.endswith(
+        "the following arguments are required: INPUT. Name traces such as traces/RUN/, or a run: --run latest\n"
+    )
+
+
 def test_a_run_is_named_instead_of_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -234,6 +249,76 @@ def test_a_run_is_named_instead_of_its_path(
     monkeypatch.setenv("TRACEKIT_TRACES", str(tmp_path / "none"))
     assert main(["summary", "--run", "latest"]) == 2
     assert "it holds no run" in capsys.readouterr().err
+
+
+ON_A_RUN = {
+    "anonymise": [],
+    "capture": ["--status"],
+    "convert": ["out.json"],
+    "diff": ["--rank-a", "0", "--rank-b", "1"],
+    "doctor": [],
+    "gpu": [],
+    "link": [],
+    "mcp": [],
+    "open": [],
+    "query": ["select 1"],
+    "recover": [],
+    "report": [],
+    "serve": [],
+    "split": ["--by-rank"],
+    "stragglers": [],
+    "summary": [],
+    "trim": ["--steps", "1:2"],
+    "upload": [],
+    "validate": [],
+}
+
+
+def test_the_verbs_that_take_no_run_are_those_that_make_or_need_none() -> None:
+    assert set(VERBS) - set(ON_A_RUN) - {"merge", "top"} == {"completion", "run"}
+
+
+@pytest.mark.parametrize("verb", ON_A_RUN)
+@pytest.mark.parametrize("name", ["latest", "newer"])
+def test_every_command_takes_the_name_of_a_run(
+    verb: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, run in enumerate(("older", "newer")):
+        (tmp_path / "traces" / run).mkdir(parents=True)
+        path = tmp_path / "traces" / run / "rank0.json"
+        path.write_bytes(rank_trace(slice_(run)))
+        os.utime(path, (10**9 + number, 10**9 + number))
+    given: dict[str, Any] = {}
+    module = importlib.import_module(f"tracekit.cli.{verb}")
+    monkeypatch.setattr(module, "run", lambda args, _parser: given.update(vars(args)) or 0)
+    assert main([verb, "--run", name, *ON_A_RUN[verb]]) == 0
+    paths = [str(path) for value in given.values() for path in (value if isinstance(value, list) else [value])]
+    assert "traces/newer" in paths
+
+
+@pytest.mark.parametrize("name", ["latest", "one"])
+def test_merge_and_top_show_the_named_run_only(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, run in enumerate(("two", "one")):
+        (tmp_path / "traces" / run).mkdir(parents=True)
+        path = tmp_path / "traces" / run / "rank0.json"
+        path.write_bytes(rank_trace(slice_(run)))
+        os.utime(path, (10**9 + number, 10**9 + number))
+    assert main(["merge", "-q", "--run", name, "-o", "merged.json"]) == 0
+    assert b'"one"' in (tmp_path / "merged.json").read_bytes()
+    assert b'"two"' not in (tmp_path / "merged.json").read_bytes()
+    assert main(["top", "--once", "--json", "--run", name]) in (0, 3)
+    shown = capsys.readouterr().out
+    assert str(Path("traces") / "one") in shown
+    assert str(Path("traces") / "two") not in shown
+    for verb in ("merge", "top"):
+        assert main([verb]) == 2
+        assert "or a run: --run NAME" in capsys.readouterr().err
+        assert main([verb, "--run", "none"]) == 2
+        assert "--run none: no such run in traces" in capsys.readouterr().err
 
 
 def test_a_word_that_is_near_to_none_gets_no_suggestion(capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,7 +57,7 @@ def test_json_is_one_document_that_fits_its_schema(tmp_path: Path, capsys: pytes
 def test_wrong_usage_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "a.json", 1)
     assert main(["diff", path]) == 2
-    assert "name two different ones" in capsys.readouterr().err
+    assert "name the later run, or two ranks of this one: --rank-a N --rank-b M" in capsys.readouterr().err
     assert main(["diff", path, path, "--rank-b", "5"]) == 2
     assert "rank 5 is not in the traces" in capsys.readouterr().err
     assert main(["diff", path, path, "--fail-above", "much"]) == 2

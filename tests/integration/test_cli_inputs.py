@@ -192,6 +192,7 @@ def test_merge_takes_standard_input_from_a_pipe_and_from_a_file(engine: Engine, 
         (["anonymise", "-"], 2, b"-: name the output with -o"),
         (["merge", "-o", "out.json", "-", "-"], 2, b"-: standard input can be named once"),
         (["convert", "-", "out.pftrace"], 0, b"wrote out.pftrace"),
+        (["diff", "-", "-"], 2, b"-: standard input can be named once"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -199,6 +200,67 @@ def test_commands_take_standard_input(tmp_path: Path, arguments: list[str], code
     done = run(arguments, tmp_path, ARRAY)
     assert done.returncode == code, done
     assert printed in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["merge", "-o", "-", "-"],
+        ["convert", "-", "-"],
+        ["trim", "-o", "-", "--categories", "c", "-"],
+        ["anonymise", "-o", "-", "-"],
+        ["recover", "-o", "-", "-"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_commands_write_to_standard_output_and_their_messages_to_standard_error(
+    tmp_path: Path, scratch: Path, arguments: list[str]
+) -> None:
+    done = run(arguments, tmp_path, ARRAY)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    events = document if isinstance(document, list) else document["traceEvents"]
+    assert [event["name"] for event in events if event["ph"] == "X"] == ["forward", "layer"]
+    assert (b"wrote -" in done.stderr) == (arguments[0] != "recover")
+    assert str(scratch).encode() not in done.stdout
+    assert b"next: " not in done.stderr
+    assert list(scratch.iterdir()) == []
+    assert list(tmp_path.glob("*.json*")) == []
+
+
+def test_recover_repairs_in_a_pipeline(tmp_path: Path) -> None:
+    done = run(["recover", "-o", "-", "-"], tmp_path, ARRAY[:-20])
+    assert done.returncode in (0, 3)
+    assert b'"forward"' in done.stdout
+    assert json.loads(done.stdout)
+    assert b"recovered into -" in done.stderr
+
+
+def test_a_report_goes_to_standard_output(tmp_path: Path) -> None:
+    done = run(["report", "-o", "-", "-"], tmp_path, ARRAY)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.lower().startswith(b"<!doctype html>")
+    done = run(
+        ["query", "--format", "csv", "-o", "-", "-", "select name from events where name = 'layer'"], tmp_path, ARRAY
+    )
+    assert done.stdout.split() == [b"name", b"layer"]
+
+
+def test_a_command_that_cannot_write_to_standard_output_or_a_terminal_says_so(tmp_path: Path) -> None:
+    done = run(["run", "-o", "-", "--", "true"], tmp_path)
+    assert (done.returncode, done.stderr) == (2, b"tracekit: run cannot write to standard output; name a file\n")
+    (tmp_path / "trace.json").write_bytes(ARRAY)
+    controller, terminal = os.openpty()
+    try:
+        command = [sys.executable, "-m", "tracekit", "merge", "-o", "-", "trace.json"]
+        refused = subprocess.run(
+            command, cwd=tmp_path, stdout=terminal, stderr=subprocess.PIPE, check=False, timeout=120
+        )
+    finally:
+        os.close(controller)
+        os.close(terminal)
+    assert refused.returncode == 2
+    assert b"-: standard output is a terminal; redirect it, for example > merged.json" in refused.stderr
 
 
 def test_closed_standard_input_is_reported(tmp_path: Path) -> None:

@@ -166,3 +166,11 @@ def test_a_wrong_service_or_a_missing_library_is_an_error_at_the_start(
         pass
     assert main(["run", "--log-to", "wandb", "--", "true"]) == 1
     assert "pip install 'tracekit-ml[wandb]'" in capsys.readouterr().err
+
+
+def test_report_logs_to_wandb(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = rank_trace(folder / "rank0.json", 0)
+    assert main(["report", str(trace), "--log-to", "wandb"]) == 0
+    assert "Logged report.html and rank0.json to wandb" in capsys.readouterr().err
+    (record,) = folder.glob("wandb/offline-run-*/*.wandb")
+    assert all(name in record.read_bytes() for name in (b"report.html", b"rank0.json"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -115,6 +116,16 @@ def test_long_answers_come_in_pages(runs: Path) -> None:
             await refusal(client, "query", run="fast", sql=sql, page=6)
             == "Error executing tool query: page 6 does not exist; the last page is 5"
         )
+
+    ask(runs, questions)
+
+
+def test_a_line_that_is_longer_than_a_page_says_what_is_cut(runs: Path) -> None:
+    async def questions(client: mcp.Client) -> None:
+        text = await call(client, "query", run="fast", sql=f"select repeat('x', {PAGE_CHARS + 500}) as text")
+        assert text.splitlines()[0] == "text"
+        assert re.search(r"x \[50\d more characters\]", text)
+        assert len(text) < PAGE_CHARS + 100
 
     ask(runs, questions)
 

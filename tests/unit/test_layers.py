@@ -246,7 +246,7 @@ def late():
     nodes = list(run_time_nodes(ast.parse(source)))
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     assert sorted(names) == ["fsspec.core", "os.path", "psutil"]
-    assert own_imports("tracekit.storage") == ["tracekit.errors", "tracekit.wording"]
+    assert own_imports("tracekit.storage") == ["tracekit.errors", "tracekit.version", "tracekit.wording"]
     assert room("tracekit.storage") == "storage"
     assert room("tracekit.formats.rank_trace") == "formats"
     assert room("tracekit") == "public names"

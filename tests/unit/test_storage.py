@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fsspec.core
 import pytest
 
-from tracekit.storage import common_folder
+from tracekit.errors import StorageError
+from tracekit.storage import common_folder, filesystem_of
 
 
 @pytest.mark.parametrize(
@@ -22,3 +24,13 @@ from tracekit.storage import common_folder
 )
 def test_the_folder_that_all_files_are_in(paths: list[str], folder: str) -> None:
     assert common_folder(paths) == folder
+
+
+def test_a_bucket_without_its_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: str) -> None:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", fail)
+    message = r"^s3://bucket/a.json: Install s3fs to access S3: pip install 'tracekit-ml\[s3\]'$"
+    with pytest.raises(StorageError, match=message):
+        filesystem_of("s3://bucket/a.json")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Protocol, cast
 from tracekit.arguments import is_set
 from tracekit.cli.named_runs import with_named_runs
 from tracekit.cli.piped_inputs import copied_pipes
+from tracekit.cli.piped_output import piped_output
 from tracekit.cli.terminal import FAILED, USAGE, complain, message_of
 from tracekit.errors import CommandError, ConfigError, TracekitError
 from tracekit.version import __version__
@@ -45,7 +46,7 @@ VERBS: Final = {
     "mcp": ("answer coding agents about the runs in folders, over the Model Context Protocol", "traces/"),
     "merge": ("merge the traces of all ranks into one for Perfetto", "-o merged.json.gz traces/RUN/"),
     "open": ("show traces in Perfetto in a browser", "merged.json.gz"),
-    "query": ("ask traces in SQL", "traces/RUN/ 'select name, sum(self_ns) from events group by name'"),
+    "query": ("ask traces in SQL", "traces/RUN/ 'select name, sum(self_ns) from events group by 1'"),
     "recover": ("repair cut or damaged traces", "traces/RUN/rank3.json"),
     "report": ("write a report of a run as one HTML file", "traces/RUN/ -o report.html"),
     "run": ("record an unmodified training script on all ranks", "-- torchrun --nproc-per-node 8 train.py"),
@@ -53,13 +54,15 @@ VERBS: Final = {
     "split": ("split a trace by time or by rank", "merged.json.gz --seconds 60"),
     "stragglers": ("find the ranks that delay the others, and the stage", "traces/RUN/"),
     "summary": ("show where the time goes: markers, steps, devices, data loading, gaps", "traces/RUN/"),
-    "top": ("show a running job: ranks, steps, stages, delays and losses", "traces/"),
+    "top": ("show a running job: ranks, steps, stages, delays and losses", "traces/ --counter loss"),
     "trim": ("copy a part of a trace", "merged.json.gz --steps 10:20 -o part.json.gz"),
     "upload": ("upload what recordings could not upload", "spools/"),
     "validate": ("check that Perfetto loads all of a trace", "merged.json.gz"),
 }
 """The summary of each verb, and the arguments of its example."""
 
+_MISSING: Final = "the following arguments are required: "
+_TRACES: Final = re.compile(r"\b(?:INPUT|TRACE|FILE|FOLDER)\b")
 _INTERRUPTED: Final = 130
 _BROKEN_PIPE: Final = 141
 
@@ -129,7 +132,10 @@ class Parser(argparse.ArgumentParser):
         """Print the usage and the message, and exit with 2."""
         misspelt = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
         if misspelt is not None:
-            message += suggestion(misspelt[1], re.findall(r"[\w-]+", misspelt[2]))
+            nearest = suggestion(misspelt[1], re.findall(r"[\w-]+", misspelt[2]))
+            message = f"{message.partition(' (choose from ')[0]}{nearest}" if nearest else message
+        elif message.startswith(_MISSING) and _TRACES.search(message):
+            message += ". Name traces such as traces/RUN/, or a run: --run latest"
         super().error(message)
 
     @property
@@ -143,6 +149,15 @@ class Parser(argparse.ArgumentParser):
         self.error(f"unrecognized arguments: {' '.join(unknown)}{suggestion(unknown[0].partition('=')[0], known)}")
 
 
+class _VerbFormatter(argparse.HelpFormatter):
+    """A formatter with a column that is wide enough for the longest verb."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        """Add an option or the verbs."""
+        super().add_argument(action)
+        self._action_max_length = max(self._action_max_length, max(map(len, VERBS)) + 4)
+
+
 def make_parser(loaded: Collection[str] = VERBS) -> tuple[Parser, dict[str, Parser]]:
     """Return the parser of the command line, and the parser of each verb.
 
@@ -150,30 +165,37 @@ def make_parser(loaded: Collection[str] = VERBS) -> tuple[Parser, dict[str, Pars
         loaded: The verbs to add arguments for. This loads their modules, which takes time.
     """
     parser = Parser(prog="tracekit", description="Record, merge and check traces of ML training.", allow_abbrev=False)
+    parser.formatter_class = _VerbFormatter
     parser.epilog = (
-        "In every command, --run NAME or --run latest stands for a run in the folder traces (or TRACEKIT_TRACES)."
+        "tracekit VERB --help shows the options of a command and an example. In every command, --run NAME or --run latest "
+        "stands for a run in the folder traces (or TRACEKIT_TRACES)."
     )
     parser.add_argument("--version", action="version", version=f"tracekit {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     parsers: dict[str, Parser] = {}
     for name, (summary, example) in VERBS.items():
         # Not str.capitalize, which would turn "Perfetto" into "perfetto".
-        description = f"{summary[0].upper()}{summary[1:]}. Example: tracekit {name} {example}"
+        description = f"{summary[0].upper()}{summary[1:]}."
         parsers[name] = verbs.add_parser(name, help=summary, description=description, allow_abbrev=False)
         if name in loaded:
             _load(name).prepare_parser(parsers[name])
+        if "Examples:" not in (parsers[name].epilog or ""):
+            parsers[name].add_argument_group("example", f"tracekit {name} {example}")
     return parser, parsers
 
 
 def _run(arguments: list[str]) -> int:
     wanted = next((argument for argument in arguments if not argument.startswith("-")), "")
     parser, parsers = make_parser({wanted})
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return USAGE
     arguments = with_named_runs(arguments, wanted)
     args, unknown = parser.parse_known_args(arguments)
     verb_parser = parsers[args.verb]
     if unknown:
         verb_parser.refuse_unknown(unknown)
-    with copied_pipes(args):
+    with copied_pipes(args), piped_output(args, args.verb):
         code = _load(args.verb).run(args, verb_parser)
     # Flush here, where a closed pipe is handled, and not at the interpreter's exit.
     sys.stdout.flush()

@@ -21,9 +21,11 @@ T = TypeVar("T")
 _MAX_US = 1_000_000
 
 
-def add_traces(parser: argparse.ArgumentParser, summary: str, *, name: str = "inputs", metavar: str = "INPUT") -> None:
+def add_traces(
+    parser: argparse.ArgumentParser, summary: str, *, name: str = "inputs", metavar: str = "INPUT", nargs: str = "+"
+) -> None:
     """Add one trace or several."""
-    parser.add_argument(name, type=resolve_path, nargs="+", metavar=metavar, help=summary)
+    parser.add_argument(name, type=resolve_path, nargs=nargs, metavar=metavar, help=summary)
 
 
 def add_output(

@@ -96,6 +96,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     before += args.baseline
     if not before or (args.baseline and after is None):
         parser.error("name the earlier and the later run: BEFORE AFTER, or AFTER --baseline A B C")
+    if after is None and (args.rank_a is None or args.rank_b in (None, args.rank_a)):
+        parser.error("name the later run, or two ranks of this one: --rank-a N --rank-b M")
     with ProgressBar(enabled=True) as bar:
         diff = diff_traces(
             [before[0]],

@@ -20,8 +20,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="a folder of runs; the agent reads nothing outside",
     )
     parser.epilog = (
-        "An agent starts this command and speaks with it on stdin and stdout; README shows the configuration. Exit code: 0 the "
-        "agent has closed it, 1 failed, 2 wrong usage."
+        "An agent starts this command and speaks with it on stdin and stdout; docs/agents.md shows the configuration. Exit "
+        "code: 0 the agent has closed it, 1 failed, 2 wrong usage."
     )
 
 

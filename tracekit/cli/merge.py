@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from tracekit.arguments import check_service, resolve_path
 from tracekit.cli.arguments import add_log_to, add_output, add_traces, microseconds, positive, seconds
+from tracekit.cli.named_runs import find_run
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.selecting import add_args_option, add_selection, selection_of
 from tracekit.cli.terminal import PROBLEMS, USAGE, complain, print_merge
@@ -35,6 +36,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         parser,
         "rank traces of tracekit, and traces of torch.profiler or other tools: files, folders, globs or URLs, in JSON, "
         "JSON lines or Perfetto's own format, plain or packed (gzip, zstd, a zip of one trace); - for standard input",
+        nargs="*",
     )
     add_output(
         parser,
@@ -116,7 +118,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=f"wait for S seconds at most, then merge the existing traces; 0 looks once (default: {_DEFAULT_TIMEOUT_S:g})",
     )
-    waiting.add_argument("--run", metavar="ID", help="use only rank traces of this run")
+    waiting.add_argument("--run", metavar="ID", help="use only rank traces of this run; without INPUT, merge it")
     waiting.add_argument(
         "--window",
         action="store_true",
@@ -146,7 +148,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run ``tracekit merge``; return its exit code."""
-    del parser
+    if not args.inputs:
+        if args.run is None:
+            parser.error("name the traces to merge, such as traces/RUN/, or a run: --run NAME")
+        args.inputs, args.run = [find_run(args.run)], args.run if args.wait_for_ranks else None
     if args.dask is not None and args.workers is not None:
         raise CommandError("--workers and --dask exclude each other: a cluster has workers of its own", USAGE)
     ranks = dict(_rank(text) for text in args.rank)

@@ -15,7 +15,8 @@ LATEST: Final = "latest"
 ROOT_VARIABLE: Final = "TRACEKIT_TRACES"
 _ROOT: Final = "traces"
 _OWN_OPTION: Final = {"merge", "top"}
-"""Verbs with another ``--run``, which selects among their inputs. For these, only ``--run latest`` becomes a path."""
+"""Verbs with another ``--run``, which selects among their inputs. Only ``--run latest`` becomes a path here. Without an input,
+these verbs call `find_run`."""
 
 _MOST_NAMED: Final = 5
 
@@ -43,12 +44,19 @@ def with_named_runs(arguments: Sequence[str], verb: str) -> list[str]:
         if not name or (verb in _OWN_OPTION and name != LATEST):
             replaced += [argument] if equals or not name else [argument, name]
         else:
-            replaced.append(_find(name))
+            replaced.append(find_run(name))
     return replaced
 
 
-def _find(name: str) -> str:
-    """Return the folder of a run below `ROOT_VARIABLE` or ``traces``."""
+def find_run(name: str) -> str:
+    """Return the folder of a run below `ROOT_VARIABLE` or ``traces``.
+
+    Args:
+        name: Its name, or `LATEST`.
+
+    Raises:
+        ConfigError: There is no such run.
+    """
     root = Path(os.environ.get(ROOT_VARIABLE) or _ROOT)
     if name != LATEST and (root / name).is_dir():
         return str(root / name)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-_ARGUMENTS: Final = ("input", "inputs", "file", "files")
+_ARGUMENTS: Final = ("input", "inputs", "files", "before", "after")
 _STDIN: Final = "-"
 _STDIN_DESCRIPTOR: Final = 0
 _PIECE_BYTES: Final = 1 << 20

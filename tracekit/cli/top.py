@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import add_inside, number
+from tracekit.cli.named_runs import find_run
 from tracekit.cli.terminal import OK, PROBLEMS, print_json, print_lines, printable, styled_console
 from tracekit.errors import ConfigError, StorageError
 from tracekit.explain.text import table
@@ -34,7 +35,7 @@ _STYLES: Final = {"bad": "bold red", "slow": "yellow", "done": "dim", "": ""}
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tracekit top``."""
     parser.add_argument(
-        "root", type=resolve_path, metavar="DIR", help="folder or URL of the rank traces of one run or many"
+        "root", type=resolve_path, nargs="?", metavar="DIR", help="folder or URL of the rank traces of one run or many"
     )
     parser.add_argument(
         "--interval",
@@ -45,7 +46,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--once", action="store_true", help="print the state once and exit")
     parser.add_argument("--json", action="store_true", help="print one JSON document on a line for each update")
-    parser.add_argument("--run", metavar="ID", help="the run to show (default: the newest of those that record)")
+    parser.add_argument("--run", metavar="ID", help="the run to show (default: the newest that records)")
     parser.add_argument(
         "--sort",
         choices=ORDERS,
@@ -69,14 +70,17 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "(default: %(default)s)",
     )
     parser.epilog = (
-        "Example: tracekit top traces/ --counter loss. Ctrl-C ends it. Exit code: 0 done, 1 failed, 2 wrong usage, "
+        "Ctrl-C ends it. Exit code: 0 done, 1 failed, 2 wrong usage, "
         "3 with --once: ranks are cut or lost, or data is lost."
     )
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run ``tracekit top``; return its exit code."""
-    del parser
+    if args.root is None:
+        if args.run is None:
+            parser.error("name the folder of rank traces, such as traces/, or a run: --run NAME")
+        args.root, args.run = find_run(args.run), None
     watcher = _Watcher(args)
     if args.once:
         look, shown = watcher.look()

@@ -213,6 +213,12 @@ def _message(stderr: bytes) -> str:
     return lines[-1].removeprefix("tracekit: ") if lines else ""
 
 
+def _short(line: str) -> str:
+    """Return a line that fits on a page, with the number of characters that are cut."""
+    cut = len(line) - PAGE_CHARS
+    return line if cut <= 0 else f"{line[:PAGE_CHARS]} [{cut:,} more characters]\n"
+
+
 def _page(text: str, page: int, heads: int = 0) -> str:
     """Return one page of a text, cut between lines; each page begins with the first ``heads`` lines.
 
@@ -221,10 +227,10 @@ def _page(text: str, page: int, heads: int = 0) -> str:
     """
     lines = text.splitlines(keepends=True)
     head, pages = "".join(lines[:heads]), [""]
-    for line in lines[heads:]:
+    for line in map(_short, lines[heads:]):
         if pages[-1] and len(head) + len(pages[-1]) + len(line) > PAGE_CHARS:
             pages.append("")
-        pages[-1] += line[:PAGE_CHARS]
+        pages[-1] += line
     if not 1 <= page <= len(pages):
         raise ToolError(f"page {page} does not exist; the last page is {len(pages)}")
     more = f"\n[page {page} of {len(pages)}]" if len(pages) > 1 else ""
