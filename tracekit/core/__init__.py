@@ -1,4 +1,6 @@
-"""The optional compiled core. Pure Python gives the same results to the byte, only slower.
+"""The optional compiled core. Pure Python gives the same results, only slower.
+
+Merged JSON has the same events in the same order: the core keeps the white space within an event, and Python writes none.
 
 The installation builds it if there is a compiler. Python is used with ``TRACEKIT_PURE_PYTHON=1`` in the environment, or if the
 core cannot be loaded. This module logs once, at level DEBUG, which of the two is in use.
