@@ -17,12 +17,8 @@ if TYPE_CHECKING:
 
     from tracekit.timestamp import Timestamp
 
-_CHUNK_EVENTS: Final = 32_768
-"""A batch of more events is split, so that the limits hold to about a megabyte."""
-
-_STEP_EVENTS: Final = 4_096
-"""Events that are unpacked at once: a step of a few milliseconds."""
-
+_CHUNK_EVENTS: Final = 32_768  # A batch of more events is split, so that the limits hold to about a megabyte
+_STEP_EVENTS: Final = 4_096  # events that are unpacked at once: a step of a few milliseconds
 _RECORD_BYTES: Final = WIDTH * 8
 _COUNTER_BYTES: Final = 280  # a dict with one float
 _SERIES_BYTES: Final = 56

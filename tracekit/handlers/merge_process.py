@@ -97,8 +97,7 @@ class _Merge:
         return True
 
 
-_merges: Final[list[_Merge]] = []
-"""The merges that were started and not reported."""
+_merges: Final[list[_Merge]] = []  # the merges that were started and not reported
 
 
 def start_merge(command: MergeCommand, timeout_s: float) -> int | None:

@@ -17,11 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+# Signals that are free for programs to use. The others end a process, and must still do so.
 _FREE_SIGNALS: Final = {
     number for name in ("SIGUSR1", "SIGUSR2") if (number := getattr(signal, name, None)) is not None
 } | (set(range(signal.SIGRTMIN, signal.SIGRTMAX + 1)) if hasattr(signal, "SIGRTMIN") else set())
-"""Signals that are free for programs to use. The others end a process, and must still do so."""
-
 _NEVER_CAUGHT: Final = frozenset({"SIGKILL", "SIGSTOP", "SIGSEGV", "SIGFPE", "SIGBUS", "SIGILL", "SIGABRT"})
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from tracekit.recording.profiler import Profiler
 
+# The methods of an Accelerator that become slices, and what these are called
 _METHODS: Final = {
     "backward": "backward",
     "clip_grad_norm_": "clip gradients",
@@ -25,7 +26,6 @@ _METHODS: Final = {
     "save_state": "save checkpoint",
     "load_state": "load checkpoint",
 }
-"""The methods of an Accelerator that become slices, and what these are called."""
 
 
 class AcceleratorRecorder:

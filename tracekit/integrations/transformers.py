@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     F = TypeVar("F", bound=Callable[..., None])
 
 logger = logging.getLogger("tracekit")
-
-_STATE: Final = "tracekit"
-"""Under which name the training time stands among the states of callbacks in a checkpoint."""
+_STATE: Final = "tracekit"  # under which name the training time stands among the states of callbacks in a checkpoint
 
 
 def _harmless(method: F) -> F:

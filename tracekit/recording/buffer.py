@@ -19,13 +19,9 @@ if TYPE_CHECKING:
 
     OpenKey = tuple[int, int]  # start, track
 
+# The first tid of lanes. Linux assigns tids below 2**22; Perfetto accepts tids up to 2**32 - 1.
 LANE_TID: Final = 1 << 30
-"""The first tid of lanes. Linux assigns tids below 2**22; Perfetto accepts tids up to 2**32 - 1."""
-
-NEVER_NS: Final = 1 << 62
-"""A monotonic time that no clock reaches."""
-
-
+NEVER_NS: Final = 1 << 62  # A monotonic time that no clock reaches
 _COUNTER_ENTRIES: Final = COUNTER_BYTES * WIDTH // RECORD_BYTES + 1
 _SERIES_ENTRIES: Final = SERIES_BYTES * WIDTH // RECORD_BYTES + 1
 
@@ -281,8 +277,7 @@ def _none_of(_slices: Mapping[OpenKey, int]) -> Collection[OpenKey]:
     return ()
 
 
-DETACHED: Final = RecordBuffer()
-"""The buffer of detached markers. Nothing is recorded into it."""
+DETACHED: Final = RecordBuffer()  # The buffer of detached markers. Nothing is recorded into it.
 # An ``__exit__`` that was looked up while its marker recorded takes the slow path, which finds nothing to record.
 DETACHED.due_ns = 0
 

@@ -30,10 +30,9 @@ if TYPE_CHECKING:
     from tracekit.recording.shared_action import ActionView
 
 logger = logging.getLogger("tracekit")
-
+# Maximum time that a child waits for its handlers at its end. A parent waits for a child less long than a launcher
+# waits for a rank.
 SHUTDOWN_TIMEOUT_S: Final = 2.0
-"""Maximum time that a child waits for its handlers at its end. A parent waits for a child less long than a launcher
-waits for a rank."""
 
 
 @dataclass(frozen=True, slots=True)

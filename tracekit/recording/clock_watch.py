@@ -9,15 +9,10 @@ if TYPE_CHECKING:
     from tracekit.clock import Anchor, ClockStep, Timeline
 
 logger = logging.getLogger("tracekit")
-
-ANCHOR_INTERVAL_NS: Final = 60_000_000_000
-"""Maximum time between two anchors."""
-
+ANCHOR_INTERVAL_NS: Final = 60_000_000_000  # maximum time between two anchors
+# Minimum time after a step before the next one is detected: a frozen wall clock steps continuously
 STEP_INTERVAL_NS: Final = 10_000_000_000
-"""Minimum time after a step before the next one is detected: a frozen wall clock steps continuously."""
-
-LOGGED_STEPS: Final = 3
-"""Maximum number of logged steps. The trace contains all steps."""
+LOGGED_STEPS: Final = 3  # Maximum number of logged steps. The trace contains all steps.
 
 
 class ClockWatch:

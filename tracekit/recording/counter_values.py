@@ -18,10 +18,7 @@ if TYPE_CHECKING:
     from tracekit.events import Label
 
 logger = logging.getLogger("tracekit")
-
-_MAX_NOTICES: Final = 100
-"""Maximum number of notices per recording: changing metric names and types would fill the log."""
-
+_MAX_NOTICES: Final = 100  # maximum number of notices per recording: changing metric names and types would fill the log
 _LIMIT: Final = 1 << 63
 
 

@@ -12,9 +12,8 @@ if TYPE_CHECKING:
 
     from tracekit.events import EventBatch
 
+# Time that events are held. An event of a thread that was suspended before recording it still gets its place.
 GRACE_NS: Final = 200_000_000
-"""Time that events are held. An event of a thread that was suspended before recording it still gets its place."""
-
 _NO_TIME: Final = 1 << 62
 
 _HOOK_WIDTH: Final = 5

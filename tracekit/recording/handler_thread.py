@@ -26,26 +26,19 @@ if TYPE_CHECKING:
     from tracekit.recording.failures import Failures
 
 logger = logging.getLogger("tracekit")
-
+# The policies for events that do not fit because a handler does not keep up
 ON_FULL: Final = ("drop_newest", "drop_oldest", "block")
-"""The policies for events that do not fit because a handler does not keep up."""
-
 BEYOND_EVENTS: Final = "events beyond max_buffered_events"
 BEYOND_BYTES: Final = "events beyond max_buffered_bytes"
 FAILED: Final = "events on which the trace handler failed"
 LEFT_OUT: Final = "events after the trace handler was left out"
 LEFT_BEHIND: Final = "events left behind when the profiler stopped"
-
-_HELD_BYTES: Final = 400
-"""Approximate memory of an event that is held for its order."""
-
+_HELD_BYTES: Final = 400  # approximate memory of an event that is held for its order
 _PER_STEP: Final = ("batch_start", "batch_end")
+# With more waiting calls, hooks of every step are skipped, because a handler may block without end
 _MOST_CALLS: Final = 20_000
-"""With more waiting calls, hooks of every step are skipped, because a handler may block without end."""
-
 _ROOM_CHECK_S: Final = 0.01
-_IDLE_S: Final = 3600.0
-"""Maximum sleep of an idle thread. A new call wakes it earlier."""
+_IDLE_S: Final = 3600.0  # Maximum sleep of an idle thread. A new call wakes it earlier.
 
 
 class _Call:

@@ -24,13 +24,10 @@ if TYPE_CHECKING:
 
     from tracekit.recording.buffer import RecordBuffer
 
-OpenSlice = tuple[int, int, int]
-"""(label, start in monotonic ns, track)"""
-
+OpenSlice = tuple[int, int, int]  # (label, start in monotonic ns, track)
 _STILL_OPEN: Final = sys.maxsize
-
+# Number of flushes that test whether an open slice was abandoned, after the slice around it has ended
 _ASK_TIMES: Final = 8
-"""Number of flushes that test whether an open slice was abandoned, after the slice around it has ended."""
 
 
 class Lanes:

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _get_ident = threading.get_ident
-
-_MANY_CLONES: Final = 64
-"""With this many clones, a shared marker drops the clones of ended threads."""
+_MANY_CLONES: Final = 64  # with this many clones, a shared marker drops the clones of ended threads
 
 
 @in_steps

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+# Minimum time that the main thread gets to handle the signal. After the timeout it counts as stuck.
 _HANDOVER_S: Final = 0.5
-"""Minimum time that the main thread gets to handle the signal. After the timeout it counts as stuck."""
 
 
 class Termination:

@@ -38,27 +38,15 @@ if TYPE_CHECKING:
     from tracekit.recording.failures import Failures
     from tracekit.timestamp import Timestamp
 
+# Number of cuts per flush interval. Several short bursts of work disturb a training step less than a long one, because
+# a thread that waits for the GIL waits at most 5 ms of each burst (`sys.getswitchinterval`).
 _WAKE_UPS: Final = 4
-"""Number of cuts per flush interval. Several short bursts of work disturb a training step less than a long one, because
-a thread that waits for the GIL waits at most 5 ms of each burst (``sys.getswitchinterval``)."""
-
-_BURST: Final = 16_384
-"""Target number of events per cut. After a larger cut, the writer pauses for a shorter time."""
-
-_BACKLOG: Final = 65_536
-"""With more undelivered events, recording threads wait for the writer and the handlers."""
-
-_GIVE_WAY_NS: Final = 1_000_000
-"""Time that recording threads run before one of them waits for the writer again."""
-
-_WAIT_S: Final = 0.05
-"""Maximum time that a recording thread waits for a late writer."""
-
-_DISCARD_S: Final = 10.0
-"""Timeout for closing the handlers of a profiler that failed to start."""
-
-_BLOCKED_S: Final = 0.25
-"""Recording threads do not wait for a handler that has been in one call for longer."""
+_BURST: Final = 16_384  # Target number of events per cut. After a larger cut, the writer pauses for a shorter time.
+_BACKLOG: Final = 65_536  # with more undelivered events, recording threads wait for the writer and the handlers
+_GIVE_WAY_NS: Final = 1_000_000  # time that recording threads run before one of them waits for the writer again
+_WAIT_S: Final = 0.05  # maximum time that a recording thread waits for a late writer
+_DISCARD_S: Final = 10.0  # timeout for closing the handlers of a profiler that failed to start
+_BLOCKED_S: Final = 0.25  # recording threads do not wait for a handler that has been in one call for longer
 
 
 class _Request:

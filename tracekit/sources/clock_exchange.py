@@ -27,20 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PREFIX: Final = "tracekit/clock/"
-PATIENCE_S: Final = 5.0
-"""Maximum time that a rank waits for its turn."""
-
+PATIENCE_S: Final = 5.0  # maximum time that a rank waits for its turn
+# Timeout for the other side within an exchange; a process that is alive answers within milliseconds
 ANSWER_S: Final = 2.0
-"""Timeout for the other side within an exchange; a process that is alive answers within milliseconds."""
-
+# A round trip below this is good enough. A longer one had to wait for an interpreter lock, and more are tried.
 GOOD_NS: Final = 1_000_000
-"""A round trip below this is good enough. A longer one had to wait for an interpreter lock, and more are tried."""
-
 LEAST_PINGS: Final = 8
 MOST_PINGS: Final = 64
-
-_NOBODY: Final = "-"
-"""Replaces the number of a rank that has stopped waiting."""
+_NOBODY: Final = "-"  # replaces the number of a rank that has stopped waiting
 
 
 class Answering:

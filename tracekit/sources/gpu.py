@@ -27,10 +27,7 @@ _NOT_OFFERED: Final = (
     "NVML_ERROR_DEPRECATED",
 )
 _GONE: Final = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED", "NVML_ERROR_UNINITIALIZED")
-
-_ALL_LINKS: Final = 0xFFFFFFFF
-"""Scope of a field: the sum over a device's NVLinks."""
-
+_ALL_LINKS: Final = 0xFFFFFFFF  # scope of a field: the sum over a device's NVLinks
 _INDEX: Final = re.compile(r"\s*\+?(\d+)")
 
 

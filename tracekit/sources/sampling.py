@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
     from tracekit.recording.source import Recorder
 
+# Maximum time that `SamplingSource.close` waits for a running sample; a sample takes a few milliseconds at most
 JOIN_SECONDS: Final = 2.0
-"""Maximum time that `SamplingSource.close` waits for a running sample; a sample takes a few milliseconds at most."""
-
 logger = logging.getLogger("tracekit")
 
 

@@ -33,10 +33,8 @@ TRACE_SUFFIXES: Final = (".json.gz", ".json")
 MEMORY_TIMELINE_SUFFIXES: Final = (".raw.json.gz", ".json.gz", ".json", ".html")
 
 _EXPORT: Final = "torch.profiler export"
-
+# Six times as fast as the default of gzip, for a file a third larger; the training thread waits for it
 _GZIP_LEVEL: Final = 3
-"""Six times as fast as the default of gzip, for a file a third larger; the training thread waits for it."""
-
 logger = logging.getLogger("tracekit")
 
 

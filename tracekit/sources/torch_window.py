@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
     from tracekit.recording.source import Recorder
 
-METADATA_KEY: Final = "tracekit"
-"""Top-level key of the trace for its rank, run and first batch."""
-
+METADATA_KEY: Final = "tracekit"  # top-level key of the trace for its rank, run and first batch
 _RECORDING: Final = (ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE)
 
 _TORCH_ACTIONS: Final = {

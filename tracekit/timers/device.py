@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 DEVICE_MODES: Final = ("host", "synchronize", "events")
-
+# Intervals that the device has not finished. Its own queue holds about a thousand launches, so this means it hangs.
 _MAX_PENDING: Final = 4096
-"""Intervals that the device has not finished. Its own queue holds about a thousand launches, so this means it hangs."""
 
 
 def cuda_available() -> Any:

@@ -22,16 +22,9 @@ if TYPE_CHECKING:
 
 _READ: Final = "/read"
 _LEVEL_TOPIC: Final = "level"
-
-_MAX_KEPT: Final = 32
-"""Values of a rank that stay in the store. A reader is never that far behind the others."""
-
-_MAX_STEPS: Final = 256
-"""Steps that are remembered, more than there are values in the store: one may come again."""
-
-_LATE_S: Final = 0.05
-"""Timeout for a rank that was missing the last time."""
-
+_MAX_KEPT: Final = 32  # Values of a rank that stay in the store. A reader is never that far behind the others.
+_MAX_STEPS: Final = 256  # steps that are remembered, more than there are values in the store: one may come again
+_LATE_S: Final = 0.05  # timeout for a rank that was missing the last time
 _FIRST_PAUSE_S: Final = 0.0005
 _MAX_PAUSE_S: Final = 0.05
 

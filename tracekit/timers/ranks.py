@@ -17,15 +17,10 @@ if TYPE_CHECKING:
     from tracekit.recording.marker import Marker
 
 logger = logging.getLogger("tracekit")
-
-_BARRIER: Final = "barrier"
-"""Category of the slices in which a timer waits for the other ranks."""
-
-_FORWARDING_S: Final = 5.0
-"""Extra time that the others wait for the values that rank 0 forwards."""
-
+_BARRIER: Final = "barrier"  # category of the slices in which a timer waits for the other ranks
+_FORWARDING_S: Final = 5.0  # extra time that the others wait for the values that rank 0 forwards
+# Timeout of the first barrier for the levels of all ranks. Only a rank that is stuck takes longer.
 _LEVEL_TIMEOUT_S: Final = 600.0
-"""Timeout of the first barrier for the levels of all ranks. Only a rank that is stuck takes longer."""
 
 
 class RankReports:

@@ -33,25 +33,13 @@ if TYPE_CHECKING:
     MakeMarker = Callable[[str, tuple[str, ...]], Marker]
     Barrier = Callable[[str, int, Any], None]
 
-MAX_LOG_LEVEL: Final = 2
-"""Default level of a timer."""
-
-TIMER: Final = "timer"
-"""Category of a timer's slices."""
-
-NESTED: Final = "nested"
-"""A further category of slices inside another slice of the same timer, which counts their time."""
-
-_FOLD_CALLS: Final = 1024
-"""Number of durations that are kept before they go into the statistics."""
-
+MAX_LOG_LEVEL: Final = 2  # default level of a timer
+TIMER: Final = "timer"  # category of a timer's slices
+NESTED: Final = "nested"  # A further category of slices inside another slice of the same timer, which counts their time
+_FOLD_CALLS: Final = 1024  # number of durations that are kept before they go into the statistics
 _SECOND_NS: Final = 1e9
-
-_timers: Final[weakref.WeakSet[Timer]] = weakref.WeakSet()
-"""All timers of this process, for forked children."""
-
-warn_once: Final = WarnOnce("tracekit: timers: ")
-"""Warnings of this process about timers without a `Timers`."""
+_timers: Final[weakref.WeakSet[Timer]] = weakref.WeakSet()  # all timers of this process, for forked children
+warn_once: Final = WarnOnce("tracekit: timers: ")  # warnings of this process about timers without a `Timers`
 
 
 class Timer(TimerBase):

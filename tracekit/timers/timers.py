@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tracekit")
 
 _SECOND_NS: Final = 1e9
-
+# Numbers of the `Timers` of one name, or made in one place
 _numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
-"""Numbers of the `Timers` of one name, or made in one place."""
 
 
 class Timers:

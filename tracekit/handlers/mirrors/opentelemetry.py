@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from tracekit.handlers.mirrors.mirror import Moment
     from tracekit.timestamp import Timestamp
 
-_KEY: Final = "tracekit-span"
-"""Key of a context for the slice that made it."""
+_KEY: Final = "tracekit-span"  # key of a context for the slice that made it
 
 
 class OpenTelemetryMirror(Mirror):

@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 logger = logging.getLogger("tracekit")
-
+# A trace is announced this long before its first step, so that all processes know of it in time
 _AHEAD_NS: Final = 2_000_000_000
-"""A trace is announced this long before its first step, so that all processes know of it in time."""
 _LISTEN_MS: Final = 500
 _numbers = itertools.count()
 

@@ -30,13 +30,12 @@ logger = logging.getLogger("tracekit")
 
 _XPLANE: Final = ".xplane.pb"
 _TRACES: Final = (".trace.json.gz", ".trace.json")
+# Fields of the process that a trace holds, and their values where they are unknown
 _IDENTITY: Final[dict[str, object]] = {
     **dict.fromkeys(("rank", "local_rank", "world_size", "node", "pid", "attempt", "start_ticks"), 0),
     **dict.fromkeys(("host", "run_id", "boot_id"), ""),
 }
-"""Fields of the process that a trace holds, and their values where they are unknown."""
-_ANCHORS: Final = 3
-"""The first one takes longer than the others, and the shortest is the most precise."""
+_ANCHORS: Final = 3  # the first one takes longer than the others, and the shortest is the most precise
 HEARTBEAT_S: Final = 30.0
 
 

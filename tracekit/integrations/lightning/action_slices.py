@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 
 _get_ident = threading.get_ident
 _exc_info = sys.exc_info
-_COUNTED_TOGETHER: Final = 256
-"""Durations that are counted together, which is several times faster than one by one."""
-MAX_RECORDED: Final = 10_000
-"""Single durations that are kept of each kind of action on each thread."""
+_COUNTED_TOGETHER: Final = 256  # durations that are counted together, which is several times faster than one by one
+MAX_RECORDED: Final = 10_000  # single durations that are kept of each kind of action on each thread
 
 
 @dataclass(slots=True)

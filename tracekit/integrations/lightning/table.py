@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     Durations: TypeAlias = Mapping[str, DurationStatistics]
 
 _HEADER: Final = ("Calls", "Total (s)", "Mean (s)", "p50 (s)", "p95 (s)", "Max (s)", "Percentage %")
-_SHORT: Final = (0, 2, 3)
-"""Columns of a table that is not extended: name, total and mean."""
+_SHORT: Final = (0, 2, 3)  # columns of a table that is not extended: name, total and mean
 _NS: Final = 1e9
 
 

@@ -26,20 +26,18 @@ DEFAULT_KEYS: Final = (
     "avg val downtime",
 )
 OPTIONAL_KEYS: Final = ("backward", "optimizer step", "total train downtime", "total val downtime")
+# Keys that Thunder's does not have: downtime for each step, its parts, and the time between two epochs
 DETAIL_KEYS: Final = (
     "train downtime per step",
     "val downtime per step",
     *(f"{stage} downtime {part}" for stage in ("train", "val") for part in PARTS),
     BETWEEN_EPOCHS,
 )
-"""Keys that Thunder's does not have: downtime for each step, its parts, and the time between two epochs."""
-
 ALL_KEYS: Final = DEFAULT_KEYS + OPTIONAL_KEYS + DETAIL_KEYS
 _NS: Final = 1_000_000_000
 _ABSENT: Final = -1
-
+# Functions that make one value of those of several ranks
 REDUCTIONS: Final[Mapping[str, Callable[[Sequence[int]], float]]] = {"mean": mean, "max": max, "min": min}
-"""Functions that make one value of those of several ranks."""
 
 
 def epoch_values(epoch: Mapping[str, StageTimes]) -> dict[str, float]:
