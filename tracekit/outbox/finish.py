@@ -8,10 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tracekit.errors import StorageError
-from tracekit.outbox.caller import Caller
-from tracekit.outbox.retry import Pace, Retry
 from tracekit.outbox.spool import Spool
-from tracekit.outbox.upload import GoneError, Uploader
+from tracekit.outbox.upload import Caller, GoneError, Pace, Retry, Uploader
 from tracekit.storage import RefusedError, TooSlowError, without_secrets
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from tracekit.handlers.base import TraceHandler, process_event
 from tracekit.recording.event_order import EventOrder
 from tracekit.recording.failures import FailureLimit
 from tracekit.recording.one_step import copy_of
-from tracekit.recording.signal import Signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,6 +23,30 @@ if TYPE_CHECKING:
     from tracekit.events import EventBatch
     from tracekit.handlers.base import Recording, Summary
     from tracekit.recording.failures import Failures
+
+
+class Signal:
+    """An auto-reset event: any thread sets it, one thread waits for it, and `wait` resets it.
+
+    `threading.Event` holds a lock in Python code. A KeyboardInterrupt after the lock is taken, but before the ``try``
+    block that releases it, leaves it locked, and the next `set` hangs. Here each step is one call of C code.
+    """
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        """Wake the waiting thread, or the next thread that waits."""
+        with suppress(RuntimeError):  # already set
+            self._lock.release()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it is set. Return False on a timeout."""
+        return self._lock.acquire(timeout=max(0.0, timeout_s))
+
 
 logger = logging.getLogger("tracekit")
 # The policies for events that do not fit because a handler does not keep up

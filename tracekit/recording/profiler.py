@@ -19,7 +19,7 @@ from tracekit.handlers.base import Recording, Summary
 from tracekit.naming import FileName
 from tracekit.recording.attached_markers import AttachedMarkers
 from tracekit.recording.buffer import RecordBuffer
-from tracekit.recording.children import SHUTDOWN_TIMEOUT_S, ChildPlan, ChildRecording
+from tracekit.recording.children import SHUTDOWN_TIMEOUT_S, ChildPlan, ChildRecording, SharedAction
 from tracekit.recording.compiled import ProfilerBase, compiled_lookup
 from tracekit.recording.compiling import pass_over_profilers
 from tracekit.recording.end_report import report_end
@@ -36,7 +36,6 @@ from tracekit.recording.schedule import (
     action_of,
     checked_schedule,
 )
-from tracekit.recording.shared_action import SharedAction
 from tracekit.recording.termination import Termination
 from tracekit.recording.writer import Writer
 from tracekit.timestamp import Timestamp

@@ -24,10 +24,9 @@ from tracekit.recording.buffer import NEVER_NS
 from tracekit.recording.clock_watch import ClockWatch
 from tracekit.recording.counter_values import CounterValues
 from tracekit.recording.event_order import GRACE_NS
-from tracekit.recording.handler_thread import BEYOND_BYTES, BEYOND_EVENTS, LEFT_BEHIND, HandlerThread
+from tracekit.recording.handler_thread import BEYOND_BYTES, BEYOND_EVENTS, LEFT_BEHIND, HandlerThread, Signal
 from tracekit.recording.lanes import Lanes, OpenSlice
 from tracekit.recording.one_step import copy_of, outside_step
-from tracekit.recording.signal import Signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -21,8 +21,7 @@ from tracekit.handlers.live_file import PRIVATE_MODE, check_mode, make_folder
 from tracekit.naming import FileName, shown
 from tracekit.recording.schedule import ProfilerAction
 from tracekit.recording.source import Source
-from tracekit.sources.torch_privacy import hide_origin
-from tracekit.sources.torch_window import TorchWindow
+from tracekit.sources.torch_window import TorchWindow, hide_origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

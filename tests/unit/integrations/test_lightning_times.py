@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from tracekit import ConfigError
 from tracekit.integrations.lightning.actions import PARTS
 from tracekit.integrations.lightning.loop_timer import LoopTimer, StageTimes
-from tracekit.integrations.lightning.table import stages_table
 from tracekit.integrations.lightning.time_values import (
     ALL_KEYS,
     DEFAULT_KEYS,
@@ -24,6 +23,7 @@ from tracekit.integrations.lightning.time_values import (
     encode_values,
     epoch_values,
     reduce_ranks,
+    stages_table,
 )
 from tracekit.testing import FakeClock
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.integrations.lightning.actions import action_of
-from tracekit.integrations.lightning.table import durations_table
+from tracekit.integrations.lightning.time_values import durations_table
 from tracekit.notices import WarnOnce
 from tracekit.recording.lifecycle import marker
 from tracekit.statistics import DurationStatistics
