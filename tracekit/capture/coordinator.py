@@ -70,22 +70,12 @@ class RankView:
 
 
 class CaptureCoordinator:
-    """Serves one request: call `begin`, then `poll` regularly until it is ``finished``.
+    """Serves one request: call `begin`, then `poll` regularly until it is ``finished``: every rank is done or lost.
 
     Not thread-safe. Each method may wait for the file system. It raises OSError if the folder cannot be read, and
-    StorageError if the request cannot be written.
-
-    Args:
-        folder: The control folder.
-        request: The request.
-        timeout_s: Time without an answer, a new batch or a new state until a rank is lost. A rank with longer batches gets
-            the time of three batches.
-        clock: The clocks to read.
-
-    Attributes:
-        request: The request as it was written last, with its common start once that is known.
-        ranks: The selected ranks, as far as they are known.
-        finished: True if every rank is done or lost.
+    StorageError if the request cannot be written. A rank is lost after ``timeout_s`` without an answer, a new batch
+    or a new state; one with longer batches gets the time of three batches. ``request`` has its common start once that
+    is known.
     """
 
     def __init__(

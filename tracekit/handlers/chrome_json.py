@@ -518,12 +518,7 @@ def _numbered(name: str) -> str:
 
 
 def _path_beside(path: str, name: str) -> str:
-    """Return the path of a trace relative to the folder of a rank trace, or absolute if they are on different storages.
-
-    Args:
-        path: The trace.
-        name: The rank trace.
-    """
+    """Return the path of a trace relative to the folder of a rank trace, or absolute where the storages differ."""
     path, name = storage.without_secrets(path), storage.without_secrets(name)
     if not storage.is_remote(path):
         whole = Path(path).resolve()

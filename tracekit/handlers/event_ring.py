@@ -41,20 +41,11 @@ class _Chunk:
 
 
 class EventRing:
-    """Keeps the newest events; used by one thread.
+    """Keeps the newest events: those of ``span_ns`` before the newest, in about ``max_bytes``. Used by one thread.
 
-    A record takes 32 bytes here (about 100 in a Python list), and the garbage collector visits none of them. A slice is kept
-    as long as its end, with its true start. Events are dropped in the pieces that were delivered.
-
-    Args:
-        span_ns: Drop events that are older than the newest event by more than this.
-        max_bytes: Approximate limit on the memory of the events.
-
-    Attributes:
-        size_bytes: Approximate memory of the events.
-        events: Number of events that are kept.
-        dropped: Number of events that were dropped because of their age or the memory limit.
-        newest_ns: Monotonic time of the newest event.
+    A record takes 32 bytes here (about 100 in a Python list), and the garbage collector visits none of them. A slice
+    is kept as long as its end, with its true start. Events are dropped in the pieces that were delivered; ``dropped``
+    counts them. ``newest_ns`` is the monotonic time of the newest event.
     """
 
     def __init__(self, span_ns: int, max_bytes: int) -> None:

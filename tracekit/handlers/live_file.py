@@ -28,15 +28,10 @@ class NameTakenError(ConfigError):
 class LiveFile:
     """A local file that is whole after every write.
 
-    Written with ``os.write`` to a descriptor that nothing else uses, without a buffer that a fork could write twice. After a
-    short or failed write it is cut back to the last whole record, because a tear in the middle makes the file unreadable.
-    Opened with ``O_APPEND``: if somebody truncates the file, the next write must not leave a hole of NUL bytes.
-
-    Args:
-        path: Path of the new file; it must not exist.
-        head: Its first records. The file never exists without them.
-        name: The name of the file in messages.
-        mode: Mode of the file; users with access to the file can enter the folders that are made for it.
+    Written with ``os.write`` to a descriptor that nothing else uses, without a buffer that a fork could write twice.
+    After a short or failed write it is cut back to the last whole record, because a tear in the middle makes the file
+    unreadable. Opened with ``O_APPEND``: if somebody truncates the file, the next write must not leave a hole of NUL
+    bytes. The file never exists without ``head``, its first records; ``name`` is for messages.
 
     Raises:
         NameTakenError: The path exists.
@@ -113,11 +108,7 @@ class LiveFile:
         raise TypeError(f"{self.path}: a file that is being written cannot be sent to another process")
 
     def write(self, data: bytes) -> None:
-        """Append whole records, or nothing.
-
-        Raises:
-            OSError: The records could not be written, and are not in the file.
-        """
+        """Append whole records; on an OSError none of them is in the file."""
         if self._torn:
             self._cut_back()
         data = self._head + data
@@ -180,11 +171,7 @@ def name_taken(path: Path) -> NameTakenError:
 
 
 def check_mode(mode: int) -> int:
-    """Return a valid file mode.
-
-    Raises:
-        ConfigError: It is not a file mode, or the user could not read and write the files.
-    """
+    """Return a file mode with which the user can read and write the files; refuse others."""
     if isinstance(mode, bool) or not isinstance(mode, int) or mode & ~0o666 or mode & PRIVATE_MODE != PRIVATE_MODE:
         shown = oct(mode) if isinstance(mode, int) else repr(mode)
         raise ConfigError(f"mode must say who may read and write the files, such as 0o600, 0o640 or 0o664, not {shown}")
@@ -194,10 +181,7 @@ def check_mode(mode: int) -> int:
 def make_folder(folder: Path, path: str, mode: int = PRIVATE_MODE) -> None:
     """Make the folder of a trace if it does not exist; by default for the user alone (mode 0700).
 
-    Args:
-        folder: The folder.
-        path: The file in it, for the error message.
-        mode: Mode of the file; users who may read the file may also list and enter the folder.
+    Users who may read the files by ``mode`` may also list and enter the folder. ``path`` is for the error message.
 
     Raises:
         StorageError: The folder cannot be made or written to.

@@ -1,4 +1,4 @@
-"""Start ``tracekit merge`` as a separate process, and wait for it at the exit."""
+"""Start ``tracekit merge`` as a separate process when a recording ends, and wait for it at the exit."""
 
 from __future__ import annotations
 
@@ -41,13 +41,7 @@ _INJECTED: Final = ("CUDA_INJECTION64_PATH", "KINETO_USE_DAEMON", "NVTX_INJECTIO
 
 @dataclass(frozen=True, slots=True)
 class MergeCommand:
-    """A command line of ``tracekit merge``.
-
-    Attributes:
-        output: The merged trace.
-        arguments: The arguments.
-        by_hand: The arguments for a person, who runs the command after the end of the run.
-    """
+    """A command line of ``tracekit merge``, and the arguments for a person who runs it after the end of the run."""
 
     output: str
     arguments: list[str]
@@ -70,21 +64,13 @@ class MergeCommand:
 
 @dataclass(eq=False, slots=True)
 class _Merge:
-    """A merge that was started.
-
-    Attributes:
-        command: The command.
-        process: The child.
-        log: The file with its output, private to the user.
-        timeout_s: Maximum time that the exit waits for it; 0 does not wait.
-        owner: The process that started it: a forked child has a copy of this object.
-    """
+    """A merge that was started, and the private file with its output. The exit waits for ``timeout_s`` at most."""
 
     command: MergeCommand
     process: subprocess.Popen[bytes]
     log: Path
     timeout_s: float
-    owner: int
+    owner: int  # the process that started it: a forked child has a copy of this object
 
     def report(self) -> bool:
         """Log a failure if the process has ended; return False while it runs."""
@@ -110,14 +96,9 @@ _merges: Final[list[_Merge]] = []  # the merges that were started and not report
 
 
 def start_merge(command: MergeCommand, timeout_s: float) -> int | None:
-    """Start a merge. Never waits, and raises nothing.
+    """Start a merge that the exit waits for; 0 does not wait. Never waits, and raises nothing.
 
-    Args:
-        command: The command.
-        timeout_s: Maximum time that the exit waits for it; 0 does not wait.
-
-    Returns:
-        The id of its process. None if it cannot be started; the log then has the command.
+    Return the id of its process. None if it cannot be started; the log then has the command.
     """
     report_merges()
     try:
@@ -143,11 +124,7 @@ def report_merges() -> None:
 
 
 def wait_for_merges(*, wait: bool = True) -> None:
-    """Wait for the running merges, and log the unfinished and failed ones. Called at the exit.
-
-    Args:
-        wait: False after SIGTERM.
-    """
+    """Wait for the running merges (not after SIGTERM), and log the unfinished and failed ones. Called at the exit."""
     began_s = time.monotonic()
     mine = [merge for merge in _merges if merge.owner == os.getpid()]
     _merges.clear()
@@ -255,17 +232,8 @@ _ANY_PROCESS: Final = ProcessInfo(
 class EndMerge:
     """Merges the files of a handler and those of the same handler on other ranks. Only rank 0 merges.
 
-    Args:
-        name: The names of the rank traces.
-        merged_filename: The merged trace; see `JSONTraceHandler` for the arguments.
-        timeout: Maximum time in seconds that the merge waits for the other ranks, and the exit for the merge.
-        wait: Wait for the merge at the exit.
-        every_window: Merge the files of each recording window when it ends.
-        log_to: Log the merged trace to this service.
-
-    Attributes:
-        every_window: As given.
-        path: The merged trace of the whole run; None until its merge is started.
+    The arguments are those of `JSONTraceHandler`. ``path`` is the merged trace of the whole run; None until its merge
+    is started.
 
     Raises:
         ConfigError: An argument is wrong.
@@ -323,11 +291,7 @@ class EndMerge:
             raise ConfigError(f"merged_filename {merged} can be the name of a rank trace; choose another")
 
     def open(self, recording: Recording) -> None:
-        """Take note of the recording.
-
-        Raises:
-            ConfigError: Several attempts would have the same merged trace.
-        """
+        """Take note of the recording; refuse a name that several attempts would share."""
         process = recording.process
         if (process.restartable or process.attempt) and not self._merged.fields & {"attempt", "pid"}:
             raise ConfigError(
@@ -340,11 +304,9 @@ class EndMerge:
         self._folder = f"{Path.cwd()}{os.sep}"
 
     def start(self, timestamp: Timestamp, *, failed: bool = False) -> None:
-        """Start the merge; never waits, and raises nothing.
+        """Start the merge of the window that began at a training time; never waits, and raises nothing.
 
-        Args:
-            timestamp: The training time that the window began with.
-            failed: An exception has ended the recording: the exit does not wait.
+        The exit does not wait if an exception has ended the recording.
         """
         if self._recording is None:
             return

@@ -43,16 +43,12 @@ _LOSS_BYTES: Final = 120  # of the line with the number of lost events; it has r
 class RankFile:
     """Writes one file of a rank trace. The file names its process, and opens and merges by itself.
 
-    While writing fails, events are lost and counted. When writing resumes, a ``tracekit.gap`` instant reports the number of
-    lost events and their time range, and the missing starts and finishes of long slices are written. The head of the file
-    has the number of lost events in addition, in case the disk stays full.
+    While writing fails, events are lost and counted. When writing resumes, a ``tracekit.gap`` instant reports the
+    number of lost events and their time range, and the missing starts and finishes of long slices are written. The
+    head of the file has the number of lost events in addition, in case the disk stays full.
 
-    Args:
-        name: Final path or URL of the file.
-        path: Local path that is written.
-        recording: The process of the file, and the clock reading for its times.
-        mode: Mode of the file.
-        truncated: A file that somebody truncated, to begin again in the same place. None makes a new file.
+    ``name`` is the final path or URL of the file, ``path`` the local path that is written. A file that somebody
+    truncated begins again in the same place.
 
     Raises:
         NameTakenError: The file exists already.
@@ -140,9 +136,7 @@ class RankFile:
     def write_events(self, batch: EventBatch, *, count: bool = True) -> None:
         """Write a batch, or count it as lost. Raises nothing for a storage that fails.
 
-        Args:
-            batch: The events.
-            count: True to count them as events. False for the end and start where a slice is cut in two.
+        The end and start where a slice is cut in two do not count as events.
         """
         for piece in batch.pieces(_WRITTEN_AT_ONCE):
             self._write_piece(piece, count=count)
@@ -183,11 +177,7 @@ class RankFile:
             self._late_metadata.append(data)
 
     def finish(self, summary: Mapping[str, Any] | None = None) -> None:
-        """Complete the file. Raises nothing.
-
-        Args:
-            summary: Counts of recorded and lost events, for the last file of a recording.
-        """
+        """Complete the file, the last one of a recording with the counts of its events. Raises nothing."""
         if self._tables is not None and (self._gap or self._late_metadata):
             self.write_events(self._tables, count=False)
         self._file.finish(b"" if summary is None else self._encoder.metadata(SUMMARY_EVENT, summary))

@@ -1,4 +1,4 @@
-"""RankFiles: the files of one handler, from their names to their final places."""
+"""RankFiles: the files of one handler, from their names to their final places, and the limits that begin and remove them."""
 
 from __future__ import annotations
 
@@ -33,13 +33,7 @@ logger = logging.getLogger("tracekit")
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Limits that make a file full; None sets no limit.
-
-    Attributes:
-        limit_bytes: Size of the file, before compression.
-        limit_ns: Time span of its events, in ns.
-        every: Amount of training, such as one epoch.
-    """
+    """Limits that make a file full, None for no limit: its size before compression, the time of its events, the training."""
 
     limit_bytes: int | None = None
     limit_ns: int | None = None
@@ -49,11 +43,7 @@ class Rotation:
     def of(
         cls, rotate_bytes: int | None, rotate_seconds: float | None, rotate_every: Time | str | None
     ) -> Rotation | None:
-        """Check the arguments of a handler; return None if it does not rotate.
-
-        Raises:
-            ConfigError: An argument is wrong.
-        """
+        """Check the arguments of a handler; return None if it does not rotate."""
         if rotate_bytes is not None:
             check_whole("rotate_bytes", rotate_bytes)
         if rotate_seconds is not None:
@@ -74,14 +64,7 @@ class Rotation:
         return cls(rotate_bytes, None if rotate_seconds is None else round(rotate_seconds * 1e9), every)
 
     def due(self, size_bytes: int, span_ns: int, since: Timestamp, now: Timestamp) -> bool:
-        """Return True if a file is full.
-
-        Args:
-            size_bytes: Its size.
-            span_ns: The time from its first events to the next ones.
-            since: The training time of its first events.
-            now: The training time of the next ones.
-        """
+        """Return True if a file is full; ``span_ns`` is the time, and ``since`` to ``now`` the training, of its events."""
         return (
             (self.limit_bytes is not None and size_bytes >= self.limit_bytes)
             or (self.limit_ns is not None and span_ns >= self.limit_ns)
@@ -92,14 +75,8 @@ class Rotation:
 class Retention:
     """Removes the oldest finished files of this process beyond a number or a total size. Used by one thread.
 
-    Files of other processes, of earlier attempts and of earlier runs are never touched.
-
-    Args:
-        keep: Number of files to keep; None keeps all.
-        max_total_bytes: Maximum total size of the files, including the one being written; None sets no limit.
-
-    Attributes:
-        removed: Number of removed files and their size in bytes, for the summary.
+    Files of other processes, of earlier attempts and of earlier runs are never touched. The file being written counts
+    for the size. ``removed`` has the number of removed files and their bytes, for the summary.
     """
 
     def __init__(self, keep: int | None = None, max_total_bytes: int | None = None) -> None:
@@ -131,9 +108,8 @@ class Retention:
     def make_room(self, *, coming: int = 0, live_bytes: int | None = None) -> list[Path]:
         """Remove the oldest files until the limits hold, but never the newest. Return the removed files; raise nothing.
 
-        Args:
-            coming: Number of files that are about to be finished.
-            live_bytes: Size of the file that is being written, which then is the newest; None without such a file.
+        ``coming`` files are about to be finished. ``live_bytes`` is the size of the file that is being written, if
+        there is one.
         """
         gone = []
         spared = 1 if live_bytes is None else 0
@@ -164,15 +140,8 @@ _SHARE: Final = 0.9  # of the time for the end of the recording; the rest is for
 class RankFiles:
     """The files of one handler: gives each file a free name, and removes the oldest files beyond the limits.
 
-    Args:
-        name: Template of the file names.
-        retention: Limits on the files to keep.
-        spool: Remote storage only: the folder for files that wait for upload; None uses the default.
-        spool_bytes: Maximum size of the files in the spool.
-        mode: Mode of local files.
-
-    Attributes:
-        paths: The files that were begun and not removed, the newest last.
+    ``paths`` are the files that were begun and not removed, the newest last. ``spool`` and ``spool_bytes`` are for a
+    remote storage: the folder for files that wait for upload (None: the default), and their maximum size.
     """
 
     def __init__(
@@ -241,12 +210,7 @@ class RankFiles:
         return [] if self.outbox is None else [os.fspath(path) for path in self.outbox.kept]
 
     def begin(self, recording: Recording, timestamp: Timestamp, *, first: bool = False) -> RankFile:
-        """Make the next file.
-
-        Args:
-            recording: The recording of the file.
-            timestamp: The training time, for the file name.
-            first: Refuse a name that is taken, instead of trying the next.
+        """Make the next file. The first one is refused if its name is taken; later ones take the next number.
 
         Raises:
             ConfigError: The name is taken.
@@ -327,11 +291,7 @@ class RankFiles:
 
 
 def trace_name(filename: StrPath, number: str) -> FileName:
-    """Return the template of a JSON trace, which may have a field ``number``.
-
-    Raises:
-        ConfigError: The template is wrong, or lacks the ending of a JSON trace.
-    """
+    """Return the template of a JSON trace, which may have a field ``number``; refuse other endings."""
     name = check_path("filename", filename)
     template = FileName(name, number)
     if not name.endswith((".json", ".json.gz")):

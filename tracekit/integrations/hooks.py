@@ -11,15 +11,10 @@ if TYPE_CHECKING:
 
 
 class Hook:
-    """A function that is neither copied nor pickled: a copy has a method of another object instead.
+    """A function that is neither copied nor pickled: a copy has the method ``name`` of ``owner`` instead.
 
-    Models are copied and saved whole while they are trained (averages of weights, models of reference), and a bound method
-    would take the profiler along.
-
-    Args:
-        function: The function to call.
-        owner: The object that has the method for copies.
-        name: The name of that method.
+    Models are copied and saved whole while they are trained (averages of weights, models of reference), and a bound
+    method would take the profiler along.
     """
 
     def __init__(self, function: Callable[..., Any], owner: object, name: str) -> None:

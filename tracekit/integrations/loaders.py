@@ -18,14 +18,9 @@ _CLASS: Final = vars(object)["__class__"]  # Accelerate's loaders have a propert
 def watch(loader: Any, through: Callable[[Any, Callable[[], Iterator[Any]]], Iterator[Any]]) -> Callable[[], None]:
     """Pass every iteration over a loader through a generator; the loader stays the same object.
 
-    ``iter()`` looks at the class, so the loader gets a subclass of its class. A loader that cannot have one is left alone.
-
-    Args:
-        loader: A torch ``DataLoader``, or anything else that can be iterated over again and again.
-        through: Called with the loader and with what begins an iteration over it; yields the batches.
-
-    Returns:
-        A function that restores the class of the loader.
+    ``iter()`` looks at the class, so the loader gets a subclass of its class; the returned function restores it. A
+    loader that cannot have one is left alone. ``through`` gets the loader and what begins an iteration over it, and
+    yields the batches.
     """
     kind = type(loader)
 

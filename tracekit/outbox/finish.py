@@ -73,11 +73,6 @@ class Finished:
 def finish_spool(folder: Path, *, tries: int = 4, retry: Retry | None = None) -> Finished:
     """Upload the remaining files of a spool. The journal stays, so that a second call has nothing to do.
 
-    Args:
-        folder: The spool.
-        tries: Number of attempts for each request.
-        retry: The timeouts and pauses.
-
     Raises:
         BusyError: The recording goes on, or another process uploads the spool.
         StorageError: The folder is not a spool.

@@ -22,15 +22,8 @@ class StoppedError(Exception):
 def pack(plain: Path, packed: Path, stopped: Callable[[], bool] = lambda: False) -> bool:
     """Replace a file by its packed copy. zlib releases the interpreter lock while it works.
 
-    The same content gives the same bytes.
-
-    Args:
-        plain: The finished file.
-        packed: Name of the copy.
-        stopped: Called between two pieces; True stops the packing.
-
-    Returns:
-        True if the packed file exists; False if somebody has removed the plain file meanwhile.
+    The same content gives the same bytes. ``stopped`` is called between two pieces; True stops the packing. Return
+    False if somebody has removed the plain file meanwhile.
 
     Raises:
         StoppedError: ``stopped`` returned True.

@@ -33,13 +33,9 @@ class UploadingOutbox(Outbox):
     """Keeps files in a spool folder until the storage has them.
 
     Failed uploads are retried with growing pauses until the recording ends, except after a refusal of the storage
-    (credentials, no such bucket). Remaining files stay in the spool, for ``tracekit upload``.
-
-    Args:
-        root: Parent folder of the spool; None uses the default, see `Spool.create`.
-        header: Identity of the recording; see `Spool.create`.
-        spool_bytes: Maximum size of the waiting files. Beyond it the newest file is removed, and its events are counted.
-        retry: The timeouts and pauses.
+    (credentials, no such bucket). Remaining files stay in the spool, for ``tracekit upload``. Beyond ``spool_bytes``
+    of waiting files the newest is removed, and its events are counted. For ``root`` and ``header`` see
+    `Spool.create`.
     """
 
     def __init__(

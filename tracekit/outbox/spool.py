@@ -129,12 +129,7 @@ class Spool:
 
     @classmethod
     def load(cls, folder: Path) -> Spool:
-        """Take over the spool of a process that has ended.
-
-        Raises:
-            BusyError: A process still uses the spool.
-            StorageError: The folder is not a spool.
-        """
+        """Take over the spool of a process that has ended; refuse one in use (`BusyError`) and a folder that is none."""
         try:
             descriptor = _open_journal(folder)
         except OSError as error:
@@ -285,11 +280,7 @@ class Spool:
 
 
 def digest(path: Path) -> tuple[int, str]:
-    """Return size and SHA-256 of a file.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
+    """Return size and SHA-256 of a file."""
     with path.open("rb") as file:
         sha256, size_bytes = hashlib.sha256(), 0
         while piece := file.read(1 << 20):
@@ -330,9 +321,7 @@ def _make_private(root: Path, *, private: bool) -> None:
 def _problem(folder: Path, *, private: bool) -> str | None:
     """Return why a folder is not safe for spools; None if it is.
 
-    Args:
-        folder: The folder.
-        private: Require that it belongs to this user and that nobody else may enter it, because its parent is public.
+    If its parent is public (``private``), it must belong to this user, and nobody else may enter it.
     """
     try:
         found = folder.lstat()

@@ -57,11 +57,7 @@ class Caller:
         self._start()
 
     def call(self, function: Callable[[], T], timeout_s: float) -> T:
-        """Call a function on the other thread; return its result or raise its exception.
-
-        Raises:
-            TooSlowError: The call did not return in time, or too many earlier calls still hang.
-        """
+        """Call a function on the other thread; return its result or raise its exception. `TooSlowError`: it hangs."""
         self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
         if len(self._left_behind) >= _MOST_HANGING:
             raise TooSlowError(f"the storage hangs: {_MOST_HANGING} calls have not returned")
@@ -175,12 +171,7 @@ class GoneError(StorageError):
 
 
 class Uploader:
-    """Uploads the files of a spool; every request has a timeout. Used by one thread.
-
-    Args:
-        spool: The spool.
-        caller: Makes the requests.
-    """
+    """Uploads the files of a spool; every request has a timeout. Used by one thread."""
 
     def __init__(self, spool: Spool, caller: Caller) -> None:
         self._spool = spool
@@ -224,11 +215,7 @@ class Uploader:
             return
 
     def deliver_index(self, timeout_s: float) -> None:
-        """Upload the index; replace the earlier one of this recording.
-
-        Raises:
-            StorageError: as for `deliver`.
-        """
+        """Upload the index; replace the earlier one of this recording. Raises as `deliver` does."""
         for number, url in enumerate(following_names(self._spool.header["index"])):
             if number >= self._index_taken and self._put_index(url, timeout_s):
                 return

@@ -41,14 +41,8 @@ class AttachedMarkers:
 
     A change of the schedule reaches open markers immediately. Every other marker is asleep until its next use, and
     changes then. The cost of a change therefore grows with the markers in use, not with the markers that exist. Any
-    thread may add markers, also during a change of state.
-
-    Args:
-        buffer: Buffer that the markers record into.
-        clock: Monotonic clock of the markers, in ns.
-
-    Attributes:
-        observer: Receives every event synchronously, or None without inline handlers. Set before the first `pass_to`.
+    thread may add markers, also during a change of state. ``observer`` receives every event synchronously; set before
+    the first `pass_to`.
     """
 
     def __init__(self, buffer: RecordBuffer, clock: Callable[[], int]) -> None:

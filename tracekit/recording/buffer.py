@@ -160,12 +160,8 @@ class RecordBuffer(BufferBase):
     def limit(self, events: int, in_bytes: int, wait: Callable[[], bool] | None) -> None:
         """Limit the events that wait here and in the writer. Events beyond a limit are refused and counted.
 
-        The compiled core tests the limits when it allocates rows, so that they cost nothing per event.
-
-        Args:
-            events: Maximum number of waiting events.
-            in_bytes: Maximum memory of the waiting events, approximate.
-            wait: Waits for room and returns True if there is any, for ``on_full="block"``. None refuses immediately.
+        The compiled core tests the limits when it allocates rows, so that they cost nothing per event. ``wait`` waits
+        for room and returns True if there is any, for ``on_full="block"``.
         """
         self._max_events, self._max_bytes = events, in_bytes
         self.wait_for_room = wait or _no_room

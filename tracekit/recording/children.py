@@ -1,7 +1,8 @@
 """Children: processes that a rank starts and that record too, such as the workers of a data loader.
 
 Each child has its own profiler, writer thread and files. It shares only the identity of the rank with its parent. It
-starts from a `ChildPlan`, which a forked child inherits and a spawned child unpickles.
+starts from a `ChildPlan`, which a forked child inherits and a spawned child unpickles, and reads the current action of the
+parent's schedule from one shared byte.
 
 Exit hooks of Python may not run in a child: ``os._exit`` or a signal can end it at any moment. Therefore a child can
 lose up to one flush interval. The exit hooks only avoid that loss at an orderly end.
@@ -35,12 +36,10 @@ _ACTIONS: Final = tuple(ProfilerAction)
 
 
 class SharedAction:
-    """The parent's side. Children of any start method open it through the parent's pid. It disappears with the parent.
+    """The parent's side. Children of any start method open it through the parent's pid.
 
-    The byte is in an anonymous file in memory, so that nothing remains when the parent is killed.
-
-    Raises:
-        OSError: The system has no such files. Children then cannot follow the schedule.
+    The byte is in an anonymous file in memory, so that nothing remains when the parent is killed. Raises OSError
+    where the system has no such files; children then cannot follow the schedule.
     """
 
     __slots__ = ("_descriptor", "_memory", "_path")
@@ -69,12 +68,7 @@ class SharedAction:
 
 
 class ActionView:
-    """The child's side: a schedule that returns the parent's current action. Picklable.
-
-    Args:
-        path: Path of the file with the byte.
-        memory: The mapped file, which a forked child inherits.
-    """
+    """The child's side: a schedule that returns the parent's current action. Picklable."""
 
     __slots__ = ("_last", "_memory", "_path")
 

@@ -65,14 +65,7 @@ _IDLE_S: Final = 3600.0  # Maximum sleep of an idle thread. A new call wakes it 
 
 
 class _Call:
-    """A waiting call.
-
-    Attributes:
-        method: Name of a method of the handler, or a function.
-        args: Arguments of the call.
-        events: Number of events that it delivers.
-        size_bytes: Approximate memory of these events.
-    """
+    """A waiting call of a handler's method, or of a function; of a batch, its number of events and their approximate memory."""
 
     __slots__ = ("args", "events", "method", "size_bytes")
 
@@ -98,25 +91,16 @@ class _Call:
 class HandlerThread:
     """Calls all methods of one handler, from `open` to `close`, on one thread and in the order of posting.
 
-    A handler that blocks delays neither the recording nor another handler. A handler thread skips the events of an inline
-    handler, which receives them on the recording threads.
-
-    Args:
-        handler: The handler.
-        failures: Receives the failures of the handler.
-        summary: Returns the counts for the handler's ``summary``.
-        limit_events: Maximum number of waiting events.
-        limit_bytes: Maximum memory of the waiting events, approximate.
-        on_full: One of `ON_FULL`.
-        loop_track: The track of the slices of training batches.
+    A handler that blocks delays neither the recording nor another handler. A handler thread skips the events of an
+    inline handler, which receives them on the recording threads.
 
     Attributes:
         waiting_events: Number of waiting events, including those of the current call.
-        waiting_bytes: Approximate memory of the waiting events.
-        dropped: Number of events that the handler missed, by reason. An event is a slice (at its end), an instant or a
-            counter.
-        is_given_up: True if the profiler has stopped waiting for the handler. Events that still wait are then dropped.
-        losses: The latest result of the handler's ``losses``. Updated on its thread, after each flush and at the end.
+        waiting_bytes: Their approximate memory.
+        dropped: Number of events that the handler missed, by reason; a slice counts at its end.
+        is_given_up: True if the profiler has stopped waiting for the handler. Events that still wait are then
+            dropped.
+        losses: The latest result of the handler's ``losses``.
         busy_since_s: Start of the handler's current call (``time.monotonic``), or 0 between calls.
     """
 
@@ -161,11 +145,7 @@ class HandlerThread:
         return f"<HandlerThread {self._name}>"
 
     def open(self, recording: Recording) -> None:
-        """Start the thread, and open the handler on it. Return when the handler is open.
-
-        Raises:
-            TracekitError: The handler cannot be opened.
-        """
+        """Start the thread, and open the handler on it. Return when it is open, or raise its error as a `TracekitError`."""
         opened, errors = Signal(), list[BaseException]()
 
         def open_handler() -> None:
@@ -238,11 +218,9 @@ class HandlerThread:
             self.post(self._order.add_hook, time_ns, method, args)
 
     def post_round(self, until_ns: int | None, *, flush: bool) -> None:
-        """Queue the delivery of held events, and a flush. Do nothing if a round still waits and ``until_ns`` is set.
+        """Queue the delivery of held events up to a monotonic time (None: all), and a flush if asked for.
 
-        Args:
-            until_ns: Deliver events up to this monotonic time. None delivers all of them.
-            flush: True to call the handler's ``flush`` too.
+        Does nothing if a round still waits and ``until_ns`` is set.
         """
         if self._round_waits and until_ns is not None:
             return
@@ -255,11 +233,7 @@ class HandlerThread:
             self.post(self._order.end_running, time_ns)
 
     def post_end(self, deadline_s: float) -> None:
-        """Queue a call of the handler's ``ending`` with the seconds that remain for the end of the recording.
-
-        Args:
-            deadline_s: Deadline for closing the handler (``time.monotonic``).
-        """
+        """Queue a call of the handler's ``ending`` with the seconds that remain until a deadline (``time.monotonic``)."""
         self.post(lambda: self._call("ending", (max(0.0, deadline_s - time.monotonic()),)))
 
     def _fits(self, call: _Call) -> bool:

@@ -65,11 +65,7 @@ _TORCH_ACTIONS: Final = {
 
 
 def action_of(answer: object) -> ProfilerAction:
-    """Return the result of a schedule as a ProfilerAction. Convert actions of torch.profiler.
-
-    Raises:
-        ConfigError: The result is neither.
-    """
+    """Return the result of a schedule as a ProfilerAction. Convert actions of torch.profiler; refuse others."""
     if isinstance(answer, ProfilerAction):
         return answer
     if _is_torch_action(answer):
@@ -83,13 +79,7 @@ def _is_torch_action(answer: object) -> bool:
 
 
 def checked_schedule(schedule: Schedule, timestamp: Timestamp) -> tuple[Schedule, ProfilerAction]:
-    """Call a schedule for the first batch. Return the schedule and its result.
-
-    A schedule of torch.profiler is returned as a `StepSchedule`.
-
-    Args:
-        schedule: A function of the Timestamp, or a function of the step number that returns torch.profiler's actions.
-        timestamp: The training time at the start.
+    """Call a schedule for the first batch. Return it, one of torch.profiler as a `StepSchedule`, and its result.
 
     Raises:
         ConfigError: It raises, or does not return an action. The message names the accepted schedules.
@@ -137,13 +127,9 @@ class CaptureSchedule(TraceHandler):
     ) -> None:
         """Attach the schedule to its profiler, which calls this once.
 
-        Args:
-            handlers: The handlers of the profiler. ``files_of`` and ``live_path`` of a handler report the files of a capture.
-            flush_handlers: Waits for them to take all events, for a number of seconds at most; returns True if they have.
-            warms_up: True if the profiler has sources, such as torch.profiler, that need a batch to warm up.
-
-        Raises:
-            ConfigError: Another profiler has this schedule.
+        ``files_of`` and ``live_path`` of a handler report the files of a capture. ``flush_handlers`` waits for them,
+        for a number of seconds at most. ``warms_up`` is True if the profiler has sources that need a batch to warm
+        up.
         """
 
     @abstractmethod
@@ -159,11 +145,7 @@ class CaptureSchedule(TraceHandler):
 class StepSchedule:
     """A schedule that counts steps since the start or the resumption of the run, like ``torch.profiler.schedule``.
 
-    Its windows may cross the end of an epoch, like those of torch.profiler.
-
-    Attributes:
-        function: Returns torch.profiler's action for the number of a step, from 0.
-        first_batch: The batch of the run that is step 0.
+    Its windows may cross the end of an epoch, like those of torch.profiler. ``first_batch`` is the batch of step 0.
     """
 
     function: Callable[[int], Any]

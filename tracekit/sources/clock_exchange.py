@@ -38,13 +38,7 @@ _NOBODY: Final = "-"  # replaces the number of a rank that has stopped waiting
 
 
 class Answering:
-    """Rank 0's side.
-
-    Args:
-        store: torch's ``Store``, over a connection that nothing else uses: `get` blocks other calls.
-        rank, boot_id, timeline_offset_ns: Identity of this rank; see `ClockOffset` and `tracekit.clock.Timeline`.
-        monotonic_ns: This rank's clock.
-    """
+    """Rank 0's side, over a connection to torch's ``Store`` that nothing else uses: `get` blocks other calls."""
 
     def __init__(
         self, store: Any, *, rank: int, boot_id: str | None, timeline_offset_ns: int, monotonic_ns: Callable[[], int]
@@ -92,15 +86,7 @@ class Answering:
 
 
 class Asking:
-    """The side of every other rank.
-
-    Args:
-        store: As for `Answering`.
-        rank: This rank.
-        timeline_offset_ns: See `tracekit.clock.Timeline`.
-        monotonic_ns: This rank's clock.
-        pause: Waits for a number of seconds; returns True to stop waiting for an answer.
-    """
+    """The side of every other rank. ``pause`` waits for a number of seconds; True stops the wait for an answer."""
 
     def __init__(
         self,

@@ -48,11 +48,7 @@ class SampledCounter:
     base: tuple[int, Mapping[tuple[str, str], float]] | None = None
 
     def sample(self, now_ns: int) -> dict[str, float]:
-        """Return the values by series, or an empty dict if a rate has no base yet.
-
-        Args:
-            now_ns: Monotonic time.
-        """
+        """Return the values by series at a monotonic time, or an empty dict if a rate has no base yet."""
         values = self.read()
         if not self.rate:
             return {series: value for (_, series), value in values.items()}

@@ -1,4 +1,4 @@
-"""One recorded window of torch.profiler, and the guard of its session."""
+"""One recorded window of torch.profiler, the guard of its session, and the privacy of its trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""RankReports: the values of all ranks for one report, and the barriers of timers."""
+"""RankReports: the values of all ranks for one report, and the barriers of timers.
+
+Megatron gathers by a collective on the GPU, which hangs as soon as one rank does not take part, without naming it. Here every
+rank puts its values into the store (the table of short values that torch.distributed keeps for its process groups) and goes
+on. The rank that reports reads those of all ranks, waits for a limited time, and knows which ranks are missing. No collective
+is started, so nothing can get out of step with those of the training.
+"""
 
 from __future__ import annotations
 
@@ -84,13 +90,10 @@ class Exchange:
         return f"{key}/{number}", self._calls if step is None else 0
 
     def put(self, topic: str, value: object, *, reads: bool, lasting: bool = False) -> None:
-        """Put this rank's value of a topic into the store. Does not wait.
+        """Put this rank's value of a topic, a JSON value, into the store. Does not wait.
 
-        Args:
-            topic: Name of the value; the same on all ranks, and different each time.
-            value: A JSON value.
-            reads: True if this rank will `read` the others' values.
-            lasting: Keep it in the store.
+        The topic is the same on all ranks, and different each time. ``reads`` is True if this rank will `read` the
+        others' values; a ``lasting`` value stays in the store.
         """
         key = self._key(topic, self.rank)
         self._store.set(key, json.dumps([reads, value]))
@@ -206,19 +209,12 @@ class RankReports:
     def collect(
         self, report: str, own: Any, *, reads: bool | None = None, step: object = None, timeout_s: float | None = None
     ) -> tuple[dict[int, Any], list[int]] | None:
-        """Send this rank's values for a report, and return those of all ranks if this rank reads them.
+        """Send this rank's values for a report, and return those of all ranks and the missing ranks if this rank reads them.
 
-        Args:
-            report: Name of the report; all ranks make the same ones in the same order.
-            own: This rank's values, a JSON value.
-            reads: True if this rank reads them. None: all ranks do. Then rank 0 reads, and forwards the values, since the
-                store would have to answer the square of the number of ranks otherwise.
-            step: The training step of the report: it matches the ranks' reports better than their order.
-            timeout_s: Limit of the wait for the others.
-
-        Returns:
-            The values by rank and the missing ranks, or None where this rank does not read. Values that may be of an earlier
-            report are left out.
+        All ranks make the same reports in the same order; a training step matches them better. ``own`` is a JSON
+        value. Where ``reads`` is None all ranks read: then rank 0 does, and forwards the values, since the store
+        would have to answer the square of the number of ranks otherwise. Values that may be of an earlier report are
+        left out.
 
         Raises:
             TimerError: The store cannot be reached.

@@ -1,4 +1,4 @@
-"""TimerTable: the statistics of the timers of one or more ranks, as a value that any number of sinks may read."""
+"""TimerTable: the statistics of the timers of one or more ranks, for any number of sinks; and Megatron's report of sums."""
 
 from __future__ import annotations
 

@@ -36,14 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Mark:
-    """Totals of one report, ns.
-
-    Attributes:
-        start_ns: The report counts from here.
-        shown_ns: The largest total that it has shown.
-        step: The training step that it was last asked for.
-        step_start_ns: Start of the count of that step.
-    """
+    """Totals of one report, ns: it counts from ``start_ns``, or for its last training step from ``step_start_ns``."""
 
     start_ns: int
     shown_ns: int

@@ -24,14 +24,7 @@ class Decision(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The steps of a trace.
-
-    Attributes:
-        first: The number of its first step.
-        steps: Number of steps that it holds, 0 or more.
-        wanted: Number of steps that it should hold.
-        again: True if it is begun once more.
-    """
+    """The steps of a trace: those it holds and those it should; ``again`` if it is begun once more."""
 
     first: int
     steps: int

@@ -66,16 +66,10 @@ class _Thread:
 class ActionSlices:
     """Records a slice from the start to the stop of each action.
 
-    Actions nest, and may be open several times, on any number of threads. The slice of an action that an exception ends
-    names the exception. A stop without a start on its thread is ignored, and logged once.
-
-    Args:
-        clock: The clock for the table; slices have that of their profiler.
-        strict: Raise ``ValueError`` for a start of an open action, and for a stop of one that was never started, unless an
-            exception is being handled.
-
-    Attributes:
-        extended: Show all columns in the summary, not only total and mean.
+    Actions nest, and may be open several times, on any number of threads. The slice of an action that an exception
+    ends names the exception. A stop without a start on its thread is ignored, and logged once; if ``strict``, it
+    raises ``ValueError``, like a start of an open action, unless an exception is being handled. The clock is for the
+    table, which has all columns if ``extended``.
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK, *, strict: bool = False) -> None:
