@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.events import COUNTER, WIDTH, EventBatch, Timestamps
-from tracekit.handlers.gap import newest_ns
-from tracekit.handlers.open_slices import OpenSlices
+from tracekit.handlers.gap import OpenSlices, newest_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 from tracekit.integrations.batches import samples_in, tokens_in
-from tracekit.integrations.hooks import method_hook, model_hook
-from tracekit.integrations.loaders import recorded_pass, watch
+from tracekit.integrations.hooks import method_hook, model_hook, recorded_pass, watch
 from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:

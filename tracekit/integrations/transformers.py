@@ -13,8 +13,7 @@ from transformers.utils.import_utils import is_torchdynamo_compiling
 
 from tracekit.errors import TimeError
 from tracekit.integrations.batches import samples_in, tokens_in
-from tracekit.integrations.hooks import model_hook
-from tracekit.integrations.loaders import recorded_pass, watch
+from tracekit.integrations.hooks import model_hook, recorded_pass, watch
 from tracekit.integrations.slices import OpenSlices
 from tracekit.timestamp import Timestamp
 

@@ -249,6 +249,75 @@ class CyclicSchedule:
         return dataclasses.replace(self, resumed_batch=int(batch), resumed_epoch=int(timestamp.epoch))
 
 
+class CurrentSchedule:
+    """The schedule of one profiler, as it follows the resumptions of the run and the lengths of epochs.
+
+    Attributes:
+        whole: The schedule that decides; None records always. A function of the step number until `check`.
+    """
+
+    def __init__(self, whole: Schedule | Callable[[int], Any] | None) -> None:
+        self.whole: Any = whole
+
+    @property
+    def on_demand(self) -> CaptureSchedule | None:
+        """The schedule, if it starts captures on request."""
+        return self.whole if isinstance(self.whole, CaptureSchedule) else None
+
+    @property
+    def base(self) -> Any:
+        """The schedule for the time between captures."""
+        return self.whole if self.on_demand is None else self.on_demand.base
+
+    @base.setter
+    def base(self, schedule: Schedule) -> None:
+        if self.on_demand is None:
+            self.whole = schedule
+        else:
+            self.on_demand.base = schedule
+
+    @property
+    def _counting(self) -> CyclicSchedule | StepSchedule | None:
+        """The base schedule if it depends on the length of epochs and on where the run was resumed."""
+        return self.base if isinstance(self.base, CyclicSchedule | StepSchedule) else None
+
+    @property
+    def ends_with_epoch(self) -> bool:
+        """True if an open window ends with the epoch."""
+        is_capturing = self.on_demand is not None and self.on_demand.has_open_window
+        return not is_capturing and (self._counting is None or self._counting.per != "run")
+
+    def check(self, timestamp: Timestamp) -> ProfilerAction | None:
+        """Return the action of the first batch, before anything is opened; None if the schedule is not ready yet."""
+        if self.base is None:
+            return None
+        self.base, action = checked_schedule(self.base, timestamp)
+        return None if self.on_demand is not None else action
+
+    def action(self, timestamp: Timestamp) -> ProfilerAction:
+        """Return the action of the batch that begins at ``timestamp``. A user's function may raise anything."""
+        return ProfilerAction.ACTIVE if self.whole is None else action_of(self.whole(timestamp))
+
+    def resume_at(self, timestamp: Timestamp) -> None:
+        """Count from the resumption of a run."""
+        if self._counting is not None:
+            self.base = self._counting.resumed_at(timestamp)
+
+    def learn_epoch_length(self, batches: int, timestamp: Timestamp) -> bool:
+        """Take the length of an epoch; return True if that may change the action of the batch."""
+        counting = self._counting
+        if (
+            counting is None
+            or counting.per != "epoch"
+            or not counting.epoch_length != batches > 0
+            # Only before the first batch of an epoch: an evaluation in the middle has a loader of another length.
+            or int(timestamp.batch_in_epoch) != 0
+        ):
+            return False
+        self.base = counting.with_epoch_length(batches)
+        return True
+
+
 def cyclic_schedule(
     *,
     skip_first: int = 0,

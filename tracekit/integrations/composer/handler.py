@@ -14,8 +14,6 @@ from tracekit.recording.schedule import ProfilerAction
 from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from tracekit.handlers.base import Recording
 
 logger = logging.getLogger("tracekit")
@@ -48,25 +46,9 @@ class TraceHandler:
     A method that raises is counted and logged once, and never reaches the training loop.
     """
 
-    def process_duration_event(
-        self, name: str, categories: Sequence[str], is_start: bool, timestamp: Timestamp, wall_clock_time_ns: int
-    ) -> None:
-        """Take the start or the finish of a slice; see `tracekit.TraceHandler` for this and the next three."""
-
-    def process_instant_event(
-        self, name: str, categories: Sequence[str], timestamp: Timestamp, wall_clock_time_ns: int
-    ) -> None:
-        """Take something that happened at one moment."""
-
-    def process_counter_event(
-        self,
-        name: str,
-        categories: Sequence[str],
-        timestamp: Timestamp,
-        wall_clock_time_ns: int,
-        values: Mapping[str, float],
-    ) -> None:
-        """Take the values of one or more series."""
+    process_duration_event = base.TraceHandler.process_duration_event
+    process_instant_event = base.TraceHandler.process_instant_event
+    process_counter_event = base.TraceHandler.process_counter_event
 
     def process_chrome_json_trace_file(self, filepath: Path) -> None:
         """Take a finished Chrome JSON trace of this process; what is on a remote storage is a text."""
