@@ -37,6 +37,7 @@ _MOST_LATE: Final = 1000
 _WRITTEN_AT_ONCE: Final = (
     2_048  # events: about 250 kB. Pieces of 2 MB fragment the memory of the handler's thread, up to 65 MB
 )
+_IDENTITY: Final = ("run_id", "rank", "local_rank", "world_size", "node", "host", "pid", "attempt")
 _LOSS_BYTES: Final = 120  # of the line with the number of lost events; it has room for any number
 
 
@@ -87,14 +88,7 @@ class RankFile:
             {
                 "format_version": FORMAT_VERSION,
                 "tracekit_version": __version__,
-                "run_id": process.run_id,
-                "rank": process.rank,
-                "local_rank": process.local_rank,
-                "world_size": process.world_size,
-                "node": process.node,
-                "host": process.host,
-                "pid": process.pid,
-                "attempt": process.attempt,
+                **{name: getattr(process, name) for name in _IDENTITY},
                 "rank_source": process.source,
                 "counts": recording.counts,
                 "boot_id": process.boot_id,

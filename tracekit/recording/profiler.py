@@ -139,29 +139,9 @@ class Profiler(ProfilerBase):
         private: bool | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        options = ProfilerOptions(
-            trace_handlers=trace_handlers,  # type: ignore[arg-type] # one, or several
-            schedule=schedule,
-            sources=sources,  # type: ignore[arg-type]
-            timestamp=timestamp,
-            counts=counts,
-            record_batches=record_batches,
-            flush_interval=flush_interval,
-            max_buffered_events=max_buffered_events,
-            max_buffered_bytes=max_buffered_bytes,
-            on_full=on_full,
-            shutdown_timeout=shutdown_timeout,
-            sigterm_grace=sigterm_grace,
-            run_id=run_id,
-            rank=rank,
-            local_rank=local_rank,
-            world_size=world_size,
-            node=node,
-            attempt=attempt,
-            process=process,
-            private=private,
-            clock=clock,
-        )
+        given: dict[str, Any] = dict(locals())  # the arguments, which the options name alike
+        del given["self"]
+        options = ProfilerOptions(**given)
         self._options = options
         self._handlers = list(options.trace_handlers)
         self._failures = Failures()
