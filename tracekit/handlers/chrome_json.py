@@ -17,13 +17,13 @@ from tracekit.events import earliest
 from tracekit.formats.rank_trace import COMPANION_EVENT
 from tracekit.handlers.base import Recording, Summary, TraceHandler
 from tracekit.handlers.gap import Gap, OpenSlices, count_events, newest_ns, span_ns
-from tracekit.handlers.live_file import PRIVATE_MODE
 from tracekit.handlers.merge_process import DEFAULT_TIMEOUT_S, EndMerge, report_merges
 from tracekit.handlers.rank_file import RankFile, clock_metadata, offset_metadata
 from tracekit.handlers.rank_files import DEFAULT_SPOOL_BYTES, RankFiles, Retention, Rotation, trace_name
 from tracekit.naming import child_file_name, shown, split_suffix
 from tracekit.notices import Notices
 from tracekit.outbox.outbox import GONE
+from tracekit.storage import PRIVATE_MODE
 from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:

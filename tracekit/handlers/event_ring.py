@@ -27,10 +27,7 @@ _CHUNK_BYTES: Final = 600
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """A part of the delivered events.
-
-    Records are 64-bit numbers. The fourth entry of a counter is an index into ``values``.
-    """
+    """A part of the delivered events as 64-bit numbers. The fourth entry of a counter is an index into ``values``."""
 
     records: array[int]
     values: list[Mapping[str, float]]

@@ -14,11 +14,10 @@ from tracekit.arguments import check_path, check_seconds, check_whole
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import ConfigError, StorageError, TimeError
 from tracekit.formats.segment_index import index_name
-from tracekit.handlers.live_file import PRIVATE_MODE, NameTakenError, check_mode, make_folder, name_taken
-from tracekit.handlers.rank_file import RankFile
+from tracekit.handlers.rank_file import NameTakenError, RankFile, check_mode, make_folder, name_taken
 from tracekit.naming import FileName, shown
 from tracekit.outbox.outbox import LocalOutbox, Outbox
-from tracekit.storage import basename, is_remote
+from tracekit.storage import PRIVATE_MODE, basename, is_remote
 from tracekit.timestamp import Time, TimeUnit, ensure_time
 
 if TYPE_CHECKING:

@@ -35,10 +35,7 @@ class Hook:
 
 
 def model_hook(function: Callable[..., Any]) -> Hook:
-    """Return a hook for a model; a copy of the model has one that does nothing.
-
-    The copy's hook is a function of the standard library, so that a saved model loads without tracekit.
-    """
+    """Return a hook for a model; a copy has one of the standard library that does nothing, and loads without tracekit."""
     return Hook(function, nullcontext(), "__exit__")
 
 

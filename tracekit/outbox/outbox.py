@@ -105,11 +105,9 @@ class Outbox:
 
 
 class LocalOutbox(Outbox):
-    """Packs finished local files, which until then exist plain, without ``.gz`` in their names.
+    """Packs finished local files, which until then exist plain; without ``packs`` it leaves all as they are.
 
-    Args:
-        folder: Base of relative names, independent of later changes of the current folder.
-        packs: False to leave all files as they are; it then has no thread.
+    Relative names are in ``folder``, independent of later changes of the current folder.
     """
 
     def __init__(self, folder: Path, *, packs: bool) -> None:

@@ -42,10 +42,9 @@ class BusyError(StorageError):
 
 
 def default_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the default parent folder of spools.
+    """Return the default parent folder of spools: ``TRACEKIT_SPOOL``, else one of this user for temporary files.
 
-    ``TRACEKIT_SPOOL``, else a folder of this user in the folder for temporary files. On clusters, temporary files are on the
-    local disk of the node, while home folders are small and on a network.
+    On clusters, temporary files are on the local disk of the node, while home folders are small and on a network.
     """
     given = environ.get(SPOOL_VARIABLE)
     return Path(resolve_path(given)) if given else Path(tempfile.gettempdir()) / f"tracekit-spool-{os.geteuid()}"
@@ -89,12 +88,10 @@ class Spool:
 
     @classmethod
     def create(cls, root: Path | None, header: Mapping[str, Any]) -> Spool:
-        """Make a new spool, for this process alone.
+        """Make a new spool, for this process alone, in ``root`` (mode 0700) or the default folder.
 
-        Args:
-            root: The parent folder, made with mode 0700 if it does not exist. None uses `default_root`. If that folder cannot
-                be used, such as one that another user owns or may enter, the spool is a new folder next to it.
-            header: ``run_id``, ``rank``, ``attempt``, ``pid``, ``index``.
+        If the default folder cannot be used, such as one that another user owns or may enter, the spool is a new
+        folder next to it. The header has ``run_id``, ``rank``, ``attempt``, ``pid`` and ``index``.
 
         Raises:
             StorageError: The folder cannot be made, or does not belong to this user.

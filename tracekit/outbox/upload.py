@@ -42,12 +42,9 @@ _MOST_HANGING: Final = 8
 class Caller:
     """A thread that makes calls for another thread, which waits for each call with a timeout.
 
-    A client of an object store can hang if a server accepts a connection and never answers. Such a call cannot be ended from
-    outside. Its thread is abandoned, and a new one replaces it. The first thread is started immediately, because some Python
-    versions start no threads while the interpreter shuts down.
-
-    Args:
-        name: Name of the thread.
+    A client of an object store can hang if a server accepts a connection and never answers. Such a call cannot be
+    ended from outside. Its thread is abandoned, and a new one replaces it. The first thread is started immediately,
+    because some Python versions start no threads while the interpreter shuts down.
     """
 
     def __init__(self, name: str) -> None:
@@ -151,10 +148,7 @@ class Pace:
         self.failures = 0
 
     def failed(self, *, too_slow: bool) -> float:
-        """Note a request that failed; return the pause in seconds.
-
-        The pause is random between half and all of its nominal length, so that the ranks of a job do not retry simultaneously.
-        """
+        """Note a request that failed; return the pause in seconds, random so that ranks do not retry simultaneously."""
         self.failures += 1
         if too_slow:
             self.answer_s = min(self.answer_s * 2, max(_LONGEST_ANSWER_S, self.retry.answer_s))
@@ -221,12 +215,7 @@ class Uploader:
                 return
 
     def claim_index(self, timeout_s: float) -> None:
-        """Upload the first index, to test that the storage is reachable and writable.
-
-        Raises:
-            AlreadyThereError: Another recording has that name.
-            StorageError: as for `deliver`.
-        """
+        """Upload the first index, to test that the storage is reachable and writable; `AlreadyThereError`: it is taken."""
         url = self._spool.header["index"]
         if not self._put_index(url, timeout_s):
             raise storage.AlreadyThereError(f"{storage.without_secrets(url)}: exists already")

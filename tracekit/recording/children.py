@@ -113,12 +113,8 @@ SHUTDOWN_TIMEOUT_S: Final = 2.0
 class ChildPlan:
     """The recording settings of a child process. Picklable.
 
-    Attributes:
-        make_profiler: The class `Profiler`.
-        process: The parent process.
-        handlers: Factories of the child's handlers; see `TraceHandler.for_children`.
-        options: Further arguments of the profiler.
-        action: The current action of the parent's schedule, or None if the parent has no schedule.
+    ``handlers`` are factories; see `TraceHandler.for_children`. ``action`` is the current action of the parent's
+    schedule, or None.
     """
 
     make_profiler: Callable[..., Profiler]

@@ -36,7 +36,6 @@ class Action:
     Attributes:
         name: Name of its slices: without the owner's kind, and without the arguments of a callback.
         title: Lightning's name without the arguments of a callback; for tables.
-        categories: Categories of its slices.
         hook: The last part of the name: "training_step", "save_checkpoint" ...
         part: Its part of the downtime; None if it runs a stage or a batch.
         own: True for a hook of tracekit, which gets no slice.

@@ -35,14 +35,10 @@ _CATEGORIES: Final = ("time profiler",)
 
 @dataclass
 class StageTimes:
-    """The times of one stage (training, validation ...), of one epoch or of several.
+    """The times of one stage (training, validation ...), of one epoch or of several; ``runs`` counts epochs or validations.
 
-    Attributes:
-        runs: Number of epochs of training, or of runs of validation.
-        samples: Number of samples in all batches, as far as known.
-        batches: Durations of the batches.
-        within: Durations within batches by name: "backward", "optimizer step".
-        downtime_ns: Time between the batches by part.
+    ``within`` has durations within batches by name ("backward", "optimizer step"), ``downtime_ns`` the time between
+    them by part.
     """
 
     runs: int = 0
