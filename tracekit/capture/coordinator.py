@@ -238,7 +238,6 @@ def fit_request(folder: ControlFolder, request: Request) -> Request:
     Raises:
         ConfigError: It names ranks that the run does not have.
         TracekitError: No rank can serve it: nobody listens, or ranks are in a capture already.
-        OSError: The folder cannot be read.
     """
     listening = {rank: status for rank, status in folder.statuses().items() if status.listening and not is_gone(status)}
     if not listening:

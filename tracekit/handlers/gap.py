@@ -17,15 +17,10 @@ if TYPE_CHECKING:
 class Gap:
     """Counts the events that are lost, and keeps the starts and finishes of long slices.
 
-    A slice counts as one event, at its finish. If one half of a slice is in the file, or may still be written, the other half
-    is not lost but late. Without it, the file would show a slice that never ends, or lack a long slice.
-
-    Attributes:
-        events: Number of events that are lost for good.
-        late_events: Number of slices with only their finish in ``late``. They are lost if it is never written.
-        start_ns: Start of the gap, ns since the epoch.
-        end_ns: End of the gap, ns since the epoch.
-        late: Records that are still to be written (see `tracekit.events`); bounded by the number of open slices.
+    A slice counts as one event, at its finish. If one half of a slice is in the file, or may still be written, the
+    other half is not lost but late: ``late`` has its records, as many at most as slices are open, and ``late_events``
+    counts those with only their finish there. Without it, the file would show a slice that never ends, or lack a long
+    slice. Times are in ns since the epoch.
     """
 
     __slots__ = ("end_ns", "events", "late", "late_events", "start_ns")

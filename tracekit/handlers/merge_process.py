@@ -37,6 +37,12 @@ _INCOMPLETE: Final = 3  # exit code of ``tracekit merge``
 _PROGRAM: Final = re.compile(r"\Atracekit(?: merge)?: ")
 _KEPT_VARIABLES: Final = ("TRACEKIT_DEBUG", "TRACEKIT_PURE_PYTHON")
 _INJECTED: Final = ("CUDA_INJECTION64_PATH", "KINETO_USE_DAEMON", "NVTX_INJECTION64_PATH")
+_merges: Final[list[_Merge]] = []  # the merges that were started and not reported
+DEFAULT_TIMEOUT_S: Final = 60.0
+_MAX_NAMES: Final = 1000
+_ANY_PROCESS: Final = ProcessInfo(
+    run_id="run", rank=0, local_rank=0, world_size=2, node=0, host="host", pid=1, attempt=0, boot_id=None, source=""
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +96,6 @@ class _Merge:
                 self.command,
             )
         return True
-
-
-_merges: Final[list[_Merge]] = []  # the merges that were started and not reported
 
 
 def start_merge(command: MergeCommand, timeout_s: float) -> int | None:
@@ -220,13 +223,6 @@ def _problems(log: Path) -> str:
         return ""
     found = [line for line in lines if line.startswith(("tracekit", "LOST", "NOT MERGED"))]
     return one_line("; ".join(_PROGRAM.sub("", line) for line in found[-3:]), _MAX_CHARACTERS)
-
-
-DEFAULT_TIMEOUT_S: Final = 60.0
-_MAX_NAMES: Final = 1000
-_ANY_PROCESS: Final = ProcessInfo(
-    run_id="run", rank=0, local_rank=0, world_size=2, node=0, host="host", pid=1, attempt=0, boot_id=None, source=""
-)
 
 
 class EndMerge:

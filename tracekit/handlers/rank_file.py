@@ -42,6 +42,13 @@ if TYPE_CHECKING:
     from tracekit.events import EventBatch
     from tracekit.handlers.base import Recording
 
+_MOST_LATE: Final = 1000
+_WRITTEN_AT_ONCE: Final = (
+    2_048  # events: about 250 kB. Pieces of 2 MB fragment the memory of the handler's thread, up to 65 MB
+)
+_IDENTITY: Final = ("run_id", "rank", "local_rank", "world_size", "node", "host", "pid", "attempt")
+_LOSS_BYTES: Final = 120  # of the line with the number of lost events; it has room for any number
+
 
 class NameTakenError(ConfigError):
     """A file of that name exists, and tracekit never overwrites a trace."""
@@ -216,14 +223,6 @@ def make_folder(folder: Path, path: str, mode: int = PRIVATE_MODE) -> None:
             raise PermissionError(13, "its folder may not be written to")
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from error
-
-
-_MOST_LATE: Final = 1000
-_WRITTEN_AT_ONCE: Final = (
-    2_048  # events: about 250 kB. Pieces of 2 MB fragment the memory of the handler's thread, up to 65 MB
-)
-_IDENTITY: Final = ("run_id", "rank", "local_rank", "world_size", "node", "host", "pid", "attempt")
-_LOSS_BYTES: Final = 120  # of the line with the number of lost events; it has room for any number
 
 
 class RankFile:

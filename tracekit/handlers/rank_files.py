@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from tracekit.timestamp import Timestamp
 
 logger = logging.getLogger("tracekit")
+DEFAULT_SPOOL_BYTES: Final = 2 << 30
+_LONGEST_S: Final = 10.0  # without a call of `RankFiles.ending`
+_SHARE: Final = 0.9  # of the time for the end of the recording; the rest is for the steps before and after
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +132,6 @@ class Retention:
             self.removed["bytes"] += size_bytes
             gone.append(path)
         return gone
-
-
-DEFAULT_SPOOL_BYTES: Final = 2 << 30
-_LONGEST_S: Final = 10.0  # without a call of `RankFiles.ending`
-_SHARE: Final = 0.9  # of the time for the end of the recording; the rest is for the steps before and after
 
 
 class RankFiles:

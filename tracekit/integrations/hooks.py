@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from tracekit.recording.profiler import Profiler
 
+_END: Final = object()
+_CLASS: Final = vars(object)["__class__"]  # Accelerate's loaders have a property of that name, to pass for a DataLoader
+
 
 class Hook:
     """A function that is neither copied nor pickled: a copy has the method ``name`` of ``owner`` instead.
@@ -63,10 +66,6 @@ class Replacements:
             owner, name = self._replaced.pop()
             with suppress(AttributeError):
                 delattr(owner, name)
-
-
-_END: Final = object()
-_CLASS: Final = vars(object)["__class__"]  # Accelerate's loaders have a property of that name, to pass for a DataLoader
 
 
 def watch(loader: Any, through: Callable[[Any, Callable[[], Iterator[Any]]], Iterator[Any]]) -> Callable[[], None]:

@@ -24,12 +24,11 @@ class Finished:
     """The result of finishing a spool.
 
     Attributes:
-        spool: The folder.
         uploaded: URL and size in bytes of each file that was uploaded now.
         there: URLs of files that had been uploaded before.
         left: Path and error of each file that could not be uploaded.
         lost: Files that are gone from the spool.
-        reason: Error of the upload of the index; None if it was uploaded.
+        reason: Error of the upload of the index.
     """
 
     spool: str

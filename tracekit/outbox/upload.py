@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _MOST_HANGING: Final = 8
+_LONGEST_ANSWER_S: Final = 600.0
+_INDEX_FILE: Final = "index.json"
+_CANCEL_FIRST: Final = 0.9  # the client times out a little before its thread is abandoned
 
 
 class Caller:
@@ -106,9 +109,6 @@ def _serve(calls: _Calls) -> None:
         del call, function, answer
 
 
-_LONGEST_ANSWER_S: Final = 600.0
-
-
 @dataclass(frozen=True, slots=True)
 class Retry:
     """The times of an upload, in seconds.
@@ -154,10 +154,6 @@ class Pace:
             self.answer_s = min(self.answer_s * 2, max(_LONGEST_ANSWER_S, self.retry.answer_s))
         longest_s = min(self.retry.longest_s, self.retry.first_s * 2.0 ** min(self.failures - 1, 60))
         return longest_s * random.uniform(0.5, 1.0)
-
-
-_INDEX_FILE: Final = "index.json"
-_CANCEL_FIRST: Final = 0.9  # the client times out a little before its thread is abandoned
 
 
 class GoneError(StorageError):

@@ -35,23 +35,20 @@ class RecordBuffer(BufferBase):
 
     Attributes:
         records: Flat list of records (see `tracekit.events`). Markers call ``extend`` on it.
-        labels: Label by label number.
-        tracks: Track by track number.
-        track_of_thread: Track number by ``threading.get_ident()``. A plain dict, because its lookup is the cheapest;
-            `thread_track` adds the track of a new thread.
-        due_ns: Monotonic deadline of the writer for emptying the buffer. Recording threads call `look_after` at every
-            event after it. 0 while events arrive faster than the writer takes them.
-        lock: Held while labels and tracks are made, and while markers change state; with the GIL,
-            never while a marker records.
-        look_after: Called by a recording thread after `due_ns`, with the current time. Set by the writer.
+        track_of_thread: Track number by ``threading.get_ident()``. A plain dict, because its lookup is the
+            cheapest; `thread_track` adds the track of a new thread.
+        due_ns: Monotonic deadline of the writer for emptying the buffer. Recording threads call `look_after`,
+            with the current time, at every event after it. 0 while events arrive faster than the writer takes
+            them.
+        lock: Held while labels and tracks are made, and while markers change state; with the GIL, never while a
+            marker records.
         free_async_tracks: Tracks for async slices without an open slice, by label number.
         foreign_finishes: Names of markers that were finished by a thread that had not started them.
         wake: Called by an asleep marker at its first use, with the marker; see `AttachedMarkers`.
         forget_left: Forgets slices that their ``with`` did not end; see `AttachedMarkers`.
-        wait_for_room: Called by a recording thread when the buffer is full. Returns True if there is room, possibly
-            after waiting for it. Set by the writer.
-        max_entries: Maximum number of list entries, for Python code. The compiled core has its own test for a full
-            buffer.
+        wait_for_room: Called by a recording thread when the buffer is full. Returns True if there is room,
+            possibly after waiting for it.
+        max_entries: Maximum number of list entries, for Python code. The core has its own test for a full buffer.
         keep_before: Slices that started before this monotonic time are always kept: their start may be delivered
             already.
         entries_by_bytes: Number of entries that the byte limit allows, without the values of counters.

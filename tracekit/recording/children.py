@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from tracekit.timestamp import Timestamp
 
 _ACTIONS: Final = tuple(ProfilerAction)
+# Maximum time that a child waits for its handlers at its end. A parent waits for a child less long than a launcher
+# waits for a rank.
+SHUTDOWN_TIMEOUT_S: Final = 2.0
 
 
 class SharedAction:
@@ -104,9 +107,6 @@ class ActionView:
 
 
 logger = logging.getLogger("tracekit")
-# Maximum time that a child waits for its handlers at its end. A parent waits for a child less long than a launcher
-# waits for a rank.
-SHUTDOWN_TIMEOUT_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)

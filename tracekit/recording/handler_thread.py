@@ -24,6 +24,20 @@ if TYPE_CHECKING:
     from tracekit.handlers.base import Recording, Summary
     from tracekit.recording.failures import Failures
 
+# The policies for events that do not fit because a handler does not keep up
+ON_FULL: Final = ("drop_newest", "drop_oldest", "block")
+BEYOND_EVENTS: Final = "events beyond max_buffered_events"
+BEYOND_BYTES: Final = "events beyond max_buffered_bytes"
+FAILED: Final = "events on which the trace handler failed"
+LEFT_OUT: Final = "events after the trace handler was left out"
+LEFT_BEHIND: Final = "events left behind when the profiler stopped"
+_HELD_BYTES: Final = 400  # approximate memory of an event that is held for its order
+_PER_STEP: Final = ("batch_start", "batch_end")
+# With more waiting calls, hooks of every step are skipped, because a handler may block without end
+_MOST_CALLS: Final = 20_000
+_ROOM_CHECK_S: Final = 0.01
+_IDLE_S: Final = 3600.0  # Maximum sleep of an idle thread. A new call wakes it earlier.
+
 
 class Signal:
     """An auto-reset event: any thread sets it, one thread waits for it, and `wait` resets it.
@@ -49,19 +63,6 @@ class Signal:
 
 
 logger = logging.getLogger("tracekit")
-# The policies for events that do not fit because a handler does not keep up
-ON_FULL: Final = ("drop_newest", "drop_oldest", "block")
-BEYOND_EVENTS: Final = "events beyond max_buffered_events"
-BEYOND_BYTES: Final = "events beyond max_buffered_bytes"
-FAILED: Final = "events on which the trace handler failed"
-LEFT_OUT: Final = "events after the trace handler was left out"
-LEFT_BEHIND: Final = "events left behind when the profiler stopped"
-_HELD_BYTES: Final = 400  # approximate memory of an event that is held for its order
-_PER_STEP: Final = ("batch_start", "batch_end")
-# With more waiting calls, hooks of every step are skipped, because a handler may block without end
-_MOST_CALLS: Final = 20_000
-_ROOM_CHECK_S: Final = 0.01
-_IDLE_S: Final = 3600.0  # Maximum sleep of an idle thread. A new call wakes it earlier.
 
 
 class _Call:

@@ -124,12 +124,7 @@ class GPUProfiler(SamplingSource):
         return isinstance(error, self._nvml.NVMLError) and getattr(error, "value", None) in codes
 
     def _find(self, local_rank: int) -> dict[int, Any]:
-        """Return the handles of the chosen GPUs, by CUDA's number.
-
-        Raises:
-            LookupError: There is no such GPU.
-            NVMLError: NVML does not find the GPU.
-        """
+        """Return the handles of the chosen GPUs, by CUDA's number. LookupError, NVMLError: there is no such GPU."""
         nvml = self._nvml
         visible = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
         if visible is None:

@@ -29,14 +29,10 @@ logger = logging.getLogger("tracekit")
 class SampledCounter:
     """One counter track.
 
-    Attributes:
-        name: The track's name.
-        read: Returns the present values by (device, series); the devices of a series are added up.
-        rate: True for values that only grow: record their growth per second.
-        limit: Maximum value; higher values are reading errors, and are limited to it.
-        instead: The counter to sample if this one is not offered.
-        device: The device of the counter; if the device goes away, all its counters end.
-        base: Time in ns and values of the last sample, if ``rate``.
+    ``read`` returns the present values by (device, series); the devices of a series are added up. A ``rate`` is the
+    growth per second of values that only grow, up to ``limit``: higher values are reading errors. ``instead`` is the
+    counter to sample if this one is not offered. If ``device`` goes away, all its counters end. ``base`` is the time
+    in ns and the values of the last sample, if ``rate``.
     """
 
     name: str

@@ -29,6 +29,10 @@ _TORCH_ACTIONS: Final = {
     ProfilerAction.ACTIVE: "RECORD",
     ProfilerAction.ACTIVE_AND_SAVE: "RECORD_AND_SAVE",
 }
+_HEAD_BYTES: Final = 1 << 16
+_TAIL_BYTES: Final = 1 << 14
+_HOST: Final = re.compile(rb'("host_name"\s*:\s*")[^"]*"')
+_NAME: Final = re.compile(rb'("traceName"\s*:\s*")[^"]*"')
 
 
 class _Token(int):
@@ -204,12 +208,6 @@ def _metadata(recorder: Recorder) -> str:
         # Kineto turns every backslash into a slash, which would break escapes.
         ensure_ascii=False,
     )
-
-
-_HEAD_BYTES: Final = 1 << 16
-_TAIL_BYTES: Final = 1 << 14
-_HOST: Final = re.compile(rb'("host_name"\s*:\s*")[^"]*"')
-_NAME: Final = re.compile(rb'("traceName"\s*:\s*")[^"]*"')
 
 
 def hide_origin(trace: Path, host: str) -> None:

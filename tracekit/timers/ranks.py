@@ -33,6 +33,10 @@ _MAX_STEPS: Final = 256  # steps that are remembered, more than there are values
 _LATE_S: Final = 0.05  # timeout for a rank that was missing the last time
 _FIRST_PAUSE_S: Final = 0.0005
 _MAX_PAUSE_S: Final = 0.05
+_BARRIER: Final = "barrier"  # category of the slices in which a timer waits for the other ranks
+_FORWARDING_S: Final = 5.0  # extra time that the others wait for the values that rank 0 forwards
+# Timeout of the first barrier for the levels of all ranks. Only a rank that is stuck takes longer.
+_LEVEL_TIMEOUT_S: Final = 600.0
 
 
 def process_group() -> Any:
@@ -176,10 +180,6 @@ def open_exchange(distributed: Any, registry: str) -> Exchange:
 
 
 logger = logging.getLogger("tracekit")
-_BARRIER: Final = "barrier"  # category of the slices in which a timer waits for the other ranks
-_FORWARDING_S: Final = 5.0  # extra time that the others wait for the values that rank 0 forwards
-# Timeout of the first barrier for the levels of all ranks. Only a rank that is stuck takes longer.
-_LEVEL_TIMEOUT_S: Final = 600.0
 
 
 class RankReports:
@@ -307,11 +307,9 @@ class RankReports:
     def barrier(self, name: str, level: int, group: Any) -> None:
         """Wait for the other ranks of a group at a timer of a level. Without torch.distributed, return immediately.
 
-        Where a rank's level switches the timer off, that rank does not come; then nobody waits, and a warning says so once.
-
-        Raises:
-            TimerError: At the first barrier: a rank has not come to any within 10 minutes. Later ones are torch's, and end with
-                its own timeout.
+        Where a rank's level switches the timer off, that rank does not come; then nobody waits, and a warning says so
+        once. At the first barrier, a rank that has not come to any within 10 minutes raises `TimerError`. Later ones
+        are torch's, and end with its own timeout.
         """
         distributed = process_group()
         if distributed is None:

@@ -22,6 +22,7 @@ LOG_OPTIONS: Final = tuple(_TITLES)
 
 _NAME_WIDTH: Final = 48
 _MS: Final = 1e6
+_COLUMNS: Final = ("calls", "total ms", "mean ms", "stdev ms", "min ms", "p50 ms", "p95 ms", "p99 ms", "max ms")
 
 
 def names_of(sums: Mapping[int, Mapping[str, object]], names: Sequence[str] | None = None) -> list[str]:
@@ -38,19 +39,11 @@ def min_max(sums: Sums, name: str) -> tuple[int, int] | None:
 
 
 def sums_text(sums: Sums, names: Sequence[str], option: str, normalizer: float = 1.0) -> str | None:
-    """Return Megatron's report.
+    """Return Megatron's report of sums in ns by rank and name, without a newline at its end; None for an empty one.
 
-    The lines are Megatron's, but for one thing: the header gives the unit of the values, so with a normalizer N it is
-    "(ms / N)" instead of "(ms)".
-
-    Args:
-        sums: For each rank, ns by name.
-        names: Timers to report, in this order.
-        option: "max" (the slowest rank's), "minmax", or "all" (every rank's).
-        normalizer: Divisor, such as the number of iterations.
-
-    Returns:
-        The text, without a newline at its end; None where there is nothing to report.
+    The lines are Megatron's, but for one thing: the header gives the unit of the values, so with a normalizer N, such
+    as the number of iterations, it is "(ms / N)" instead of "(ms)". The option is "max" (the slowest rank's),
+    "minmax", or "all".
     """
     scale = _MS * normalizer
     lines = []
@@ -68,9 +61,6 @@ def sums_text(sums: Sums, names: Sequence[str], option: str, normalizer: float =
             lines.append(f"    {name + ' ':.<{_NAME_WIDTH}}: {value}")
     unit = "ms" if normalizer == 1 else f"ms / {normalizer:g}"
     return "\n".join([f"{_TITLES[option]} ({unit}):", *lines]) if lines else None
-
-
-_COLUMNS: Final = ("calls", "total ms", "mean ms", "stdev ms", "min ms", "p50 ms", "p95 ms", "p99 ms", "max ms")
 
 
 @dataclass(frozen=True, slots=True)

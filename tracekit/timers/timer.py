@@ -33,6 +33,14 @@ if TYPE_CHECKING:
     MakeMarker = Callable[[str, tuple[str, ...]], Marker]
     Barrier = Callable[[str, int, Any], None]
 
+MAX_LOG_LEVEL: Final = 2  # default level of a timer
+TIMER: Final = "timer"  # category of a timer's slices
+NESTED: Final = "nested"  # A further category of slices inside another slice of the same timer, which counts their time
+_FOLD_CALLS: Final = 1024  # number of durations that are kept before they go into the statistics
+_SECOND_NS: Final = 1e9
+_timers: Final[weakref.WeakSet[Timer]] = weakref.WeakSet()  # all timers of this process, for forked children
+warn_once: Final = WarnOnce("tracekit: timers: ")  # warnings of this process about timers without a `Timers`
+
 
 @dataclass(slots=True)
 class _Mark:
@@ -98,15 +106,6 @@ class ReportMarks:
         self._own_ns = max(total_ns, self._own_ns)
         for mark in self._marks.values():
             mark.start_ns = mark.shown_ns
-
-
-MAX_LOG_LEVEL: Final = 2  # default level of a timer
-TIMER: Final = "timer"  # category of a timer's slices
-NESTED: Final = "nested"  # A further category of slices inside another slice of the same timer, which counts their time
-_FOLD_CALLS: Final = 1024  # number of durations that are kept before they go into the statistics
-_SECOND_NS: Final = 1e9
-_timers: Final[weakref.WeakSet[Timer]] = weakref.WeakSet()  # all timers of this process, for forked children
-warn_once: Final = WarnOnce("tracekit: timers: ")  # warnings of this process about timers without a `Timers`
 
 
 class Timer(TimerBase):

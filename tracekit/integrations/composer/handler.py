@@ -17,6 +17,15 @@ if TYPE_CHECKING:
     from tracekit.handlers.base import Recording
 
 logger = logging.getLogger("tracekit")
+_OTHER_HOOKS: Final = (
+    *("before_load", "after_load", "iteration_start", "iteration_end", "iteration_checkpoint"),
+    *("before_dataloader", "after_dataloader", "before_train_batch", "after_train_batch", "before_forward"),
+    *("after_forward", "before_loss", "after_loss", "before_backward", "after_backward", "batch_checkpoint"),
+    *("epoch_checkpoint", "eval_before_all", "eval_start", "eval_batch_start", "eval_before_forward"),
+    *("eval_after_forward", "eval_batch_end", "eval_end", "eval_after_all", "eval_standalone_start"),
+    *("eval_standalone_end", "predict_start", "predict_batch_start", "predict_before_forward"),
+    *("predict_after_forward", "predict_batch_end", "predict_end"),
+)
 
 
 class Event(str, enum.Enum):
@@ -89,12 +98,7 @@ class TraceHandler:
 
 
 class LoopState:
-    """Composer's State for a loop of tracekit: the training time, and everything else where a Trainer runs the loop.
-
-    Attributes:
-        timestamp: The training time at the moment of the call.
-        run_name: The name of the run; tracekit's run id.
-    """
+    """Composer's State for a loop of tracekit: the training time, and everything else where a Trainer runs the loop."""
 
     def __init__(self, timestamp: Timestamp, run_name: str, real: Any = None) -> None:
         self.timestamp = timestamp
@@ -131,17 +135,6 @@ def as_action(action: Any) -> ProfilerAction:
         ConfigError: There is no such action.
     """
     return ProfilerAction(getattr(action, "value", action))
-
-
-_OTHER_HOOKS: Final = (
-    *("before_load", "after_load", "iteration_start", "iteration_end", "iteration_checkpoint"),
-    *("before_dataloader", "after_dataloader", "before_train_batch", "after_train_batch", "before_forward"),
-    *("after_forward", "before_loss", "after_loss", "before_backward", "after_backward", "batch_checkpoint"),
-    *("epoch_checkpoint", "eval_before_all", "eval_start", "eval_batch_start", "eval_before_forward"),
-    *("eval_after_forward", "eval_batch_end", "eval_end", "eval_after_all", "eval_standalone_start"),
-    *("eval_standalone_end", "predict_start", "predict_batch_start", "predict_before_forward"),
-    *("predict_after_forward", "predict_batch_end", "predict_end"),
-)
 
 
 def adapted(handler: Any) -> base.TraceHandler:

@@ -42,6 +42,8 @@ _NS: Final = 1_000_000_000
 _ABSENT: Final = -1
 # Functions that make one value of those of several ranks
 REDUCTIONS: Final[Mapping[str, Callable[[Sequence[int]], float]]] = {"mean": mean, "max": max, "min": min}
+_HEADER: Final = ("Calls", "Total (s)", "Mean (s)", "p50 (s)", "p95 (s)", "Max (s)", "Percentage %")
+_SHORT: Final = (0, 2, 3)  # columns of a table that is not extended: name, total and mean
 
 
 def epoch_values(epoch: Mapping[str, StageTimes]) -> dict[str, float]:
@@ -100,10 +102,6 @@ def reduce_ranks(rows: Sequence[Sequence[int]], keys: Sequence[str], reduce: str
     columns = zip(keys, zip(*rows, strict=True), strict=True)
     present = {key: [value for value in column if value != _ABSENT] for key, column in columns}
     return {key: REDUCTIONS[reduce](values) / _NS for key, values in present.items() if values}
-
-
-_HEADER: Final = ("Calls", "Total (s)", "Mean (s)", "p50 (s)", "p95 (s)", "Max (s)", "Percentage %")
-_SHORT: Final = (0, 2, 3)  # columns of a table that is not extended: name, total and mean
 
 
 def durations_table(title: str, durations: Durations, whole_ns: int, *, extended: bool = True) -> str:
