@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tracekit.errors import StorageError
 from tracekit.outbox.spool import Spool
-from tracekit.outbox.upload import Caller, GoneError, Pace, Retry, Uploader
+from tracekit.outbox.upload import GoneError, Pace, Retry, Uploader
 from tracekit.storage import RefusedError, TooSlowError, without_secrets
 
 if TYPE_CHECKING:
@@ -77,11 +77,11 @@ def finish_spool(folder: Path, *, tries: int = 4, retry: Retry | None = None) ->
         StorageError: The folder is not a spool.
     """
     spool = Spool.load(folder)
-    caller = Caller("tracekit-upload")
+    uploader = Uploader(spool)
     try:
-        return _finish(spool, Uploader(spool, caller), _Tries(tries, retry or Retry()))
+        return _finish(spool, uploader, _Tries(tries, retry or Retry()))
     finally:
-        caller.close()
+        uploader.close()
         spool.close()
 
 

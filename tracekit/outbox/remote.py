@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import ConfigError, StorageError
 from tracekit.notices import Notices
-from tracekit.outbox.outbox import GONE, Outbox
-from tracekit.outbox.pack import StoppedError
+from tracekit.outbox.outbox import GONE, Outbox, StoppedError
 from tracekit.outbox.spool import Spool
-from tracekit.outbox.upload import Caller, GoneError, Pace, Retry, Uploader
+from tracekit.outbox.upload import GoneError, Pace, Retry, Uploader
 from tracekit.storage import AlreadyThereError, RefusedError, TooSlowError, check_protocol, without_secrets
 from tracekit.wording import one_line
 
@@ -54,8 +53,7 @@ class UploadingOutbox(Outbox):
         self._claimed = threading.Event()  # the first try is over
         self._taken: AlreadyThereError | None = None
         self._index_after_ns = 0
-        self._caller = Caller("tracekit-upload")
-        self._uploader = Uploader(self._spool, self._caller)
+        self._uploader = Uploader(self._spool)
 
     def start(self) -> None:
         """Start the thread, and wait a few seconds for the result of the first write to the storage.
@@ -120,7 +118,7 @@ class UploadingOutbox(Outbox):
         )
 
     def _interrupt(self) -> None:
-        self._caller.close()
+        self._uploader.close()
 
     # ---- on the thread of the outbox ----------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from tracekit import storage
 from tracekit.errors import StorageError
 from tracekit.formats.segment_index import index_document
 from tracekit.naming import following_names
-from tracekit.outbox.pack import pack
+from tracekit.outbox.outbox import pack
 from tracekit.outbox.spool import digest
 from tracekit.storage import TooSlowError
 
@@ -163,9 +163,9 @@ class GoneError(StorageError):
 class Uploader:
     """Uploads the files of a spool; every request has a timeout. Used by one thread."""
 
-    def __init__(self, spool: Spool, caller: Caller) -> None:
+    def __init__(self, spool: Spool) -> None:
         self._spool = spool
-        self._caller = caller
+        self._caller = Caller("tracekit-upload")
         self._index_url: str | None = None  # URL of the index of this recording
         self._index_taken = 0  # number of index names that other recordings have taken
         self._index_done: dict[str, Any] | None = None
@@ -174,6 +174,10 @@ class Uploader:
     def index_due(self) -> bool:
         """True if the last uploaded index is out of date."""
         return self._index_done != self._index()
+
+    def close(self) -> None:
+        """End a pending request, and the thread that makes the requests."""
+        self._caller.close()
 
     def deliver(self, segment: Segment, timeout_s: float, stopped: Callable[[], bool] = lambda: False) -> None:
         """Upload one segment, packed if its name ends with ``.gz``.

@@ -20,8 +20,7 @@ from tracekit.formats.schema import SEGMENT_INDEX, compile_schema
 from tracekit.formats.segment_index import Segment, index_document, index_name, listed_segments
 from tracekit.notices import Notices
 from tracekit.outbox.finish import finish_spool
-from tracekit.outbox.outbox import LocalOutbox
-from tracekit.outbox.pack import StoppedError, pack
+from tracekit.outbox.outbox import LocalOutbox, StoppedError, pack
 from tracekit.outbox.remote import UploadingOutbox
 from tracekit.outbox.spool import JOURNAL, Spool, default_root, default_spools
 from tracekit.outbox.upload import Caller, Pace, Retry
